@@ -1,0 +1,100 @@
+"""Load the base model, and what the manifest says of it."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.manifest import BaseModel
+
+# They change with the release that saved the config, not with the model.
+_VOLATILE_FIELDS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
+
+
+def read_config(directory: Path) -> Any:
+    """Return the transformers config of a causal language model.
+
+    Raises:
+        ModelError: there is no model, or it is of another kind.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{directory} has no config.json: it is not a model directory. "
+            "Pass the folder that save_pretrained wrote or the model hub downloaded"
+        )
+    try:
+        config = AutoConfig.from_pretrained(directory)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    architectures = config.architectures or []
+    if not set(architectures) & set(_causal_classes()):
+        raise ModelError(
+            f"{directory} holds {', '.join(architectures) or 'a model without architectures'}, "
+            "not a causal language model; expected a class such as LlamaForCausalLM"
+        )
+    return config
+
+
+def _causal_classes() -> Iterator[str]:
+    for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        yield from (names,) if isinstance(names, str) else names
+
+
+def load_model(directory: Path, dtype: str) -> Any:
+    """Return the model in `dtype` on the CPU, in evaluation mode.
+
+    Raises:
+        ModelError: its weights are missing or damaged.
+    """
+    try:
+        # Scaled dot product attention is what every supported architecture exports well.
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ModelError(f"the weights in {directory} cannot be loaded: {error}") from error
+    return model.eval()
+
+
+def describe(directory: Path, config: Any) -> BaseModel:
+    """Return what the manifest says of the model."""
+    generation = _read_json(directory / "generation_config.json")
+    stops = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
+    stop_ids = tuple(stops) if isinstance(stops, list) else () if stops is None else (stops,)
+    pad = generation.get("pad_token_id", getattr(config, "pad_token_id", None))
+    return BaseModel(
+        name=directory.resolve().name,
+        architecture=config.architectures[0],
+        fingerprint=_fingerprint(directory),
+        stop_token_ids=stop_ids,
+        pad_token_id=pad if pad is not None else next(iter(stop_ids), 0),
+    )
+
+
+def _fingerprint(directory: Path) -> str:
+    """SHA-256 over config.json and the name, dtype and shape of every weight, however sharded."""
+    config = _read_json(directory / "config.json")
+    for name in _VOLATILE_FIELDS:
+        config.pop(name, None)
+    content = json.dumps([config, sorted(_weight_headers(directory))], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _weight_headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
+    for path in directory.glob("*.safetensors"):
+        with safetensors.safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                weight = file.get_slice(name)
+                yield name, str(weight.get_dtype()), list(weight.get_shape())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}

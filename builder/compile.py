@@ -1,0 +1,145 @@
+"""Compile an ONNX file to a TensorRT plan: either flavour, with or without a GPU."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trt_lora.builder.progress import Progress
+from trt_lora.plugins.errors import ModelError
+from trt_lora.plugins.flavour import Flavour
+from trt_lora.runtime.manifest import Range
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """One flavour of TensorRT, ready to compile."""
+
+    flavour: Flavour
+    progress: Progress
+    timing_cache: Path | None = None
+    _messages: list[str] = field(default_factory=list)
+
+    def compile(
+        self, onnx: Path, plan: Path, profiles: Mapping[str, Mapping[str, Range]]
+    ) -> str:
+        """Write the plan of `onnx` and return the version of TensorRT.
+
+        Ctrl-C cancels within one step of the build.
+
+        Raises:
+            BackendError: the library is not installed.
+            ModelError: TensorRT cannot parse or build the graph.
+            KeyboardInterrupt: the user cancelled.
+        """
+        trt = self.flavour.load()
+        builder = trt.Builder(_logger(trt, self._messages))
+        network, _parser = self._parse(trt, builder, onnx, profiles)
+        config = builder.create_builder_config()
+        for ranges in profiles.values():
+            config.add_optimization_profile(_profile(builder, ranges))
+        self._load_timing_cache(config)
+        cancelled = threading.Event()
+        config.progress_monitor = _monitor(trt, self.progress, cancelled)
+        serialized = _build(lambda: builder.build_serialized_network(network, config), cancelled)
+        if serialized is None:
+            raise ModelError(f"{self.flavour.name} cannot build {onnx.name}: {self._said()}")
+        plan.write_bytes(serialized)
+        self._save_timing_cache(config)
+        return str(trt.__version__)
+
+    def _parse(
+        self, trt: Any, builder: Any, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
+    ) -> tuple[Any, Any]:
+        """The parser owns the weights, so it must live as long as the network is used."""
+        network = builder.create_network(
+            1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        )
+        parser = trt.OnnxParser(network, _logger(trt, self._messages))
+        if not parser.parse_from_file(str(onnx)):
+            errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
+            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {errors}")
+        parsed = {network.get_input(i).name for i in range(network.num_inputs)}
+        for ranges in profiles.values():
+            if parsed != set(ranges):
+                odd = ", ".join(sorted(parsed ^ set(ranges)))
+                raise ModelError(f"{onnx.name} has other inputs in {self.flavour.name}: {odd}")
+        return network, parser
+
+    def _load_timing_cache(self, config: Any) -> None:
+        if self.timing_cache is None:
+            return
+        if not self.flavour.has_timing_cache:
+            self.progress.note(
+                f"--timing-cache has no effect: {self.flavour.name} does not time kernels "
+                "when it builds"
+            )
+            return
+        known = self.timing_cache.read_bytes() if self.timing_cache.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
+
+    def _save_timing_cache(self, config: Any) -> None:
+        if self.timing_cache is not None and self.flavour.has_timing_cache:
+            self.timing_cache.write_bytes(config.get_timing_cache().serialize())
+
+    def _said(self) -> str:
+        return "; ".join(self._messages[-3:]) or "it gives no reason"
+
+
+def _build(build: Any, cancelled: threading.Event) -> Any:
+    """Run `build` in a thread, so that Ctrl-C reaches Python while TensorRT works."""
+    results: list[Any] = []
+    worker = threading.Thread(target=lambda: results.append(build()), name="tensorrt-build")
+    worker.start()
+    try:
+        while worker.is_alive():
+            worker.join(timeout=0.2)
+    except KeyboardInterrupt:
+        cancelled.set()
+        worker.join()
+        raise
+    return results[0] if results else None
+
+
+def _profile(builder: Any, ranges: Mapping[str, Range]) -> Any:
+    profile = builder.create_optimization_profile()
+    for name, allowed in ranges.items():
+        profile.set_shape(name, allowed.min, allowed.opt, allowed.max)
+    return profile
+
+
+def _logger(trt: Any, messages: list[str]) -> Any:
+    """Keeps errors for our own message; TensorRT would print them where nobody expects."""
+
+    class Recorder(trt.ILogger):  # type: ignore[misc] # the base comes from the flavour
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                messages.append(message.strip())
+
+    return Recorder()
+
+
+def _monitor(trt: Any, progress: Progress, cancelled: threading.Event) -> Any:
+    """Adds up the steps of all phases; TensorRT nests them and learns of more as it goes."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc] # the base comes from the flavour
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.total = self.done = 0
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            self.total += steps
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            self.done += 1
+            progress.advance(self.done, self.total)
+            return not cancelled.is_set()
+
+        def phase_finish(self, phase: str) -> None:
+            pass
+
+    return Monitor()

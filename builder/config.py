@@ -1,0 +1,59 @@
+"""What a build is asked for; every default is written here, once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trt_lora.plugins.contract import MAX_RANK, MIN_RANK, BindingNames
+from trt_lora.plugins.errors import ConfigError
+
+DTYPES = ("float16", "bfloat16", "float32")
+FLAVOUR_CHOICES = ("auto", "tensorrt", "tensorrt-rtx", "none")
+DEFAULT_MAX_LORA_RANK = 64
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """The options of `build-engine`.
+
+    Raises:
+        ConfigError: a value is out of its range, or nothing says which modules take LoRA.
+    """
+
+    model: Path  # directory of a transformers causal language model
+    output: Path  # the engine directory to make
+    target_modules: tuple[str, ...] = ()  # empty: those that the adapters in lora_dirs have
+    lora_dirs: tuple[Path, ...] = ()  # adapters the engine must be able to take
+    max_lora_rank: int | None = None  # None: the largest of lora_dirs, else DEFAULT_MAX_LORA_RANK
+    max_batch_size: int = 8
+    max_input_len: int = 1024  # tokens of a prompt
+    max_seq_len: int = 2048  # tokens of prompt and answer together
+    dtype: str = "float16"
+    flavour: str = "auto"
+    binding_names: BindingNames = BindingNames.LORA
+    timing_cache: Path | None = None
+    force: bool = False  # replace an engine that stands at `output`
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be built."""
+        if not self.target_modules and not self.lora_dirs:
+            raise ConfigError(
+                "nothing says which modules take LoRA; pass --lora-target-modules attn_q attn_v, "
+                "all-linear, or --lora-dir with a real adapter"
+            )
+        _check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
+        _check_range("--max-batch-size", self.max_batch_size, 1)
+        _check_range("--max-seq-len", self.max_seq_len, 2)
+        _check_range("--max-input-len", self.max_input_len, 1, self.max_seq_len)
+        _check_choice("--dtype", self.dtype, DTYPES)
+        _check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
+
+
+def _check_range(option: str, value: int | None, low: int, high: int | None = None) -> None:
+    if value is not None and (value < low or (high is not None and value > high)):
+        allowed = f"from {low} to {high}" if high is not None else f"{low} or more"
+        raise ConfigError(f"{option} is {value}, expected a whole number {allowed}")
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{option} is {value!r}; choose from: {', '.join(choices)}")

@@ -1,0 +1,39 @@
+"""Files that appear whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def publish_directory(directory: Path) -> Iterator[Path]:
+    """Yield a scratch directory that becomes `directory` when the block ends well.
+
+    The scratch directory lies beside the target, so that the last step is one rename on one file
+    system; it is removed when the block raises, Ctrl-C included. An existing `directory` is
+    replaced, and put back if the replacement fails.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        work = scratch / directory.name
+        work.mkdir()
+        yield work
+        _replace(directory, work, retired=scratch / "retired")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _replace(directory: Path, work: Path, *, retired: Path) -> None:
+    if not directory.exists():
+        os.replace(work, directory)
+        return
+    os.replace(directory, retired)
+    try:
+        os.replace(work, directory)
+    except BaseException:
+        os.replace(retired, directory)
+        raise

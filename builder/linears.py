@@ -1,0 +1,98 @@
+"""Find the linears of an exported graph and the module of the base model that each came from."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+# The attribute of the exporter's wrapper that holds the model: the first part of every module path
+# in the metadata.
+WRAPPER_ATTRIBUTE = "model_"
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_LINEAR_CLASSES = ("Linear", "Conv1D")  # ends of class names; Conv1D is GPT-2's linear
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One node `y [..., n] = x [..., k] @ W`, or why a matrix product is not one."""
+
+    node: ir.Node
+    path: str  # the module's path, or the node's name where the metadata gives none
+    k: int = 0
+    n: int = 0
+    refusal: str = ""
+
+    @property
+    def x(self) -> ir.Value:
+        """The linear's input."""
+        value = self.node.inputs[0]
+        assert value is not None  # MatMul and Gemm have no optional first input
+        return value
+
+    @property
+    def y(self) -> ir.Value:
+        """The linear's output."""
+        return self.node.outputs[0]
+
+
+def has_module_paths(model: ir.Model) -> bool:
+    """Whether the exporter's metadata is there; a pass that strips it must come after."""
+    return any(_SCOPES in node.metadata_props for node in model.graph)
+
+
+def find_linears(model: ir.Model) -> Iterator[Linear]:
+    """Yield every MatMul and Gemm of the main graph, in its order, as a linear or with a refusal."""
+    for node in model.graph:
+        if node.domain == "" and node.op_type in ("MatMul", "Gemm"):
+            yield _read(node)
+
+
+def _read(node: ir.Node) -> Linear:
+    scopes, classes = _metadata(node, _SCOPES), _metadata(node, _CLASSES)
+    path = scopes[-2].removeprefix(f"{WRAPPER_ATTRIBUTE}.") if len(scopes) > 1 else str(node.name)
+    weight = _constant_shape(node.inputs[1])
+    if weight is None:
+        return Linear(node, path, refusal="its second operand is not a constant weight")
+    if len(weight) != 2:
+        return Linear(node, path, refusal=f"its weight has {len(weight)} dimensions, not 2")
+    if len(scopes) < 2 or len(classes) < 2:
+        return Linear(node, path, refusal="the exporter recorded no module for it")
+    if not classes[-2].endswith(_LINEAR_CLASSES):
+        return Linear(node, path, refusal=f"its module is a {classes[-2]}, not a linear")
+    if _flag(node, "transA"):
+        return Linear(node, path, refusal="its input is transposed")
+    k, n = reversed(weight) if _flag(node, "transB") else weight
+    return Linear(node, path, k, n)
+
+
+def _metadata(node: ir.Node, key: str) -> list[str]:
+    """The exporter writes these lists with `repr`, outermost scope first, the operator last."""
+    return [str(item) for item in ast.literal_eval(node.metadata_props.get(key, "[]"))]
+
+
+def _flag(node: ir.Node, name: str) -> bool:
+    attribute = node.attributes.get(name)
+    return attribute is not None and bool(attribute.as_int())
+
+
+def _constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """Shape of a constant, seen through the Transpose that a weight shared with another node keeps."""
+    if value is None:
+        return None
+    producer = value.producer()
+    if producer is not None and producer.op_type == "Transpose":
+        shape = _constant_shape(producer.inputs[0])
+        return shape if shape is None else tuple(shape[axis] for axis in _permutation(producer))
+    return None if value.const_value is None else value.const_value.shape.numpy()
+
+
+def _permutation(transpose: ir.Node) -> list[int]:
+    attribute = transpose.attributes.get("perm")
+    if attribute is not None:
+        return list(attribute.as_ints())
+    value = transpose.inputs[0]
+    assert value is not None and value.shape is not None  # it holds a constant
+    return list(reversed(range(len(value.shape))))

@@ -1,0 +1,77 @@
+"""Decide what the engine takes: from the options, from real adapters, or from both."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, BuildConfig
+from trt_lora.plugins.contract import MAX_RANK
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.modules import ALL_LINEAR, module_of, resolve_targets
+from trt_lora.runtime.load import load_adapter
+
+
+@dataclass(frozen=True)
+class LoRAPlan:
+    """The targets as `resolve_targets` returns them, and the ranks of the profiles."""
+
+    targets: dict[str, frozenset[str]]
+    max_rank: int
+    opt_rank: int  # what the engine is tuned for
+
+
+def plan_lora(config: BuildConfig) -> LoRAPlan:
+    """Return the plan; adapters in `config.lora_dirs` are read for their modules and ranks.
+
+    The optimal rank is the commonest among the adapters' sites, the larger of equals; without
+    adapters it is the maximum, capped at 16, which most published adapters do not exceed.
+
+    Raises:
+        ConfigError: an option contradicts an adapter, or a target is not known.
+        AdapterError: an adapter cannot be read.
+    """
+    ranks = [
+        (path, rank)
+        for directory in config.lora_dirs
+        for path, rank in load_adapter(directory).ranks.items()
+    ]
+    targets = resolve_targets(config.target_modules or _modules_of(ranks))
+    max_rank = _max_rank(config, ranks)
+    _check_targets_cover(targets, ranks)
+    return LoRAPlan(targets, max_rank, min(_opt_rank(ranks), max_rank))
+
+
+def _modules_of(ranks: list[tuple[str, int]]) -> list[str]:
+    modules = {module.name if (module := module_of(path)) else ALL_LINEAR for path, _ in ranks}
+    return sorted(modules)
+
+
+def _max_rank(config: BuildConfig, ranks: list[tuple[str, int]]) -> int:
+    needed = max((rank for _, rank in ranks), default=0)
+    if needed > MAX_RANK:
+        raise ConfigError(f"an adapter has rank {needed}; engines take {MAX_RANK} at most")
+    if config.max_lora_rank is None:
+        return needed or DEFAULT_MAX_LORA_RANK
+    if config.max_lora_rank < needed:
+        raise ConfigError(
+            f"--max-lora-rank is {config.max_lora_rank}, but an adapter of --lora-dir has rank "
+            f"{needed}; raise it or leave it out"
+        )
+    return config.max_lora_rank
+
+
+def _opt_rank(ranks: list[tuple[str, int]]) -> int:
+    counts = Counter(rank for _, rank in ranks)
+    return max(counts, key=lambda rank: (counts[rank], rank), default=16)
+
+
+def _check_targets_cover(
+    targets: dict[str, frozenset[str]], ranks: list[tuple[str, int]]
+) -> None:
+    wanted = frozenset[str]().union(*targets.values())
+    for path, _ in ranks:
+        module = module_of(path)
+        if ALL_LINEAR not in wanted and (module is None or module.name not in wanted):
+            raise ConfigError(
+                f"an adapter of --lora-dir has {path}, which --lora-target-modules "
+                f"{' '.join(targets)} leaves out; add {module.name if module else ALL_LINEAR}"
+            )

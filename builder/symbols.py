@@ -1,0 +1,46 @@
+"""Give the exporter's symbolic dimensions names that people, manifests and profiles can use.
+
+1. Inputs and outputs get the names below, by position: the exporter calls them s17, s70, ...
+2. Every other value that has a symbolic shape loses it: it would still speak of the old names, and
+   TensorRT and ONNX Runtime infer it again.
+"""
+
+import onnx_ir as ir
+
+BATCH, SEQUENCE, PAST, TOTAL, KEPT = (
+    "batch",
+    "sequence",
+    "past_sequence",
+    "total_sequence",
+    "kept",
+)
+
+_TOKENS: dict[str, tuple[str, ...]] = {
+    "input_ids": (BATCH, SEQUENCE),
+    "position_ids": (BATCH, SEQUENCE),
+    "attention_mask": (BATCH, TOTAL),
+    "logits_to_keep": (KEPT,),
+}
+
+
+def name_symbols(model: ir.Model) -> None:
+    """Rename the symbolic dimensions of `model`, a causal language model, in place."""
+    graph = model.graph
+    for value in (*graph.inputs, *graph.outputs):
+        value.shape = _named_shape(value)
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            symbolic = value.shape is not None and not value.shape.is_static()
+            if symbolic and not value.is_graph_output():
+                value.shape = None
+
+
+def _named_shape(value: ir.Value) -> ir.Shape:
+    name, shape = str(value.name), value.shape
+    if name in _TOKENS:
+        return ir.Shape(_TOKENS[name])
+    assert shape is not None  # the exporter writes the shape of every input and output
+    if name == "logits":
+        return ir.Shape([BATCH, KEPT, shape[2]])
+    length = PAST if name.startswith("past_key_values.") else TOTAL
+    return ir.Shape([BATCH, shape[1], length, shape[3]])

@@ -1,0 +1,80 @@
+"""The contract between engine and adapter: the operator, the bindings' names and the sites.
+
+    y' = y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from trt_lora.plugins.modules import Module, module_of
+
+DOMAIN = "trt_lora"
+DOMAIN_VERSION = 1
+OPERATOR = "Lora"
+
+MIN_RANK = 1  # what a dummy has; a rank of 0 would be an empty tensor, which engines handle unevenly
+MAX_RANK = 512  # the largest rank that the kernels and the profiles are made for
+
+Factor = Literal["A", "B"]
+
+
+class BindingNames(str, Enum):
+    """How an engine spells its LoRA inputs."""
+
+    LORA = "lora"
+    EDGELLM = "edgellm"
+
+    def binding(self, factor: Factor, path: str) -> str:
+        """Return the engine input of factor A or B at the site `path`."""
+        if self is BindingNames.LORA:
+            return f"lora_{factor}_{path}"
+        return f"{path}.lora_{factor}.weight"
+
+    def rank_symbol(self, path: str) -> str:
+        """Return the symbolic dimension of the site's rank.
+
+        Each site has its own: TensorRT holds equally named dimensions equal, and an adapter may
+        have another rank at every site.
+        """
+        return f"rank_{path}" if self is BindingNames.LORA else f"{path}.rank"
+
+
+_SPELLINGS = (
+    re.compile(r"lora_(?P<factor>[AB])_(?P<path>.+)"),
+    re.compile(r"(?P<path>.+)\.lora_(?P<factor>[AB])\.weight"),
+)
+
+
+def parse_binding(name: str) -> tuple[Factor, str] | None:
+    """Return (factor, site path) of a LoRA binding in either spelling, or None."""
+    for spelling in _SPELLINGS:
+        if match := spelling.fullmatch(name):
+            return ("A" if match["factor"] == "A" else "B"), match["path"]
+    return None
+
+
+@dataclass(frozen=True)
+class Site:
+    """One linear of the graph that takes LoRA: `y [..., n] = x [..., k] @ W`."""
+
+    path: str  # the module's path in the base model, e.g. model.layers.0.self_attn.q_proj
+    k: int
+    n: int
+    dtype: str  # of A, B and the activation, e.g. float16
+
+    @property
+    def module(self) -> Module | None:
+        """What an adapter targets here; None for a linear that the module table does not list."""
+        return module_of(self.path)
+
+    @property
+    def layer(self) -> int | None:
+        """The number of the layer, the first integer in the path; None outside the layers."""
+        numbers = (int(part) for part in self.path.split(".") if part.isdigit())
+        return next(numbers, None)
+
+    def shape(self, factor: Factor, rank: int) -> tuple[int, int]:
+        """Return A's [k, r] or B's [r, n]."""
+        return (self.k, rank) if factor == "A" else (rank, self.n)

@@ -1,0 +1,49 @@
+"""The exceptions of trt-lora: one root, each also of the built-in family a caller would expect.
+
+A message says what is wrong, the value, the choices, and the next step. A command prints it and
+exits with 2; only a defect of the package shows a traceback.
+"""
+
+
+class LoRAError(Exception):
+    """Root of every error that is the input's fault and not the package's."""
+
+    def __str__(self) -> str:
+        """Return the message as written; `KeyError` would quote it."""
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigError(LoRAError, ValueError):
+    """An option has a value that cannot be used."""
+
+
+class ModelError(LoRAError, ValueError):
+    """The base model cannot be exported, or its graph cannot be compiled."""
+
+
+class ManifestError(LoRAError, ValueError):
+    """An engine directory is missing, incomplete, or of another schema."""
+
+
+class AdapterError(LoRAError, ValueError):
+    """An adapter cannot be read, asks for what is not supported, or does not fit the engine."""
+
+
+class TensorError(LoRAError, ValueError):
+    """A tensor has a wrong shape, dtype, device or layout."""
+
+
+class UnknownAdapterError(LoRAError, KeyError):
+    """No adapter of that name is loaded."""
+
+
+class UnknownBindingError(LoRAError, KeyError):
+    """The active adapter has no weight for that binding."""
+
+
+class BackendError(LoRAError, RuntimeError):
+    """An engine cannot be run, or built, by the backend asked for."""
+
+
+class StateError(LoRAError, RuntimeError):
+    """A call came before the one it depends on."""

@@ -1,0 +1,104 @@
+"""The modules an adapter may target: TensorRT-LLM's names and ids, and their Hugging Face names.
+
+Ids 0 to 25 are those of TensorRT-LLM's `LoraModuleType`. Two of its names surprise: in a gated MLP
+`mlp_h_to_4h` is the linear under the activation (`gate_proj`) and `mlp_gate` the other factor
+(`up_proj`), as its own checkpoint converter maps them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from trt_lora.plugins.errors import ConfigError
+
+Parallel = Literal["column", "row", "replicated"]
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One row of the table."""
+
+    id: int
+    name: str
+    parallel: Parallel  # which dimension tensor parallelism splits: column is n, row is k
+    suffixes: tuple[str, ...] = ()  # ends of the module's path in transformers' models
+
+
+MODULES = (
+    Module(0, "attn_qkv", "column", ("qkv_proj", "c_attn", "query_key_value", "Wqkv")),
+    Module(1, "attn_q", "column", ("q_proj",)),
+    Module(2, "attn_k", "column", ("k_proj",)),
+    Module(3, "attn_v", "column", ("v_proj",)),
+    Module(4, "attn_dense", "row", ("o_proj", "out_proj", "attn.c_proj", "attention.dense", "self_attention.dense")),
+    Module(5, "mlp_h_to_4h", "column", ("gate_proj", "c_fc", "fc1", "dense_h_to_4h")),
+    Module(6, "mlp_4h_to_h", "row", ("down_proj", "mlp.c_proj", "fc2", "dense_4h_to_h")),
+    Module(7, "mlp_gate", "column", ("up_proj",)),
+    Module(8, "cross_attn_qkv", "column"),
+    Module(9, "cross_attn_q", "column", ("encoder_attn.q_proj",)),
+    Module(10, "cross_attn_k", "column", ("encoder_attn.k_proj",)),
+    Module(11, "cross_attn_v", "column", ("encoder_attn.v_proj",)),
+    Module(12, "cross_attn_dense", "row", ("encoder_attn.out_proj",)),
+    Module(13, "moe_h_to_4h", "column", ("w1",)),
+    Module(14, "moe_4h_to_h", "row", ("w2",)),
+    Module(15, "moe_gate", "column", ("w3",)),
+    Module(16, "moe_router", "replicated", ("block_sparse_moe.gate",)),
+    Module(17, "mlp_router", "replicated", ("shared_expert_gate",)),
+    Module(18, "mlp_gate_up", "column", ("gate_up_proj",)),
+    Module(19, "shared_expert_h_to_4h", "column", ("shared_expert.gate_proj",)),
+    Module(20, "shared_expert_4h_to_h", "row", ("shared_expert.down_proj",)),
+    Module(21, "shared_expert_gate", "column", ("shared_expert.up_proj",)),
+    Module(22, "mamba_in_proj", "column", ("mixer.in_proj",)),
+    Module(23, "mamba_out_proj", "row", ("mixer.out_proj",)),
+    Module(24, "moe_latent_fc1", "replicated", ("fc1_latent_proj",)),
+    Module(25, "moe_latent_fc2", "replicated", ("fc2_latent_proj",)),
+)
+"""The whole table, in the order of the ids."""
+
+_BY_NAME = {module.name: module for module in MODULES}
+_BY_SUFFIX = {suffix: module for module in MODULES for suffix in module.suffixes}
+
+
+def module_of(path: str) -> Module | None:
+    """Return the module of a model path such as `transformer.h.0.attn.c_proj`; the longest end wins."""
+    parts = path.split(".")
+    ends = (".".join(parts[start:]) for start in range(len(parts)))
+    return next((_BY_SUFFIX[end] for end in ends if end in _BY_SUFFIX), None)
+
+
+def known_targets() -> list[str]:
+    """Return every name that `resolve_targets` accepts."""
+    return [ALL_LINEAR, *_BY_NAME, *sorted(set(_last_parts()))]
+
+
+def resolve_targets(targets: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return, for each target, the module names it means; `all-linear` means itself.
+
+    A Hugging Face suffix means every module whose path may end so, as in PEFT: `c_proj` is both
+    the attention's and the MLP's output.
+
+    Raises:
+        ConfigError: a target is not known.
+    """
+    resolved = {target: _matches(target) for target in targets}
+    for target, modules in resolved.items():
+        if not modules:
+            raise ConfigError(
+                f"unknown LoRA target module {target!r}; choose from: {', '.join(known_targets())}"
+            )
+    return resolved
+
+
+def _matches(target: str) -> frozenset[str]:
+    if target == ALL_LINEAR or target in _BY_NAME:
+        return frozenset({target})
+    return frozenset(
+        module.name
+        for suffix, module in _BY_SUFFIX.items()
+        if suffix == target or suffix.endswith(f".{target}")
+    )
+
+
+def _last_parts() -> Iterable[str]:
+    return (suffix.rsplit(".", 1)[-1] for suffix in _BY_SUFFIX)

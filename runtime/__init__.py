@@ -1,0 +1,26 @@
+"""What runs an engine: executors, adapters, the manager that switches them, and generation."""
+
+from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.executor import Engine, Executor, open_engine
+from trt_lora.runtime.generate import Completion, generate
+from trt_lora.runtime.load import load_adapter
+from trt_lora.runtime.manager import LoRAManager
+from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.runtime.sampling import Sampling
+from trt_lora.runtime.tensors import Tensor, TensorMap
+
+__all__ = [
+    "Adapter",
+    "Completion",
+    "Engine",
+    "Executor",
+    "LoRAManager",
+    "Manifest",
+    "Sampling",
+    "Tensor",
+    "TensorMap",
+    "generate",
+    "load_adapter",
+    "open_engine",
+    "read_manifest",
+]

@@ -1,0 +1,132 @@
+"""CUDA memory through cuda-python: device buffers, copies, and whether there is a GPU at all."""
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trt_lora.plugins.errors import BackendError, TensorError
+from trt_lora.runtime.memory import Stream
+from trt_lora.runtime.tensors import HOST, Tensor, storage_dtype, tensor_from_storage
+
+ALIGNMENT = 256  # bytes; what TensorRT asks of the address of every input and output
+
+
+def cuda_obstacle() -> str:
+    """Why no CUDA device can be used here; empty if one can."""
+    try:
+        count = call("cudaGetDeviceCount")
+    except BackendError as error:
+        return str(error)
+    return "" if count else "there is no NVIDIA GPU"
+
+
+def call(function: str, *args: Any) -> Any:
+    """Call a function of the CUDA runtime and return its one result, or None.
+
+    Raises:
+        BackendError: cuda-python is missing, or the call failed; with NVIDIA's own explanation.
+    """
+    try:
+        from cuda.bindings import runtime
+    except ImportError as error:
+        raise BackendError(
+            f"cuda-python cannot be imported ({error}); pip install 'trt-lora[rtx]' or "
+            "'trt-lora[tensorrt]'"
+        ) from error
+    status, *results = getattr(runtime, function)(*args)
+    if int(status) != 0:
+        _, text = runtime.cudaGetErrorString(status)
+        raise BackendError(f"{function}: {text.decode()} ({status.name})")
+    return results[0] if results else None
+
+
+def enum(name: str) -> Any:
+    """Return an enum of the CUDA runtime, such as `cudaMemcpyKind`."""
+    from cuda.bindings import runtime
+
+    return getattr(runtime, name)
+
+
+class DeviceBuffer:
+    """Device memory, freed when the last tensor in it is gone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.pointer = int(call("cudaMallocAsync", max(nbytes, ALIGNMENT), 0))
+        self._free = weakref.finalize(self, call, "cudaFreeAsync", self.pointer, 0)
+
+
+def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Tensor]]:
+    """Lay tensors out one after another at aligned offsets; return the size and the layout.
+
+    The pointers of the layout are offsets into a buffer still to be made.
+    """
+    offset, layout = 0, {}
+    for name, tensor in tensors.items():
+        layout[name] = replace(tensor, pointer=offset, device=device, owner=None)
+        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return offset, layout
+
+
+def place(layout: Mapping[str, Tensor], buffer: DeviceBuffer) -> dict[str, Tensor]:
+    """Turn the offsets of `pack` into addresses in `buffer`, which the tensors then own."""
+    return {
+        name: replace(tensor, pointer=buffer.pointer + tensor.pointer, owner=buffer)
+        for name, tensor in layout.items()
+    }
+
+
+class CudaMemory:
+    """Memory of one GPU."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.device = f"cuda:{index}"
+
+    def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
+        """Move the host tensors into one device buffer, by one copy from pinned memory.
+
+        Raises:
+            BackendError: the device is out of memory.
+            TensorError: a tensor is on another GPU.
+        """
+        for name, tensor in tensors.items():
+            if tensor.device not in (HOST, self.device):
+                raise TensorError(f"{name} is on {tensor.device}, the engine on {self.device}")
+        host = {name: tensor for name, tensor in tensors.items() if tensor.device == HOST}
+        if not host:
+            return dict(tensors)
+        nbytes, layout = pack(host, self.device)
+        buffer = DeviceBuffer(nbytes)
+        pinned = int(call("cudaMallocHost", max(nbytes, ALIGNMENT)))
+        try:
+            for name, tensor in host.items():
+                ctypes.memmove(pinned + layout[name].pointer, tensor.pointer, tensor.nbytes)
+            kind = enum("cudaMemcpyKind").cudaMemcpyHostToDevice
+            call("cudaMemcpyAsync", buffer.pointer, pinned, nbytes, kind, int(stream or 0))
+            call("cudaStreamSynchronize", int(stream or 0))
+        finally:
+            call("cudaFreeHost", pinned)
+        return dict(tensors) | place(layout, buffer)
+
+    def zeros(self, nbytes: int) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+        buffer = DeviceBuffer(nbytes)
+        call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)
+        return Tensor(buffer.pointer, (nbytes,), "bool", self.device, buffer)
+
+    def empty(self, shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
+        """Return uninitialised tensors in one buffer, from (name, dtype, shape)."""
+        nbytes, layout = pack({name: Tensor(0, shape, dt) for name, dt, shape in shapes}, self.device)
+        return place(layout, DeviceBuffer(nbytes))
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a copy of a device tensor in host memory."""
+    storage = np.empty(tensor.shape, storage_dtype(tensor.dtype))
+    kind = enum("cudaMemcpyKind").cudaMemcpyDeviceToHost
+    call("cudaMemcpyAsync", storage.ctypes.data, tensor.pointer, tensor.nbytes, kind, 0)
+    call("cudaStreamSynchronize", 0)
+    return tensor_from_storage(storage, tensor.dtype)

@@ -1,0 +1,50 @@
+"""The LoRA inputs of one engine: their rank-1 dummies, and adapters fitted to them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from trt_lora.plugins.contract import MIN_RANK
+from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.executor import Executor
+from trt_lora.runtime.fit import fit_adapter
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory import HostMemory, Memory, Stream
+from trt_lora.runtime.tensors import Tensor
+
+
+@dataclass(frozen=True)
+class EngineBindings:
+    """What a manager knows of its engine."""
+
+    manifest: Manifest
+    memory: Memory
+    dummy: Tensor  # a zero of shape [1] and the engine's dtype
+    dummies: Mapping[str, Tensor]  # A [k, 1] or B [1, n] by binding, all in one zero buffer
+
+    @classmethod
+    def of(cls, executor: Executor) -> "EngineBindings":
+        """Read the engine's manifest and make the zero buffer on its device."""
+        manifest = executor.manifest
+        # An executor that reads host memory need not say so.
+        memory: Memory = getattr(executor, "memory", HostMemory())
+        dummy = Tensor(0, (1,), manifest.dtype)
+        shapes = {
+            name: replace(dummy, shape=site.shape(factor, MIN_RANK), dtype=site.dtype)
+            for name, (site, factor) in manifest.lora_bindings.items()
+        }
+        zeros = memory.zeros(max(tensor.nbytes for tensor in (dummy, *shapes.values())))
+
+        def placed(tensor: Tensor) -> Tensor:
+            return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=zeros)
+
+        return cls(
+            manifest, memory, placed(dummy), {name: placed(t) for name, t in shapes.items()}
+        )
+
+    def fit(self, adapter: Adapter, stream: Stream = None) -> dict[str, Tensor]:
+        """Return the adapter's tensors by binding, on the engine's device.
+
+        Raises:
+            AdapterError: the engine cannot take the adapter.
+        """
+        return self.memory.upload(fit_adapter(adapter, self.manifest), stream)

@@ -1,0 +1,122 @@
+"""What runs an engine, and the choice between TensorRT on a GPU and ONNX Runtime on the CPU."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from trt_lora.plugins.errors import BackendError, TensorError
+from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.runtime.memory import Memory
+from trt_lora.runtime.tensors import Tensor, TensorMap
+
+BACKENDS = ("auto", "tensorrt", "onnxruntime")
+
+
+class Executor(Protocol):
+    """An engine that can be run inside `with`; nothing touches a GPU before."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the engine takes."""
+        ...
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Names of all inputs, in the engine's order."""
+        ...
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """Names of all outputs, in the engine's order."""
+        ...
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        """Run the engine once and return every output, in memory that the result owns.
+
+        Raises:
+            TensorError: an input is missing, or has a shape, dtype or device the engine refuses.
+            StateError: called outside `with`.
+        """
+        ...
+
+
+class Engine(Executor, Protocol):
+    """An executor as `open_engine` returns it: a context manager with memory of its own."""
+
+    @property
+    def memory(self) -> Memory:
+        """Where its tensors live."""
+        ...
+
+    @property
+    def directory(self) -> Path:
+        """The engine directory."""
+        ...
+
+    def __enter__(self) -> "Engine":
+        """Load the engine."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release everything."""
+        ...
+
+
+def open_engine(directory: str | Path, backend: str = "auto") -> Engine:
+    """Return the executor of an engine directory, to be used as a context manager.
+
+    Args:
+        directory: what `build-engine --output` made.
+        backend: "tensorrt", "onnxruntime", or "auto": TensorRT where a GPU and a plan are there.
+
+    Raises:
+        ManifestError: the directory is no engine, or is incomplete.
+        BackendError: the backend does not exist or cannot run here; the message says why.
+    """
+    directory = Path(directory)
+    if backend not in BACKENDS:
+        raise BackendError(f"unknown backend {backend!r}; choose from: {', '.join(BACKENDS)}")
+    manifest = read_manifest(directory)
+    obstacle = _tensorrt_obstacle(manifest) if backend != "onnxruntime" else "not asked for"
+    if backend == "tensorrt" and obstacle:
+        raise BackendError(f"{directory} cannot run on TensorRT here: {obstacle}")
+    if obstacle:
+        from trt_lora.runtime.onnxruntime_backend import OnnxRuntimeEngine
+
+        return OnnxRuntimeEngine(directory, manifest)
+    from trt_lora.runtime.tensorrt_backend import TensorRTEngine
+
+    return TensorRTEngine(directory, manifest)
+
+
+def _tensorrt_obstacle(manifest: Manifest) -> str:
+    """Why TensorRT cannot run this engine here; empty if it can."""
+    from trt_lora.plugins.flavour import flavour_named
+    from trt_lora.runtime.cuda import cuda_obstacle
+
+    if manifest.flavour == "none":
+        return "it was built with --flavour none and has no plan; build it again with another"
+    flavour = flavour_named(manifest.flavour)
+    if not flavour.installed:
+        return (
+            f"its plan is for {flavour.name}, which is not installed; "
+            f"pip install 'trt-lora[{flavour.extra}]'"
+        )
+    return cuda_obstacle()
+
+
+def check_inputs(tensor_map: TensorMap, input_names: Sequence[str]) -> None:
+    """Raise TensorError if the map lacks an input."""
+    missing = [name for name in input_names if name not in tensor_map]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise TensorError(
+            f"the tensor map lacks {', '.join(missing[:3])}{more}; "
+            "LoRA bindings are written by LoRAManager.refresh_tensor_map"
+        )

@@ -1,0 +1,161 @@
+"""`manifest.json`: what an engine takes, so that an adapter is checked before anything is loaded."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.contract import BindingNames, Factor, Site
+from trt_lora.plugins.errors import ManifestError
+
+SCHEMA_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+ONNX_FILE = "model.onnx"
+PLAN_FILE = "engine.plan"
+
+Dimension = int | str  # a str is a symbol, such as "batch"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The shapes an optimization profile allows for one input."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One input or output of the engine."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dimension, ...]
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of the engine directory."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The model the engine was built from."""
+
+    name: str
+    architecture: str
+    fingerprint: str  # SHA-256 over config.json and the headers of the weight files
+    stop_token_ids: tuple[int, ...]
+    pad_token_id: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything the runtime must know of an engine; derived things are properties."""
+
+    base_model: BaseModel
+    binding_names: BindingNames
+    sites: tuple[Site, ...]
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    profiles: Mapping[str, Mapping[str, Range]]  # by profile, in the engine's order, and input
+    max_batch_size: int
+    max_input_len: int  # tokens of a prompt
+    max_seq_len: int  # tokens of prompt and answer together
+    max_lora_rank: int
+    opt_lora_rank: int
+    dtype: str
+    flavour: str  # "none" where no plan was built
+    versions: Mapping[str, str]  # of the tools that made the engine
+    files: Mapping[str, FileRecord]
+    schema_version: int = SCHEMA_VERSION
+
+    @cached_property
+    def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:
+        """Site and factor of every LoRA input, by its name."""
+        return {
+            self.binding_names.binding(factor, site.path): (site, factor)
+            for site in self.sites
+            for factor in ("A", "B")
+        }
+
+    def to_json(self) -> str:
+        """Return the manifest as the text of `manifest.json`."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of an engine directory and check that its files are there, by size.
+
+    Raises:
+        ManifestError: the directory is no engine, is incomplete, or has another schema.
+    """
+    path = directory / MANIFEST_FILE
+    if not path.is_file():
+        raise ManifestError(
+            f"{directory} has no {MANIFEST_FILE}: it is not an engine directory. "
+            "Build one with: build-engine --model DIR --output DIR"
+        )
+    try:
+        manifest = _parse(json.loads(path.read_text(encoding="utf-8")))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ManifestError(f"{path} cannot be read: {error!r}; build the engine again") from error
+    for name, record in manifest.files.items():
+        file = directory / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != record.size_bytes:
+            raise ManifestError(
+                f"{file} has {found if found is not None else 'no'} bytes, the manifest says "
+                f"{record.size_bytes}: the engine is incomplete; copy or build it again"
+            )
+    return manifest
+
+
+def file_record(path: Path) -> FileRecord:
+    """Return size and SHA-256 of a file."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return FileRecord(path.stat().st_size, digest)
+
+
+def _parse(data: dict[str, Any]) -> Manifest:
+    if data["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(
+            f"schema version is {data['schema_version']}, this release reads {SCHEMA_VERSION}"
+        )
+    base = data["base_model"]
+    return Manifest(**{
+        **data,
+        "base_model": BaseModel(**{**base, "stop_token_ids": tuple(base["stop_token_ids"])}),
+        "binding_names": BindingNames(data["binding_names"]),
+        "sites": tuple(Site(**site) for site in data["sites"]),
+        "inputs": tuple(_binding(item) for item in data["inputs"]),
+        "outputs": tuple(_binding(item) for item in data["outputs"]),
+        "profiles": {
+            profile: {name: _range(item) for name, item in ranges.items()}
+            for profile, ranges in data["profiles"].items()
+        },
+        "files": {_inside(name): FileRecord(**item) for name, item in data["files"].items()},
+    })
+
+
+def _binding(item: dict[str, Any]) -> Binding:
+    return Binding(item["name"], item["dtype"], tuple(item["shape"]))
+
+
+def _range(item: dict[str, Any]) -> Range:
+    return Range(tuple(item["min"]), tuple(item["opt"]), tuple(item["max"]))
+
+
+def _inside(name: str) -> str:
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise ValueError(f"file name {name!r} leads out of the engine directory")
+    return name

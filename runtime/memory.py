@@ -1,0 +1,52 @@
+"""Where an executor's tensors live: the interface, and host memory."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime.tensors import HOST, Tensor, tensor_from_numpy
+
+Stream = Any  # a CUDA stream handle: an int, or an object that int() takes; None is the default
+
+
+class Memory(Protocol):
+    """Makes tensors on the device of an executor."""
+
+    @property
+    def device(self) -> str:
+        """Name of the device, as in `Tensor.device`."""
+        ...
+
+    def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
+        """Return the tensors on the device, those of the host moved there in one buffer."""
+        ...
+
+    def zeros(self, nbytes: int) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+        ...
+
+
+class HostMemory:
+    """The executor reads host memory: nothing needs to move."""
+
+    device = HOST
+
+    def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
+        """Return the same tensors.
+
+        Raises:
+            TensorError: one is on another device.
+        """
+        for name, tensor in tensors.items():
+            if tensor.device != HOST:
+                raise TensorError(
+                    f"{name} is on {tensor.device}, but this engine runs on the {HOST}; "
+                    "pass host arrays, or open the engine with backend='tensorrt'"
+                )
+        return dict(tensors)
+
+    def zeros(self, nbytes: int) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+        return tensor_from_numpy(np.zeros(nbytes, np.bool_))

@@ -1,0 +1,155 @@
+"""What a PEFT `adapter_config.json` asks for: honoured, without effect on inference, or refused.
+
+The fields are those of PEFT 0.21's `LoraConfig`. A field that is not in any of the lists comes from
+another release; it is refused unless it is unset, for nobody knows what it does to the result.
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.errors import AdapterError
+
+CONFIG_FILE = "adapter_config.json"
+
+_HONOURED = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+
+# The tensors in the file say which modules are adapted; the rest steers training or bookkeeping.
+# fan_in_fan_out is used by PEFT for merging alone; VeLoRA's forward pass differs in training alone.
+_WITHOUT_EFFECT = frozenset({
+    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+    "inference_mode", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+    "lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config",
+    "ensure_weight_tying", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+    "velora_config",
+})  # fmt: skip
+
+_RETRAIN = "train the adapter without it, or merge it into the base model and build from that"
+_REFUSED = {
+    "use_dora": f"DoRA rescales the base weight, which an engine cannot do at run time; {_RETRAIN}",
+    "bias": f"the adapter changes biases of the base model; {_RETRAIN}",
+    "lora_bias": f"the adapter adds a bias beside B; {_RETRAIN}",
+    "modules_to_save": f"the adapter replaces whole modules of the base model; {_RETRAIN}",
+    "trainable_token_indices": f"the adapter changes the token embeddings; {_RETRAIN}",
+    "target_parameters": f"the adapter targets parameters that are no linear layers; {_RETRAIN}",
+    "alora_invocation_tokens": "activated LoRA switches on in mid-sequence; train a plain LoRA",
+    "use_qalora": "QA-LoRA pools the input before A; train a plain LoRA",
+    "use_bdlora": "block-diagonal LoRA has other factors than A and B; train a plain LoRA",
+    "monteclora_config": "MonteCLoRA samples its weights; train a plain LoRA",
+    "kasa_config": f"KaSA truncates the base weight; {_RETRAIN}",
+    "arrow_config": "Arrow routes between adapters per token; load the adapters by themselves",
+    "layer_replication": f"the base model's layers are repeated; {_RETRAIN}",
+    "megatron_config": "Megatron's parallel layers are not supported; save a plain LoRA",
+}
+
+_PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
+_BASE_CHANGING_INIT = (
+    "this initialisation changed the base weights; convert the adapter with PEFT's "
+    "save_pretrained(..., path_initial_model_for_weight_conversion=...) and load the result"
+)
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """The fields that decide the scale of each module."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    base_model: str | None = None
+
+    def rank(self, path: str) -> int:
+        """Return the rank of the module at `path`."""
+        return int(_by_pattern(self.rank_pattern, path, self.r))
+
+    def scale(self, path: str) -> float:
+        """Return what the module's delta is multiplied by: alpha / r, rsLoRA alpha / sqrt(r).
+
+        rsLoRA: https://huggingface.co/papers/2312.03732.
+        """
+        rank, alpha = self.rank(path), _by_pattern(self.alpha_pattern, path, self.lora_alpha)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def _by_pattern(patterns: dict[str, Any], path: str, default: float) -> float:
+    """PEFT's own rule (`get_pattern_key`): a key matches the end of the path, the first one wins."""
+    matches = (v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", path))
+    return float(next(matches, default))
+
+
+def read_peft_config(directory: Path) -> PeftConfig:
+    """Read `adapter_config.json` in `directory`.
+
+    Raises:
+        AdapterError: it is missing, is no LoRA config, or has a field that must be refused.
+    """
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        raise AdapterError(
+            f"{directory} has no {CONFIG_FILE}: it is not a PEFT adapter directory. "
+            "Pass the folder that PEFT's save_pretrained wrote, or one .safetensors file"
+        )
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return _parse(fields, path)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise AdapterError(f"{path} is not JSON: {error}") from error
+
+
+def _parse(fields: Any, path: Path) -> PeftConfig:
+    if not isinstance(fields, dict):
+        raise AdapterError(f"{path} holds a {type(fields).__name__}, not an object")
+    if fields.get("peft_type") != "LORA":
+        raise AdapterError(
+            f"{path}: peft_type is {fields.get('peft_type')!r}; only 'LORA' is supported"
+        )
+    _refuse(fields, path)
+    config = PeftConfig(
+        r=_number(fields, "r", path, default=8),
+        lora_alpha=_number(fields, "lora_alpha", path, default=8),
+        use_rslora=bool(fields.get("use_rslora")),
+        rank_pattern=_pattern(fields, "rank_pattern", path),
+        alpha_pattern=_pattern(fields, "alpha_pattern", path),
+        base_model=fields.get("base_model_name_or_path"),
+    )
+    for rank in (config.r, *config.rank_pattern.values()):
+        if rank < 1 or rank != int(rank):
+            raise AdapterError(f"{path}: a rank is {rank}; ranks are whole numbers from 1")
+    return config
+
+
+def _refuse(fields: dict[str, Any], path: Path) -> None:
+    for name, value in fields.items():
+        if not value or name in _HONOURED | _WITHOUT_EFFECT or (name, value) == ("bias", "none"):
+            continue
+        if name == "init_lora_weights":
+            if value is not True and value not in _PLAIN_INITS:
+                raise AdapterError(f"{path}: {name} is {value!r}: {_BASE_CHANGING_INIT}")
+        else:
+            reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
+            raise AdapterError(f"{path}: {name} is {value!r}: {reason}")
+
+
+def _number(fields: dict[str, Any], name: str, path: Path, *, default: int) -> Any:
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise AdapterError(f"{path}: {name} is {value!r}, expected a number")
+    return value
+
+
+def _pattern(fields: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    value = fields.get(name) or {}
+    if not isinstance(value, dict):
+        raise AdapterError(f"{path}: {name} is {value!r}, expected module patterns and numbers")
+    for key in value:
+        _number(value, key, path, default=0)
+        try:
+            re.compile(key)
+        except re.error as error:
+            raise AdapterError(f"{path}: {name} has the pattern {key!r}: {error}") from error
+    return value

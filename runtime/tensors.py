@@ -1,0 +1,131 @@
+"""A tensor the way an engine sees it: an address, a shape, a dtype and a device."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.plugins.errors import TensorError
+
+Array = npt.NDArray[Any]
+
+# numpy has no bfloat16: such a tensor is stored as the bits of each element.
+_STORAGE: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "int64": np.dtype(np.int64),
+    "int32": np.dtype(np.int32),
+    "bool": np.dtype(np.bool_),
+}
+DTYPES = tuple(_STORAGE)
+HOST = "cpu"
+
+
+def storage_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the numpy dtype that stores `dtype`.
+
+    Raises:
+        TensorError: no tensor has that dtype.
+    """
+    if dtype not in _STORAGE:
+        raise TensorError(f"dtype {dtype!r} is not supported; choose from: {', '.join(DTYPES)}")
+    return _STORAGE[dtype]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tensor:
+    """Memory that somebody else owns, kept alive as long as the tensor is.
+
+    The memory is dense and row-major. Making a tensor copies nothing.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str  # one of DTYPES
+    device: str = HOST  # "cpu" or "cuda:<index>"
+    owner: object = field(default=None, repr=False)  # released only after the tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * storage_dtype(self.dtype).itemsize
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The numpy protocol by which `storage` sees the memory in place."""
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": storage_dtype(self.dtype).str,
+            "data": (self.pointer, False),
+        }
+
+    def storage(self) -> Array:
+        """Return the elements in place, bfloat16 as its bits.
+
+        Raises:
+            TensorError: the tensor is not in host memory.
+        """
+        if self.device != HOST:
+            raise TensorError(f"a tensor on {self.device} cannot be seen in place; call numpy()")
+        return np.asarray(self)
+
+    def numpy(self) -> Array:
+        """Return the values: in place on the host, a copy from a GPU, bfloat16 as float32."""
+        if self.device == HOST:
+            return widen(self.storage(), self.dtype)
+        from trt_lora.runtime.cuda import to_host
+
+        return to_host(self).numpy()
+
+
+class TensorMap(dict[str, Tensor]):
+    """Binding name -> tensor: what an executor runs on."""
+
+
+def tensor_from_storage(storage: Array, dtype: str) -> Tensor:
+    """Return a tensor in the memory of `storage`, whose elements are of `dtype`.
+
+    Raises:
+        TensorError: the array is not dense and row-major; making it so would be a copy.
+    """
+    if not storage.flags.c_contiguous:
+        raise TensorError(
+            f"an array of shape {storage.shape} and strides {storage.strides} is not row-major; "
+            "pass numpy.ascontiguousarray(array)"
+        )
+    pointer = storage.__array_interface__["data"][0]
+    return Tensor(pointer, storage.shape, dtype, HOST, storage)
+
+
+def tensor_from_numpy(array: Array) -> Tensor:
+    """Return a tensor in the memory of a numpy array.
+
+    Raises:
+        TensorError: its dtype is not supported, or it is not row-major.
+    """
+    storage_dtype(array.dtype.name)
+    return tensor_from_storage(array, array.dtype.name)
+
+
+def widen(storage: Array, dtype: str) -> Array:
+    """Return values that numpy can compute with: bfloat16 bits become float32, exactly."""
+    if dtype != "bfloat16":
+        return storage
+    return (storage.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(values: npt.NDArray[np.float32], dtype: str) -> Array:
+    """Return finite float32 `values` rounded to nearest even in the storage of a float `dtype`.
+
+    A value beyond the dtype's range becomes infinity; the caller checks.
+    """
+    if dtype != "bfloat16":
+        with np.errstate(over="ignore"):
+            return values.astype(storage_dtype(dtype), copy=False)
+    bits = values.view(np.uint32)
+    rounding = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return ((bits + rounding) >> np.uint32(16)).astype(np.uint16)

