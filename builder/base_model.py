@@ -11,6 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from trt_lora.builder.attention import ATTENTION
+from trt_lora.builder.quiet import quiet
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.manifest import BaseModel
 
@@ -31,7 +33,8 @@ def read_config(directory: Path) -> Any:
             "Pass the folder that save_pretrained wrote or the model hub downloaded"
         )
     try:
-        config = AutoConfig.from_pretrained(directory)
+        with quiet():
+            config = AutoConfig.from_pretrained(directory)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     architectures = config.architectures or []
@@ -55,10 +58,10 @@ def load_model(directory: Path, dtype: str) -> Any:
         ModelError: its weights are missing or damaged.
     """
     try:
-        # Scaled dot product attention is what every supported architecture exports well.
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        )
+        with quiet():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
+            )
     except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         raise ModelError(f"the weights in {directory} cannot be loaded: {error}") from error
     return model.eval()

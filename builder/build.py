@@ -74,7 +74,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
         del graph
         gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
         profiles = make_profiles(config, plan, inputs)
-        versions = _versions() | _compile(config, flavour, work, profiles, progress)
+        versions = tool_versions() | _compile(config, flavour, work, profiles, progress)
         progress.stage("describe")
         _copy_text_files(config.model, work, progress)
         manifest = Manifest(
@@ -96,6 +96,18 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
         )
         (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
+
+
+def list_sites(config: BuildConfig, progress: Progress | None = None) -> InsertLoRAResult:
+    """Return where `build_engine` would insert LoRA, and what it would leave alone and why.
+
+    Raises:
+        ConfigError: a target matches no linear of the model.
+        ModelError: the model cannot be loaded or exported.
+        AdapterError: an adapter in `config.lora_dirs` cannot be read.
+    """
+    read_config(config.model)
+    return make_graph(config, plan_lora(config), progress or Silent()).inserted
 
 
 def make_graph(config: BuildConfig, plan: LoRAPlan, progress: Progress) -> Graph:
@@ -165,7 +177,8 @@ def _bindings(values: Iterable[ir.Value]) -> tuple[Binding, ...]:
 
 
 def _binding(value: ir.Value) -> Binding:
-    assert value.shape is not None and value.dtype is not None  # the export names them all
+    assert value.shape is not None  # the export names them all
+    assert value.dtype is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
     return Binding(str(value.name), dtype_name(value.dtype), shape)
 
@@ -192,5 +205,6 @@ def _copy_text_files(model: Path, work: Path, progress: Progress) -> None:
         progress.note(f"{model} has no {TEXT_FILES[0]}: the engine takes token ids, not text")
 
 
-def _versions() -> dict[str, str]:
+def tool_versions() -> dict[str, str]:
+    """Return the versions of what exports a model, this package first."""
     return {tool: importlib.metadata.version(tool) for tool in _TOOLS}

@@ -21,9 +21,7 @@ class Compiler:
     timing_cache: Path | None = None
     _messages: list[str] = field(default_factory=list)
 
-    def compile(
-        self, onnx: Path, plan: Path, profiles: Mapping[str, Mapping[str, Range]]
-    ) -> str:
+    def compile(self, onnx: Path, plan: Path, profiles: Mapping[str, Mapping[str, Range]]) -> str:
         """Write the plan of `onnx` and return the version of TensorRT.
 
         Ctrl-C cancels within one step of the build.
@@ -53,9 +51,7 @@ class Compiler:
         self, trt: Any, builder: Any, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
     ) -> tuple[Any, Any]:
         """The parser owns the weights, so it must live as long as the network is used."""
-        network = builder.create_network(
-            1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-        )
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, _logger(trt, self._messages))
         if not parser.parse_from_file(str(onnx)):
             errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))

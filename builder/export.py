@@ -6,10 +6,6 @@ Inputs   input_ids, position_ids [batch, sequence], attention_mask [batch, total
 Outputs  logits [batch, kept, vocab], present.<layer>.{key,value} [.., total_sequence, head_dim]
 """
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +14,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from trt_lora.builder.linears import WRAPPER_ATTRIBUTE
+from trt_lora.builder.quiet import quiet
 from trt_lora.builder.symbols import name_symbols
 from trt_lora.plugins.errors import ModelError
 
@@ -74,7 +71,7 @@ def export_causal_lm(model: Any) -> tuple[ir.Model, tuple[CacheLayout, ...]]:
     """
     layouts = _cache_layouts(model)
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             program = torch.onnx.export(
                 _CausalLM(model.eval()),
                 _example_inputs(layouts, model.dtype),
@@ -135,17 +132,3 @@ def _input_names(layers: int) -> list[str]:
 
 def _cache_names(prefix: str, layers: int) -> list[str]:
     return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what the exporter says of itself: nothing in it is for the person who builds."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

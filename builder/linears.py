@@ -1,7 +1,7 @@
 """Find the linears of an exported graph and the module of the base model that each came from."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -44,7 +44,7 @@ def has_module_paths(model: ir.Model) -> bool:
 
 
 def find_linears(model: ir.Model) -> Iterator[Linear]:
-    """Yield every MatMul and Gemm of the main graph, in its order, as a linear or with a refusal."""
+    """Yield every MatMul and Gemm of the main graph, in order, as a linear or with a refusal."""
     for node in model.graph:
         if node.domain == "" and node.op_type in ("MatMul", "Gemm"):
             yield _read(node)
@@ -78,15 +78,15 @@ def _flag(node: ir.Node, name: str) -> bool:
     return attribute is not None and bool(attribute.as_int())
 
 
-def _constant_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Shape of a constant, seen through the Transpose that a weight shared with another node keeps."""
+def _constant_shape(value: ir.Value | None) -> Sequence[int] | None:
+    """Shape of a constant, seen through the Transpose that a weight with other readers keeps."""
     if value is None:
         return None
     producer = value.producer()
     if producer is not None and producer.op_type == "Transpose":
         shape = _constant_shape(producer.inputs[0])
-        return shape if shape is None else tuple(shape[axis] for axis in _permutation(producer))
-    return None if value.const_value is None else value.const_value.shape.numpy()
+        return shape and tuple(shape[axis] for axis in _permutation(producer))
+    return None if value.const_value is None else tuple(value.const_value.shape.numpy())
 
 
 def _permutation(transpose: ir.Node) -> list[int]:
@@ -94,5 +94,6 @@ def _permutation(transpose: ir.Node) -> list[int]:
     if attribute is not None:
         return list(attribute.as_ints())
     value = transpose.inputs[0]
-    assert value is not None and value.shape is not None  # it holds a constant
+    assert value is not None  # it holds a constant
+    assert value.shape is not None
     return list(reversed(range(len(value.shape))))

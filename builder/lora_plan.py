@@ -64,9 +64,7 @@ def _opt_rank(ranks: list[tuple[str, int]]) -> int:
     return max(counts, key=lambda rank: (counts[rank], rank), default=16)
 
 
-def _check_targets_cover(
-    targets: dict[str, frozenset[str]], ranks: list[tuple[str, int]]
-) -> None:
+def _check_targets_cover(targets: dict[str, frozenset[str]], ranks: list[tuple[str, int]]) -> None:
     wanted = frozenset[str]().union(*targets.values())
     for path, _ in ranks:
         module = module_of(path)

@@ -1,11 +1,11 @@
 """The contract between engine and adapter: the operator, the bindings' names and the sites.
 
-    y' = y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
+y' = y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
 """
 
 import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Literal
 
 from trt_lora.plugins.modules import Module, module_of
@@ -14,13 +14,13 @@ DOMAIN = "trt_lora"
 DOMAIN_VERSION = 1
 OPERATOR = "Lora"
 
-MIN_RANK = 1  # what a dummy has; a rank of 0 would be an empty tensor, which engines handle unevenly
+MIN_RANK = 1  # what a dummy has: engines do not agree on empty tensors, so never 0
 MAX_RANK = 512  # the largest rank that the kernels and the profiles are made for
 
 Factor = Literal["A", "B"]
 
 
-class BindingNames(str, Enum):
+class BindingNames(StrEnum):
     """How an engine spells its LoRA inputs."""
 
     LORA = "lora"

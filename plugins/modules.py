@@ -26,12 +26,14 @@ class Module:
     suffixes: tuple[str, ...] = ()  # ends of the module's path in transformers' models
 
 
+_DENSE = ("attention.dense", "self_attention.dense")  # an MLP's linear may be called dense too
+
 MODULES = (
     Module(0, "attn_qkv", "column", ("qkv_proj", "c_attn", "query_key_value", "Wqkv")),
     Module(1, "attn_q", "column", ("q_proj",)),
     Module(2, "attn_k", "column", ("k_proj",)),
     Module(3, "attn_v", "column", ("v_proj",)),
-    Module(4, "attn_dense", "row", ("o_proj", "out_proj", "attn.c_proj", "attention.dense", "self_attention.dense")),
+    Module(4, "attn_dense", "row", ("o_proj", "out_proj", "attn.c_proj", *_DENSE)),
     Module(5, "mlp_h_to_4h", "column", ("gate_proj", "c_fc", "fc1", "dense_h_to_4h")),
     Module(6, "mlp_4h_to_h", "row", ("down_proj", "mlp.c_proj", "fc2", "dense_4h_to_h")),
     Module(7, "mlp_gate", "column", ("up_proj",)),
@@ -61,7 +63,7 @@ _BY_SUFFIX = {suffix: module for module in MODULES for suffix in module.suffixes
 
 
 def module_of(path: str) -> Module | None:
-    """Return the module of a model path such as `transformer.h.0.attn.c_proj`; the longest end wins."""
+    """Return the module of a path such as `transformer.h.0.attn.c_proj`; the longest end wins."""
     parts = path.split(".")
     ends = (".".join(parts[start:]) for start in range(len(parts)))
     return next((_BY_SUFFIX[end] for end in ends if end in _BY_SUFFIX), None)

@@ -1,16 +1,15 @@
 """CUDA memory through cuda-python: device buffers, copies, and whether there is a GPU at all."""
 
 import ctypes
+import importlib
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime.memory import Stream
-from trt_lora.runtime.tensors import HOST, Tensor, storage_dtype, tensor_from_storage
+from trt_lora.runtime.tensors import HOST, Array, Tensor
 
 ALIGNMENT = 256  # bytes; what TensorRT asks of the address of every input and output
 
@@ -30,13 +29,7 @@ def call(function: str, *args: Any) -> Any:
     Raises:
         BackendError: cuda-python is missing, or the call failed; with NVIDIA's own explanation.
     """
-    try:
-        from cuda.bindings import runtime
-    except ImportError as error:
-        raise BackendError(
-            f"cuda-python cannot be imported ({error}); pip install 'trt-lora[rtx]' or "
-            "'trt-lora[tensorrt]'"
-        ) from error
+    runtime = _runtime()
     status, *results = getattr(runtime, function)(*args)
     if int(status) != 0:
         _, text = runtime.cudaGetErrorString(status)
@@ -46,9 +39,18 @@ def call(function: str, *args: Any) -> Any:
 
 def enum(name: str) -> Any:
     """Return an enum of the CUDA runtime, such as `cudaMemcpyKind`."""
-    from cuda.bindings import runtime
+    return getattr(_runtime(), name)
 
-    return getattr(runtime, name)
+
+def _runtime() -> Any:
+    """The CUDA runtime's bindings, imported when first needed."""
+    try:
+        return importlib.import_module("cuda.bindings.runtime")
+    except ImportError as error:
+        raise BackendError(
+            f"cuda-python cannot be imported ({error}); pip install 'trt-lora[rtx]' or "
+            "'trt-lora[tensorrt]'"
+        ) from error
 
 
 class DeviceBuffer:
@@ -119,14 +121,14 @@ class CudaMemory:
 
     def empty(self, shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
         """Return uninitialised tensors in one buffer, from (name, dtype, shape)."""
-        nbytes, layout = pack({name: Tensor(0, shape, dt) for name, dt, shape in shapes}, self.device)
+        nbytes, layout = pack(
+            {name: Tensor(0, shape, dt) for name, dt, shape in shapes}, self.device
+        )
         return place(layout, DeviceBuffer(nbytes))
 
 
-def to_host(tensor: Tensor) -> Tensor:
-    """Return a copy of a device tensor in host memory."""
-    storage = np.empty(tensor.shape, storage_dtype(tensor.dtype))
+def read(pointer: int, storage: Array) -> None:
+    """Copy device memory at `pointer` into a host array and wait for it."""
     kind = enum("cudaMemcpyKind").cudaMemcpyDeviceToHost
-    call("cudaMemcpyAsync", storage.ctypes.data, tensor.pointer, tensor.nbytes, kind, 0)
+    call("cudaMemcpyAsync", storage.ctypes.data, pointer, storage.nbytes, kind, 0)
     call("cudaStreamSynchronize", 0)
-    return tensor_from_storage(storage, tensor.dtype)

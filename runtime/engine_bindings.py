@@ -37,9 +37,7 @@ class EngineBindings:
         def placed(tensor: Tensor) -> Tensor:
             return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=zeros)
 
-        return cls(
-            manifest, memory, placed(dummy), {name: placed(t) for name, t in shapes.items()}
-        )
+        return cls(manifest, memory, placed(dummy), {name: placed(t) for name, t in shapes.items()})
 
     def fit(self, adapter: Adapter, stream: Stream = None) -> dict[str, Tensor]:
         """Return the adapter's tensors by binding, on the engine's device.

@@ -17,7 +17,7 @@ def tensor_from(obj: object) -> Tensor:
     """Return `obj` as a tensor in the same memory.
 
     Args:
-        obj: a `Tensor`, a numpy array, or an object with `__cuda_array_interface__` or `__dlpack__`.
+        obj: a `Tensor`, a numpy array, or what has `__cuda_array_interface__` or `__dlpack__`.
 
     Raises:
         TensorError: it is none of these, or its dtype, layout or device is not supported.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime.manifest import Manifest, read_manifest
@@ -54,7 +54,7 @@ class Engine(Executor, Protocol):
         """The engine directory."""
         ...
 
-    def __enter__(self) -> "Engine":
+    def __enter__(self) -> Self:
         """Load the engine."""
         ...
 

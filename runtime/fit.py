@@ -63,9 +63,7 @@ def _no_binding(name: str, source: str, manifest: Manifest) -> str:
     )
 
 
-def _check_shape(
-    tensor: Tensor, site: Site, factor: Factor, manifest: Manifest, what: str
-) -> None:
+def _check_shape(tensor: Tensor, site: Site, factor: Factor, manifest: Manifest, what: str) -> None:
     if len(tensor.shape) != 2:
         raise AdapterError(f"{what} has shape {list(tensor.shape)}, expected a matrix")
     rank = tensor.shape[1 if factor == "A" else 0]
@@ -83,9 +81,7 @@ def _check_shape(
         )
 
 
-def _check_pair(
-    weights: Mapping[str, Tensor], site: Site, manifest: Manifest, source: str
-) -> None:
+def _check_pair(weights: Mapping[str, Tensor], site: Site, manifest: Manifest, source: str) -> None:
     names = [manifest.binding_names.binding(factor, site.path) for factor in ("A", "B")]
     a, b = (weights.get(name) for name in names)
     if a is None and b is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard, cast
 
 import numpy as np
 
@@ -58,14 +58,15 @@ def generate(
     ]
 
 
-def _is_ids(prompt: Prompt) -> bool:
+def _is_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
     return not isinstance(prompt, str) and all(isinstance(i, int | np.integer) for i in prompt)
 
 
 def _encode(prompt: Prompt, tokenizer: TextTokenizer | None) -> list[int]:
-    if tokenizer is None or _is_ids(prompt):
-        return [int(token) for token in prompt]  # type: ignore[call-overload]
-    return tokenizer.encode(prompt)  # type: ignore[arg-type]
+    if _is_ids(prompt):
+        return [int(token) for token in prompt]
+    assert tokenizer is not None  # made when any prompt is text
+    return tokenizer.encode(cast("str | Sequence[Message]", prompt))
 
 
 def _check_limits(prompts: Sequence[Sequence[int]], engine: Engine) -> None:

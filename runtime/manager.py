@@ -141,7 +141,7 @@ class LoRAManager:
         fitted = {name: engine.fit(adapter) for name, adapter in self._adapters.items()}
         self._engine, self._dummy = engine, engine.dummy
         self._weights = fitted
-        self._bound = {name: engine.dummies | weights for name, weights in fitted.items()}
+        self._bound = {name: {**engine.dummies, **weights} for name, weights in fitted.items()}
         self._bound[""] = dict(engine.dummies)
 
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
@@ -162,7 +162,7 @@ class LoRAManager:
             self._weights[name] = dict(adapter.tensors)
         else:
             weights = self._engine.fit(adapter, stream)
-            self._bound[name] = dict(self._engine.dummies) | weights
+            self._bound[name] = {**self._engine.dummies, **weights}
             self._weights[name] = weights
         self._adapters[name] = adapter
 

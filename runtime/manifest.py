@@ -1,4 +1,4 @@
-"""`manifest.json`: what an engine takes, so that an adapter is checked before anything is loaded."""
+"""`manifest.json`: what an engine takes, so that an adapter is checked before it is loaded."""
 
 import dataclasses
 import hashlib
@@ -132,19 +132,21 @@ def _parse(data: dict[str, Any]) -> Manifest:
             f"schema version is {data['schema_version']}, this release reads {SCHEMA_VERSION}"
         )
     base = data["base_model"]
-    return Manifest(**{
-        **data,
-        "base_model": BaseModel(**{**base, "stop_token_ids": tuple(base["stop_token_ids"])}),
-        "binding_names": BindingNames(data["binding_names"]),
-        "sites": tuple(Site(**site) for site in data["sites"]),
-        "inputs": tuple(_binding(item) for item in data["inputs"]),
-        "outputs": tuple(_binding(item) for item in data["outputs"]),
-        "profiles": {
-            profile: {name: _range(item) for name, item in ranges.items()}
-            for profile, ranges in data["profiles"].items()
-        },
-        "files": {_inside(name): FileRecord(**item) for name, item in data["files"].items()},
-    })
+    return Manifest(
+        **{
+            **data,
+            "base_model": BaseModel(**{**base, "stop_token_ids": tuple(base["stop_token_ids"])}),
+            "binding_names": BindingNames(data["binding_names"]),
+            "sites": tuple(Site(**site) for site in data["sites"]),
+            "inputs": tuple(_binding(item) for item in data["inputs"]),
+            "outputs": tuple(_binding(item) for item in data["outputs"]),
+            "profiles": {
+                profile: {name: _range(item) for name, item in ranges.items()}
+                for profile, ranges in data["profiles"].items()
+            },
+            "files": {_inside(name): FileRecord(**item) for name, item in data["files"].items()},
+        }
+    )
 
 
 def _binding(item: dict[str, Any]) -> Binding:

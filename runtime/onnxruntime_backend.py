@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.runtime.executor import check_inputs
@@ -30,7 +30,7 @@ class OnnxRuntimeEngine:
         # By input, the tensor of the last run and its value: most inputs are bound again and again.
         self._values: dict[str, tuple[Tensor, Any]] = {}
 
-    def __enter__(self) -> "OnnxRuntimeEngine":
+    def __enter__(self) -> Self:
         """Load the graph.
 
         Raises:
@@ -94,7 +94,7 @@ class OnnxRuntimeEngine:
                 f"{name} is {tensor.dtype} on {tensor.device}; "
                 f"this engine takes {self._dtypes[name]} on {HOST}"
             )
-        owner = tensor.owner
+        owner: Any = tensor.owner
         if isinstance(owner, onnxruntime.OrtValue) and tuple(owner.shape()) == tensor.shape:
             return owner
         return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.storage())

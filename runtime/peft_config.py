@@ -77,7 +77,7 @@ class PeftConfig:
 
 
 def _by_pattern(patterns: dict[str, Any], path: str, default: float) -> float:
-    """PEFT's own rule (`get_pattern_key`): a key matches the end of the path, the first one wins."""
+    """PEFT's own rule (`get_pattern_key`): a key matches the path's end, the first one wins."""
     matches = (v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", path))
     return float(next(matches, default))
 

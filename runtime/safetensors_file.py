@@ -35,8 +35,8 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Array, str]]:
             f"{path} is not a valid safetensors file ({error}); copy or save the adapter again"
         ) from error
     data = np.memmap(path, np.uint8, mode="r")
-    (header_size,) = struct.unpack("<Q", data[:8])
-    header = json.loads(bytes(data[8 : 8 + header_size]))
+    (header_size,) = struct.unpack("<Q", data[:8].tobytes())
+    header = json.loads(data[8 : 8 + header_size].tobytes())
     header.pop("__metadata__", None)
     for name, entry in header.items():
         dtype = _DTYPES.get(entry["dtype"])

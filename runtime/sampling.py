@@ -51,7 +51,7 @@ def choose(logits: Logits, sampling: Sampling, rng: np.random.Generator) -> Toke
         Token ids [batch].
     """
     if sampling.temperature == 0:
-        return logits.argmax(axis=-1)
+        return np.asarray(logits.argmax(axis=-1), np.int64)
     scores = logits.astype(np.float64) / sampling.temperature
     if sampling.top_k:
         scores = _keep_top_k(scores, sampling.top_k)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.plugins.flavour import flavour_named
@@ -29,7 +29,7 @@ class TensorRTEngine:
         self._stream = 0
         self._profile = 0
 
-    def __enter__(self) -> "TensorRTEngine":
+    def __enter__(self) -> Self:
         """Load the plan onto the GPU.
 
         Raises:
@@ -70,10 +70,12 @@ class TensorRTEngine:
         for name, tensor in inputs.items():
             self._context.set_input_shape(name, tensor.shape)
             self._context.set_tensor_address(name, tensor.pointer)
-        outputs = self.memory.empty([
-            (binding.name, binding.dtype, tuple(self._context.get_tensor_shape(binding.name)))
-            for binding in self.manifest.outputs
-        ])
+        outputs = self.memory.empty(
+            [
+                (binding.name, binding.dtype, tuple(self._context.get_tensor_shape(binding.name)))
+                for binding in self.manifest.outputs
+            ]
+        )
         for name, tensor in outputs.items():
             self._context.set_tensor_address(name, tensor.pointer)
         if not self._context.execute_async_v3(self._stream):

@@ -77,9 +77,11 @@ class Tensor:
         """Return the values: in place on the host, a copy from a GPU, bfloat16 as float32."""
         if self.device == HOST:
             return widen(self.storage(), self.dtype)
-        from trt_lora.runtime.cuda import to_host
+        from trt_lora.runtime.cuda import read
 
-        return to_host(self).numpy()
+        storage = np.empty(self.shape, storage_dtype(self.dtype))
+        read(self.pointer, storage)
+        return widen(storage, self.dtype)
 
 
 class TensorMap(dict[str, Tensor]):

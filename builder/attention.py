@@ -1,0 +1,79 @@
+"""The attention that exported models use: grouped query heads without copying keys and values.
+
+Registered with transformers as `trt_lora`. The exporter's own translation of scaled dot product
+attention repeats keys and values for every query head, and spends nine nodes on transposing the
+keys and two on rows that may attend to nothing; here the query heads of a group are folded
+into the query length, and such rows stay finite.
+"""
+
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+from trt_lora.plugins.errors import ModelError
+
+ATTENTION = "trt_lora"
+
+_UNSUPPORTED = {"s_aux": "attention sinks", "position_bias": "a position bias"}
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend; the signature is transformers'.
+
+    Args:
+        module: the attention layer; unused.
+        query: [batch, heads, s, d].
+        key: [batch, kv_heads, t, d].
+        value: [batch, kv_heads, t, e].
+        attention_mask: [batch, 1, s, t], added to the scores.
+        scaling: of the scores; 1 / sqrt(d) by default.
+        softcap: scores become `softcap * tanh(scores / softcap)`.
+        options: of transformers' other implementations; without effect in inference but for those
+            that are refused.
+
+    Returns:
+        [batch, s, heads, e], and no attention weights.
+    """
+    for name, what in _UNSUPPORTED.items():
+        if options.get(name) is not None:
+            raise ModelError(f"{type(module).__name__} has {what}, which is not supported")
+    batch, heads, length, size = query.shape
+    groups = key.shape[1]
+    folded = query.reshape(batch, groups, heads // groups * length, size)
+    scale = size**-0.5 if scaling is None else scaling
+    scores = torch.matmul(folded * scale, key.transpose(2, 3))
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = torch.softmax(scores + _fold_mask(attention_mask, heads // groups), dim=-1)
+    attended = torch.matmul(weights, value).reshape(batch, heads, length, value.shape[3])
+    return attended.transpose(1, 2), None
+
+
+def _fold_mask(mask: torch.Tensor, queries_per_group: int) -> torch.Tensor:
+    """Repeat a mask [batch, 1, s, t] for the query heads of a group: [batch, 1, g * s, t]."""
+    if queries_per_group == 1:
+        return mask
+    return mask.repeat(1, 1, queries_per_group, 1)
+
+
+def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Half of the dtype's minimum where nothing may be seen.
+
+    With all of it, float16 scores below -16 would overflow, and a row of padding would be NaN.
+    """
+    return eager_mask(*args, **kwargs) * 0.5
+
+
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, _mask)

@@ -1,0 +1,81 @@
+"""Answer one prompt with the base model and with each adapter; the runtime script to copy from."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime import LoRAManager, Sampling, TensorMap, generate, open_engine
+from trt_lora.runtime.executor import BACKENDS
+from trt_lora.scripts.console import run
+
+BASE = "(base)"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    default = Sampling()
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--engine", type=Path, required=True, metavar="DIR", help="what build-engine made")
+    add(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="a PEFT directory or .safetensors file; may be given many times",
+    )
+    add("--prompt", required=True, help="a user's message")
+    add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    add("--max-new-tokens", type=int, default=default.max_new_tokens)
+    add("--temperature", type=float, default=default.temperature, help="0 is greedy")
+    add("--top-k", type=int, default=default.top_k, help="0 keeps all")
+    add("--top-p", type=float, default=default.top_p)
+    add("--seed", type=int, default=default.seed)  # fmt: skip
+    args = parser.parse_args(argv)
+    run(lambda: _switch(args))
+
+
+def _switch(args: argparse.Namespace) -> None:
+    adapters = [_name_and_path(text) for text in args.adapter]
+    sampling = Sampling(
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        seed=args.seed,
+    )
+    with open_engine(args.engine, args.backend) as engine:
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        for name, path in adapters:
+            manager.load_weights(name, path)
+        for name in ["", *manager.get_adapter_names()]:
+            microseconds = timed_switch(manager, name)
+            (answer,) = generate(engine, [args.prompt], manager=manager, sampling=sampling)
+            print(f"[{name or BASE}, switched in {microseconds:.0f} us] {answer.text.strip()}")
+
+
+def timed_switch(manager: LoRAManager, name: str) -> float:
+    """Activate an adapter ("" is the base model), point a tensor map at it; return microseconds."""
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    start = time.perf_counter()
+    if name:
+        manager.switch_weights(name)
+    else:
+        manager.reset_weights()
+    manager.refresh_tensor_map(tensor_map)
+    return (time.perf_counter() - start) * 1e6
+
+
+def _name_and_path(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ConfigError(f"--adapter is {text!r}, expected NAME=PATH, such as json=adapters/json")
+    return name, Path(path)
+
+
+if __name__ == "__main__":
+    main()
