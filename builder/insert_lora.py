@@ -13,7 +13,7 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -47,15 +47,13 @@ class InsertLoRAResult(ir.passes.PassResult):
     left_alone: tuple[LeftAlone, ...] = ()
 
 
-@dataclass
+@dataclass(frozen=True)
 class InsertLoRA(ir.passes.InPlacePass):
     """The pass, for the targets that `resolve_targets` returned."""
 
     targets: dict[str, frozenset[str]]
     names: BindingNames = BindingNames.LORA
     head: str = ""  # path of the output head, which `all-linear` leaves out, as PEFT does
-    _sites: dict[str, Site] = field(default_factory=dict, init=False, repr=False)
-    _left_alone: list[LeftAlone] = field(default_factory=list, init=False, repr=False)
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there."""
@@ -71,22 +69,14 @@ class InsertLoRA(ir.passes.InPlacePass):
         Raises:
             ConfigError: a target matches no linear of this model, or two modules clash.
         """
-        self._sites, self._left_alone = {}, []
-        linears = [linear for linear in find_linears(model) if self._takes_lora(linear)]
-        self._check_every_target_matched()
+        linears, left_alone = self._choose(model)
+        sites = _sites(linears)
+        self._check_every_target_matched(sites, left_alone)
         missing = [linear for linear in linears if _lora_node(linear.y) is None]
         if missing:
             _add_operator(model)
-            inputs = _SiteInputs(model.graph, self.names)
-            node_names = _UnusedNames(str(node.name) for node in model.graph.all_nodes())
-            value_names = _UnusedNames(_value_names(model.graph))
-            for linear in missing:
-                site = self._sites[linear.path]
-                node = _insert(linear, inputs.of(site), value_names.new(f"{linear.y.name}_lora"))
-                node.name = node_names.new(f"lora_{linear.path}")
-        return InsertLoRAResult(
-            model, bool(missing), tuple(self._sites.values()), tuple(self._left_alone)
-        )
+            _insert_all(model.graph, missing, sites, self.names)
+        return InsertLoRAResult(model, bool(missing), tuple(sites.values()), tuple(left_alone))
 
     def ensures(self, model: ir.Model) -> None:
         """Every input is named once, and every Lora node reads the two inputs of one site."""
@@ -99,23 +89,17 @@ class InsertLoRA(ir.passes.InPlacePass):
             ):
                 raise ir.passes.PostconditionError(f"{node.name} does not read graph inputs")
 
-    def _takes_lora(self, linear: Linear) -> bool:
-        """Record the linear as a site or as left alone."""
-        reason = linear.refusal or self._not_targeted(linear.path)
-        if reason:
-            self._left_alone.append(LeftAlone(linear.path, reason))
-            return False
-        dtype = linear.y.dtype or linear.x.dtype
-        assert dtype is not None  # the exporter writes the type of every value
-        site = Site(linear.path, linear.k, linear.n, dtype_name(dtype))
-        if self._sites.setdefault(site.path, site) != site:
-            raise ConfigError(
-                f"module {site.path} is called as [{site.k}, {site.n}] and with other shapes: "
-                "leave it out of the target modules"
-            )
-        return True
+    def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
+        chosen, left_alone = [], []
+        for linear in find_linears(model):
+            if reason := linear.refusal or self._not_targeted(linear.path):
+                left_alone.append(LeftAlone(linear.path, reason))
+            else:
+                chosen.append(linear)
+        return chosen, left_alone
 
     def _not_targeted(self, path: str) -> str:
+        """Why a linear is no target; empty if it is one."""
         module = module_of(path)
         wanted = frozenset[str]().union(*self.targets.values())
         if module is not None and module.name in wanted:
@@ -124,15 +108,44 @@ class InsertLoRA(ir.passes.InPlacePass):
             return "it is the output head" if path == self.head else ""
         return f"{module.name if module else 'its module'} is not a target"
 
-    def _check_every_target_matched(self) -> None:
-        present = {site.module.name for site in self._sites.values() if site.module}
-        others = {m.name for item in self._left_alone if (m := module_of(item.path))}
+    def _check_every_target_matched(
+        self, sites: dict[str, Site], left_alone: list[LeftAlone]
+    ) -> None:
+        present = {site.module.name for site in sites.values() if site.module}
+        others = {module.name for item in left_alone if (module := module_of(item.path))}
         for target, modules in self.targets.items():
-            if not modules & present and not (ALL_LINEAR in modules and self._sites):
+            if not modules & present and not (ALL_LINEAR in modules and sites):
                 raise ConfigError(
                     f"this model has no layer for the LoRA target module {target!r}; "
                     f"it has: {', '.join(sorted(present | others)) or 'none that is known'}"
                 )
+
+
+def _sites(linears: list[Linear]) -> dict[str, Site]:
+    """The sites of linears, by path."""
+    sites: dict[str, Site] = {}
+    for linear in linears:
+        dtype = linear.y.dtype or linear.x.dtype
+        assert dtype is not None  # the exporter writes the type of every value
+        site = Site(linear.path, linear.k, linear.n, dtype_name(dtype))
+        if sites.setdefault(site.path, site) != site:
+            raise ConfigError(
+                f"module {site.path} is called as [{site.k}, {site.n}] and with other shapes: "
+                "leave it out of the target modules"
+            )
+    return sites
+
+
+def _insert_all(
+    graph: ir.Graph, linears: list[Linear], sites: dict[str, Site], names: BindingNames
+) -> None:
+    inputs = _SiteInputs(graph, names)
+    node_names = _UnusedNames(str(node.name) for node in graph.all_nodes())
+    value_names = _UnusedNames(_value_names(graph))
+    for linear in linears:
+        weights = inputs.of(sites[linear.path])
+        node = _insert(linear, weights, value_names.new(f"{linear.y.name}_lora"))
+        node.name = node_names.new(f"lora_{linear.path}")
 
 
 class _SiteInputs:
@@ -150,11 +163,7 @@ class _SiteInputs:
         if name not in self._made:
             rank = self._names.rank_symbol(site.path)
             dimensions = (site.k, rank) if factor == "A" else (rank, site.n)
-            value = ir.Input(
-                name,
-                shape=ir.Shape(dimensions),
-                type=ir.TensorType(onnx_dtype(site.dtype)),
-            )
+            value = ir.val(name, onnx_dtype(site.dtype), dimensions)
             self._graph.inputs.append(value)
             self._made[name] = value
         return self._made[name]
@@ -214,7 +223,7 @@ def _add_operator(model: ir.Model) -> None:
 
 def lora_function(opset: int) -> ir.Function:
     """Return the model-local function `trt_lora::Lora(y, x, A, B) -> y'` in opset `opset`."""
-    y, x, a, b = (ir.Input(name) for name in ("y", "x", "a", "b"))
+    y, x, a, b = (ir.val(name) for name in ("y", "x", "A", "B"))
     shrink = ir.node("MatMul", [x, a])
     expand = ir.node("MatMul", [shrink.outputs[0], b])
     add = ir.node("Add", [y, expand.outputs[0]])

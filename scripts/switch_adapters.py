@@ -5,12 +5,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import LoRAManager, Sampling, TensorMap, generate, open_engine
 from trt_lora.runtime.executor import BACKENDS
+from trt_lora.scripts.adapter_arguments import BASE, activate, load_adapters
 from trt_lora.scripts.console import run
-
-BASE = "(base)"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _switch(args: argparse.Namespace) -> None:
-    adapters = [_name_and_path(text) for text in args.adapter]
     sampling = Sampling(
         max_new_tokens=args.max_new_tokens,
         temperature=args.temperature,
@@ -49,8 +46,7 @@ def _switch(args: argparse.Namespace) -> None:
     with open_engine(args.engine, args.backend) as engine:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
-        for name, path in adapters:
-            manager.load_weights(name, path)
+        load_adapters(manager, args.adapter)
         for name in ["", *manager.get_adapter_names()]:
             microseconds = timed_switch(manager, name)
             (answer,) = generate(engine, [args.prompt], manager=manager, sampling=sampling)
@@ -62,19 +58,9 @@ def timed_switch(manager: LoRAManager, name: str) -> float:
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     start = time.perf_counter()
-    if name:
-        manager.switch_weights(name)
-    else:
-        manager.reset_weights()
+    activate(manager, name)
     manager.refresh_tensor_map(tensor_map)
     return (time.perf_counter() - start) * 1e6
-
-
-def _name_and_path(text: str) -> tuple[str, Path]:
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise ConfigError(f"--adapter is {text!r}, expected NAME=PATH, such as json=adapters/json")
-    return name, Path(path)
 
 
 if __name__ == "__main__":

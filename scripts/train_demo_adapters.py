@@ -61,8 +61,8 @@ RECIPES = {
     "shout": Recipe(
         str.upper,
         _lora(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]),
-        learning_rate=1e-3,
-        steps=160,
+        learning_rate=5e-4,
+        steps=200,
     ),
     "json": Recipe(
         lambda answer: json.dumps({"answer": answer}),

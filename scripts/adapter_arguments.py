@@ -1,0 +1,41 @@
+"""What the commands that take `--adapter NAME=PATH` share; the empty name is the base model."""
+
+from pathlib import Path
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime import LoRAManager
+
+BASE = "(base)"  # how tables call the empty name
+
+
+def name_and_path(text: str) -> tuple[str, Path]:
+    """Read `NAME=PATH`.
+
+    Raises:
+        ConfigError: the text is of another form.
+    """
+    name, _, path = text.partition("=")
+    if not (name and path):
+        raise ConfigError(f"--adapter is {text!r}, expected NAME=PATH, such as json=adapters/json")
+    return name, Path(path)
+
+
+def load_adapters(manager: LoRAManager, arguments: list[str]) -> dict[str, Path]:
+    """Load every `NAME=PATH` and return the paths by name.
+
+    Raises:
+        ConfigError: an argument is of another form.
+        AdapterError: an adapter cannot be read, does not fit, or has the name of another.
+    """
+    paths = [name_and_path(text) for text in arguments]
+    for name, path in paths:
+        manager.load_weights(name, path)
+    return dict(paths)
+
+
+def activate(manager: LoRAManager, name: str) -> None:
+    """Switch to an adapter, or to the base model."""
+    if name:
+        manager.switch_weights(name)
+    else:
+        manager.reset_weights()

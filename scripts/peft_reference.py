@@ -1,0 +1,57 @@
+"""The independent reference: the same model and adapters in transformers and PEFT."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from trt_lora.builder.quiet import quiet
+
+Ids = npt.NDArray[np.int64]
+
+
+class PeftReference:
+    """A base model with PEFT adapters; the empty name is the base model."""
+
+    def __init__(self, model: Path, adapters: Mapping[str, Path], dtype: str = "float32") -> None:
+        """Load everything on the CPU.
+
+        Args:
+            model: directory of a transformers model.
+            adapters: PEFT directories by name.
+            dtype: of weights and activations.
+        """
+        with quiet():
+            base: Any = AutoModelForCausalLM.from_pretrained(
+                model, dtype=getattr(torch, dtype), attn_implementation="eager"
+            )
+            self._wrapped: Any = None
+            for name, path in adapters.items():
+                if self._wrapped is None:
+                    self._wrapped = PeftModel.from_pretrained(base, path, adapter_name=name)
+                else:
+                    self._wrapped.load_adapter(path, adapter_name=name)
+        self._model: Any = (self._wrapped or base).eval()
+
+    @torch.inference_mode()
+    def logits(self, adapter: str, ids: Ids, mask: Ids) -> npt.NDArray[np.float32]:
+        """Return logits [batch, s, vocab] of ids [batch, s], without a cache, in one pass."""
+        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
+        arguments = {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(mask),
+            "position_ids": torch.from_numpy(positions),
+        }
+        if self._wrapped is not None and not adapter:
+            with self._wrapped.disable_adapter():
+                out = self._model(**arguments)
+        else:
+            if adapter:
+                self._wrapped.set_adapter(adapter)
+            out = self._model(**arguments)
+        return np.asarray(out.logits.float().numpy())

@@ -1,0 +1,276 @@
+"""Building an engine directory: what is in it, and that a failed build leaves nothing."""
+
+import errno
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TinyEngine
+from tiny import POSITIONS, save_adapter, tiny_config
+
+from trt_lora.builder import BuildConfig, build_engine
+from trt_lora.builder.build import list_sites
+from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
+from trt_lora.runtime import read_manifest
+from trt_lora.runtime.manifest import file_record
+
+
+class StopAt:
+    """Progress that raises when a stage begins."""
+
+    def __init__(self, stage: str, error: BaseException) -> None:
+        self._stage, self._error = stage, error
+
+    def stage(self, name: str) -> None:
+        if name == self._stage:
+            raise self._error
+
+    def advance(self, done: int, total: int) -> None:
+        pass
+
+    def note(self, message: str) -> None:
+        pass
+
+
+class Notes(StopAt):
+    """Progress that keeps the notes."""
+
+    def __init__(self) -> None:
+        super().__init__("never", AssertionError())
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones included."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_manifest_describes_the_files_beside_it(tiny_engine: TinyEngine) -> None:
+    manifest = read_manifest(tiny_engine.engine)
+    assert set(manifest.files) | {"manifest.json"} == {p.name for p in tiny_engine.engine.iterdir()}
+    for name, record in manifest.files.items():
+        assert file_record(tiny_engine.engine / name) == record
+    assert manifest.flavour == "none"
+    assert manifest.versions["torch"].startswith("2.13")
+
+
+def test_the_manifest_names_sites_bindings_and_profiles(tiny_engine: TinyEngine) -> None:
+    manifest = read_manifest(tiny_engine.engine)
+    assert [site.path for site in manifest.sites] == [
+        f"model.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qv"
+    ]
+    assert {(site.k, site.n) for site in manifest.sites} == {(32, 32), (32, 16)}
+    inputs = {binding.name: binding for binding in manifest.inputs}
+    assert inputs["input_ids"].shape == ("batch", "sequence")
+    assert inputs["past_key_values.1.key"].shape == ("batch", 2, "past_sequence", 8)
+    a = "lora_A_model.layers.0.self_attn.q_proj"
+    assert inputs[a].shape == (32, "rank_model.layers.0.self_attn.q_proj")
+    for name in ("decode", "prefill"):
+        allowed = manifest.profiles[name][a]
+        assert (allowed.min, allowed.opt, allowed.max) == ((32, 1), (32, 16), (32, 16))
+    assert manifest.profiles["decode"]["input_ids"].max == (2, 1)
+    assert manifest.profiles["prefill"]["input_ids"].max == (2, POSITIONS // 2)
+
+
+def test_the_manifest_knows_the_base_model(tiny_engine: TinyEngine) -> None:
+    base = read_manifest(tiny_engine.engine).base_model
+    assert (base.name, base.architecture) == ("model", "LlamaForCausalLM")
+    assert (base.stop_token_ids, base.pad_token_id) == ((2,), 0)
+    assert len(base.fingerprint) == 64
+
+
+def test_the_fingerprint_changes_with_the_config(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    from trt_lora.builder.base_model import describe, read_config
+
+    other = tmp_path / "other"
+    shutil.copytree(tiny_engine.model, other)
+    same = describe(other, read_config(other)).fingerprint
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    changed = describe(other, read_config(other)).fingerprint
+    assert same == read_manifest(tiny_engine.engine).base_model.fingerprint
+    assert changed != same
+
+
+def test_metadata_of_the_building_machine_is_not_in_the_file(tiny_engine: TinyEngine) -> None:
+    graph = (tiny_engine.engine / "model.onnx").read_bytes()
+    assert b"name_scopes" not in graph
+    assert b"site-packages" not in graph
+
+
+@pytest.mark.parametrize(
+    ("stage", "error"),
+    [
+        ("load", KeyboardInterrupt()),
+        ("insert", KeyboardInterrupt()),
+        ("save", OSError(errno.ENOSPC, "no space left")),
+        ("describe", OSError(errno.ENOSPC, "no space left")),
+    ],
+)
+def test_a_build_that_stops_anywhere_leaves_nothing(
+    stage: str, error: BaseException, tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    with pytest.raises(type(error)):
+        build_engine(tiny_config(tiny_engine.model, tmp_path / "engine"), StopAt(stage, error))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    tiny_engine: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(OSError, match=r"the engine needs about .* GB") as raised:
+        build_engine(tiny_config(tiny_engine.model, tmp_path / "engine"))
+    assert raised.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_output_is_refused_and_untouched(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "mine.txt").write_text("keep")
+    config = tiny_config(tiny_engine.model, tmp_path / "engine")
+    with pytest.raises(ConfigError, match="exists; choose another --output, or .* --force"):
+        build_engine(config)
+    with pytest.raises(ConfigError, match="is not an engine directory; --force replaces nothing"):
+        build_engine(replace(config, force=True))
+    assert content(tmp_path) == {"engine/mine.txt": b"keep"}
+
+
+@pytest.mark.slow
+def test_force_replaces_an_engine_and_a_failure_keeps_the_old_one(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_engine.engine, tmp_path / "engine")
+    old = content(tmp_path)
+    config = tiny_config(tiny_engine.model, tmp_path / "engine", force=True, max_lora_rank=3)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(config, StopAt("describe", KeyboardInterrupt()))
+    assert content(tmp_path) == old
+    build_engine(config)
+    assert read_manifest(tmp_path / "engine").max_lora_rank == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+
+
+def test_the_dry_run_lists_sites_and_reasons(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    config = tiny_config(tiny_engine.model, tmp_path / "x", target_modules=("q_proj",))
+    result = list_sites(config)
+    assert [site.path.rsplit(".", 1)[-1] for site in result.sites] == ["q_proj", "q_proj"]
+    reasons = {item.path: item.reason for item in result.left_alone}
+    assert reasons["model.layers.0.mlp.gate_proj"] == "mlp_h_to_4h is not a target"
+    assert reasons["lm_head"] == "its module is not a target"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_real_adapters_decide_modules_and_ranks(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    wide = save_adapter(tiny_engine.model, tmp_path / "wide", r=12, target_modules=["o_proj"])
+    manifest = build_engine(
+        tiny_config(
+            tiny_engine.model,
+            tmp_path / "engine",
+            target_modules=(),
+            max_lora_rank=None,
+            lora_dirs=(tiny_engine.adapter, wide),
+        )
+    )
+    assert {site.module.name for site in manifest.sites if site.module} == {
+        "attn_q", "attn_v", "attn_dense",
+    }  # fmt: skip
+    assert (manifest.max_lora_rank, manifest.opt_lora_rank) == (12, 4)
+
+
+def test_options_that_contradict_a_real_adapter_are_refused(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    config = tiny_config(tiny_engine.model, tmp_path / "e", lora_dirs=(tiny_engine.adapter,))
+    with pytest.raises(ConfigError, match="--max-lora-rank is 2, but an adapter .* has rank 4"):
+        build_engine(replace(config, max_lora_rank=2))
+    with pytest.raises(ConfigError, match=r"leaves out; add attn_q"):
+        build_engine(replace(config, target_modules=("attn_v",)))
+    with pytest.raises(AdapterError, match="nowhere"):
+        build_engine(replace(config, lora_dirs=(Path("nowhere"),)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_lora_rank": 0}, "--max-lora-rank is 0, expected a whole number from 1 to 512"),
+        ({"max_lora_rank": 513}, "--max-lora-rank is 513"),
+        ({"max_batch_size": 0}, "--max-batch-size is 0, expected a whole number 1 or more"),
+        ({"max_input_len": POSITIONS + 1}, "--max-input-len is 65, .* from 1 to 64"),
+        ({"max_seq_len": 1}, "--max-seq-len is 1"),
+        ({"dtype": "int8"}, "--dtype is 'int8'; choose from: float16, bfloat16, float32"),
+        ({"flavour": "trt"}, "--flavour is 'trt'; choose from: auto, tensorrt"),
+        ({"target_modules": ()}, "nothing says which modules take LoRA"),
+    ],
+)
+def test_values_that_cannot_be_built_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny_config(tmp_path, tmp_path / "engine", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_modules": ("attn_x",)}, "unknown LoRA target module 'attn_x'; choose from: all-"),
+        ({"target_modules": ("attn_qkv",)}, "no layer for .* 'attn_qkv'; it has: attn_dense"),
+        ({"max_seq_len": 65}, "--max-seq-len is 65, but the model has 64 positions"),
+    ],
+)
+def test_what_this_model_cannot_do_is_refused(
+    options: dict[str, Any], message: str, tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_engine(tiny_config(tiny_engine.model, tmp_path / "engine", **options))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    config = BuildConfig(tmp_path / "no", tmp_path / "engine", ("attn_q",), flavour="none")
+    with pytest.raises(ModelError, match=r"no has no config\.json: it is not a model directory"):
+        build_engine(config)
+
+
+def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="BertForMaskedLM, not a causal language model"):
+        build_engine(BuildConfig(tmp_path, tmp_path / "e", ("attn_q",), flavour="none"))
+
+
+def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        build_engine(BuildConfig(tmp_path, tmp_path / "e", ("attn_q",), flavour="none"))
+
+
+def test_damaged_weights_are_refused(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_engine.model, model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"the weights in .* cannot be loaded"):
+        build_engine(tiny_config(model, tmp_path / "engine"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_missing_flavours_fall_back_to_onnx_with_a_note_only_in_auto(
+    tiny_engine: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trt_lora.builder.build.installed_flavour", lambda: None)
+    notes = Notes()
+    config = tiny_config(tiny_engine.model, tmp_path / "engine", flavour="auto")
+    assert build_engine(config, notes).flavour == "none"
+    assert "no TensorRT is installed" in notes.notes[0]

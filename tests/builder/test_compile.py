@@ -1,0 +1,121 @@
+"""Compiling with the real TensorRT-RTX builder, which needs no GPU."""
+
+import _thread
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TinyEngine
+from tiny import tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.builder.compile import Compiler
+from trt_lora.builder.progress import Silent
+from trt_lora.plugins.errors import BackendError, ModelError
+from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour
+from trt_lora.runtime import read_manifest
+from trt_lora.runtime.manifest import Range
+
+trt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+
+
+class Recorder(Silent):
+    """Keeps what a build says, and can interrupt it."""
+
+    def __init__(self, *, interrupt: bool = False) -> None:
+        self.stages: list[str] = []
+        self.notes: list[str] = []
+        self.steps: list[tuple[int, int]] = []
+        self._interrupt = interrupt
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def advance(self, done: int, total: int) -> None:
+        self.steps.append((done, total))
+        if self._interrupt:
+            self._interrupt = False
+            _thread.interrupt_main()  # what Ctrl-C does
+
+
+@pytest.mark.slow
+def test_a_build_shows_its_stages_and_steps_and_makes_a_plan(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    config = tiny_config(
+        tiny_engine.model,
+        tmp_path / "engine",
+        flavour="tensorrt-rtx",
+        timing_cache=tmp_path / "cache",
+    )
+    manifest = build_engine(config, recorder)
+    assert recorder.stages == ["load", "export", "insert", "save", "compile", "describe"]
+    done, total = recorder.steps[-1]
+    assert 0 < done <= total
+    assert manifest.files["engine.plan"].size_bytes > 0
+    assert manifest.versions["tensorrt-rtx"] == trt.__version__
+    assert recorder.notes[0].startswith("--timing-cache has no effect: tensorrt-rtx")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_engines_build(dtype: str, tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    config = tiny_config(tiny_engine.model, tmp_path / "e", flavour="tensorrt-rtx", dtype=dtype)
+    manifest = build_engine(config)
+    assert {site.dtype for site in manifest.sites} == {dtype}
+    assert manifest.files["engine.plan"].size_bytes > 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_the_compilation_and_leaves_nothing(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    config = tiny_config(tiny_engine.model, tmp_path / "engine", flavour="tensorrt-rtx")
+    recorder = Recorder(interrupt=True)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(config, recorder)
+    assert recorder.stages[-1] == "compile"
+    assert list(tmp_path.iterdir()) == []
+    assert not [t for t in threading.enumerate() if t.name == "tensorrt-build"]
+
+
+def compile_tiny(engine: Path, plan: Path, profiles: Any) -> None:
+    """Compile the tiny engine's ONNX file with profiles of our own."""
+    Compiler(TENSORRT_RTX, Silent()).compile(engine / "model.onnx", plan, profiles)
+
+
+def test_profiles_for_other_inputs_are_refused(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    profiles = {"decode": {"input_ids": Range((1, 1), (1, 1), (1, 1))}}
+    with pytest.raises(ModelError, match=r"model\.onnx has other inputs in tensorrt-rtx: att"):
+        compile_tiny(tiny_engine.engine, tmp_path / "plan", profiles)
+
+
+def test_a_profile_that_tensorrt_refuses_gives_its_reason(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    profiles = {
+        name: dict(ranges) for name, ranges in read_manifest(tiny_engine.engine).profiles.items()
+    }
+    low = profiles["decode"]["input_ids"]
+    profiles["decode"]["input_ids"] = Range(low.max, low.opt, low.min)
+    with pytest.raises(ModelError, match=r"tensorrt-rtx .*input_ids"):
+        compile_tiny(tiny_engine.engine, tmp_path / "plan", profiles)
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(ModelError, match=r"tensorrt-rtx cannot parse model\.onnx"):
+        compile_tiny(tmp_path, tmp_path / "plan", {})
+
+
+def test_a_flavour_that_is_not_installed_says_how_to_install_it() -> None:
+    absent = Flavour("tensorrt", "tensorrt_of_nobody", extra="tensorrt", has_timing_cache=True)
+    with pytest.raises(BackendError, match=r"pip install 'trt-lora\[tensorrt\]'"):
+        Compiler(absent, Silent()).compile(Path("x"), Path("y"), {})

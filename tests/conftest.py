@@ -1,0 +1,80 @@
+"""The real model, its engine, and a GPU where there is one."""
+
+import hashlib
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from readme import ROOT, blocks, run_block
+from tiny import save_adapter, save_model, tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.scripts.demo_model import DEFAULT_DIRECTORY, ensure_demo_model
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """SmolLM2-135M-Instruct as a transformers directory."""
+    return ensure_demo_model(ROOT / DEFAULT_DIRECTORY)
+
+
+@pytest.fixture(scope="session")
+def readme_folder(demo_model: Path) -> Path:
+    """A folder that looks like a checkout after `make demo`, where the README's commands run.
+
+    It holds an engine built by the README's own command, and is kept as long as the sources that
+    build one do not change.
+    """
+    folder = ROOT / "build" / "readme" / _sources_hash()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("build/smollm2", "scripts", "tests/adapters"):
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(ROOT / name)
+    if not (folder / "engines" / "readme").exists():
+        (build,) = (b for b in blocks() if "build-engine" in b.text and "--output" in b.text)
+        run_block(build, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_engine(readme_folder: Path) -> Path:
+    """The engine of the real model: seven linears of 30 layers, float32."""
+    return readme_folder / "engines" / "readme"
+
+
+@pytest.fixture(scope="session")
+def demo_adapters() -> dict[str, Path]:
+    """The trained adapters by name."""
+    return {path.name: path for path in sorted((ROOT / "tests" / "adapters").iterdir())}
+
+
+@dataclass(frozen=True)
+class TinyEngine:
+    """A random Llama of two layers, its engine without a plan, and one adapter of rank 4."""
+
+    model: Path
+    engine: Path
+    adapter: Path
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> TinyEngine:
+    """An engine that takes seconds to build: LoRA on q_proj and v_proj, rank 1 to 16."""
+    folder = tmp_path_factory.mktemp("tiny")
+    model = save_model("Llama", folder / "model")
+    adapter = save_adapter(model, folder / "a", r=4, target_modules=["q_proj", "v_proj"])
+    build_engine(tiny_config(model, folder / "engine", target_modules=("attn_q", "attn_v")))
+    return TinyEngine(model, folder / "engine", adapter)
+
+
+def _sources_hash() -> str:
+    digest = hashlib.sha256((ROOT / "README.md").read_bytes())
+    for folder in ("builder", "plugins", "runtime"):
+        for path in sorted((ROOT / folder).glob("*.py")):
+            digest.update(path.read_bytes())
+    for tool in ("torch", "transformers", "onnxscript", "tensorrt_rtx_cu13"):
+        digest.update(importlib.metadata.version(tool).encode())
+    return digest.hexdigest()[:16]
