@@ -49,7 +49,7 @@ def _compare(args: argparse.Namespace) -> None:
         reference = PeftReference(args.model, adapters, engine.manifest.dtype)
         for name in ["", *adapters]:
             ids = _prompt_and_answer(engine, manager, name, args.prompt, args.max_new_tokens)
-            ours = engine_logits(engine, manager, name, ids)
+            ours = engine_logits(engine, manager, name, ids, prompt=ids.shape[1] // 2)
             theirs = reference.logits(name, ids, np.ones_like(ids))
             error = np.abs(ours - theirs)
             same = (ours.argmax(-1) == theirs.argmax(-1)).mean()
@@ -76,15 +76,22 @@ def _prompt_and_answer(
 
 
 def engine_logits(
-    engine: Engine, manager: LoRAManager, name: str, ids: npt.NDArray[np.int64]
+    engine: Engine,
+    manager: LoRAManager,
+    name: str,
+    ids: npt.NDArray[np.int64],
+    *,
+    prompt: int,
 ) -> npt.NDArray[np.float32]:
-    """Return logits [batch, s, vocab] of ids [batch, s]: half by prefill, then token by token."""
+    """Return logits [batch, s, vocab] of ids [batch, s].
+
+    The first `prompt` positions go through prefill, the others one by one through decode.
+    """
     activate(manager, name)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     decoder = Decoder(engine, tensor_map, len(ids))
-    split = max(ids.shape[1] // 2, 1)
-    columns = [ids[:, :split], *(ids[:, i : i + 1] for i in range(split, ids.shape[1]))]
+    columns = np.split(ids, range(prompt, ids.shape[1]), axis=1)
     steps = [decoder.step(part, np.ones_like(part), keep=part.shape[1]) for part in columns]
     return np.concatenate(steps, axis=1)
 

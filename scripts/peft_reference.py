@@ -18,17 +18,25 @@ Ids = npt.NDArray[np.int64]
 class PeftReference:
     """A base model with PEFT adapters; the empty name is the base model."""
 
-    def __init__(self, model: Path, adapters: Mapping[str, Path], dtype: str = "float32") -> None:
-        """Load everything on the CPU.
+    def __init__(
+        self,
+        model: Path,
+        adapters: Mapping[str, Path],
+        dtype: str = "float32",
+        *,
+        attention: str = "eager",
+    ) -> None:
+        """Load everything on the CPU; the first adapter is active.
 
         Args:
             model: directory of a transformers model.
             adapters: PEFT directories by name.
             dtype: of weights and activations.
+            attention: transformers' implementation; "eager" is its definition, "sdpa" is faster.
         """
         with quiet():
             base: Any = AutoModelForCausalLM.from_pretrained(
-                model, dtype=getattr(torch, dtype), attn_implementation="eager"
+                model, dtype=getattr(torch, dtype), attn_implementation=attention
             )
             self._wrapped: Any = None
             for name, path in adapters.items():
@@ -36,7 +44,7 @@ class PeftReference:
                     self._wrapped = PeftModel.from_pretrained(base, path, adapter_name=name)
                 else:
                     self._wrapped.load_adapter(path, adapter_name=name)
-        self._model: Any = (self._wrapped or base).eval()
+        self.model: Any = (self._wrapped or base).eval()
 
     @torch.inference_mode()
     def logits(self, adapter: str, ids: Ids, mask: Ids) -> npt.NDArray[np.float32]:
@@ -49,9 +57,9 @@ class PeftReference:
         }
         if self._wrapped is not None and not adapter:
             with self._wrapped.disable_adapter():
-                out = self._model(**arguments)
+                out = self.model(**arguments)
         else:
             if adapter:
                 self._wrapped.set_adapter(adapter)
-            out = self._model(**arguments)
+            out = self.model(**arguments)
         return np.asarray(out.logits.float().numpy())

@@ -58,11 +58,9 @@ def _lora(**options: Any) -> LoraConfig:
 # Between them: three ranks, rsLoRA, rank_pattern and alpha_pattern, float16 storage, and target
 # modules from two linears to all seven.
 RECIPES = {
-    "shout": Recipe(
-        str.upper,
+    "letter": Recipe(
+        lambda answer: f"Dear friend, {answer} Yours truly.",
         _lora(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"]),
-        learning_rate=5e-4,
-        steps=200,
     ),
     "json": Recipe(
         lambda answer: json.dumps({"answer": answer}),

@@ -1,4 +1,4 @@
-"""A CUDA runtime without a GPU: a stand-in for the module `cuda.bindings.runtime`, with strict rules.
+"""A CUDA runtime without a GPU: a strict stand-in for the module `cuda.bindings.runtime`.
 
 * Device addresses are no host addresses: code that reads device memory in place crashes.
 * Work happens when its stream is waited for, and not before. Streams promise each other no order,
@@ -7,12 +7,12 @@
 * What breaks a rule raises `Violation` and is kept in `violations`, also when a finalizer did it.
 """
 
-# ruff: noqa: N802 # the functions have NVIDIA's names
+# ruff: noqa: N802, N815 # functions and constants have NVIDIA's names
 import ctypes
 import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
 from typing import Any, NoReturn
@@ -28,7 +28,7 @@ DEVICE_BASE = 1 << 60  # no process has memory there
 GARBAGE = 0xFF  # as float a NaN, as int -1
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 # a broken rule, not an error of a user
     """A rule of CUDA was broken."""
 
 
@@ -109,13 +109,14 @@ class Copy:
     nbytes: int
     kind: CopyKind
     stream: int
-    source_is_pinned: bool = field(default=False)
+    source_is_pinned: bool = False
 
 
 class FakeCuda(ModuleType):
     """The functions of `cuda.bindings.runtime` that the package uses."""
 
     cudaMemcpyKind = CopyKind
+    _made = 0  # so that no two GPUs have an address in common
 
     def __init__(self, devices: int = 1) -> None:
         super().__init__("cuda.bindings.runtime")
@@ -125,10 +126,12 @@ class FakeCuda(ModuleType):
         self.copies: list[Copy] = []
         self.violations: list[str] = []
         self._failures: dict[str, Status | RuntimeError] = {}
+        self._fatal = ""  # the function whose next call finds the device lost
         self._lost: Status | None = None
         self._device: list[Block] = []
         self._pinned: list[Block] = []
-        self._next_address = DEVICE_BASE
+        FakeCuda._made += 1
+        self._base = self._next_address = DEVICE_BASE + (FakeCuda._made << 32)
         self._streams: dict[int, list[Work]] = {0: []}
         self._next_stream = 0x5000
 
@@ -142,9 +145,9 @@ class FakeCuda(ModuleType):
         """Let the next call of `function` fail: with a status, or as cuda-python 12 does."""
         self._failures[function] = reason
 
-    def lose_device(self, status: Status = Status.cudaErrorIllegalAddress) -> None:
-        """Let every call fail from now on, as after a kernel that crashed."""
-        self._lost = status
+    def lose_device_at(self, function: str) -> None:
+        """Let the next call of `function` and all after it fail, as when a kernel crashed."""
+        self._fatal = function
 
     def names(self) -> list[str]:
         """Names of the functions called, in order."""
@@ -160,13 +163,15 @@ class FakeCuda(ModuleType):
 
     def pending(self, owner: object) -> list[str]:
         """What `owner` has enqueued and nobody has waited for."""
-        return [w.what for queue in self._streams.values() for w in queue if w.owner is owner]
+        queues = [] if self._lost else self._streams.values()
+        return [work.what for queue in queues for work in queue if work.owner is owner]
 
     def check(self) -> None:
         """Raise AssertionError if a rule was broken or something was not given back."""
-        gc.collect()
+        if self.live_blocks():
+            gc.collect()  # an exception that a test has caught keeps frames alive
         assert not self.violations
-        assert self._lost or not self.live_blocks()
+        assert self._lost or not [hex(block.address) for block in self.live_blocks()]
         assert self._lost or not self.live_streams()
 
     # What the fake TensorRT needs.
@@ -227,7 +232,7 @@ class FakeCuda(ModuleType):
             return status, None
         self._queue("cudaMallocAsync", int(stream))
         block = Block(self._next_address, np.full(size, GARBAGE, np.uint8), home=int(stream))
-        self._next_address = -(-block.end // ALIGNMENT + 16) * ALIGNMENT
+        self._next_address = (block.end // ALIGNMENT + 16) * ALIGNMENT
         self._device.append(block)
         return SUCCESS, block.address
 
@@ -235,6 +240,8 @@ class FakeCuda(ModuleType):
         """Free device memory, which no other stream may be using."""
         if status := self._enter("cudaFreeAsync", pointer, stream):
             return (status,)
+        if DEVICE_BASE < pointer < self._base:
+            return (SUCCESS,)  # what an earlier test left when it failed
         self._queue("cudaFreeAsync", int(stream))
         block = self._whole(self._device, pointer, "cudaFreeAsync")
         if block.home not in (None, int(stream)):
@@ -313,6 +320,8 @@ class FakeCuda(ModuleType):
 
     def _enter(self, function: str, *args: Any) -> Status:
         self.calls.append((function, args))
+        if function == self._fatal:
+            self._lost = Status.cudaErrorIllegalAddress
         reason = self._failures.pop(function, self._lost or SUCCESS)
         if isinstance(reason, RuntimeError):
             raise reason

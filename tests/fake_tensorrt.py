@@ -164,7 +164,7 @@ class Dims:
         return iter(self._sizes)
 
 
-class Logger:
+class FakeLogger:
     """Takes messages of at least a severity."""
 
     class Severity(IntEnum):
@@ -183,7 +183,7 @@ class Logger:
 class FakeTensorRT(ModuleType):
     """The module `tensorrt_rtx`, or `tensorrt`."""
 
-    Logger = Logger
+    Logger = FakeLogger
 
     def __init__(self, cuda: FakeCuda, name: str = "tensorrt_rtx") -> None:
         super().__init__(name)
@@ -199,7 +199,7 @@ class FakeTensorRT(ModuleType):
         """Be what `import tensorrt_rtx` finds."""
         monkeypatch.setitem(sys.modules, self.__name__, self)
 
-    def Runtime(self, logger: Logger) -> "Runtime":
+    def Runtime(self, logger: FakeLogger) -> "Runtime":
         """Return a runtime, which keeps the logger."""
         return Runtime(self, logger)
 
@@ -207,7 +207,7 @@ class FakeTensorRT(ModuleType):
 class Runtime:
     """Loads plans."""
 
-    def __init__(self, trt: FakeTensorRT, logger: Logger) -> None:
+    def __init__(self, trt: FakeTensorRT, logger: FakeLogger) -> None:
         self._trt = trt
         self._logger = logger
 

@@ -1,4 +1,4 @@
-"""Stand-ins for an engine: a small manifest, its weights, and executors that promise the minimum."""
+"""Stand-ins for an engine: a small manifest, its weights, executors that promise the minimum."""
 
 import json
 from collections.abc import Mapping

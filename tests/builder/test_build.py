@@ -138,9 +138,9 @@ def test_an_existing_output_is_refused_and_untouched(
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "mine.txt").write_text("keep")
     config = tiny_config(tiny_engine.model, tmp_path / "engine")
-    with pytest.raises(ConfigError, match="exists; choose another --output, or .* --force"):
+    with pytest.raises(ConfigError, match=r"exists; choose another --output, or .* --force"):
         build_engine(config)
-    with pytest.raises(ConfigError, match="is not an engine directory; --force replaces nothing"):
+    with pytest.raises(ConfigError, match=r"is not an engine directory; --force replaces nothing"):
         build_engine(replace(config, force=True))
     assert content(tmp_path) == {"engine/mine.txt": b"keep"}
 
@@ -192,11 +192,11 @@ def test_options_that_contradict_a_real_adapter_are_refused(
     tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
     config = tiny_config(tiny_engine.model, tmp_path / "e", lora_dirs=(tiny_engine.adapter,))
-    with pytest.raises(ConfigError, match="--max-lora-rank is 2, but an adapter .* has rank 4"):
+    with pytest.raises(ConfigError, match=r"--max-lora-rank is 2, but an adapter .* has rank 4"):
         build_engine(replace(config, max_lora_rank=2))
     with pytest.raises(ConfigError, match=r"leaves out; add attn_q"):
         build_engine(replace(config, target_modules=("attn_v",)))
-    with pytest.raises(AdapterError, match="nowhere"):
+    with pytest.raises(AdapterError, match=r"nowhere"):
         build_engine(replace(config, lora_dirs=(Path("nowhere"),)))
     assert list(tmp_path.iterdir()) == []
 
@@ -246,7 +246,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="BertForMaskedLM, not a causal language model"):
+    with pytest.raises(ModelError, match=r"BertForMaskedLM, not a causal language model"):
         build_engine(BuildConfig(tmp_path, tmp_path / "e", ("attn_q",), flavour="none"))
 
 

@@ -145,7 +145,7 @@ def test_names_that_the_graph_has_already_are_not_used_again() -> None:
 
 
 def test_a_graph_without_module_paths_is_refused() -> None:
-    with pytest.raises(ir.passes.PreconditionError, match="strips metadata"):
+    with pytest.raises(ir.passes.PreconditionError, match=r"strips metadata"):
         insert(graph("y = MatMul(x, w) z = Relu(y)", {}), "attn_q")
 
 
@@ -175,7 +175,7 @@ def test_a_module_that_is_not_targeted_is_left_alone() -> None:
 
 def test_a_product_whose_module_is_no_linear_is_left_alone() -> None:
     model = graph("y = MatMul(x, w) z = Relu(y)", {"y": Q}, kind="torch.nn.RotaryEmbedding")
-    with pytest.raises(ConfigError, match="no layer"):
+    with pytest.raises(ConfigError, match=r"no layer"):
         insert(model, "attn_q")
 
 

@@ -1,0 +1,261 @@
+"""Measure what the project claims, print tables, write JSON: ratios inside one run on one machine.
+
+    python scripts/bench.py [decode|dummies|switch|load|build ...]
+
+Needs the demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a
+noisy neighbour slows both.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers.cache_utils import DynamicCache
+
+from trt_lora.builder.build import WEIGHTS_FILE, tool_versions
+from trt_lora.plugins.contract import DOMAIN
+from trt_lora.runtime import Engine, LoRAManager, TensorMap, load_adapter, open_engine
+from trt_lora.runtime.decoding import Decoder
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
+from trt_lora.scripts.adapter_arguments import activate
+from trt_lora.scripts.demo import ADAPTERS, ENGINE, MODULES
+from trt_lora.scripts.demo_model import DEFAULT_DIRECTORY
+from trt_lora.scripts.peft_reference import PeftReference
+from trt_lora.scripts.switch_adapters import timed_switch
+
+OUTPUT = Path("docs/benchmarks/cpu.json")
+ADAPTER = "json"  # rank 4 on all seven linears: every binding carries a weight
+PROMPT_LENGTH, DECODE_STEPS, ROUNDS = 64, 32, 7
+
+Results = dict[str, float | str]
+
+
+def decode() -> Results:
+    """Decode tokens/s with one adapter active, against transformers + PEFT in this process."""
+    reference = PeftReference(DEFAULT_DIRECTORY, {ADAPTER: ADAPTERS / ADAPTER}, attention="sdpa")
+    with open_engine(ENGINE) as engine:
+        manager = _manager(engine)
+        ours, theirs = _alternate(
+            lambda: _decode_seconds(engine, manager, ADAPTER),
+            lambda: _peft_decode_seconds(reference.model),
+        )
+    return {
+        "ours, tokens/s": DECODE_STEPS / ours,
+        "transformers + PEFT, tokens/s": DECODE_STEPS / theirs,
+        "ratio (target: 1.5 or more)": theirs / ours,
+    }
+
+
+def dummies() -> Results:
+    """Decode with LoRA inputs and no adapter, against the same export without LoRA inputs."""
+    with tempfile.TemporaryDirectory() as scratch:
+        plain_directory = _engine_without_lora(Path(scratch))
+        with open_engine(ENGINE) as engine, open_engine(plain_directory) as plain:
+            managers = _manager(engine), _manager(plain)
+            with_inputs, without = _alternate(
+                lambda: _decode_seconds(engine, managers[0], ""),
+                lambda: _decode_seconds(plain, managers[1], ""),
+            )
+    return {
+        "with 420 dummies, ms/token": with_inputs / DECODE_STEPS * 1e3,
+        "without LoRA inputs, ms/token": without / DECODE_STEPS * 1e3,
+        "cost of dummies, % (target: under 10)": (with_inputs / without - 1) * 100,
+    }
+
+
+def switch() -> Results:
+    """`switch_weights` + `refresh_tensor_map` for every binding, and what they copy or allocate."""
+    with open_engine(ENGINE) as engine:
+        manager = _manager(engine)
+        names = ["", *manager.get_adapter_names()]
+        before = {name: _pointers(manager, name) for name in names}
+        times = [timed_switch(manager, names[i % len(names)]) for i in range(2000)]
+        moved = sum(_pointers(manager, name) != before[name] for name in names)
+    return {
+        "bindings": len(before[""]),
+        "median, us (target: under 200)": statistics.median(times),
+        "99th percentile, us": statistics.quantiles(times, n=100)[98],
+        "adapters whose pointers moved": moved,
+        "distinct dummy buffers": len(set(before[""].values())),
+    }
+
+
+def load() -> Results:
+    """Time and peak memory of loading each demo adapter into a manager, files in the page cache."""
+    results: Results = {}
+    with open_engine(ENGINE) as engine:
+        for path in sorted(ADAPTERS.iterdir()):
+            size = sum(tensor.nbytes for tensor in load_adapter(path).tensors.values())
+            seconds = min(_seconds(lambda path=path: _load(engine, path)) for _ in range(ROUNDS))  # type: ignore[misc]
+            results[f"{path.name}, ms for {size / 1e6:.1f} MB"] = seconds * 1e3
+            results[f"{path.name}, peak memory / size"] = _traced_peak(engine, path) / size
+    return results
+
+
+def build() -> Results:
+    """Time and peak memory of every stage of a build of the demo, in its own process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "trt_lora.scripts.bench_build", str(DEFAULT_DIRECTORY)]
+        done = subprocess.run(
+            [*command, f"{scratch}/engine", *MODULES], check=True, capture_output=True, text=True
+        )
+    stages: list[dict[str, Any]] = json.loads(done.stdout)
+    results: Results = {f"{s['stage']}, s": s["seconds"] for s in stages}
+    model = (DEFAULT_DIRECTORY / "model.safetensors").stat().st_size
+    for stage in stages:
+        results[f"{stage['stage']}, peak memory, GB"] = stage["peak_bytes"] / 1e9
+    export = max(s["peak_bytes"] for s in stages if s["stage"] in ("load", "export", "insert"))
+    results["export, peak memory / model size (target: under 2.5)"] = export / model
+    return results
+
+
+MEASUREMENTS: dict[str, Callable[[], Results]] = {
+    function.__name__: function for function in (decode, dummies, switch, load, build)
+}
+
+
+def main() -> None:
+    """Run the measurements named, or all; merge them into the JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"{', '.join(MEASUREMENTS)} (default: all)")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="JSON file")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(MEASUREMENTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(MEASUREMENTS)}")
+    known = json.loads(args.output.read_text()) if args.output.exists() else {}
+    for name in args.names or MEASUREMENTS:
+        results = MEASUREMENTS[name]()
+        _print(name, results)
+        known[name] = results
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(known | {"machine": _machine()}, indent=1) + "\n")
+
+
+def _print(name: str, results: Results) -> None:
+    table = Table("", name, title=MEASUREMENTS[name].__doc__, title_justify="left")
+    for what, value in results.items():
+        table.add_row(what, value if isinstance(value, str) else f"{value:.4g}")
+    Console().print(table)
+
+
+def _machine() -> dict[str, Any]:
+    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()} | {
+        "python": platform.python_version(),
+        "versions": tool_versions(),
+    }
+
+
+def _alternate(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
+    """Median seconds of each, run in turns after one round of warming up."""
+    rounds = [(ours(), theirs()) for _ in range(ROUNDS + 1)][1:]
+    return statistics.median(a for a, _ in rounds), statistics.median(b for _, b in rounds)
+
+
+def _manager(engine: Engine) -> LoRAManager:
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    for path in sorted(ADAPTERS.iterdir()) if engine.manifest.sites else ():
+        manager.load_weights(path.name, path)
+    return manager
+
+
+def _prompt() -> Any:
+    return np.random.default_rng(0).integers(100, 40000, (1, PROMPT_LENGTH))
+
+
+def _decode_seconds(engine: Engine, manager: LoRAManager, name: str) -> float:
+    activate(manager, name)
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    decoder = Decoder(engine, tensor_map, 1)
+    prompt = _prompt()
+    logits = decoder.step(prompt, np.ones_like(prompt))
+
+    def run() -> None:
+        nonlocal logits
+        for _ in range(DECODE_STEPS):
+            token = logits[:, -1].argmax(-1)[:, None]
+            logits = decoder.step(token, np.ones_like(token))
+
+    return _seconds(run)
+
+
+@torch.inference_mode()
+def _peft_decode_seconds(model: Any) -> float:
+    cache = DynamicCache()
+    out = model(input_ids=torch.from_numpy(_prompt()), past_key_values=cache, use_cache=True)
+
+    def run() -> None:
+        nonlocal out
+        for _ in range(DECODE_STEPS):
+            token = out.logits[:, -1].argmax(-1)[:, None]
+            out = model(input_ids=token, past_key_values=cache, use_cache=True)
+
+    return _seconds(run)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _pointers(manager: LoRAManager, name: str) -> dict[str, int]:
+    activate(manager, name)
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    return {binding: tensor.pointer for binding, tensor in tensor_map.items()}
+
+
+def _load(engine: Engine, path: Path) -> None:
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    manager.load_weights(path.name, path)
+
+
+def _traced_peak(engine: Engine, path: Path) -> int:
+    """Largest number of bytes allocated at a time; the memory map of the file is not counted."""
+    tracemalloc.start()
+    try:
+        _load(engine, path)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _engine_without_lora(directory: Path) -> Path:
+    """The demo's engine with its Lora nodes and inputs taken out: the same export without LoRA."""
+    manifest = read_manifest(ENGINE)
+    model = ir.load(ENGINE / ONNX_FILE)
+    for node in [node for node in model.graph if node.domain == DOMAIN]:
+        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+        model.graph.remove(node, safe=True)
+    for value in [value for value in model.graph.inputs if value.name in manifest.lora_bindings]:
+        model.graph.inputs.remove(value)
+    model.functions.clear()
+    ir.save(model, directory / ONNX_FILE)
+    (directory / WEIGHTS_FILE).symlink_to((ENGINE / WEIGHTS_FILE).resolve())
+    inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_bindings)
+    plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files={})
+    (directory / MANIFEST_FILE).write_text(plain.to_json())
+    return directory
+
+
+if __name__ == "__main__":
+    main()

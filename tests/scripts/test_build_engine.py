@@ -1,0 +1,111 @@
+"""The command `build-engine`: what it prints, and how it refuses."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TinyEngine
+
+from trt_lora.runtime import read_manifest
+from trt_lora.scripts.build_engine import main
+
+SMALL = ["--max-input-len", "32", "--max-seq-len", "64", "--dtype", "float32", "--flavour", "none"]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run the command, which must exit with 2, and return its message: one line, no traceback."""
+    with pytest.raises(SystemExit) as raised:
+        main(argv)
+    assert raised.value.code == 2
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
+
+
+def test_the_command_builds_and_says_what_it_built(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "engine"
+    targets = ["--lora_target_modules", "attn_q", "attn_v", "--max_lora_rank=8"]  # TRT-LLM's way
+    main(["--model", str(tiny_engine.model), "--output_dir", str(output), *targets, *SMALL])
+    assert f"{output}: 4 LoRA sites, rank 1 to 8, float32, none" in capsys.readouterr().out
+    assert read_manifest(output).max_lora_rank == 8
+
+
+def test_the_dry_run_lists_every_site_with_module_and_shape(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([
+        "--model", str(tiny_engine.model), "--output", str(tmp_path / "e"), *SMALL,
+        "--lora-target-modules", "q_proj", "v_proj", "--dry-run",
+    ])  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert "model.layers.1.self_attn.v_proj  attn_v  k=32 n=16" in lines
+    assert "left alone: model.layers.0.mlp.up_proj: mlp_gate is not a target" in lines
+    assert lines[-1] == "4 sites, 15 left alone"
+    assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lora-target-modules", "attn_x"], "unknown LoRA target module 'attn_x'; choose from:"),
+        (["--lora-target-modules", "attn_qkv"], "no layer for the LoRA target module 'attn_qkv'"),
+        (["--lora-target-modules", "q_proj", "--max-lora-rank", "0"], "--max-lora-rank is 0"),
+        (["--lora-target-modules", "q_proj", "--max-lora-rank", "513"], "from 1 to 512"),
+        (["--lora-dir", "nowhere"], "nowhere does not exist"),
+        ([], "nothing says which modules take LoRA"),
+        (["--flavour", "tensorrt", "--lora-target-modules", "q_proj"], "trt-lora[tensorrt]"),
+    ],
+)
+def test_bad_options_are_refused_and_nothing_is_written(
+    options: list[str],
+    message: str,
+    tiny_engine: TinyEngine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["--model", str(tiny_engine.model), "--output", str(tmp_path / "e"), *SMALL, *options]
+    assert message in refusal(capsys, *argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--model", str(tmp_path / "no"), "--output", str(tmp_path / "e")]
+    message = refusal(capsys, *argv, "--lora-target-modules", "attn_q", "--flavour", "none")
+    assert "no has no config.json: it is not a model directory" in message
+
+
+def test_an_existing_output_is_refused(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--model", str(tiny_engine.model), "--output", str(tiny_engine.engine), *SMALL]
+    assert "exists; choose another --output" in refusal(capsys, *argv, "--lora-target-modules", "q")
+    assert read_manifest(tiny_engine.engine).sites
+
+
+def test_abbreviated_options_are_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unrecognized arguments: --lora-target" in refusal(
+        capsys, "--model", "m", "--lora-target", "attn_q"
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_exits_with_2_and_leaves_no_half_engine(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "trt_lora.scripts.build_engine"]
+    argv = ["--model", str(tiny_engine.model), "--output", str(tmp_path / "engine"), *SMALL]
+    build = subprocess.Popen(
+        [*command, *argv, "--lora-target-modules", "attn_q"], stderr=subprocess.PIPE, text=True
+    )
+    while not any(tmp_path.iterdir()):  # the scratch directory: the export is under way
+        assert build.poll() is None
+    build.send_signal(signal.SIGINT)
+    _, message = build.communicate(timeout=60)
+    assert build.returncode == 2
+    assert message.rstrip().endswith("error: interrupted; nothing was written")
+    assert "Traceback" not in message
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,50 @@
+"""The README's commands and code run as they stand."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from readme import ROOT, Block, blocks, run_block
+
+RUN_BY_CI = ("make demo", "make test")  # .ci/run calls them; a test cannot
+RUN_BY_A_FIXTURE = ("build-engine", "--output")  # conftest.py builds the real engine with it
+PRINTED = {
+    "--dry-run": "60 sites, 211 left alone",
+    "switch_adapters.py": "[pirate, switched in",
+    "generate(engine": '{"answer": "',
+    "engine.execute": "420 LoRA bindings of 484 inputs",
+    "compare.py": "letter",
+}
+
+
+def executable() -> list[Block]:
+    """The blocks that these tests run: all but those that something else runs."""
+    return [
+        block
+        for block in blocks()
+        if block.language
+        and not any(command in block.text for command in (*RUN_BY_CI, "pip install"))
+        and not all(word in block.text for word in RUN_BY_A_FIXTURE)
+    ]
+
+
+def test_every_block_is_run_by_something() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert all(command in ci for command in RUN_BY_CI)
+    languages = {block.language for block in blocks()}
+    assert languages <= {"", "bash", "python"}
+    assert len(executable()) == len(PRINTED)
+
+
+def test_the_extras_of_the_install_command_exist() -> None:
+    (install,) = (block.text for block in blocks() if "pip install" in block.text)
+    named = install.split("[")[1].split("]")[0].split(",")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(named) <= set(project["optional-dependencies"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", PRINTED)
+def test_a_block_runs_and_prints_what_the_reader_expects(word: str, readme_folder: Path) -> None:
+    (block,) = (block for block in executable() if word in block.text)
+    assert PRINTED[word] in run_block(block, readme_folder)
