@@ -1,5 +1,6 @@
 """Build an engine directory: export, insert, save, compile, describe; published in one step."""
 
+import errno
 import gc
 import importlib.metadata
 import shutil
@@ -21,6 +22,7 @@ from trt_lora.builder.lora_plan import LoRAPlan, plan_lora
 from trt_lora.builder.profiles import make_profiles
 from trt_lora.builder.progress import Progress, Silent
 from trt_lora.builder.strip_metadata import strip_metadata
+from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
 from trt_lora.runtime.manifest import (
@@ -65,12 +67,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
     _check_length(config, model_config)
     with publish_directory(config.output) as work:
         graph = make_graph(config, plan, progress)
-        _check_space(graph.model, work, flavour)
-        progress.stage("save")
-        strip_metadata(graph.model)
-        ir.save(graph.model, work / ONNX_FILE, external_data=WEIGHTS_FILE)
-        inputs, outputs = _bindings(graph.model.graph.inputs), _bindings(graph.model.graph.outputs)
-        sites = graph.inserted.sites
+        sites, inputs, outputs = _save(graph, work, flavour, progress)
         del graph
         gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
         profiles = make_profiles(config, plan, inputs)
@@ -96,6 +93,18 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
         )
         (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
+
+
+def _save(
+    graph: Graph, work: Path, flavour: Flavour | None, progress: Progress
+) -> tuple[tuple[Site, ...], tuple[Binding, ...], tuple[Binding, ...]]:
+    """Write the ONNX file; return its sites, inputs and outputs."""
+    progress.stage("save")
+    _check_space(graph.model, work, flavour)
+    strip_metadata(graph.model)
+    ir.save(graph.model, work / ONNX_FILE, external_data=WEIGHTS_FILE)
+    values = graph.model.graph
+    return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
 
 
 def list_sites(config: BuildConfig, progress: Progress | None = None) -> InsertLoRAResult:
@@ -163,13 +172,12 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
 
 
 def _check_space(model: ir.Model, work: Path, flavour: Flavour | None) -> None:
-    weights = sum(value.const_value.nbytes for value in model.graph.initializers.values()
-                  if value.const_value is not None)  # fmt: skip
+    constants = (value.const_value for value in model.graph.initializers.values())
+    weights = sum(constant.nbytes for constant in constants if constant is not None)
     needed, free = weights * (2 if flavour else 1), shutil.disk_usage(work).free
     if free < needed:
-        raise OSError(
-            28, f"the engine needs about {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free", work
-        )
+        room = f"the engine needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
+        raise OSError(errno.ENOSPC, room)
 
 
 def _bindings(values: Iterable[ir.Value]) -> tuple[Binding, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from trt_lora.builder.linears import WRAPPER_ATTRIBUTE
 from trt_lora.builder.quiet import quiet
@@ -98,7 +98,12 @@ def _cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
     """Run one token through the model and look, since configs name these sizes in many ways."""
     with torch.no_grad():
         out = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
-    layers = out.past_key_values.layers
+    layers = getattr(getattr(out, "past_key_values", None), "layers", ())
+    if not layers or not all(isinstance(layer, DynamicLayer) for layer in layers):
+        raise ModelError(
+            f"{type(model).__name__} has no cache of keys and values in every layer; "
+            "decoder-only models with plain attention are supported"
+        )
     return tuple(CacheLayout(layer.keys.shape[1], layer.keys.shape[3]) for layer in layers)
 
 

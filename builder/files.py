@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import errno
 import os
 import shutil
 import tempfile
@@ -23,6 +24,10 @@ def publish_directory(directory: Path) -> Iterator[Path]:
         work.mkdir()
         yield work
         _replace(directory, work, retired=scratch / "retired")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # whoever wrote knows the scratch directory, if any
+            error.filename = str(directory)
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

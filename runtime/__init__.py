@@ -8,6 +8,7 @@ from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.sampling import Sampling
 from trt_lora.runtime.tensors import Tensor, TensorMap
+from trt_lora.runtime.text import TextTokenizer
 
 __all__ = [
     "Adapter",
@@ -19,6 +20,7 @@ __all__ = [
     "Sampling",
     "Tensor",
     "TensorMap",
+    "TextTokenizer",
     "generate",
     "load_adapter",
     "open_engine",

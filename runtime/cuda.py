@@ -1,5 +1,6 @@
 """CUDA memory through cuda-python: device buffers, copies, and whether there is a GPU at all."""
 
+import contextlib
 import ctypes
 import importlib
 import weakref
@@ -30,11 +31,20 @@ def call(function: str, *args: Any) -> Any:
         BackendError: cuda-python is missing, or the call failed; with NVIDIA's own explanation.
     """
     runtime = _runtime()
-    status, *results = getattr(runtime, function)(*args)
+    try:
+        status, *results = getattr(runtime, function)(*args)
+    except RuntimeError as error:  # so says cuda-python 12 that there is no driver
+        raise BackendError(f"{function}: {error}") from error
     if int(status) != 0:
         _, text = runtime.cudaGetErrorString(status)
         raise BackendError(f"{function}: {text.decode()} ({status.name})")
     return results[0] if results else None
+
+
+def release(function: str, *args: Any) -> None:
+    """Call a function that gives something back; a device that is lost has raised its error."""
+    with contextlib.suppress(BackendError):
+        call(function, *args)
 
 
 def enum(name: str) -> Any:
@@ -54,11 +64,15 @@ def _runtime() -> Any:
 
 
 class DeviceBuffer:
-    """Device memory, freed when the last tensor in it is gone."""
+    """Device memory for any stream, freed when the last tensor in it is gone.
+
+    Whoever enqueues work on the memory waits for the work before letting go of it.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.pointer = int(call("cudaMallocAsync", max(nbytes, ALIGNMENT), 0))
-        self._free = weakref.finalize(self, call, "cudaFreeAsync", self.pointer, 0)
+        weakref.finalize(self, release, "cudaFreeAsync", self.pointer, 0)
+        call("cudaStreamSynchronize", 0)  # until then the memory is there for stream 0 only
 
 
 def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Tensor]]:
@@ -92,11 +106,10 @@ class CudaMemory:
 
         Raises:
             BackendError: the device is out of memory.
-            TensorError: a tensor is on another GPU.
+            TensorError: a tensor is on another GPU, or at an address that TensorRT does not take.
         """
         for name, tensor in tensors.items():
-            if tensor.device not in (HOST, self.device):
-                raise TensorError(f"{name} is on {tensor.device}, the engine on {self.device}")
+            self._check_place(name, tensor)
         host = {name: tensor for name, tensor in tensors.items() if tensor.device == HOST}
         if not host:
             return dict(tensors)
@@ -110,13 +123,14 @@ class CudaMemory:
             call("cudaMemcpyAsync", buffer.pointer, pinned, nbytes, kind, int(stream or 0))
             call("cudaStreamSynchronize", int(stream or 0))
         finally:
-            call("cudaFreeHost", pinned)
+            release("cudaFreeHost", pinned)
         return dict(tensors) | place(layout, buffer)
 
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         buffer = DeviceBuffer(nbytes)
         call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)
+        call("cudaStreamSynchronize", 0)
         return Tensor(buffer.pointer, (nbytes,), "bool", self.device, buffer)
 
     def empty(self, shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
@@ -125,6 +139,17 @@ class CudaMemory:
             {name: Tensor(0, shape, dt) for name, dt, shape in shapes}, self.device
         )
         return place(layout, DeviceBuffer(nbytes))
+
+    def _check_place(self, name: str, tensor: Tensor) -> None:
+        if tensor.device == HOST:
+            return
+        if tensor.device != self.device:
+            raise TensorError(f"{name} is on {tensor.device}, the engine on {self.device}")
+        if tensor.pointer % ALIGNMENT:
+            raise TensorError(
+                f"{name} is at address {tensor.pointer:#x}, which is no multiple of {ALIGNMENT}; "
+                "pass a copy in memory of its own"
+            )
 
 
 def read(pointer: int, storage: Array) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime.cuda import call
 from trt_lora.runtime.tensors import DTYPES, HOST, Tensor, tensor_from_numpy
 
 
@@ -38,6 +39,8 @@ def tensor_from(obj: object) -> Tensor:
 
 def _tensor_from_cuda_array(obj: Any) -> Tensor:
     interface = obj.__cuda_array_interface__
+    if interface.get("stream") is not None:  # whoever wrote the memory may still be writing
+        call("cudaStreamSynchronize", interface["stream"])
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     strides = interface.get("strides")
     dense = strides is None or strides == np.empty((0, *shape), dtype).strides[1:]

@@ -6,6 +6,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from trt_lora.plugins.errors import BackendError, TensorError
+from trt_lora.plugins.flavour import flavour_named
+from trt_lora.runtime.cuda import cuda_obstacle
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.memory import Memory
 from trt_lora.runtime.tensors import Tensor, TensorMap
@@ -97,9 +99,6 @@ def open_engine(directory: str | Path, backend: str = "auto") -> Engine:
 
 def _tensorrt_obstacle(manifest: Manifest) -> str:
     """Why TensorRT cannot run this engine here; empty if it can."""
-    from trt_lora.plugins.flavour import flavour_named
-    from trt_lora.runtime.cuda import cuda_obstacle
-
     if manifest.flavour == "none":
         return "it was built with --flavour none and has no plan; build it again with another"
     flavour = flavour_named(manifest.flavour)

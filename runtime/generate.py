@@ -32,6 +32,7 @@ def generate(
     *,
     manager: LoRAManager | None = None,
     sampling: Sampling | None = None,
+    tokenizer: TextTokenizer | None = None,
 ) -> list[Completion]:
     """Answer a batch of prompts, all with the manager's active adapter.
 
@@ -40,6 +41,7 @@ def generate(
         prompts: strings (a user's message each), conversations of messages, or lists of token ids.
         manager: holds the adapters; without one the base model answers.
         sampling: how tokens are chosen; greedy by default.
+        tokenizer: of the engine's directory, to read it once for many calls.
 
     Returns:
         One completion per prompt, in their order.
@@ -49,7 +51,8 @@ def generate(
             engine has no tokenizer.
     """
     sampling = sampling or Sampling()
-    tokenizer = None if all(_is_ids(p) for p in prompts) else TextTokenizer(engine.directory)
+    if tokenizer is None and not all(_is_ids(prompt) for prompt in prompts):
+        tokenizer = TextTokenizer(engine.directory)
     ids = [_encode(prompt, tokenizer) for prompt in prompts]
     _check_limits(ids, engine)
     rows = _run(engine, ids, _lora_bindings(engine, manager), sampling)

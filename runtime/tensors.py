@@ -55,7 +55,13 @@ class Tensor:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The numpy protocol by which `storage` sees the memory in place."""
+        """The numpy protocol by which `storage` sees the memory in place.
+
+        Raises:
+            TensorError: the tensor is not in host memory.
+        """
+        if self.device != HOST:
+            raise TensorError(f"a tensor on {self.device} cannot be seen in place; call numpy()")
         return {
             "version": 3,
             "shape": self.shape,
@@ -69,8 +75,6 @@ class Tensor:
         Raises:
             TensorError: the tensor is not in host memory.
         """
-        if self.device != HOST:
-            raise TensorError(f"a tensor on {self.device} cannot be seen in place; call numpy()")
         return np.asarray(self)
 
     def numpy(self) -> Array:

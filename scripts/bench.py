@@ -244,7 +244,9 @@ def _engine_without_lora(directory: Path) -> Path:
     manifest = read_manifest(ENGINE)
     model = ir.load(ENGINE / ONNX_FILE)
     for node in [node for node in model.graph if node.domain == DOMAIN]:
-        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
+        y = node.inputs[0]
+        assert y is not None  # the linear's own output
+        ir.convenience.replace_all_uses_with(node.outputs[0], y)
         model.graph.remove(node, safe=True)
     for value in [value for value in model.graph.inputs if value.name in manifest.lora_bindings]:
         model.graph.inputs.remove(value)

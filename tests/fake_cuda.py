@@ -7,7 +7,7 @@
 * What breaks a rule raises `Violation` and is kept in `violations`, also when a finalizer did it.
 """
 
-# ruff: noqa: N802, N815 # functions and constants have NVIDIA's names
+# functions and constants have NVIDIA's names
 import ctypes
 import gc
 import sys
@@ -28,7 +28,7 @@ DEVICE_BASE = 1 << 60  # no process has memory there
 GARBAGE = 0xFF  # as float a NaN, as int -1
 
 
-class Violation(AssertionError):  # noqa: N818 # a broken rule, not an error of a user
+class Violation(AssertionError):  # a broken rule, not an error of a user
     """A rule of CUDA was broken."""
 
 
@@ -230,6 +230,7 @@ class FakeCuda(ModuleType):
         """Allocate device memory, which only `stream` may use at first."""
         if status := self._enter("cudaMallocAsync", size, stream):
             return status, None
+        self._check_size("cudaMallocAsync", size)
         self._queue("cudaMallocAsync", int(stream))
         block = Block(self._next_address, np.full(size, GARBAGE, np.uint8), home=int(stream))
         self._next_address = (block.end // ALIGNMENT + 16) * ALIGNMENT
@@ -253,6 +254,7 @@ class FakeCuda(ModuleType):
         """Allocate pinned host memory."""
         if status := self._enter("cudaMallocHost", size):
             return status, None
+        self._check_size("cudaMallocHost", size)
         memory = np.full(size, GARBAGE, np.uint8)
         self._pinned.append(Block(memory.__array_interface__["data"][0], memory))
         return SUCCESS, self._pinned[-1].address
@@ -332,6 +334,10 @@ class FakeCuda(ModuleType):
                 queue[:] = [work for work in queue if not work.to_host]  # the host moved on
                 self.violate(f"{function} before a copy to the host on stream {handle} was done")
         return reason
+
+    def _check_size(self, what: str, size: int) -> None:
+        if size <= 0:
+            self.violate(f"{what}: {size} bytes; for none, CUDA returns no address")
 
     def _queue(self, what: str, stream: int) -> list[Work]:
         if stream not in self._streams:

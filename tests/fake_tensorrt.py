@@ -8,7 +8,7 @@ sites of different shapes:
     logits = down(up(h)), both with LoRA
 """
 
-# ruff: noqa: N802 # the classes and methods have NVIDIA's names
+# the classes and methods have NVIDIA's names
 import sys
 import weakref
 from collections.abc import Iterator, Mapping

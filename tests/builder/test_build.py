@@ -126,7 +126,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(OSError, match=r"the engine needs about .* GB") as raised:
+    with pytest.raises(OSError, match=r"the engine needs about .* MB") as raised:
         build_engine(tiny_config(tiny_engine.model, tmp_path / "engine"))
     assert raised.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
