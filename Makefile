@@ -23,7 +23,7 @@ lint: $(VENV)/ready
 
 types: $(VENV)/ready
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.json
 	$(BIN)/python scripts/bench.py

@@ -26,7 +26,8 @@ class Module:
     suffixes: tuple[str, ...] = ()  # ends of the module's path in transformers' models
 
 
-_DENSE = ("attention.dense", "self_attention.dense")  # an MLP's linear may be called dense too
+# With their parent: an MLP's linear may be called dense too.
+_DENSE = ("attention.dense", "self_attention.dense", "self_attn.dense")
 
 MODULES = (
     Module(0, "attn_qkv", "column", ("qkv_proj", "c_attn", "query_key_value", "Wqkv")),
@@ -71,7 +72,7 @@ def module_of(path: str) -> Module | None:
 
 def known_targets() -> list[str]:
     """Return every name that `resolve_targets` accepts."""
-    return [ALL_LINEAR, *_BY_NAME, *sorted(set(_last_parts()))]
+    return [ALL_LINEAR, *_BY_NAME, *sorted(set(_last_parts()) - _BY_NAME.keys())]
 
 
 def resolve_targets(targets: Iterable[str]) -> dict[str, frozenset[str]]:

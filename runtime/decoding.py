@@ -53,13 +53,16 @@ class Decoder:
                 f"{self.length + ids.shape[1]} tokens are more than this engine's {limit}; "
                 "shorten the prompt, or build with a larger --max-seq-len"
             )
-        self._mask = np.concatenate([self._mask, mask], axis=1)
-        positions = np.maximum(self._mask.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :]
+        if not 1 <= keep <= ids.shape[1]:
+            raise TensorError(f"cannot keep {keep} of {ids.shape[1]} positions")
+        whole = np.concatenate([self._mask, mask], axis=1)
+        positions = np.maximum(whole.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :]
         self._put("input_ids", ids)
-        self._put("attention_mask", self._mask)
+        self._put("attention_mask", whole)
         self._put("position_ids", positions)
         self._put("logits_to_keep", np.arange(ids.shape[1] - keep, ids.shape[1]))
         outputs = self._executor.execute(self._map)
+        self._mask = whole
         logits = outputs.pop("logits")
         self._map.update({PAST + name.removeprefix(PRESENT): t for name, t in outputs.items()})
         return logits.numpy().astype(np.float32, copy=False)

@@ -27,10 +27,10 @@ def tensor_from(obj: object) -> Tensor:
         return obj
     if isinstance(obj, np.ndarray):
         return tensor_from_numpy(obj)
+    if hasattr(obj, "__dlpack__"):  # first: it alone knows bfloat16 and the device
+        return _tensor_from_dlpack(obj)
     if hasattr(obj, "__cuda_array_interface__"):
         return _tensor_from_cuda_array(obj)
-    if hasattr(obj, "__dlpack__"):
-        return _tensor_from_dlpack(obj)
     raise TensorError(
         f"cannot take a tensor from {type(obj).__name__}; pass a numpy array or an object with "
         "__dlpack__ or __cuda_array_interface__ (a torch or CuPy tensor)"
@@ -43,7 +43,10 @@ def _tensor_from_cuda_array(obj: Any) -> Tensor:
         call("cudaStreamSynchronize", interface["stream"])
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     strides = interface.get("strides")
-    dense = strides is None or strides == np.empty((0, *shape), dtype).strides[1:]
+    in_elements = [stride // dtype.itemsize for stride in strides or ()]
+    dense = strides is None or _is_row_major(shape, in_elements)
+    if not dtype.isnative:
+        raise TensorError(f"dtype {dtype} is not supported: its bytes are swapped")
     return _checked(
         Tensor(interface["data"][0], shape, dtype.name, _cuda_name(obj), owner=obj), dense=dense
     )
@@ -51,7 +54,8 @@ def _tensor_from_cuda_array(obj: Any) -> Tensor:
 
 def _cuda_name(obj: Any) -> str:
     """The interface does not say which GPU; the library that made the object does."""
-    index = getattr(getattr(obj, "device", None), "index", None)
+    device = getattr(obj, "device", None)
+    index = getattr(device, "index", getattr(device, "id", None))  # torch; CuPy
     return f"cuda:{index or 0}"
 
 
@@ -81,10 +85,13 @@ _HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # kDLCPU, kDLCUDAHost; kDLCUDA, 
 
 def _tensor_from_dlpack(obj: Any) -> Tensor:
     try:
-        capsule = obj.__dlpack__()
+        capsule = obj.__dlpack__(stream=None)  # the default stream may read it at once
     except (BufferError, RuntimeError) as error:
         raise TensorError(f"{type(obj).__name__} does not give up its memory: {error}") from error
-    raw = _DLTensor.from_address(_capsule_pointer(capsule))
+    try:
+        raw = _DLTensor.from_address(_capsule_pointer(capsule))
+    except ValueError as error:
+        raise TensorError(f"{type(obj).__name__} has no DLPack of version 0: {error}") from error
     shape = tuple(raw.shape[axis] for axis in range(raw.ndim))
     dense = not raw.strides or _is_row_major(shape, raw.strides)
     pointer = (raw.data or 0) + raw.byte_offset

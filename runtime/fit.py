@@ -12,7 +12,8 @@ from trt_lora.plugins.contract import MIN_RANK, Factor, Site, parse_binding
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.tensors import Tensor, narrow, tensor_from_storage, widen
+from trt_lora.runtime.safetensors_file import check_finite
+from trt_lora.runtime.tensors import HOST, Tensor, narrow, tensor_from_storage, widen
 
 
 def fit_adapter(adapter: Adapter, manifest: Manifest) -> dict[str, Tensor]:
@@ -76,8 +77,8 @@ def _check_shape(tensor: Tensor, site: Site, factor: Factor, manifest: Manifest,
         )
     if not MIN_RANK <= rank <= manifest.max_lora_rank:
         raise AdapterError(
-            f"{what} has rank {rank}; this engine takes {MIN_RANK} to {manifest.max_lora_rank}. "
-            f"Build it with --max-lora-rank {rank} or more"
+            f"{what} has rank {rank}; this engine takes {MIN_RANK} to {manifest.max_lora_rank}"
+            + (f". Build it with --max-lora-rank {rank} or more" if rank else "")
         )
 
 
@@ -96,6 +97,8 @@ def _check_pair(weights: Mapping[str, Tensor], site: Site, manifest: Manifest, s
 
 def _in_dtype(tensor: Tensor, dtype: str, adapter: Adapter, name: str) -> Tensor:
     what = f"{adapter.source}: {name}"
+    if not adapter.owned and tensor.device == HOST:  # what a file holds was checked when read
+        check_finite(tensor.storage(), tensor.dtype, what)
     if tensor.dtype == dtype:
         return tensor
     if not adapter.owned:

@@ -7,12 +7,13 @@ from typing import Literal, TypeGuard, cast
 import numpy as np
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.chat_template import Message
 from trt_lora.runtime.decoding import Decoder, Ids, left_pad
 from trt_lora.runtime.executor import Engine
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.sampling import Sampling, choose
 from trt_lora.runtime.tensors import TensorMap
-from trt_lora.runtime.text import Message, TextTokenizer
+from trt_lora.runtime.text import TextTokenizer
 
 Prompt = str | Sequence[int] | Sequence[Message]
 

@@ -9,6 +9,7 @@ import numpy as np
 from trt_lora.plugins.errors import (
     AdapterError,
     StateError,
+    TensorError,
     UnknownAdapterError,
     UnknownBindingError,
 )
@@ -70,7 +71,7 @@ class LoRAManager:
         self._check_name_is_free(name)
         if not weights:
             raise AdapterError(f"adapter {name!r} has no weights")
-        tensors = {binding: tensor_from(weight) for binding, weight in weights.items()}
+        tensors = {binding: _taken(binding, weight) for binding, weight in weights.items()}
         self._register(name, Adapter(name, tensors, owned=False))
 
     def switch_weights(self, name: str) -> None:
@@ -186,3 +187,10 @@ class LoRAManager:
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: device memory does not travel."""
         self.__copy__()
+
+
+def _taken(binding: str, weight: object) -> Tensor:
+    try:
+        return tensor_from(weight)
+    except TensorError as error:
+        raise TensorError(f"{binding}: {error}") from error

@@ -126,12 +126,27 @@ def file_record(path: Path) -> FileRecord:
     return FileRecord(path.stat().st_size, digest)
 
 
+_SCALARS: dict[str, type] = {
+    "max_batch_size": int,
+    "max_input_len": int,
+    "max_seq_len": int,
+    "max_lora_rank": int,
+    "opt_lora_rank": int,
+    "dtype": str,
+    "flavour": str,
+    "versions": dict,
+}
+
+
 def _parse(data: dict[str, Any]) -> Manifest:
     if data["schema_version"] != SCHEMA_VERSION:
         raise ValueError(
             f"schema version is {data['schema_version']}, this release reads {SCHEMA_VERSION}"
         )
     base = data["base_model"]
+    for name, kind in _SCALARS.items():
+        if not isinstance(data[name], kind):
+            raise TypeError(f"{name} is {data[name]!r}, expected {kind.__name__}")
     return Manifest(
         **{
             **data,

@@ -7,6 +7,7 @@ another release; it is refused unless it is unset, for nobody knows what it does
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,13 @@ class PeftConfig:
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
 
+def _wrapped(key: str) -> str:
+    return rf"(.*\.)?({key})$"
+
+
 def _by_pattern(patterns: dict[str, Any], path: str, default: float) -> float:
     """PEFT's own rule (`get_pattern_key`): a key matches the path's end, the first one wins."""
-    matches = (v for key, v in patterns.items() if re.match(rf"(.*\.)?({key})$", path))
+    matches = (v for key, v in patterns.items() if re.match(_wrapped(key), path))
     return float(next(matches, default))
 
 
@@ -96,9 +101,9 @@ def read_peft_config(directory: Path) -> PeftConfig:
         )
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return _parse(fields, path)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path} is not JSON: {error}") from error
+    return _parse(fields, path)
 
 
 def _parse(fields: Any, path: Path) -> PeftConfig:
@@ -112,7 +117,7 @@ def _parse(fields: Any, path: Path) -> PeftConfig:
     config = PeftConfig(
         r=_number(fields, "r", path, default=8),
         lora_alpha=_number(fields, "lora_alpha", path, default=8),
-        use_rslora=bool(fields.get("use_rslora")),
+        use_rslora=_switch(fields, "use_rslora", path),
         rank_pattern=_pattern(fields, "rank_pattern", path),
         alpha_pattern=_pattern(fields, "alpha_pattern", path),
         base_model=fields.get("base_model_name_or_path"),
@@ -128,28 +133,42 @@ def _refuse(fields: dict[str, Any], path: Path) -> None:
         if not value or name in _HONOURED | _WITHOUT_EFFECT or (name, value) == ("bias", "none"):
             continue
         if name == "init_lora_weights":
-            if value is not True and value not in _PLAIN_INITS:
+            if value is not True and not (isinstance(value, str) and value in _PLAIN_INITS):
                 raise AdapterError(f"{path}: {name} is {value!r}: {_BASE_CHANGING_INIT}")
         else:
             reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
             raise AdapterError(f"{path}: {name} is {value!r}: {reason}")
 
 
+def _switch(fields: dict[str, Any], name: str, path: Path) -> bool:
+    value = fields.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise AdapterError(f"{path}: {name} is {value!r}, expected true or false")
+
+
 def _number(fields: dict[str, Any], name: str, path: Path, *, default: int) -> Any:
     value = fields.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not _is_number(value):
         raise AdapterError(f"{path}: {name} is {value!r}, expected a number")
     return value
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # NaN is not, and an int may be beyond any float
 
 
 def _pattern(fields: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
     value = fields.get(name) or {}
     if not isinstance(value, dict):
         raise AdapterError(f"{path}: {name} is {value!r}, expected module patterns and numbers")
-    for key in value:
-        _number(value, key, path, default=0)
+    for key, number in value.items():
+        if not _is_number(number):
+            raise AdapterError(f"{path}: {name} of {key!r} is {number!r}, expected a number")
         try:
-            re.compile(key)
+            re.compile(_wrapped(key))
         except re.error as error:
             raise AdapterError(f"{path}: {name} has the pattern {key!r}: {error}") from error
     return value

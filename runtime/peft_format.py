@@ -59,7 +59,12 @@ def _canonical(path: Path, config: PeftConfig) -> Iterator[tuple[str, Tensor]]:
             tensor = tensor_from_storage(np.ascontiguousarray(storage.T), dtype)
             yield BindingNames.LORA.binding("A", site), tensor
         else:
-            values = widen(storage, dtype).astype(np.float32) * np.float32(config.scale(site))
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = widen(storage, dtype).astype(np.float32) * np.float32(config.scale(site))
+            if not np.isfinite(values).all():
+                raise AdapterError(
+                    f"{what} times its scale {config.scale(site):.4g} leaves float32"
+                )
             tensor = tensor_from_storage(np.ascontiguousarray(values.T), "float32")
             yield BindingNames.LORA.binding("B", site), tensor
 

@@ -32,6 +32,7 @@ class Sampling:
             "max_new_tokens": (self.max_new_tokens >= 1, "1 or more"),
             "temperature": (0 <= self.temperature < float("inf"), "0 (greedy) or more, and finite"),
             "top_k": (self.top_k >= 0, "0 (all) or more"),
+            "seed": (self.seed >= 0, "0 or more"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
         }
         for name, (allowed, choices) in ranges.items():
@@ -52,7 +53,9 @@ def choose(logits: Logits, sampling: Sampling, rng: np.random.Generator) -> Toke
     """
     if sampling.temperature == 0:
         return np.asarray(logits.argmax(axis=-1), np.int64)
-    scores = logits.astype(np.float64) / sampling.temperature
+    with np.errstate(over="ignore"):  # so far below the best that its probability is 0
+        below = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+        scores = below / sampling.temperature
     if sampling.top_k:
         scores = _keep_top_k(scores, sampling.top_k)
     probabilities = _softmax(scores)

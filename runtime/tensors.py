@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,14 @@ class Tensor:
     dtype: str  # one of DTYPES
     device: str = HOST  # "cpu" or "cuda:<index>"
     owner: object = field(default=None, repr=False)  # released only after the tensor
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        """Refuse: the copy would point into memory that it does not own."""
+        raise TypeError("a Tensor cannot be copied; copy what numpy() returns")
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, as `__deepcopy__` does."""
+        self.__deepcopy__(None)
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +122,10 @@ def tensor_from_numpy(array: Array) -> Tensor:
         TensorError: its dtype is not supported, or it is not row-major.
     """
     storage_dtype(array.dtype.name)
+    if not array.dtype.isnative:
+        raise TensorError(
+            f"dtype {array.dtype} has swapped bytes; pass array.astype({array.dtype.name!r})"
+        )
     return tensor_from_storage(array, array.dtype.name)
 
 

@@ -132,7 +132,7 @@ MEASUREMENTS: dict[str, Callable[[], Results]] = {
 
 def main() -> None:
     """Run the measurements named, or all; merge them into the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Measure what the project claims")
     parser.add_argument("names", nargs="*", help=f"{', '.join(MEASUREMENTS)} (default: all)")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="JSON file")
     args = parser.parse_args()

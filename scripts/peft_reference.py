@@ -59,7 +59,7 @@ class PeftReference:
             with self._wrapped.disable_adapter():
                 out = self.model(**arguments)
         else:
-            if adapter:
+            if self._wrapped is not None:
                 self._wrapped.set_adapter(adapter)
             out = self.model(**arguments)
         return np.asarray(out.logits.float().numpy())

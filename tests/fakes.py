@@ -24,7 +24,9 @@ def make_manifest(
     """q_proj and v_proj of two layers take LoRA up to rank 16; 32 tokens in all."""
     paths = [f"model.layers.{i}.self_attn.{p}" for i in (0, 1) for p in ("q_proj", "v_proj")]
     sites = tuple(Site(path, k, n, dtype) for path in paths)
-    loras = {names.binding(f, site.path): (site, f) for site in sites for f in FACTORS}
+    loras: dict[str, tuple[Site, Factor]] = {
+        names.binding(f, site.path): (site, f) for site in sites for f in FACTORS
+    }
     tokens = ("input_ids", "attention_mask", "position_ids")
     return Manifest(
         base_model=BaseModel("tiny", "TinyForCausalLM", "0" * 64, (2,), 0),

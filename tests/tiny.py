@@ -67,7 +67,8 @@ def save_adapter(model: Path, directory: Path, *, seed: int = 0, **options: Any)
     """Save a random PEFT adapter for `model`; all linears by default."""
     torch.manual_seed(seed)
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    config = LoraConfig(**{"target_modules": "all-linear", "task_type": "CAUSAL_LM"} | options)
+    defaults: dict[str, Any] = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    config = LoraConfig(**defaults | options)
     adapted = get_peft_model(base, config)
     for name, weight in adapted.named_parameters():
         if "lora_" in name:
@@ -76,7 +77,7 @@ def save_adapter(model: Path, directory: Path, *, seed: int = 0, **options: Any)
     return directory
 
 
-def tiny_config(model: Path, output: Path, **options: object) -> BuildConfig:
+def tiny_config(model: Path, output: Path, **options: Any) -> BuildConfig:
     """A build that takes seconds: no plan unless a flavour is asked for."""
     defaults: dict[str, Any] = {
         "target_modules": ("all-linear",),

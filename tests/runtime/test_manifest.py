@@ -1,0 +1,130 @@
+"""`manifest.json`: read back as it was written, and refused when it is not this engine's."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import make_manifest
+
+from trt_lora.plugins.contract import BindingNames
+from trt_lora.plugins.errors import ManifestError
+from trt_lora.runtime.manifest import FileRecord, Manifest, file_record, read_manifest
+
+PLAN = b"not really a plan"
+
+
+def write_engine(directory: Path, **changes: Any) -> Manifest:
+    """An engine directory with one file; `changes` are made to the JSON, None removes a field."""
+    (directory / "engine.plan").write_bytes(PLAN)
+    files = {"engine.plan": file_record(directory / "engine.plan")}
+    manifest = dataclasses.replace(make_manifest(), files=files)
+    fields = {**json.loads(manifest.to_json()), **changes}
+    kept = {name: value for name, value in fields.items() if value is not None}
+    (directory / "manifest.json").write_text(json.dumps(kept), encoding="utf-8")
+    return manifest
+
+
+def assert_refused(directory: Path, *messages: str) -> None:
+    """Refused with the directory and every one of the messages."""
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(directory)
+    text = str(caught.value)
+    assert [message for message in (str(directory), *messages) if message not in text] == []
+
+
+@pytest.mark.parametrize("names", BindingNames)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_manifest_is_read_back_as_it_was_written(
+    tmp_path: Path, names: BindingNames, dtype: str
+) -> None:
+    manifest = make_manifest(names=names, dtype=dtype)
+    (tmp_path / "manifest.json").write_text(manifest.to_json(), encoding="utf-8")
+    assert read_manifest(tmp_path) == manifest
+
+
+def test_a_manifest_with_files_is_read_back_too(tmp_path: Path) -> None:
+    manifest = write_engine(tmp_path)
+    found = read_manifest(tmp_path)
+    assert found == manifest
+    assert found.files == {"engine.plan": FileRecord(len(PLAN), hashlib.sha256(PLAN).hexdigest())}
+
+
+def test_the_text_is_readable_and_ends_with_a_line(tmp_path: Path) -> None:
+    text = make_manifest().to_json()
+    assert text.endswith("}\n")
+    assert '\n "max_lora_rank": 16' in text
+
+
+@pytest.mark.parametrize("names", BindingNames)
+def test_the_lora_bindings_are_a_and_b_of_every_site(names: BindingNames) -> None:
+    manifest = make_manifest(names=names)
+    assert manifest.lora_bindings == {
+        names.binding(factor, site.path): (site, factor)
+        for site in manifest.sites
+        for factor in ("A", "B")
+    }
+    assert set(manifest.lora_bindings) <= {binding.name for binding in manifest.inputs}
+
+
+def test_a_directory_without_a_manifest_is_no_engine(tmp_path: Path) -> None:
+    assert_refused(tmp_path, "has no manifest.json", "build-engine --model DIR --output DIR")
+    assert_refused(tmp_path / "nowhere", "has no manifest.json")
+
+
+@pytest.mark.parametrize("version", [0, 2, "1"])
+def test_another_schema_is_refused_with_both_versions(tmp_path: Path, version: object) -> None:
+    write_engine(tmp_path, schema_version=version)
+    assert_refused(tmp_path, f"schema version is {version}, this release reads 1", "build")
+
+
+FIELDS = [field.name for field in dataclasses.fields(Manifest)]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_missing_field_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    write_engine(tmp_path, **{name: None})
+    assert_refused(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_another_type_is_refused(tmp_path: Path, name: str) -> None:
+    write_engine(tmp_path, **{name: [1]})
+    assert_refused(tmp_path, "build the engine again")
+
+
+def test_a_field_of_a_later_release_is_refused_by_name(tmp_path: Path) -> None:
+    write_engine(tmp_path, slots=4)
+    assert_refused(tmp_path, "slots")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", "[" * 100_000])
+def test_a_manifest_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
+    assert_refused(tmp_path, "cannot be read", "build the engine again")
+
+
+def test_a_manifest_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(b"\xff\xfe")
+    assert_refused(tmp_path, "cannot be read")
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+    (tmp_path / "engine.plan").unlink()
+    assert_refused(tmp_path, "engine.plan has no bytes", f"says {len(PLAN)}", "incomplete")
+
+
+@pytest.mark.parametrize("data", [b"", PLAN[:-1], PLAN + b"x"])
+def test_a_file_of_another_size_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
+    write_engine(tmp_path)
+    (tmp_path / "engine.plan").write_bytes(data)
+    assert_refused(tmp_path, f"engine.plan has {len(data)} bytes, the manifest says {len(PLAN)}")
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".", ""])
+def test_a_file_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path, name: str) -> None:
+    write_engine(tmp_path, files={name: {"size_bytes": 1, "sha256": "0"}})
+    assert_refused(tmp_path, "leads out of the engine directory")
