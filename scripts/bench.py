@@ -17,26 +17,23 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
 from rich.console import Console
 from rich.table import Table
 from transformers.cache_utils import DynamicCache
 
-from trt_lora.builder.build import WEIGHTS_FILE, tool_versions
-from trt_lora.plugins.contract import DOMAIN
+from trt_lora.builder.build import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, load_adapter, open_engine
 from trt_lora.runtime.decoding import Decoder
-from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
 from trt_lora.scripts.adapter_arguments import activate
 from trt_lora.scripts.demo import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo_model import DEFAULT_DIRECTORY
 from trt_lora.scripts.peft_reference import PeftReference
+from trt_lora.scripts.plain_engine import engine_without_lora
 from trt_lora.scripts.switch_adapters import timed_switch
 
 OUTPUT = Path("docs/benchmarks/cpu.json")
@@ -65,7 +62,7 @@ def decode() -> Results:
 def dummies() -> Results:
     """Decode with LoRA inputs and no adapter, against the same export without LoRA inputs."""
     with tempfile.TemporaryDirectory() as scratch:
-        plain_directory = _engine_without_lora(Path(scratch))
+        plain_directory = engine_without_lora(ENGINE, Path(scratch))
         with open_engine(ENGINE) as engine, open_engine(plain_directory) as plain:
             managers = _manager(engine), _manager(plain)
             with_inputs, without = _alternate(
@@ -237,26 +234,6 @@ def _traced_peak(engine: Engine, path: Path) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def _engine_without_lora(directory: Path) -> Path:
-    """The demo's engine with its Lora nodes and inputs taken out: the same export without LoRA."""
-    manifest = read_manifest(ENGINE)
-    model = ir.load(ENGINE / ONNX_FILE)
-    for node in [node for node in model.graph if node.domain == DOMAIN]:
-        y = node.inputs[0]
-        assert y is not None  # the linear's own output
-        ir.convenience.replace_all_uses_with(node.outputs[0], y)
-        model.graph.remove(node, safe=True)
-    for value in [value for value in model.graph.inputs if value.name in manifest.lora_bindings]:
-        model.graph.inputs.remove(value)
-    model.functions.clear()
-    ir.save(model, directory / ONNX_FILE)
-    (directory / WEIGHTS_FILE).symlink_to((ENGINE / WEIGHTS_FILE).resolve())
-    inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_bindings)
-    plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files={})
-    (directory / MANIFEST_FILE).write_text(plain.to_json())
-    return directory
 
 
 if __name__ == "__main__":

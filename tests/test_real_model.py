@@ -19,6 +19,7 @@ from trt_lora.runtime.text import TextTokenizer
 from trt_lora.scripts.adapter_arguments import activate
 from trt_lora.scripts.compare import engine_logits
 from trt_lora.scripts.peft_reference import PeftReference
+from trt_lora.scripts.plain_engine import engine_without_lora
 from trt_lora.scripts.switch_adapters import timed_switch
 
 TOLERANCE = 1e-4
@@ -83,6 +84,20 @@ def test_logits_are_those_of_peft_and_a_second_visit_is_bit_identical(
         assert np.array_equal(ours, seen.setdefault(name, ours))
     assert np.abs(seen["json"] - seen[""]).max() > 1
     assert np.abs(seen["json"] - seen["letter"]).max() > 1
+
+
+def test_dummies_give_exactly_the_logits_of_the_same_export_without_lora(
+    running: Running, ids: npt.NDArray[np.int64], tmp_path: Path
+) -> None:
+    prompt = ids.shape[1] - STEPS
+    with_dummies = engine_logits(running.engine, running.manager, "", ids, prompt=prompt)
+    plain = engine_without_lora(running.engine.directory, tmp_path)
+    with open_engine(plain, "onnxruntime") as engine:
+        assert not [name for name in engine.input_names if "lora" in name]
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        without = engine_logits(engine, manager, "", ids, prompt=prompt)
+    assert np.array_equal(with_dummies, without)
 
 
 def test_each_adapter_answers_the_way_it_was_trained(running: Running) -> None:
