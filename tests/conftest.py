@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from readme import ROOT, blocks, run_block
+from readme import ROOT, build_block, run_block
 from tiny import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
@@ -34,8 +34,7 @@ def readme_folder(demo_model: Path) -> Path:
         if not link.is_symlink():
             link.symlink_to(ROOT / name)
     if not (folder / "engines" / "readme").exists():
-        (build,) = (b for b in blocks() if "build-engine" in b.text and "--output" in b.text)
-        run_block(build, folder)
+        run_block(build_block(), folder)
     return folder
 
 
@@ -71,7 +70,7 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> TinyEngine:
 
 
 def _sources_hash() -> str:
-    digest = hashlib.sha256((ROOT / "README.md").read_bytes())
+    digest = hashlib.sha256(build_block().text.encode())
     for folder in ("builder", "plugins", "runtime"):
         for path in sorted((ROOT / folder).glob("*.py")):
             digest.update(path.read_bytes())

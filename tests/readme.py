@@ -23,6 +23,12 @@ def blocks() -> list[Block]:
     return [Block(*part.split("\n", 1)) for part in parts[1::2]]
 
 
+def build_block() -> Block:
+    """Return the block that builds the engine which the blocks after it use."""
+    (build,) = (b for b in blocks() if "build-engine" in b.text and "--output" in b.text)
+    return build
+
+
 def run_block(block: Block, folder: Path) -> str:
     """Run a bash or python block in `folder` as a user would, and return what it prints."""
     shell = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
