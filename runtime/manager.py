@@ -32,7 +32,7 @@ class LoRAManager:
 
     def __init__(self) -> None:
         self._engine: EngineBindings | None = None
-        self._adapters: dict[str, Adapter] = {}
+        self._pending: dict[str, Adapter] = {}  # loaded before the engine was known
         self._weights: dict[str, dict[str, Tensor]] = {}  # adapter -> its own bindings
         self._bound: dict[str, dict[str, Tensor]] = {"": {}}  # adapter -> every engine binding
         self._dummy = tensor_from_numpy(np.zeros(1, np.float32))
@@ -139,11 +139,12 @@ class LoRAManager:
         if self._engine is not None:
             raise StateError("this manager has an engine already; make a LoRAManager per engine")
         engine = EngineBindings.of(executor)
-        fitted = {name: engine.fit(adapter) for name, adapter in self._adapters.items()}
+        fitted = {name: engine.fit(adapter) for name, adapter in self._pending.items()}
         self._engine, self._dummy = engine, engine.dummy
         self._weights = fitted
         self._bound = {name: {**engine.dummies, **weights} for name, weights in fitted.items()}
         self._bound[""] = dict(engine.dummies)
+        self._pending.clear()
 
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
         """Write the active adapter's tensor, or the dummy, for every LoRA binding of the engine.
@@ -160,12 +161,11 @@ class LoRAManager:
 
     def _register(self, name: str, adapter: Adapter, stream: Stream = None) -> None:
         if self._engine is None:
-            self._weights[name] = dict(adapter.tensors)
+            self._pending[name], self._weights[name] = adapter, dict(adapter.tensors)
         else:
             weights = self._engine.fit(adapter, stream)
             self._bound[name] = {**self._engine.dummies, **weights}
             self._weights[name] = weights
-        self._adapters[name] = adapter
 
     def _check_name_is_free(self, name: str) -> None:
         if not name:
