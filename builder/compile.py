@@ -1,7 +1,7 @@
 """Compile an ONNX file to a TensorRT plan: either flavour, with or without a GPU."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.flavour import Flavour
 from trt_lora.runtime.manifest import Range
+
+_NO_DRIVER = "cudaError 35"  # TensorRT says so many times where there is no GPU; it needs none
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Compiler:
         builder = trt.Builder(_logger(trt, self._messages))
         network, _parser = self._parse(trt, builder, onnx, profiles)
         config = builder.create_builder_config()
-        for ranges in profiles.values():
-            config.add_optimization_profile(_profile(builder, ranges))
+        for name, ranges in profiles.items():
+            if config.add_optimization_profile(_profile(builder, ranges)) < 0:
+                raise ModelError(f"{self.flavour.name} refuses profile {name}: {self._said()}")
         self._load_timing_cache(config)
         cancelled = threading.Event()
         config.progress_monitor = _monitor(trt, self.progress, cancelled)
@@ -80,21 +83,36 @@ class Compiler:
             self.timing_cache.write_bytes(config.get_timing_cache().serialize())
 
     def _said(self) -> str:
-        return "; ".join(self._messages[-3:]) or "it gives no reason"
+        reasons = list(dict.fromkeys(m for m in self._messages if _NO_DRIVER not in m))
+        return "; ".join(reasons[-3:]) or "it gives no reason"
 
 
-def _build(build: Any, cancelled: threading.Event) -> Any:
-    """Run `build` in a thread, so that Ctrl-C reaches Python while TensorRT works."""
+def _build(build: Callable[[], Any], cancelled: threading.Event) -> Any:
+    """Run `build` in a thread, so that Ctrl-C reaches Python while TensorRT works.
+
+    An event tells the end of the thread: in Python 3.11 a `Thread.join` that Ctrl-C interrupts
+    takes a running thread for an ended one.
+    """
     results: list[Any] = []
-    worker = threading.Thread(target=lambda: results.append(build()), name="tensorrt-build")
+    finished = threading.Event()
+
+    def work() -> None:
+        try:
+            results.append(build())
+        finally:
+            finished.set()
+
+    worker = threading.Thread(target=work, name="tensorrt-build")
     worker.start()
     try:
-        while worker.is_alive():
-            worker.join(timeout=0.2)
+        while not finished.wait(timeout=0.2):
+            pass
     except KeyboardInterrupt:
         cancelled.set()
-        worker.join()
+        finished.wait()
         raise
+    finally:
+        worker.join()
     return results[0] if results else None
 
 

@@ -1,7 +1,9 @@
 """Compiling with the real TensorRT-RTX builder, which needs no GPU."""
 
 import _thread
+import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,7 @@ def test_half_precision_engines_build(dtype: str, tiny_engine: TinyEngine, tmp_p
 
 @pytest.mark.slow
 def test_ctrl_c_cancels_the_compilation_and_leaves_nothing(
-    tiny_engine: TinyEngine, tmp_path: Path
+    tiny_engine: TinyEngine, tmp_path: Path, ctrl_c_works: None
 ) -> None:
     config = tiny_config(tiny_engine.model, tmp_path / "engine", flavour="tensorrt-rtx")
     recorder = Recorder(interrupt=True)
@@ -83,6 +85,14 @@ def test_ctrl_c_cancels_the_compilation_and_leaves_nothing(
     assert recorder.stages[-1] == "compile"
     assert list(tmp_path.iterdir()) == []
     assert not [t for t in threading.enumerate() if t.name == "tensorrt-build"]
+
+
+@pytest.fixture
+def ctrl_c_works() -> Iterator[None]:
+    """A test run in a shell's background has Ctrl-C switched off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def compile_tiny(engine: Path, plan: Path, profiles: Any) -> None:

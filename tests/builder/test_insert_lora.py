@@ -22,7 +22,7 @@ def graph(body: str, paths: dict[str, str], *, output: str = "z", kind: str = LI
         g (float[2, 3] x) => (float[2, n] {output})
         <float[3, 4] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}},
          float[4, 3] v = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}},
-         float[2, 4] u = {{1, 2, 3, 4, 5, 6, 7, 8}}>
+         float[2, 4] w2 = {{1, 2, 3, 4, 5, 6, 7, 8}}>
         {{ {body} }}
     """)
     for node in model.graph:
@@ -198,7 +198,7 @@ def test_a_weight_may_be_transposed(node: str, shape: tuple[int, int]) -> None:
 
 
 def test_a_transposed_input_is_left_alone() -> None:
-    body = "y = MatMul(x, w) k = Gemm<transA = 1>(x, u) z = Relu(y)"
+    body = "y = MatMul(x, w) k = Gemm<transA = 1>(x, w2) z = Relu(y)"
     result = insert(graph(body, {"y": Q, "k": "h.0.attn.k_proj"}), "attn_q")
     assert ("h.0.attn.k_proj", "its input is transposed") in [
         (item.path, item.reason) for item in result.left_alone

@@ -99,7 +99,11 @@ def test_ctrl_c_exits_with_2_and_leaves_no_half_engine(
     command = [sys.executable, "-m", "trt_lora.scripts.build_engine"]
     argv = ["--model", str(tiny_engine.model), "--output", str(tmp_path / "engine"), *SMALL]
     build = subprocess.Popen(
-        [*command, *argv, "--lora-target-modules", "attn_q"], stderr=subprocess.PIPE, text=True
+        [*command, *argv, "--lora-target-modules", "attn_q"],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in a shell's background has Ctrl-C switched off, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not any(tmp_path.iterdir()):  # the scratch directory: the export is under way
         assert build.poll() is None
