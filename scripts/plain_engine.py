@@ -1,5 +1,6 @@
 """Take LoRA out of an engine again: the same export without it, to compare with."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
 def engine_without_lora(engine: Path, directory: Path) -> Path:
     """Write the ONNX file of `engine` without LoRA nodes and inputs to the folder `directory`.
 
-    The weights are linked, not copied. The result has no sites and no plan.
+    The weights are copied: ONNX Runtime refuses a link that leads out of the folder. The result has
+    no sites and no plan.
     """
     manifest = read_manifest(engine)
     model = ir.load(engine / ONNX_FILE)
@@ -26,7 +28,7 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
         model.graph.inputs.remove(value)
     model.functions.clear()
     ir.save(model, directory / ONNX_FILE)
-    (directory / WEIGHTS_FILE).symlink_to((engine / WEIGHTS_FILE).resolve())
+    shutil.copyfile(engine / WEIGHTS_FILE, directory / WEIGHTS_FILE)
     inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_bindings)
     plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files={}, flavour="none")
     (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")
