@@ -8,7 +8,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from trt_lora.plugins.modules import Module, module_of
+from trt_lora.plugins.modules import MODULES, Module, module_of
+
+__all__ = [
+    "DOMAIN",
+    "DOMAIN_VERSION",
+    "MAX_RANK",
+    "MIN_RANK",
+    "MODULES",
+    "OPERATOR",
+    "BindingNames",
+    "Factor",
+    "Module",
+    "Site",
+    "parse_binding",
+]
 
 DOMAIN = "trt_lora"
 DOMAIN_VERSION = 1

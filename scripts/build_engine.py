@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trt_lora.builder import BuildConfig, build_engine
@@ -37,8 +37,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    default = BuildConfig
-    add = parser.add_argument
+    _add_directories(parser.add_argument)
+    _add_lora_options(parser.add_argument)
+    _add_engine_options(parser.add_argument)
+    return parser
+
+
+def _add_directories(add: Callable[..., object]) -> None:
     add(
         "--model",
         type=Path,
@@ -47,10 +52,19 @@ def _parser() -> argparse.ArgumentParser:
         help="directory of a transformers causal language model",
     )
     add("--output", "--output-dir", type=Path, metavar="DIR", help="engine directory to make")
+    add("--force", action="store_true", help="replace an engine that stands at --output")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="list the sites and what would be left alone and why; write nothing",
+    )
+
+
+def _add_lora_options(add: Callable[..., object]) -> None:
     add(
         "--lora-target-modules",
         nargs="+",
-        default=default.target_modules,
+        default=BuildConfig.target_modules,
         metavar="MODULE",
         help="attn_q, mlp_gate, ..., Hugging Face names such as q_proj, or all-linear "
         "(default: the modules of --lora-dir)",
@@ -59,38 +73,43 @@ def _parser() -> argparse.ArgumentParser:
         "--lora-dir",
         nargs="+",
         type=Path,
-        default=default.lora_dirs,
+        default=BuildConfig.lora_dirs,
         metavar="DIR",
         help="real adapters: the engine gets their modules, largest rank and commonest rank",
     )
     add(
         "--max-lora-rank",
         type=int,
-        default=default.max_lora_rank,
+        default=BuildConfig.max_lora_rank,
         metavar="RANK",
         help=f"largest rank an adapter may have (default: that of --lora-dir, else "
         f"{DEFAULT_MAX_LORA_RANK})",
     )
-    add("--max-batch-size", type=int, default=default.max_batch_size, help="sequences at a time")
-    add("--max-input-len", type=int, default=default.max_input_len, help="tokens of a prompt")
-    add(
-        "--max-seq-len",
-        type=int,
-        default=default.max_seq_len,
-        help="tokens of prompt and answer together",
-    )
-    add("--dtype", choices=DTYPES, default=default.dtype, help="of weights and activations")
-    add(
-        "--flavour",
-        choices=FLAVOUR_CHOICES,
-        default=default.flavour,
-        help="auto takes what is installed; none makes the ONNX file only",
-    )
     add(
         "--binding-names",
         choices=[names.value for names in BindingNames],
-        default=default.binding_names.value,
+        default=BuildConfig.binding_names.value,
         help="spelling of the LoRA inputs; edgellm is TensorRT-Edge-LLM's",
+    )
+
+
+def _add_engine_options(add: Callable[..., object]) -> None:
+    add(
+        "--max-batch-size", type=int, default=BuildConfig.max_batch_size, help="sequences at a time"
+    )
+    add("--max-input-len", type=int, default=BuildConfig.max_input_len, help="tokens of a prompt")
+    add(
+        "--max-seq-len",
+        type=int,
+        default=BuildConfig.max_seq_len,
+        help="tokens of prompt and answer together",
+    )
+    add("--dtype", choices=DTYPES, default=BuildConfig.dtype, help="of weights and activations")
+    add(
+        "--flavour",
+        choices=FLAVOUR_CHOICES,
+        default=BuildConfig.flavour,
+        help="auto takes what is installed; none makes the ONNX file only",
     )
     add(
         "--timing-cache",
@@ -98,13 +117,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="reuse kernel timings between builds (full TensorRT; TensorRT-RTX has none)",
     )
-    add("--force", action="store_true", help="replace an engine that stands at --output")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="list the sites and what would be left alone and why; write nothing",
-    )
-    return parser  # fmt: skip
 
 
 def _build(args: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ from trt_lora.runtime import Engine, LoRAManager, TensorMap, generate, open_engi
 from trt_lora.runtime.text import TextTokenizer
 from trt_lora.scripts.adapter_arguments import activate
 from trt_lora.scripts.compare import engine_logits
+from trt_lora.scripts.compare import main as compare
 from trt_lora.scripts.peft_reference import PeftReference
 from trt_lora.scripts.plain_engine import engine_without_lora
 from trt_lora.scripts.switch_adapters import timed_switch
@@ -98,6 +99,21 @@ def test_dummies_give_exactly_the_logits_of_the_same_export_without_lora(
         manager.initialize_engine_bindings(engine)
         without = engine_logits(engine, manager, "", ids, prompt=prompt)
     assert np.array_equal(with_dummies, without)
+
+
+@pytest.mark.parametrize("wrong", [1e9, np.nan])
+def test_compare_exits_with_1_when_logits_differ(
+    wrong: float, real_engine: Path, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        PeftReference,
+        "logits",
+        lambda self, name, ids, mask: np.full((*ids.shape, 49152), wrong, np.float32),
+    )
+    where = ["--engine", str(real_engine), "--model", str(demo_model)]
+    with pytest.raises(SystemExit) as raised:
+        compare([*where, "--prompt", "Hi", "--max-new-tokens", "2"])
+    assert raised.value.code == 1
 
 
 def test_each_adapter_answers_the_way_it_was_trained(running: Running) -> None:
