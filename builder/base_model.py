@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from trt_lora.builder.attention import ATTENTION
 from trt_lora.builder.quiet import quiet
 from trt_lora.plugins.errors import ModelError
+from trt_lora.plugins.modules import parts_of
 from trt_lora.runtime.manifest import BaseModel
 
 # They change with the release that saved the config, not with the model.
@@ -67,6 +68,31 @@ def load_model(directory: Path, dtype: str) -> Any:
     return model.eval()
 
 
+def head_dim(config: Any) -> int:
+    """Return the width of an attention head; 0 where the config does not say."""
+    width = getattr(config, "head_dim", None)
+    heads, hidden = (getattr(config, key, None) for key in ("num_attention_heads", "hidden_size"))
+    return int(width or (hidden // heads if heads and hidden else 0))
+
+
+def output_widths(config: Any, path: str, n: int) -> tuple[int, ...]:
+    """Return the widths of a fused linear's outputs; empty if it is none, or they do not fit `n`.
+
+    Args:
+        config: of the model.
+        path: of the module.
+        n: its number of outputs.
+    """
+    names = parts_of(path)
+    if "attn_q" in names:
+        heads = config.num_attention_heads
+        counts = (heads, *[getattr(config, "num_key_value_heads", None) or heads] * 2)
+        widths = tuple(count * head_dim(config) for count in counts)
+    else:
+        widths = (n // len(names),) * len(names) if names else ()
+    return widths if sum(widths) == n else ()
+
+
 def describe(directory: Path, config: Any) -> BaseModel:
     """Return what the manifest says of the model."""
     generation = _read_json(directory / "generation_config.json")
@@ -79,6 +105,7 @@ def describe(directory: Path, config: Any) -> BaseModel:
         fingerprint=_fingerprint(directory),
         stop_token_ids=stop_ids,
         pad_token_id=pad if pad is not None else next(iter(stop_ids), 0),
+        head_dim=head_dim(config),
     )
 
 

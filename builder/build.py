@@ -5,18 +5,17 @@ import gc
 import importlib.metadata
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from trt_lora.builder.base_model import describe, load_model, read_config
+from trt_lora.builder.base_model import describe, load_model, output_widths, read_config
 from trt_lora.builder.compile import Compiler
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.dtypes import dtype_name
 from trt_lora.builder.export import export_causal_lm
-from trt_lora.builder.files import publish_directory
 from trt_lora.builder.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.lora_plan import LoRAPlan, plan_lora
 from trt_lora.builder.profiles import make_profiles
@@ -25,6 +24,7 @@ from trt_lora.builder.strip_metadata import strip_metadata
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
+from trt_lora.runtime.files import publish_directory
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     ONNX_FILE,
@@ -77,7 +77,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
         manifest = Manifest(
             base_model=describe(config.model, model_config),
             binding_names=config.binding_names,
-            sites=sites,
+            sites=tuple(_with_parts(site, model_config) for site in sites),
             inputs=inputs,
             outputs=outputs,
             profiles=profiles,
@@ -105,6 +105,10 @@ def _save(
     ir.save(graph.model, work / ONNX_FILE, external_data=WEIGHTS_FILE)
     values = graph.model.graph
     return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
+
+
+def _with_parts(site: Site, model_config: Any) -> Site:
+    return replace(site, parts=output_widths(model_config, site.path, site.n))
 
 
 def list_sites(config: BuildConfig, progress: Progress | None = None) -> InsertLoRAResult:

@@ -13,6 +13,7 @@ from trt_lora.plugins.modules import MODULES, Module, module_of
 __all__ = [
     "DOMAIN",
     "DOMAIN_VERSION",
+    "FACTORS",
     "MAX_RANK",
     "MIN_RANK",
     "MODULES",
@@ -21,6 +22,7 @@ __all__ = [
     "Factor",
     "Module",
     "Site",
+    "layer_of",
     "parse_binding",
 ]
 
@@ -32,6 +34,7 @@ MIN_RANK = 1  # what a dummy has: engines do not agree on empty tensors, so neve
 MAX_RANK = 512  # the largest rank that the kernels and the profiles are made for
 
 Factor = Literal["A", "B"]
+FACTORS: tuple[Factor, Factor] = ("A", "B")
 
 
 class BindingNames(StrEnum):
@@ -69,6 +72,11 @@ def parse_binding(name: str) -> tuple[Factor, str] | None:
     return None
 
 
+def layer_of(path: str) -> int | None:
+    """Return the number of a module's layer, the first integer in its path, or None."""
+    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
+
+
 @dataclass(frozen=True)
 class Site:
     """One linear of the graph that takes LoRA: `y [..., n] = x [..., k] @ W`."""
@@ -77,6 +85,7 @@ class Site:
     k: int
     n: int
     dtype: str  # of A, B and the activation, e.g. float16
+    parts: tuple[int, ...] = ()  # widths of a fused linear's outputs, e.g. q, k and v; sum: n
 
     @property
     def module(self) -> Module | None:
@@ -85,9 +94,8 @@ class Site:
 
     @property
     def layer(self) -> int | None:
-        """The number of the layer, the first integer in the path; None outside the layers."""
-        numbers = (int(part) for part in self.path.split(".") if part.isdigit())
-        return next(numbers, None)
+        """The number of the layer; None outside the layers."""
+        return layer_of(self.path)
 
     def shape(self, factor: Factor, rank: int) -> tuple[int, int]:
         """Return A's [k, r] or B's [r, n]."""

@@ -20,7 +20,7 @@ ALL_LINEAR = "all-linear"
 class Module:
     """One row of the table."""
 
-    id: int
+    id: int | None  # None: TensorRT-LLM has none
     name: str
     parallel: Parallel  # which dimension tensor parallelism splits: column is n, row is k
     suffixes: tuple[str, ...] = ()  # ends of the module's path in transformers' models
@@ -56,8 +56,19 @@ MODULES = (
     Module(23, "mamba_out_proj", "row", ("mixer.out_proj",)),
     Module(24, "moe_latent_fc1", "replicated", ("fc1_latent_proj",)),
     Module(25, "moe_latent_fc2", "replicated", ("fc2_latent_proj",)),
+    Module(None, "lm_head", "column", ("lm_head", "embed_out")),
 )
-"""The whole table, in the order of the ids."""
+"""The whole table, in the order of the ids; the output head, which has none, last."""
+
+# What a fused module is made of, in the order of its outputs; a path's last part names the sibling.
+PARTS = {
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "cross_attn_qkv": ("cross_attn_q", "cross_attn_k", "cross_attn_v"),
+    "mlp_gate_up": ("mlp_h_to_4h", "mlp_gate"),
+}
+
+# Fused modules whose outputs alternate head by head: their parts are no blocks.
+_INTERLEAVED = ("query_key_value",)
 
 _BY_NAME = {module.name: module for module in MODULES}
 _BY_SUFFIX = {suffix: module for module in MODULES for suffix in module.suffixes}
@@ -68,6 +79,14 @@ def module_of(path: str) -> Module | None:
     parts = path.split(".")
     ends = (".".join(parts[start:]) for start in range(len(parts)))
     return next((_BY_SUFFIX[end] for end in ends if end in _BY_SUFFIX), None)
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """Return the modules whose outputs follow one another in a fused module's; empty if none do."""
+    module = module_of(path)
+    if module is None or path.endswith(_INTERLEAVED):
+        return ()
+    return PARTS.get(module.name, ())
 
 
 def known_targets() -> list[str]:

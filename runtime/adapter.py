@@ -1,55 +1,103 @@
-"""An adapter in canonical form: A [k, r] and B [r, n] per site, the scale folded into B."""
+"""An adapter in canonical form: A [k, r] and B [r, n] per site, the scale meant for B beside it."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from trt_lora.plugins.contract import parse_binding
-from trt_lora.runtime.tensors import Tensor
+from trt_lora.plugins.contract import FACTORS, BindingNames, Factor, parse_binding
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.packed import pack_weights
+from trt_lora.runtime.weight import Pair, Weight, weight_of
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Immutable weights by binding name, in the dtypes of their source.
+    """Immutable weights by binding name, read from their source when they are needed.
 
     Names that neither spelling of the contract explains are kept as they are: an engine may use
     any names it likes.
     """
 
     source: str  # where the weights came from, for messages
-    tensors: Mapping[str, Tensor]
+    weights: Mapping[str, Weight]
     base_model: str | None = None  # the name that the adapter's config gives
+    base_fingerprint: str | None = None  # that of the engine it was converted for
+    unused: Mapping[str, str] = field(default_factory=dict)  # tensor -> why nothing can take it
+    targets: Callable[[str], bool] | None = None  # whether its config says that it adapts a path
     owned: bool = True  # False: memory of another library, taken in place or not at all
 
     def __post_init__(self) -> None:
-        """Freeze the mapping."""
-        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+        """Freeze the mappings."""
+        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
+        object.__setattr__(self, "unused", MappingProxyType(dict(self.unused)))
 
     @cached_property
     def ranks(self) -> dict[str, int]:
         """Rank of every site, by its path, read from A's shape [k, r]."""
         return {
-            path: tensor.shape[1]
-            for factor, path, tensor in self._by_site()
-            if factor == "A" and len(tensor.shape) == 2
+            parsed[1]: weight.shape[1]
+            for name, weight in self.weights.items()
+            if (parsed := parse_binding(name)) and parsed[0] == "A" and len(weight.shape) == 2
         }
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 over names, dtypes, shapes and elements: equal exactly for equal weights.
+        """SHA-256 over names, dtypes, shapes and values: equal exactly for equal weights.
 
         Raises:
-            TensorError: the weights are not in host memory.
+            AdapterError: the file changed since the adapter was opened.
         """
         digest = hashlib.sha256()
-        for name, tensor in sorted(self.tensors.items()):
-            digest.update(f"{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
-            digest.update(tensor.storage().data)
+        for name, weight in sorted(self.weights.items()):
+            digest.update(f"{name}\0{weight.dtype}\0{weight.shape}\0".encode())
+            digest.update(weight.values().tobytes())
         return digest.hexdigest()
 
-    def _by_site(self) -> Iterator[tuple[str, str, Tensor]]:
-        for name, tensor in self.tensors.items():
-            if parsed := parse_binding(name):
-                yield *parsed, tensor
+    @classmethod
+    def of_pairs(
+        cls, source: str, pairs: Mapping[str, Pair], base_model: str | None = None
+    ) -> "Adapter":
+        """Return an adapter from A and B of every site, by its path."""
+        weights = {
+            BindingNames.LORA.binding(factor, path): weight
+            for path, pair in pairs.items()
+            for factor, weight in zip(FACTORS, pair, strict=True)
+        }
+        return cls(source, weights, base_model)
+
+    def pairs(self) -> dict[str, Pair]:
+        """Return A and B of every site, by its path.
+
+        Raises:
+            AdapterError: a name is no binding's, or a factor is missing from its pair.
+        """
+        found: dict[str, dict[Factor, Weight]] = {}
+        for name, weight in self.weights.items():
+            parsed = parse_binding(name)
+            if parsed is None:
+                raise AdapterError(f"{self.source}: {name!r} is not the name of a LoRA binding")
+            found.setdefault(parsed[1], {})[parsed[0]] = weight
+        for path, both in found.items():
+            if len(both) < 2:
+                missing = "A" if "B" in both else "B"
+                raise AdapterError(f"{self.source}: {path} has no {missing}")
+        return {path: (both["A"], both["B"]) for path, both in found.items()}
+
+    def in_memory(self) -> "Adapter":
+        """Return the same adapter read whole, so that its files may change: B scaled, in float32.
+
+        Raises:
+            AdapterError: a value is not finite, or a weight is no matrix.
+        """
+        for weight in self.weights.values():
+            if len(weight.shape) != 2:
+                name, shape = ", ".join(weight.names), list(weight.shape)
+                raise AdapterError(f"{self.source}: {name} has shape {shape}, expected a matrix")
+        kept = {n: w for n, w in self.weights.items() if w.tensor is not None and w.scale == 1}
+        read = {n: w for n, w in self.weights.items() if n not in kept}
+        dtypes = {n: w.dtype if w.scale == 1 else "float32" for n, w in read.items()}
+        tensors, _ = pack_weights(read, dtypes, self.source)
+        read = {n: replace(weight_of(n, tensors[n]), names=w.names) for n, w in read.items()}
+        return replace(self, weights=kept | read)

@@ -9,10 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from trt_lora.plugins.errors import BackendError, TensorError
-from trt_lora.runtime.memory import Stream
+from trt_lora.runtime.memory import ALIGNMENT, Stream, pack
 from trt_lora.runtime.tensors import HOST, Array, Tensor
-
-ALIGNMENT = 256  # bytes; what TensorRT asks of the address of every input and output
 
 
 def cuda_obstacle() -> str:
@@ -73,18 +71,6 @@ class DeviceBuffer:
         self.pointer = int(call("cudaMallocAsync", max(nbytes, ALIGNMENT), 0))
         weakref.finalize(self, release, "cudaFreeAsync", self.pointer, 0)
         call("cudaStreamSynchronize", 0)  # until then the memory is there for stream 0 only
-
-
-def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Tensor]]:
-    """Lay tensors out one after another at aligned offsets; return the size and the layout.
-
-    The pointers of the layout are offsets into a buffer still to be made.
-    """
-    offset, layout = 0, {}
-    for name, tensor in tensors.items():
-        layout[name] = replace(tensor, pointer=offset, device=device, owner=None)
-        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    return offset, layout
 
 
 def place(layout: Mapping[str, Tensor], buffer: DeviceBuffer) -> dict[str, Tensor]:

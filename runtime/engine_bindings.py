@@ -5,11 +5,31 @@ from dataclasses import dataclass, replace
 
 from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.coverage import Coverage
 from trt_lora.runtime.executor import Executor
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory import HostMemory, Memory, Stream
 from trt_lora.runtime.tensors import Tensor
+from trt_lora.runtime.weight import weight_of
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An adapter as a manager holds it."""
+
+    adapter: Adapter  # of the tensors below
+    tensors: Mapping[str, Tensor]  # by binding; before an engine is known, as the source has them
+    bound: Mapping[str, Tensor]  # every LoRA input of the engine, with dummies; empty before
+    coverage: Coverage | None  # None before
+    strict: bool = True
+
+    @classmethod
+    def pending(cls, adapter: Adapter, *, strict: bool) -> "Loaded":
+        """Hold an adapter until an engine is known; its files are read now."""
+        adapter = adapter.in_memory()
+        tensors = {n: w.tensor for n, w in adapter.weights.items() if w.tensor is not None}
+        return cls(adapter, tensors, {}, None, strict)
 
 
 @dataclass(frozen=True)
@@ -39,10 +59,14 @@ class EngineBindings:
 
         return cls(manifest, memory, placed(dummy), {name: placed(t) for name, t in shapes.items()})
 
-    def fit(self, adapter: Adapter, stream: Stream = None) -> dict[str, Tensor]:
-        """Return the adapter's tensors by binding, on the engine's device.
+    def load(self, adapter: Adapter, *, strict: bool = True, stream: Stream = None) -> Loaded:
+        """Return the adapter on the engine's device.
 
         Raises:
             AdapterError: the engine cannot take the adapter.
         """
-        return self.memory.upload(fit_adapter(adapter, self.manifest), stream)
+        fitted = fit_adapter(adapter, self.manifest, strict=strict)
+        tensors = self.memory.upload(fitted.tensors, stream)
+        weights = {name: weight_of(name, tensor) for name, tensor in tensors.items()}
+        kept = Adapter(adapter.source, weights, adapter.base_model)
+        return Loaded(kept, tensors, {**self.dummies, **tensors}, fitted.coverage, strict)

@@ -1,77 +1,88 @@
 """Fit an adapter to an engine: every tensor finds its binding, or the adapter is refused by name.
 
 Also the one place that knows how a weight must look: A [k, r] and B [r, n] of one rank from 1 to
-the engine's maximum, in the engine's dtype.
+the engine's maximum.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import numpy as np
-
-from trt_lora.plugins.contract import MIN_RANK, Factor, Site, parse_binding
+from trt_lora.plugins.contract import MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.base_check import base_warnings, check_fingerprint
+from trt_lora.runtime.cast import Conversion, is_finite
+from trt_lora.runtime.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.safetensors_file import check_finite
-from trt_lora.runtime.tensors import HOST, Tensor, narrow, tensor_from_storage, widen
+from trt_lora.runtime.match import match_weights, refusal
+from trt_lora.runtime.packed import pack_weights
+from trt_lora.runtime.tensors import HOST, Tensor
+from trt_lora.runtime.weight import Weight
 
 
-def fit_adapter(adapter: Adapter, manifest: Manifest) -> dict[str, Tensor]:
-    """Return the adapter's tensors under the engine's binding names and in its dtype.
+@dataclass(frozen=True)
+class Fitted:
+    """An adapter's tensors under the engine's binding names and in its dtypes."""
+
+    tensors: Mapping[str, Tensor]
+    coverage: Coverage
+
+
+def fit_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) -> Fitted:
+    """Fit an adapter to an engine.
+
+    Everything but the values is checked before the first value is read.
+
+    Args:
+        adapter: what a file or a caller gave.
+        manifest: of the engine.
+        strict: False turns a tensor without a binding into an entry of the coverage.
 
     Raises:
-        AdapterError: a tensor has no binding, a wrong shape or a rank beyond the engine's; a pair
-            is incomplete; or a value leaves the range of the engine's dtype.
+        AdapterError: the adapter is for another base model; a tensor has no binding (in strict
+            mode), a wrong shape or a rank beyond the engine's; or a value is not finite or leaves
+            the range of the engine's dtype.
     """
-    named = {_binding_of(name, adapter, manifest): t for name, t in adapter.tensors.items()}
-    if len(named) < len(adapter.tensors):
-        raise AdapterError(f"{adapter.source}: two of its tensors are for one binding")
-    _check_weights(named, manifest, adapter.source)
-    return {
-        name: _in_dtype(tensor, manifest.lora_bindings[name][0].dtype, adapter, name)
-        for name, tensor in named.items()
-    }
+    weights, unbound = match_adapter(adapter, manifest, strict=strict)
+    tensors, conversions = _take(adapter, weights, manifest)
+    warnings = base_warnings(adapter, manifest, weights)
+    return Fitted(tensors, _coverage(adapter, manifest, weights, unbound, conversions, warnings))
 
 
-def _check_weights(weights: Mapping[str, Tensor], manifest: Manifest, source: str) -> None:
-    for name, tensor in weights.items():
+def match_adapter(
+    adapter: Adapter, manifest: Manifest, *, strict: bool = True
+) -> tuple[dict[str, Weight], dict[str, str]]:
+    """Do all of `fit_adapter` that needs no values.
+
+    Returns:
+        The weights under the engine's binding names; and tensor -> why it has no binding.
+
+    Raises:
+        AdapterError: as `fit_adapter`.
+    """
+    check_fingerprint(adapter, manifest)
+    weights, unbound = match_weights(adapter, manifest)
+    for name, weight in weights.items():
         site, factor = manifest.lora_bindings[name]
-        _check_shape(tensor, site, factor, manifest, f"{source}: {name}")
+        what = f"{adapter.source}: {', '.join(weight.names)}"
+        _check_shape(weight, site, factor, manifest, what)
     for site in manifest.sites:
-        _check_pair(weights, site, manifest, source)
+        _check_ranks(weights, site, manifest, adapter.source)
+    if strict and unbound:
+        raise AdapterError(refusal(adapter, manifest, unbound))
+    if strict and not weights:
+        raise AdapterError(f"{adapter.source} holds no tensors; save the adapter again")
+    return weights, unbound
 
 
-def _binding_of(name: str, adapter: Adapter, manifest: Manifest) -> str:
-    """The engine's name for a tensor; the other spelling of the contract is read too."""
-    if name in manifest.lora_bindings:
-        return name
-    parsed = parse_binding(name)
-    binding = manifest.binding_names.binding(*parsed) if parsed else name
-    if binding not in manifest.lora_bindings:
-        raise AdapterError(_no_binding(name, adapter.source, manifest))
-    return binding
-
-
-def _no_binding(name: str, source: str, manifest: Manifest) -> str:
-    parsed = parse_binding(name)
-    what = f"module {parsed[1]}" if parsed else f"tensor {name!r}"
-    modules = sorted({site.path.rsplit(".", 1)[-1] for site in manifest.sites})
-    return (
-        f"{source}: {what} has no site in this engine, which takes LoRA on "
-        f"{', '.join(modules)} of {manifest.base_model.name} ({len(manifest.sites)} sites). "
-        "Check that the adapter is for this base model, or build an engine with "
-        f"--lora-dir {source}"
-    )
-
-
-def _check_shape(tensor: Tensor, site: Site, factor: Factor, manifest: Manifest, what: str) -> None:
-    if len(tensor.shape) != 2:
-        raise AdapterError(f"{what} has shape {list(tensor.shape)}, expected a matrix")
-    rank = tensor.shape[1 if factor == "A" else 0]
-    if tensor.shape != site.shape(factor, rank):
+def _check_shape(weight: Weight, site: Site, factor: Factor, manifest: Manifest, what: str) -> None:
+    if len(weight.shape) != 2:
+        raise AdapterError(f"{what} has shape {list(weight.shape)}, expected a matrix")
+    rank = weight.shape[1 if factor == "A" else 0]
+    if weight.shape != site.shape(factor, rank):
         expected = "[k, r]" if factor == "A" else "[r, n]"
         raise AdapterError(
-            f"{what} has shape {list(tensor.shape)}, expected {expected} with k={site.k} and "
+            f"{what} has shape {list(weight.shape)}, expected {expected} with k={site.k} and "
             f"n={site.n}: the adapter was trained on another base model than "
             f"{manifest.base_model.name}, or its factors are transposed"
         )
@@ -82,39 +93,76 @@ def _check_shape(tensor: Tensor, site: Site, factor: Factor, manifest: Manifest,
         )
 
 
-def _check_pair(weights: Mapping[str, Tensor], site: Site, manifest: Manifest, source: str) -> None:
+def _check_ranks(
+    weights: Mapping[str, Weight], site: Site, manifest: Manifest, source: str
+) -> None:
     names = [manifest.binding_names.binding(factor, site.path) for factor in ("A", "B")]
     a, b = (weights.get(name) for name in names)
-    if a is None and b is None:
-        return
-    if a is None or b is None:
-        raise AdapterError(f"{source}: {names[0 if a is None else 1]} is missing from its pair")
-    if a.shape[1] != b.shape[0]:
+    if a is not None and b is not None and a.shape[1] != b.shape[0]:
         raise AdapterError(
             f"{source}: {names[0]} has rank {a.shape[1]} but {names[1]} has rank {b.shape[0]}"
         )
 
 
-def _in_dtype(tensor: Tensor, dtype: str, adapter: Adapter, name: str) -> Tensor:
+def _take(
+    adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest
+) -> tuple[dict[str, Tensor], dict[str, Conversion]]:
+    """Bind what is in memory already; cast the rest."""
+    dtypes = {name: manifest.lora_bindings[name][0].dtype for name in weights}
+    in_place: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.tensor is not None:
+            _check_borrowed(adapter, name, weight.tensor, dtypes[name])
+            if weight.dtype == dtypes[name]:
+                in_place[name] = weight.tensor
+    rest = {name: weight for name, weight in weights.items() if name not in in_place}
+    packed, conversions = pack_weights(rest, dtypes, adapter.source)
+    return {name: in_place.get(name) or packed[name] for name in weights}, conversions
+
+
+def _check_borrowed(adapter: Adapter, name: str, tensor: Tensor, dtype: str) -> None:
+    """What an owned adapter holds in memory was checked when it was read."""
+    if adapter.owned:
+        return
     what = f"{adapter.source}: {name}"
-    if not adapter.owned and tensor.device == HOST:  # what a file holds was checked when read
-        check_finite(tensor.storage(), tensor.dtype, what)
-    if tensor.dtype == dtype:
-        return tensor
-    if not adapter.owned:
+    if tensor.device == HOST and not is_finite(tensor.storage(), tensor.dtype):
+        raise AdapterError(f"{what} holds NaN or infinity")
+    if tensor.dtype != dtype:
         raise AdapterError(
             f"{what} is {tensor.dtype}, this engine takes {dtype}; convert the weights first, "
             "for they are taken in place and never copied"
         )
-    return _cast(tensor, dtype, what)
 
 
-def _cast(tensor: Tensor, dtype: str, what: str) -> Tensor:
-    values = widen(tensor.storage(), tensor.dtype).astype(np.float32, copy=False)
-    storage = narrow(values, dtype)
-    if not np.isfinite(widen(storage, dtype)).all():
-        raise AdapterError(
-            f"{what} has a value of {np.abs(values).max():.4g}, beyond the range of the engine's "
-            f"{dtype}; build the engine with --dtype bfloat16 or float32"
+def _coverage(
+    adapter: Adapter,
+    manifest: Manifest,
+    weights: Mapping[str, Weight],
+    unbound: Mapping[str, str],
+    conversions: Mapping[str, Conversion],
+    warnings: tuple[str, ...],
+) -> Coverage:
+    sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
+
+    def of_site(site: Site) -> SiteCoverage:
+        names = [manifest.binding_names.binding(factor, site.path) for factor in ("A", "B")]
+        if names[0] not in weights:
+            return SiteCoverage(site.path)
+        a, b = (weights[name] for name in names)
+        change = conversions.get(names[0], Conversion()) | conversions.get(names[1], Conversion())
+        return SiteCoverage(
+            site.path,
+            rank=a.shape[1],
+            scales=tuple(dict.fromkeys(sources[name].scale for name in b.names)),
+            source_dtypes=tuple(dict.fromkeys(sources[name].dtype for name in a.names + b.names)),
+            dtype=site.dtype,
+            rounding_error=change.rounding_error,
+            flushed=change.flushed,
+            nbytes=sum(Tensor(0, weight.shape, site.dtype).nbytes for weight in (a, b)),
         )
-    return tensor_from_storage(storage, dtype)
+
+    bindings = {
+        name: weights[name].names if name in weights else () for name in manifest.lora_bindings
+    }
+    sites = tuple(of_site(site) for site in manifest.sites)
+    return Coverage(adapter.source, bindings, unbound, sites, warnings)

@@ -2,41 +2,50 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.edgellm_format import PROCESSED_FILE, adapter_from_edgellm
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.named_format import adapter_from_safetensors
+from trt_lora.runtime.onnxruntime_format import adapter_from_onnxruntime
 from trt_lora.runtime.peft_format import adapter_from_peft
-from trt_lora.runtime.safetensors_file import check_finite, read_safetensors
-from trt_lora.runtime.tensors import tensor_from_storage
+from trt_lora.runtime.trtllm_format import TRTLLM_WEIGHTS, adapter_from_trtllm
+
+_KINDS = (
+    "a directory by PEFT, TensorRT-LLM (model.lora_weights.npy) or TensorRT-Edge-LLM "
+    "(processed_adapter_model.safetensors), a .safetensors file of binding names, or an "
+    ".onnx_adapter file"
+)
 
 
-def load_adapter(path: str | Path) -> Adapter:
-    """Read an adapter from a PEFT directory or a `.safetensors` file.
+def load_adapter(path: str | Path, manifest: Manifest | None = None) -> Adapter:
+    """Open an adapter; its values are read when they are needed.
+
+    Args:
+        path: a directory by PEFT, TensorRT-LLM or TensorRT-Edge-LLM, a `.safetensors` file whose
+            tensor names are binding names, or an `.onnx_adapter` file.
+        manifest: of the engine; needed for TensorRT-LLM's format, which holds no shapes.
 
     Raises:
-        AdapterError: it is neither, is damaged, or asks for what is not supported.
+        AdapterError: it is none of these, is damaged, or asks for what is not supported.
     """
     path = Path(path)
     if path.is_dir():
-        return adapter_from_peft(path)
+        return _from_directory(path, manifest)
     if path.suffix == ".safetensors":
         return adapter_from_safetensors(path)
-    problem = "is neither" if path.exists() else "does not exist; expected"
-    raise AdapterError(f"{path} {problem} a PEFT adapter directory or a .safetensors file")
+    if path.suffix == ".onnx_adapter":
+        return adapter_from_onnxruntime(path)
+    if not path.exists():
+        raise AdapterError(f"{path} does not exist; expected {_KINDS}")
+    convert = f"; convert it with: trt-lora convert-adapter {path} OUT --format peft"
+    hint = convert if path.suffix == ".bin" else ""
+    raise AdapterError(f"{path} is not an adapter; expected {_KINDS}{hint}")
 
 
-def adapter_from_safetensors(path: Path) -> Adapter:
-    """Read a file whose tensor names are binding names, A [k, r] and B [r, n], scale in B.
-
-    Raises:
-        AdapterError: the file is missing or damaged, or a value is not finite.
-    """
-    tensors = {}
-    for name, storage, dtype in read_safetensors(path):
-        check_finite(storage, dtype, f"{path}: tensor {name!r}")
-        # A copy: the file may be replaced while the adapter is in use.
-        tensors[name] = tensor_from_storage(np.array(storage), dtype)
-    if not tensors:
-        raise AdapterError(f"{path} holds no tensors; save the adapter again")
-    return Adapter(str(path), tensors)
+def _from_directory(path: Path, manifest: Manifest | None) -> Adapter:
+    if (path / PROCESSED_FILE).exists():
+        return adapter_from_edgellm(path)
+    if (path / TRTLLM_WEIGHTS).exists():
+        return adapter_from_trtllm(path, manifest)
+    return adapter_from_peft(path)

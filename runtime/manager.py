@@ -14,12 +14,15 @@ from trt_lora.plugins.errors import (
     UnknownBindingError,
 )
 from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.engine_bindings import EngineBindings
+from trt_lora.runtime.blend import blend_adapters, scaled_adapter
+from trt_lora.runtime.coverage import Coverage
+from trt_lora.runtime.engine_bindings import EngineBindings, Loaded
 from trt_lora.runtime.exchange import tensor_from
 from trt_lora.runtime.executor import Executor
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.memory import Stream
 from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_numpy
+from trt_lora.runtime.weight import weight_of
 
 
 class LoRAManager:
@@ -32,29 +35,37 @@ class LoRAManager:
 
     def __init__(self) -> None:
         self._engine: EngineBindings | None = None
-        self._pending: dict[str, Adapter] = {}  # loaded before the engine was known
-        self._weights: dict[str, dict[str, Tensor]] = {}  # adapter -> its own bindings
-        self._bound: dict[str, dict[str, Tensor]] = {"": {}}  # adapter -> every engine binding
+        self._loaded: dict[str, Loaded] = {}
+        self._scaled: dict[str, tuple[float, Loaded]] = {}  # the last other strength of an adapter
         self._dummy = tensor_from_numpy(np.zeros(1, np.float32))
-        self._active = ""  # "" is the base model
+        self._active, self._scale = "", 1.0  # "" is the base model
+        self._current: Loaded | None = None  # the active adapter at its strength
 
-    def load_weights(self, name: str, path: str | Path, stream: Stream = None) -> None:
-        """Load an adapter from a PEFT directory or a safetensors file and register it.
+    def load_weights(
+        self, name: str, path: str | Path, stream: Stream = None, *, strict: bool = True
+    ) -> Coverage | None:
+        """Load an adapter from disk and register it.
 
         Args:
             name: what the caller will call it.
-            path: a directory that PEFT wrote, or a `.safetensors` file whose tensor names are
-                binding names.
+            path: what `load_adapter` reads.
             stream: CUDA stream of the copy to the device.
+            strict: False leaves tensors without a binding out and lists them, instead of refusing
+                the adapter.
+
+        Returns:
+            What became of every tensor and every binding; None before an engine is bound: ask
+            `get_coverage` then.
 
         Raises:
             AdapterError: the name is taken, the adapter cannot be read, or the engine (if one is
                 bound) cannot take it.
         """
         self._check_name_is_free(name)
-        self._register(name, load_adapter(path), stream)
+        adapter = load_adapter(path, self._engine.manifest if self._engine else None)
+        return self._register(name, adapter, stream, strict=strict)
 
-    def add_weights(self, name: str, weights: Mapping[str, object]) -> None:
+    def add_weights(self, name: str, weights: Mapping[str, object]) -> Coverage | None:
         """Register weights that are in memory already; nothing is copied on their own device.
 
         Args:
@@ -62,6 +73,9 @@ class LoRAManager:
             weights: binding name -> numpy array, `Tensor`, or an object with `__dlpack__` or
                 `__cuda_array_interface__`; A [k, r], B [r, n], the scale folded into B. Nobody may
                 write to them afterwards.
+
+        Returns:
+            As `load_weights`.
 
         Raises:
             AdapterError: the name is taken, there are no weights, or the engine (if one is bound)
@@ -71,24 +85,62 @@ class LoRAManager:
         self._check_name_is_free(name)
         if not weights:
             raise AdapterError(f"adapter {name!r} has no weights")
-        tensors = {binding: _taken(binding, weight) for binding, weight in weights.items()}
-        self._register(name, Adapter(name, tensors, owned=False))
+        taken = {binding: weight_of(binding, _taken(binding, w)) for binding, w in weights.items()}
+        return self._register(name, Adapter(name, taken, owned=False))
 
-    def switch_weights(self, name: str) -> None:
-        """Activate an adapter; O(1), no device work.
+    def blend(self, name: str, parts: Mapping[str, float]) -> Coverage | None:
+        """Register a weighted sum of loaded adapters as an adapter of its own.
+
+        Exact: the ranks of a site add up, and nothing is rounded but B, once, to the engine's
+        dtype. The parts may be used as before.
+
+        Args:
+            name: what the caller will call the sum.
+            parts: adapter -> weight, such as `{"a": 0.7, "b": 0.3}`.
+
+        Returns:
+            As `load_weights`.
 
         Raises:
-            UnknownAdapterError: no adapter of that name is loaded; the active one stays active.
+            UnknownAdapterError: a part is not loaded.
+            AdapterError: the name is taken, a weight is not finite, there are no parts, or a
+                site's ranks add up to more than the engine's maximum.
         """
-        if name not in self._weights:
-            raise UnknownAdapterError(
-                f"unknown adapter {name!r}; loaded: {', '.join(self._weights) or 'none'}"
-            )
-        self._active = name
+        self._check_name_is_free(name)
+        if not parts:
+            raise AdapterError(f"blend {name!r} has no parts; name at least one adapter")
+        adapters = [(self._get(part).adapter, weight) for part, weight in parts.items()]
+        return self._register(name, blend_adapters(name, adapters))
+
+    def get_coverage(self, name: str) -> Coverage | None:
+        """Return what became of an adapter in the engine; None before an engine is bound.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        return self._get(name).coverage
+
+    def switch_weights(self, name: str, scale: float = 1.0) -> None:
+        """Activate an adapter; O(1), no device work.
+
+        Another strength than 1 needs a B of its own: it is made at the first switch to it, from
+        the weights as loaded, and kept until the adapter is switched to a third one.
+
+        Args:
+            name: of a loaded adapter.
+            scale: strength; the adapter's delta is multiplied by it.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            AdapterError: the scale is not finite, or a weight times it leaves the engine's dtype.
+                In both cases the active adapter stays active.
+        """
+        self._current = self._at_strength(name, scale)
+        self._active, self._scale = name, scale
 
     def reset_weights(self) -> None:
         """Deactivate any adapter: the base model answers, through dummies."""
-        self._active = ""
+        self._active, self._scale, self._current = "", 1.0, None
 
     def get_active_weight(self, binding: str) -> Tensor:
         """Return the active adapter's tensor for a binding; a zero of shape [1] if none is active.
@@ -96,14 +148,14 @@ class LoRAManager:
         Raises:
             UnknownBindingError: the active adapter has no weight under that name.
         """
-        if not self._active:
+        if self._current is None:
             return self._dummy
         try:
-            return self._weights[self._active][binding]
+            return self._current.tensors[binding]
         except KeyError:
             raise UnknownBindingError(
                 f"binding {binding!r} is not in the active adapter {self._active!r}, "
-                f"which has {len(self._weights[self._active])} bindings; ask has_weight_for first"
+                f"which has {len(self._current.tensors)} bindings; ask has_weight_for first"
             ) from None
 
     def get_active_adapter_name(self) -> str:
@@ -112,11 +164,12 @@ class LoRAManager:
 
     def get_binding_names(self) -> list[str]:
         """Return the binding names of all loaded adapters, each once, in the order of loading."""
-        return list(dict.fromkeys(name for weights in self._weights.values() for name in weights))
+        names = (name for loaded in self._loaded.values() for name in loaded.tensors)
+        return list(dict.fromkeys(names))
 
     def get_adapter_names(self) -> list[str]:
         """Return the names of the loaded adapters, in the order of loading."""
-        return list(self._weights)
+        return list(self._loaded)
 
     def has_active_adapter(self) -> bool:
         """Return whether an adapter is active."""
@@ -124,7 +177,7 @@ class LoRAManager:
 
     def has_weight_for(self, binding: str) -> bool:
         """Return whether the active adapter has a weight under that name; False if none is."""
-        return bool(self._active) and binding in self._weights[self._active]
+        return self._current is not None and binding in self._current.tensors
 
     def initialize_engine_bindings(self, executor: Executor) -> None:
         """Register the engine's LoRA bindings and make their rank-1 dummies; call it once.
@@ -139,12 +192,16 @@ class LoRAManager:
         if self._engine is not None:
             raise StateError("this manager has an engine already; make a LoRAManager per engine")
         engine = EngineBindings.of(executor)
-        fitted = {name: engine.fit(adapter) for name, adapter in self._pending.items()}
-        self._engine, self._dummy = engine, engine.dummy
-        self._weights = fitted
-        self._bound = {name: {**engine.dummies, **weights} for name, weights in fitted.items()}
-        self._bound[""] = dict(engine.dummies)
-        self._pending.clear()
+        pending = self._loaded.items()
+        loaded = {name: engine.load(item.adapter, strict=item.strict) for name, item in pending}
+        before = self._engine, self._loaded, self._scaled
+        self._engine, self._loaded, self._scaled = engine, loaded, {}
+        try:
+            self._current = self._at_strength(self._active, self._scale) if self._active else None
+        except AdapterError:
+            self._engine, self._loaded, self._scaled = before
+            raise
+        self._dummy = engine.dummy
 
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
         """Write the active adapter's tensor, or the dummy, for every LoRA binding of the engine.
@@ -157,23 +214,42 @@ class LoRAManager:
         """
         if self._engine is None:
             raise StateError("no engine is bound; call initialize_engine_bindings(executor) first")
-        tensor_map.update(self._bound[self._active])
+        tensor_map.update(self._current.bound if self._current else self._engine.dummies)
 
-    def _register(self, name: str, adapter: Adapter, stream: Stream = None) -> None:
+    def _register(
+        self, name: str, adapter: Adapter, stream: Stream = None, *, strict: bool = True
+    ) -> Coverage | None:
+        self._loaded[name] = loaded = self._placed(adapter, stream, strict=strict)
+        return loaded.coverage
+
+    def _placed(self, adapter: Adapter, stream: Stream = None, *, strict: bool = True) -> Loaded:
         if self._engine is None:
-            self._pending[name], self._weights[name] = adapter, dict(adapter.tensors)
-        else:
-            weights = self._engine.fit(adapter, stream)
-            self._bound[name] = {**self._engine.dummies, **weights}
-            self._weights[name] = weights
+            return Loaded.pending(adapter, strict=strict)
+        return self._engine.load(adapter, strict=strict, stream=stream)
+
+    def _at_strength(self, name: str, scale: float) -> Loaded:
+        loaded = self._get(name)
+        if scale == 1:
+            return loaded
+        kept = self._scaled.get(name)
+        if kept is None or kept[0] != scale:
+            kept = self._scaled[name] = scale, self._placed(scaled_adapter(loaded.adapter, scale))
+        return kept[1]
+
+    def _get(self, name: str) -> Loaded:
+        if name not in self._loaded:
+            raise UnknownAdapterError(
+                f"unknown adapter {name!r}; loaded: {', '.join(self._loaded) or 'none'}"
+            )
+        return self._loaded[name]
 
     def _check_name_is_free(self, name: str) -> None:
         if not name:
             raise AdapterError("an adapter needs a name; the empty one means the base model")
-        if name in self._weights:
+        if name in self._loaded:
             raise AdapterError(
                 f"an adapter named {name!r} is loaded already; choose another name than "
-                f"{', '.join(self._weights)}"
+                f"{', '.join(self._loaded)}"
             )
 
     def __copy__(self) -> NoReturn:

@@ -55,6 +55,7 @@ class BaseModel:
     fingerprint: str  # SHA-256 over config.json and the headers of the weight files
     stop_token_ids: tuple[int, ...]
     pad_token_id: int
+    head_dim: int = 0  # width of an attention head; 0 where the config does not say
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _parse(data: dict[str, Any]) -> Manifest:
             **data,
             "base_model": BaseModel(**{**base, "stop_token_ids": tuple(base["stop_token_ids"])}),
             "binding_names": BindingNames(data["binding_names"]),
-            "sites": tuple(Site(**site) for site in data["sites"]),
+            "sites": tuple(_site(item) for item in data["sites"]),
             "inputs": tuple(_binding(item) for item in data["inputs"]),
             "outputs": tuple(_binding(item) for item in data["outputs"]),
             "profiles": {
@@ -162,6 +163,10 @@ def _parse(data: dict[str, Any]) -> Manifest:
             "files": {_inside(name): FileRecord(**item) for name, item in data["files"].items()},
         }
     )
+
+
+def _site(item: dict[str, Any]) -> Site:
+    return Site(**item | {"parts": tuple(item.get("parts", ()))})
 
 
 def _binding(item: dict[str, Any]) -> Binding:

@@ -1,12 +1,15 @@
 """Where an executor's tensors live: the interface, and host memory."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.tensors import HOST, Tensor, tensor_from_numpy
+
+ALIGNMENT = 256  # bytes; what TensorRT asks of the address of every input and output
 
 Stream = Any  # a CUDA stream handle: an int, or an object that int() takes; None is the default
 
@@ -50,3 +53,15 @@ class HostMemory:
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         return tensor_from_numpy(np.zeros(nbytes, np.bool_))
+
+
+def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Tensor]]:
+    """Lay tensors out one after another at aligned offsets; return the size and the layout.
+
+    The pointers of the layout are offsets into a buffer still to be made.
+    """
+    offset, layout = 0, {}
+    for name, tensor in tensors.items():
+        layout[name] = replace(tensor, pointer=offset, device=device, owner=None)
+        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return offset, layout

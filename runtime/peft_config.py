@@ -6,13 +6,15 @@ another release; it is refused unless it is unset, for nobody knows what it does
 
 import json
 import math
-import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapter_file import file_inside, read_small_file
+from trt_lora.runtime.peft_patterns import matches_ending, pattern_problem, target_rule
 
 CONFIG_FILE = "adapter_config.json"
 
@@ -63,6 +65,7 @@ class PeftConfig:
     rank_pattern: dict[str, int] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     base_model: str | None = None
+    targets: Callable[[str], bool] | None = field(default=None, compare=False)
 
     def rank(self, path: str) -> int:
         """Return the rank of the module at `path`."""
@@ -77,13 +80,9 @@ class PeftConfig:
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
 
-def _wrapped(key: str) -> str:
-    return rf"(.*\.)?({key})$"
-
-
 def _by_pattern(patterns: dict[str, Any], path: str, default: float) -> float:
-    """PEFT's own rule (`get_pattern_key`): a key matches the path's end, the first one wins."""
-    matches = (v for key, v in patterns.items() if re.match(_wrapped(key), path))
+    """The value of the first pattern that names the path's end, as in PEFT."""
+    matches = (value for key, value in patterns.items() if matches_ending(key, path))
     return float(next(matches, default))
 
 
@@ -100,7 +99,7 @@ def read_peft_config(directory: Path) -> PeftConfig:
             "Pass the folder that PEFT's save_pretrained wrote, or one .safetensors file"
         )
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_small_file(file_inside(directory, CONFIG_FILE)))
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path} is not JSON: {error}") from error
     return _parse(fields, path)
@@ -120,7 +119,11 @@ def _parse(fields: Any, path: Path) -> PeftConfig:
         use_rslora=_switch(fields, "use_rslora", path),
         rank_pattern=_pattern(fields, "rank_pattern", path),
         alpha_pattern=_pattern(fields, "alpha_pattern", path),
-        base_model=fields.get("base_model_name_or_path"),
+        base_model=_text(fields, "base_model_name_or_path", path),
+        targets=target_rule(
+            *(fields.get(name) for name in ("target_modules", "exclude_modules")),
+            *(fields.get(name) for name in ("layers_to_transform", "layers_pattern")),
+        ),
     )
     for rank in (config.r, *config.rank_pattern.values()):
         if rank < 1 or rank != int(rank):
@@ -147,6 +150,13 @@ def _switch(fields: dict[str, Any], name: str, path: Path) -> bool:
     raise AdapterError(f"{path}: {name} is {value!r}, expected true or false")
 
 
+def _text(fields: dict[str, Any], name: str, path: Path) -> str | None:
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise AdapterError(f"{path}: {name} is {value!r}, expected a text")
+
+
 def _number(fields: dict[str, Any], name: str, path: Path, *, default: int) -> Any:
     value = fields.get(name, default)
     if not _is_number(value):
@@ -167,8 +177,6 @@ def _pattern(fields: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
     for key, number in value.items():
         if not _is_number(number):
             raise AdapterError(f"{path}: {name} of {key!r} is {number!r}, expected a number")
-        try:
-            re.compile(_wrapped(key))
-        except re.error as error:
-            raise AdapterError(f"{path}: {name} has the pattern {key!r}: {error}") from error
+        if problem := pattern_problem(key):
+            raise AdapterError(f"{path}: {name} has the pattern {key!r}: {problem}")
     return value

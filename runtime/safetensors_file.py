@@ -1,43 +1,55 @@
-"""Read a safetensors file through a memory map, bfloat16 included.
+"""Read a safetensors file tensor by tensor, bfloat16 included.
 
 The safetensors library checks header and offsets; its numpy face cannot return bfloat16, so the
-elements are viewed in the map at the offsets it has checked. Format: 8 bytes little-endian header
-length, JSON header, data (https://huggingface.co/docs/safetensors).
+bytes are read at the offsets it has checked. Format: 8 bytes little-endian header length, JSON
+header, data (https://huggingface.co/docs/safetensors).
 """
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import safetensors
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.tensors import Array, storage_dtype, widen
+from trt_lora.runtime.adapter_file import AdapterFile
+from trt_lora.runtime.tensors import Array, storage_dtype
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MAX_HEADER = 16 << 20  # a hundred thousand tensors; a larger header costs memory, not content
 
 
-def read_safetensors(path: Path) -> Iterator[tuple[str, Array, str]]:
-    """Yield (name, storage, dtype) of every tensor; the storage lies in a read-only memory map.
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file: what the header says, and how to read the elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Array]  # row-major; bfloat16 as its bits
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """The tensors of a file in the order of its header, and its metadata."""
+
+    tensors: tuple[StoredTensor, ...]
+    metadata: dict[str, str]
+
+
+def read_safetensors(path: Path) -> SafetensorsFile:
+    """Read the header; the elements of a tensor are read when they are asked for.
 
     Raises:
         AdapterError: the file is missing, damaged, or has a dtype that LoRA weights do not have.
     """
-    if not path.is_file():
-        raise AdapterError(f"{path} does not exist or is not a file")
-    try:
-        with safetensors.safe_open(path, framework="np"):
-            pass  # opening checks the header and that the offsets lie in the file
-    except (safetensors.SafetensorError, OSError) as error:
-        raise AdapterError(
-            f"{path} is not a valid safetensors file ({error}); copy or save the adapter again"
-        ) from error
-    data = np.memmap(path, np.uint8, mode="r")
-    (header_size,) = struct.unpack("<Q", data[:8].tobytes())
-    header = json.loads(data[8 : 8 + header_size].tobytes())
-    header.pop("__metadata__", None)
+    file = AdapterFile(path)
+    header, start = _header(file)
+    metadata = header.pop("__metadata__", {})
+    tensors = []
     for name, entry in header.items():
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
@@ -45,13 +57,31 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Array, str]]:
                 f"{path}: tensor {name!r} is {entry['dtype']}; "
                 f"LoRA weights are one of {', '.join(_DTYPES)}"
             )
-        start, stop = (8 + header_size + offset for offset in entry["data_offsets"])
-        yield name, data[start:stop].view(storage_dtype(dtype)).reshape(entry["shape"]), dtype
+        shape, offsets = tuple(entry["shape"]), entry["data_offsets"]
+        place = (start + offsets[0], offsets[1] - offsets[0])
+        tensors.append(StoredTensor(name, shape, dtype, _reader(file, place, shape, dtype)))
+    return SafetensorsFile(tuple(tensors), metadata)
 
 
-def check_finite(storage: Array, dtype: str, what: str) -> None:
-    """Raise AdapterError, naming `what`, if a value is NaN or infinite."""
-    if not np.isfinite(widen(storage, dtype)).all():
+def _header(file: AdapterFile) -> tuple[dict[str, Any], int]:
+    """Return the header, which the library has checked, and where the data starts."""
+    (size,) = struct.unpack("<Q", file.read(0, 8).tobytes()) if file.size >= 8 else (0,)
+    if size > _MAX_HEADER:
         raise AdapterError(
-            f"{what} holds NaN or infinity: the training diverged or the file is damaged"
+            f"{file.path} is not a valid safetensors file (its header has {size} bytes; adapters "
+            f"have less than {_MAX_HEADER}); copy or save the adapter again"
         )
+    try:
+        with safetensors.safe_open(file.path, framework="np"):
+            pass
+        return json.loads(file.read(8, size).tobytes()), 8 + size
+    except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise AdapterError(
+            f"{file.path} is not a valid safetensors file ({error}); copy or save the adapter again"
+        ) from error
+
+
+def _reader(
+    file: AdapterFile, place: tuple[int, int], shape: tuple[int, ...], dtype: str
+) -> Callable[[], Array]:
+    return lambda: file.read(*place).view(storage_dtype(dtype)).reshape(shape)

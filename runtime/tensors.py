@@ -85,15 +85,19 @@ class Tensor:
         """
         return np.asarray(self)
 
-    def numpy(self) -> Array:
-        """Return the values: in place on the host, a copy from a GPU, bfloat16 as float32."""
+    def read_storage(self) -> Array:
+        """Return the elements: in place on the host, a copy from a GPU, bfloat16 as its bits."""
         if self.device == HOST:
-            return widen(self.storage(), self.dtype)
+            return self.storage()
         from trt_lora.runtime.cuda import read
 
         storage = np.empty(self.shape, storage_dtype(self.dtype))
         read(self.pointer, storage)
-        return widen(storage, self.dtype)
+        return storage
+
+    def numpy(self) -> Array:
+        """Return the values: in place on the host, a copy from a GPU, bfloat16 as float32."""
+        return widen(self.read_storage(), self.dtype)
 
 
 class TensorMap(dict[str, Tensor]):

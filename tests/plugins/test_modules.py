@@ -27,7 +27,8 @@ def name_of(path: str) -> str | None:
 
 
 def test_the_table_has_the_names_of_tensorrt_llm_at_its_ids() -> None:
-    assert {module.id: module.name for module in MODULES} == dict(enumerate(TENSORRT_LLM))
+    by_id = {module.id: module.name for module in MODULES}
+    assert by_id == dict(enumerate(TENSORRT_LLM)) | {None: "lm_head"}
 
 
 def test_no_suffix_means_two_modules() -> None:
@@ -69,6 +70,7 @@ def test_tensor_parallelism_splits_k_of_the_linears_that_end_a_block() -> None:
         ("model.layers.0.block_sparse_moe.gate", "moe_router"),
         ("backbone.layers.0.mixer.in_proj", "mamba_in_proj"),
         ("q_proj", "attn_q"),
+        ("lm_head", "lm_head"),
     ],
 )
 def test_a_path_is_known_by_its_longest_listed_end(path: str, name: str) -> None:
@@ -76,7 +78,8 @@ def test_a_path_is_known_by_its_longest_listed_end(path: str, name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "path", ["lm_head", "model.embed_tokens", "model.layers.0.my_q_proj", "q_proj.bias", "", "gate"]
+    "path",
+    ["my_lm_head", "model.embed_tokens", "model.layers.0.my_q_proj", "q_proj.bias", "", "gate"],
 )
 def test_a_path_that_only_resembles_a_module_is_none(path: str) -> None:
     assert module_of(path) is None

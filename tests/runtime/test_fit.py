@@ -13,6 +13,7 @@ from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.tensors import Array, Tensor, tensor_from_numpy, tensor_from_storage
+from trt_lora.runtime.weight import weight_of
 
 MANIFEST = make_manifest()
 SITE = "model.layers.0.self_attn.q_proj"
@@ -21,7 +22,16 @@ A, B = f"lora_A_{SITE}", f"lora_B_{SITE}"
 
 def adapter(weights: Mapping[str, Array], *, owned: bool = True) -> Adapter:
     tensors = {name: tensor_from_numpy(array) for name, array in weights.items()}
-    return Adapter("some/adapter", tensors, owned=owned)
+    return of_tensors(tensors, owned=owned)
+
+
+def of_tensors(tensors: Mapping[str, Tensor], *, owned: bool = True) -> Adapter:
+    weights = {name: weight_of(name, tensor) for name, tensor in tensors.items()}
+    return Adapter("some/adapter", weights, owned=owned)
+
+
+def tensors_of(adapter: Adapter, manifest: Manifest) -> Mapping[str, Tensor]:
+    return fit_adapter(adapter, manifest).tensors
 
 
 def pair(a: tuple[int, ...] = (8, 2), b: tuple[int, ...] = (2, 6)) -> dict[str, Array]:
@@ -42,18 +52,18 @@ def assert_refused(weights: Mapping[str, Array], *messages: str) -> None:
 
 def test_an_adapter_for_every_site_is_bound_in_place() -> None:
     source = adapter(make_weights(MANIFEST))
-    fitted = fit_adapter(source, MANIFEST)
-    assert fitted == dict(source.tensors)  # Tensor compares by identity
+    fitted = tensors_of(source, MANIFEST)
+    assert fitted == {n: w.tensor for n, w in source.weights.items()}  # compares by identity
     assert fitted.keys() == MANIFEST.lora_bindings.keys()
 
 
 def test_an_adapter_for_some_sites_binds_only_those() -> None:
-    assert fit_adapter(adapter(pair()), MANIFEST).keys() == {A, B}
+    assert tensors_of(adapter(pair()), MANIFEST).keys() == {A, B}
 
 
 def test_the_rank_may_differ_by_site() -> None:
     other = {name.replace("q_proj", "v_proj"): t for name, t in pair((8, 16), (16, 6)).items()}
-    fitted = fit_adapter(adapter({**pair((8, 1), (1, 6)), **other}), MANIFEST)
+    fitted = tensors_of(adapter({**pair((8, 1), (1, 6)), **other}), MANIFEST)
     assert sorted(t.shape for t in fitted.values()) == [(1, 6), (8, 1), (8, 16), (16, 6)]
 
 
@@ -64,7 +74,7 @@ def test_either_spelling_is_bound_under_the_engines_names(
 ) -> None:
     weights = make_weights(make_manifest(names=adapter_names))
     engine = make_manifest(names=engine_names)
-    fitted = fit_adapter(adapter(weights), engine)
+    fitted = tensors_of(adapter(weights), engine)
     assert fitted.keys() == engine.lora_bindings.keys()
     for (_, found), (_, expected) in zip(fitted.items(), weights.items(), strict=True):
         np.testing.assert_array_equal(found.numpy(), expected)
@@ -79,8 +89,8 @@ def test_a_binding_in_both_spellings_is_refused() -> None:
     [
         ("lora_A_model.layers.0.mlp.up_proj", "module model.layers.0.mlp.up_proj has no site"),
         ("model.layers.2.self_attn.q_proj.lora_B.weight", "module model.layers.2.self_attn.q_proj"),
-        ("logits", "tensor 'logits' has no site"),
-        ("", "tensor '' has no site"),
+        ("logits", "'logits' is no binding of this engine"),
+        ("", "'' is no binding of this engine"),
     ],
 )
 def test_a_tensor_without_a_site_is_refused_with_what_the_engine_takes(
@@ -133,7 +143,7 @@ def test_no_engine_is_proposed_for_a_rank_of_zero() -> None:
 
 @pytest.mark.parametrize("rank", [1, 16])
 def test_the_smallest_and_the_largest_rank_are_taken(rank: int) -> None:
-    assert len(fit_adapter(adapter(pair((8, rank), (rank, 6))), MANIFEST)) == 2
+    assert len(tensors_of(adapter(pair((8, rank), (rank, 6))), MANIFEST)) == 2
 
 
 def test_two_ranks_in_one_pair_are_refused() -> None:
@@ -150,7 +160,7 @@ def fitted_to(dtype: str, value: float, source: str = "float32") -> Tensor:
         tensors = {n: tensor_from_storage(np.full(w.shape, bits, np.uint16), source) for n, w in pair().items()}  # fmt: skip  # noqa: E501
     else:
         tensors = {n: tensor_from_numpy(np.full(w.shape, value, source)) for n, w in pair().items()}
-    return fit_adapter(Adapter("some/adapter", tensors), make_manifest(dtype=dtype))[A]
+    return tensors_of(of_tensors(tensors), make_manifest(dtype=dtype))[A]
 
 
 @pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
@@ -204,7 +214,7 @@ def test_an_adapter_is_not_changed_by_the_fit(owned: bool) -> None:
 def test_every_site_of_an_engine_may_have_a_dtype_of_its_own() -> None:
     sites = make_manifest().sites[:1] + make_manifest(dtype="float16").sites[1:]
     mixed = Manifest(**{**vars(make_manifest()), "sites": sites})
-    fitted = fit_adapter(adapter(make_weights(MANIFEST)), mixed)
+    fitted = tensors_of(adapter(make_weights(MANIFEST)), mixed)
     assert {name: t.dtype for name, t in fitted.items()} == {
         name: site.dtype for name, (site, _) in mixed.lora_bindings.items()
     }

@@ -50,7 +50,7 @@ def on_another_gpu() -> dict[str, object]:
             AdapterError,
             "module lm_head has no site",
         ),
-        ("new", {**pair(), "x": pair()[A]}, AdapterError, "tensor 'x' has no site"),
+        ("new", {**pair(), "x": pair()[A]}, AdapterError, "'x' is no binding of this engine"),
         ("new", half(), AdapterError, "is float16, this engine takes float32; convert"),
         ("new", {**pair(), A: pair()[B].T}, TensorError, "row-major"),
         ("new", {**pair(), A: np.ones((8, 2))}, TensorError, "float64"),

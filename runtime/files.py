@@ -32,6 +32,16 @@ def publish_directory(directory: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+@contextmanager
+def publish_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a scratch file that becomes `path` when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+        work = Path(scratch) / path.name
+        yield work
+        os.replace(work, path)
+
+
 def _replace(directory: Path, work: Path, *, retired: Path) -> None:
     if not directory.exists():
         os.replace(work, directory)

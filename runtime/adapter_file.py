@@ -1,0 +1,102 @@
+"""A file of an adapter: inside its directory, read piece by piece, unchanged meanwhile.
+
+Reading instead of mapping: a mapped file that somebody truncates ends the process with a signal,
+and its pages count as memory of the process.
+"""
+
+import os
+import stat
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.plugins.errors import AdapterError
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class AdapterFile:
+    """An open file; reads are safe from several threads.
+
+    Raises:
+        AdapterError: there is no such file, or it is a pipe, a device or a directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            # Opening a pipe would wait for its other end.
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise AdapterError(f"{path} is not a regular file")
+            self._file = path.open("rb", buffering=0)
+        except (OSError, ValueError) as error:
+            raise AdapterError(f"{path} cannot be opened: {error}") from error
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()
+        self._opened = self._state()
+        self.size: int = self._opened[0]
+
+    def read(self, start: int, size: int) -> Bytes:
+        """Return `size` bytes from `start`, in memory of their own.
+
+        Raises:
+            AdapterError: the file ends before, or was written to since it was opened.
+        """
+        if start < 0 or size < 0 or start + size > self.size:
+            raise AdapterError(
+                f"{self.path} has {self.size} bytes, but bytes {start} to {start + size} are "
+                "asked for: it is damaged; copy or save the adapter again"
+            )
+        data = np.empty(size, np.uint8)
+        view, done = data.data, 0
+        with self._lock:
+            self._file.seek(start)
+            while done < size and (count := self._file.readinto(view[done:])):
+                done += count
+        if done < size or self._state() != self._opened:
+            raise AdapterError(f"{self.path} was changed while it was read; load it again")
+        return data
+
+    def _state(self) -> tuple[int, int]:
+        status = os.fstat(self._file.fileno())
+        return status.st_size, status.st_mtime_ns
+
+
+def read_small_file(path: Path, limit: int = 4 << 20) -> bytes:
+    """Return the whole content of a file that has no reason to be large, such as a config.
+
+    Raises:
+        AdapterError: it cannot be read, or has more than `limit` bytes.
+    """
+    file = AdapterFile(path)
+    if file.size > limit:
+        raise AdapterError(f"{path} has {file.size} bytes; expected at most {limit}")
+    return file.read(0, file.size).tobytes()
+
+
+def file_inside(directory: Path, name: str) -> Path:
+    """Return the path of `name` in `directory`, wherever `directory` itself lies.
+
+    A link may lead to another place of the directory, and, in the cache of the Hugging Face hub,
+    from `snapshots/<revision>` to `blobs`, which holds the files' contents.
+
+    Raises:
+        AdapterError: the name leads out of the directory: absolute, `..`, or a link.
+    """
+    path = directory / name
+    try:
+        home, target = directory.resolve(), path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a link to itself, a zero byte
+        raise AdapterError(f"{directory}: {name!r} is not a file name: {error}") from error
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes.append(home.parent.parent / "blobs")
+    if Path(name).is_absolute() or not any(target.is_relative_to(place) for place in homes):
+        raise AdapterError(
+            f"{directory}: {name!r} leads out of the adapter's directory, to {target}; "
+            "put the file itself into the directory"
+        )
+    return path

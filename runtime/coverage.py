@@ -1,0 +1,48 @@
+"""What became of an adapter in an engine: every tensor, every binding, every cast."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SiteCoverage:
+    """One site of the engine; rank 0 means that no tensor adapts it, and dummies are bound."""
+
+    path: str
+    rank: int = 0
+    scales: tuple[float, ...] = ()  # folded into B; several where parts of a fused module differ
+    source_dtypes: tuple[str, ...] = ()
+    dtype: str = ""
+    rounding_error: float = 0.0  # largest absolute difference that a cast made, A and B
+    flushed: int = 0  # values that the cast made zero
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The report of one load."""
+
+    source: str
+    bindings: Mapping[str, tuple[str, ...]]  # every LoRA input -> the adapter's tensors; () = dummy
+    unbound: Mapping[str, str]  # tensor of the adapter -> why it has no binding
+    sites: tuple[SiteCoverage, ...]  # every site of the engine, in its order
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> dict[str, tuple[str, ...]]:
+        """The bindings that each tensor of the adapter went into."""
+        found: dict[str, tuple[str, ...]] = {}
+        for binding, names in self.bindings.items():
+            for name in names:
+                found[name] = (*found.get(name, ()), binding)
+        return found
+
+    @property
+    def adapted(self) -> tuple[SiteCoverage, ...]:
+        """The sites that the adapter changes."""
+        return tuple(site for site in self.sites if site.rank)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the adapter in the engine's dtypes."""
+        return sum(site.nbytes for site in self.sites)
