@@ -102,15 +102,15 @@ def describe(directory: Path, config: Any) -> BaseModel:
     return BaseModel(
         name=directory.resolve().name,
         architecture=config.architectures[0],
-        fingerprint=_fingerprint(directory),
+        fingerprint=fingerprint(directory),
         stop_token_ids=stop_ids,
         pad_token_id=pad if pad is not None else next(iter(stop_ids), 0),
         head_dim=head_dim(config),
     )
 
 
-def _fingerprint(directory: Path) -> str:
-    """SHA-256 over config.json and the name, dtype and shape of every weight, however sharded."""
+def fingerprint(directory: Path) -> str:
+    """Return the SHA-256 over config.json and the name, dtype and shape of every weight, however sharded."""
     config = _read_json(directory / "config.json")
     for name in _VOLATILE_FIELDS:
         config.pop(name, None)

@@ -25,10 +25,10 @@ def check_fingerprint(adapter: Adapter, manifest: Manifest) -> None:
 
 
 def base_warnings(
-    adapter: Adapter, manifest: Manifest, weights: Mapping[str, Weight]
+    adapter: Adapter, manifest: Manifest, missing: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return what is suspicious: another name of the base, or modules targeted but not there."""
-    return (*_name_warning(adapter, manifest), *_missing_warning(adapter, manifest, weights))
+    """Return what is suspicious: another name of the base, or sites that are missing."""
+    return (*_name_warning(adapter, manifest), *_missing_warning(missing))
 
 
 def _name_warning(adapter: Adapter, manifest: Manifest) -> Iterator[str]:
@@ -41,19 +41,20 @@ def _name_warning(adapter: Adapter, manifest: Manifest) -> Iterator[str]:
         )
 
 
-def _missing_warning(
+def missing_sites(
     adapter: Adapter, manifest: Manifest, weights: Mapping[str, Weight]
-) -> Iterator[str]:
+) -> tuple[str, ...]:
+    """Return the sites that the adapter's config targets and that no tensor adapts."""
     if adapter.targets is None:
-        return
-    missing = [
-        site.path
-        for site in manifest.sites
-        if adapter.targets(site.path)
-        and manifest.binding_names.binding("A", site.path) not in weights
-    ]
+        return ()
+    binding = manifest.binding_names.binding
+    unadapted = (site.path for site in manifest.sites if binding("A", site.path) not in weights)
+    return tuple(path for path in unadapted if adapter.targets(path))
+
+
+def _missing_warning(missing: tuple[str, ...]) -> Iterator[str]:
     if missing:
         yield (
-            f"the adapter's config targets {listed(missing)}, but its file has no tensors for "
-            "them: it may be incomplete"
+            f"the adapter's config targets {listed(list(missing))}, but its file has no tensors "
+            "for them: it may be incomplete"
         )

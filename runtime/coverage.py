@@ -26,6 +26,7 @@ class Coverage:
     bindings: Mapping[str, tuple[str, ...]]  # every LoRA input -> the adapter's tensors; () = dummy
     unbound: Mapping[str, str]  # tensor of the adapter -> why it has no binding
     sites: tuple[SiteCoverage, ...]  # every site of the engine, in its order
+    missing: tuple[str, ...] = ()  # sites that its config targets and its file leaves out
     warnings: tuple[str, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trt_lora.plugins.contract import MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.base_check import base_warnings, check_fingerprint
+from trt_lora.runtime.base_check import base_warnings, check_fingerprint, missing_sites
 from trt_lora.runtime.cast import Conversion, is_finite
 from trt_lora.runtime.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
@@ -45,8 +45,8 @@ def fit_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) ->
     """
     weights, unbound = match_adapter(adapter, manifest, strict=strict)
     tensors, conversions = _take(adapter, weights, manifest)
-    warnings = base_warnings(adapter, manifest, weights)
-    return Fitted(tensors, _coverage(adapter, manifest, weights, unbound, conversions, warnings))
+    coverage = _coverage(adapter, manifest, weights, unbound, conversions)
+    return Fitted(tensors, coverage)
 
 
 def match_adapter(
@@ -140,7 +140,6 @@ def _coverage(
     weights: Mapping[str, Weight],
     unbound: Mapping[str, str],
     conversions: Mapping[str, Conversion],
-    warnings: tuple[str, ...],
 ) -> Coverage:
     sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
 
@@ -165,4 +164,6 @@ def _coverage(
         name: weights[name].names if name in weights else () for name in manifest.lora_bindings
     }
     sites = tuple(of_site(site) for site in manifest.sites)
-    return Coverage(adapter.source, bindings, unbound, sites, warnings)
+    missing = missing_sites(adapter, manifest, weights)
+    warnings = base_warnings(adapter, manifest, missing)
+    return Coverage(adapter.source, bindings, unbound, sites, missing, warnings)

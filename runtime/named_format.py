@@ -41,4 +41,7 @@ def save_safetensors(
         for name, tensor in tensors.items()
     }
     metadata = {"format": "pt"} | ({FINGERPRINT_KEY: fingerprint} if fingerprint else {})
+    path.touch()
+    mode = path.stat().st_mode
     safetensors.serialize_file(entries, path, metadata)
+    path.chmod(mode)  # the library's files are for their owner alone, whatever the umask says

@@ -11,7 +11,8 @@ from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, DTYPES, FLAVOUR_CHOIC
 from trt_lora.builder.insert_lora import InsertLoRAResult
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.runtime import Manifest
-from trt_lora.scripts.console import build_progress, run
+from trt_lora.scripts.build_progress import build_progress
+from trt_lora.scripts.console import run
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,11 +1,7 @@
-"""What the commands share: one way to report an error, and progress on the screen."""
+"""What the commands share: one way to report an error, and plain tables."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from collections.abc import Callable, Sequence
 
 from trt_lora.plugins.errors import LoRAError
 
@@ -30,45 +26,11 @@ def _fail(message: str) -> None:
     sys.exit(FAILED)
 
 
-class BuildProgress:
-    """Draws a build: one line per stage, with a bar where the number of steps is known."""
-
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._task: TaskID | None = None
-
-    def stage(self, name: str) -> None:
-        """End the line of the last stage and begin another."""
-        self.finish()
-        self._task = self._bars.add_task(name, total=None)
-
-    def advance(self, done: int, total: int) -> None:
-        """Move the bar."""
-        if self._task is not None:
-            self._bars.update(self._task, completed=done, total=total)
-
-    def note(self, message: str) -> None:
-        """Print a line above the bars."""
-        self._bars.console.print(f"note: {message}", highlight=False, markup=False)
-
-    def finish(self) -> None:
-        """End the line of the last stage."""
-        if self._task is not None:
-            self._bars.update(self._task, completed=1, total=1)
-            self._bars.stop_task(self._task)
-            self._task = None
-
-
-@contextmanager
-def build_progress() -> Iterator[BuildProgress]:
-    """Show a build's progress on standard error while the block runs."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:<10}"),
-        BarColumn(30),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        progress = BuildProgress(bars)
-        yield progress
-        progress.finish()
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns, the first flush left, the others flush right."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        print("  ".join(cells).rstrip())

@@ -8,11 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
 
 from trt_lora.builder.quiet import quiet
 
 Ids = npt.NDArray[np.int64]
+Matrix = npt.NDArray[np.float64]
+
+
+def _weight(linear: Any) -> Matrix:
+    return np.asarray(linear.weight.detach().double().numpy())
 
 
 class PeftReference:
@@ -45,6 +51,15 @@ class PeftReference:
                 else:
                     self._wrapped.load_adapter(path, adapter_name=name)
         self.model: Any = (self._wrapped or base).eval()
+
+    def factors(self, adapter: str) -> dict[str, tuple[Matrix, Matrix]]:
+        """Return A [k, r] and B [r, n], times the scale, of every layer that PEFT adapted."""
+        found = {}
+        for name, layer in self.model.named_modules():
+            if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
+                a, b = (_weight(side[adapter]) for side in (layer.lora_A, layer.lora_B))
+                found[name.removeprefix("base_model.model.")] = a.T, b.T * layer.scaling[adapter]
+        return found
 
     @torch.inference_mode()
     def logits(self, adapter: str, ids: Ids, mask: Ids) -> npt.NDArray[np.float32]:

@@ -17,8 +17,8 @@ from trt_lora.plugins.flavour import TENSORRT_RTX
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, generate, open_engine, read_manifest
 from trt_lora.runtime.text import TextTokenizer
 from trt_lora.scripts.adapter_arguments import activate
-from trt_lora.scripts.compare import engine_logits
-from trt_lora.scripts.compare import main as compare
+from trt_lora.scripts.trt_lora_command import main as trt_lora
+from trt_lora.scripts.verify import engine_logits
 from trt_lora.scripts.peft_reference import PeftReference
 from trt_lora.scripts.plain_engine import engine_without_lora
 from trt_lora.scripts.switch_adapters import timed_switch
@@ -102,17 +102,21 @@ def test_dummies_give_exactly_the_logits_of_the_same_export_without_lora(
 
 
 @pytest.mark.parametrize("wrong", [1e9, np.nan])
-def test_compare_exits_with_1_when_logits_differ(
-    wrong: float, real_engine: Path, demo_model: Path, monkeypatch: pytest.MonkeyPatch
+def test_verify_exits_with_1_when_logits_differ(
+    wrong: float,
+    real_engine: Path,
+    demo_model: Path,
+    demo_adapters: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         PeftReference,
         "logits",
         lambda self, name, ids, mask: np.full((*ids.shape, 49152), wrong, np.float32),
     )
-    where = ["--engine", str(real_engine), "--model", str(demo_model)]
+    where = [str(real_engine), "--model", str(demo_model), "--adapter", str(demo_adapters["json"])]
     with pytest.raises(SystemExit) as raised:
-        compare([*where, "--prompt", "Hi", "--max-new-tokens", "2"])
+        trt_lora(["verify", *where, "--max-new-tokens", "2"])
     assert raised.value.code == 1
 
 

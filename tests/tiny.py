@@ -50,10 +50,13 @@ HEADS = {"GPT2": "GPT2LMHeadModel"}
 
 
 @quiet()
-def save_model(architecture: str, directory: Path, *, seed: int = 0) -> Path:
-    """Save a random model of two layers; its norms and biases are random too."""
+def save_model(architecture: str, directory: Path, *, seed: int = 0, **fields: Any) -> Path:
+    """Save a random model of two layers; its norms and biases are random too.
+
+    `fields` replace those of the config.
+    """
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{architecture}Config")(**ARCHITECTURES[architecture])
+    config = getattr(transformers, f"{architecture}Config")(**ARCHITECTURES[architecture] | fields)
     head = HEADS.get(architecture, f"{architecture}ForCausalLM")
     model = getattr(transformers, head)(config)
     for weight in model.parameters():

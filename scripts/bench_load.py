@@ -1,0 +1,134 @@
+"""Load an adapter of Llama-3-8B's shapes and print, as JSON, seconds or peak memory.
+
+Run by bench.py: `write` makes a PEFT directory, `time` measures a load beside
+`safetensors.numpy.load_file` of the same file, in turns; `peak` loads once, in a fresh process.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from trt_lora.plugins.contract import BindingNames, Site
+from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.manager import LoRAManager
+from trt_lora.runtime.manifest import BaseModel, Manifest
+from trt_lora.runtime.peft_format import WEIGHTS_FILE
+from trt_lora.runtime.save import save_adapter
+from trt_lora.runtime.tensors import Array, narrow
+from trt_lora.runtime.weight import Weight
+from trt_lora.scripts.bench_build import resident_bytes
+
+LAYERS, HIDDEN, KEYS, INNER = 32, 4096, 1024, 14336
+LINEARS = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (HIDDEN, KEYS),
+    "self_attn.v_proj": (HIDDEN, KEYS),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (HIDDEN, INNER),
+    "mlp.up_proj": (HIDDEN, INNER),
+    "mlp.down_proj": (INNER, HIDDEN),
+}
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Unrun:
+    """All that a manager asks of an executor before it runs."""
+
+    manifest: Manifest
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+
+    def execute(self, tensor_map: object) -> Any:
+        """Nothing is run here."""
+        raise NotImplementedError
+
+
+def llama(dtype: str) -> Manifest:
+    """Return a manifest with the seven linears of 32 layers."""
+    sites = tuple(
+        Site(f"model.layers.{layer}.{name}", k, n, dtype)
+        for layer in range(LAYERS)
+        for name, (k, n) in LINEARS.items()
+    )
+    base = BaseModel("Llama-3-8B", "LlamaForCausalLM", "", (), 0, 128)
+    sizes = {"max_batch_size": 1, "max_input_len": 1, "max_seq_len": 2}
+    ranks = {"max_lora_rank": 512, "opt_lora_rank": 16}
+    return Manifest(
+        base, BindingNames.LORA, sites, (), (), {}, **sizes, **ranks,
+        dtype=dtype, flavour="none", versions={}, files={},
+    )  # fmt: skip
+
+
+def write(directory: Path, rank: int, dtype: str, scale: float) -> None:
+    """Write a PEFT adapter of random values for every linear."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, shape: tuple[int, int], scale: float = 1.0) -> Weight:
+        def read() -> Array:
+            return narrow(rng.standard_normal(shape, np.float32) * np.float32(0.02), dtype)
+
+        return Weight((name,), shape, dtype, read, scale)
+
+    pairs = {
+        site.path: (weight("A", (site.k, rank)), weight("B", (rank, site.n), scale))
+        for site in llama(dtype).sites
+    }
+    save_adapter(Adapter.of_pairs("random", pairs), directory, "peft")
+
+
+def load(directory: Path, dtype: str) -> LoRAManager:
+    """Load it for an engine of `dtype`."""
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(Unrun(llama(dtype)))
+    manager.load_weights("a", directory)
+    return manager
+
+
+def measure_time(directory: Path, dtype: str) -> dict[str, float]:
+    """Seconds of our load and of the library's, the best of some rounds in turns."""
+    sides: tuple[Callable[[], object], ...] = (
+        lambda: load(directory, dtype),
+        lambda: load_file(directory / WEIGHTS_FILE),
+    )
+    rounds = [[_seconds(side) for side in sides] for _ in range(ROUNDS)]
+    ours, theirs = (min(times) for times in zip(*rounds, strict=True))
+    return {"ours": ours, "load_file": theirs}
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    result = run()
+    stop = time.perf_counter()
+    del result  # freeing is not part of it
+    return stop - start
+
+
+def measure_peak(directory: Path, dtype: str) -> dict[str, float]:
+    """Peak of the memory in RAM above what the imports hold."""
+    before = resident_bytes()
+    manager = load(directory, dtype)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return {"peak": peak, "adapters": len(manager.get_adapter_names())}
+
+
+def main() -> None:
+    """Run `write DIR RANK DTYPE SCALE`, `time DIR DTYPE` or `peak DIR DTYPE`."""
+    what, directory, *rest = sys.argv[1:]
+    if what == "write":
+        write(Path(directory), int(rest[0]), rest[1], float(rest[2]))
+    else:
+        measure = measure_time if what == "time" else measure_peak
+        print(json.dumps(measure(Path(directory), rest[0])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The command `trt-lora`: one subcommand per file."""
+
+import argparse
+from collections.abc import Sequence
+
+from trt_lora.scripts import convert_adapter, inspect_engine, verify
+from trt_lora.scripts.console import run
+
+_COMMANDS = (inspect_engine, convert_adapter, verify)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line `trt-lora`."""
+    parser = argparse.ArgumentParser(prog="trt-lora", description="Look at engines and adapters")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_command(subparsers)
+    args = parser.parse_args(argv)
+    run(lambda: args.command(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""`trt-lora verify`: does an engine compute what transformers and PEFT compute?"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime import Engine, LoRAManager, Sampling, TensorMap, generate, open_engine
+from trt_lora.runtime.decoding import Decoder
+from trt_lora.runtime.executor import BACKENDS
+from trt_lora.runtime.text import TextTokenizer
+from trt_lora.scripts.adapter_arguments import BASE, activate
+from trt_lora.scripts.console import print_table
+from trt_lora.scripts.deltas import delta_errors, engine_factors
+
+if TYPE_CHECKING:
+    from trt_lora.scripts.peft_reference import PeftReference
+
+Ids = npt.NDArray[np.int64]
+
+ADAPTER = "adapter"  # what the one adapter is called inside
+PROMPTS = ("Name a fruit.", "What is the capital of Portugal?", "Write one line about the sea.")
+RANDOM_IDS = 24  # tokens, where the engine has no tokenizer
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What rounding explains: of a logit, absolutely; of a site's delta, relative to its norm."""
+
+    logit: float
+    delta: float
+
+
+TOLERANCES = {
+    "float32": Tolerance(1e-3, 1e-6),
+    "float16": Tolerance(0.5, 2e-3),
+    "bfloat16": Tolerance(2.0, 2e-2),
+}
+
+
+def add_command(subparsers: Any) -> None:
+    """Add the subcommand to those of `trt-lora`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "verify", help="an engine against transformers and PEFT", description=__doc__
+    )
+    add = parser.add_argument
+    add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
+    add("--model", type=Path, required=True, metavar="DIR", help="what it was made from")
+    add("--adapter", type=Path, required=True, metavar="PATH", help="a PEFT directory")
+    add("--prompts", type=Path, metavar="FILE", help="a prompt a line (default: three of its own)")
+    add("--max-new-tokens", type=int, default=16, help="length of the answers compared")
+    add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    add("--tolerance", type=float, help="of a logit (default: by the engine's dtype)")
+    parser.set_defaults(command=_verify)
+
+
+def _verify(args: argparse.Namespace) -> None:
+    """Print two tables; exit with 1 beyond tolerance."""
+    if not args.model.is_dir():
+        raise ConfigError(f"--model is {args.model}, which is not a directory")
+    problems: list[str] = []
+    with open_engine(args.engine, args.backend) as engine:
+        problems += _other_base(engine, args.model)
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        coverage = manager.load_weights(ADAPTER, args.adapter)
+        missing = coverage.missing if coverage else ()
+        problems += [f"{path} is targeted, but has no tensors" for path in missing]
+        reference = _reference(args.model, args.adapter, engine.manifest.dtype)
+        tolerance = TOLERANCES[engine.manifest.dtype]
+        limit = tolerance.logit if args.tolerance is None else args.tolerance
+        rows = _compared(engine, manager, reference, _prompts(args, engine), args.max_new_tokens)
+        problems += _print_logits(rows, limit)
+        activate(manager, ADAPTER)
+        ours = engine_factors(manager, engine.manifest)
+        errors = delta_errors(ours, reference.factors(ADAPTER))
+        problems += _print_deltas(errors, tolerance.delta)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if problems:
+        sys.exit(1)
+    print(f"the engine computes what PEFT does: {args.adapter}")
+
+
+def _reference(model: Path, adapter: Path, dtype: str) -> "PeftReference":
+    try:  # torch and transformers are large: not before they are needed
+        from trt_lora.scripts.peft_reference import PeftReference
+    except ImportError as error:
+        raise ConfigError(f"verify needs PEFT ({error}); pip install 'trt-lora[demo]'") from error
+    try:
+        return PeftReference(model, {ADAPTER: adapter}, dtype)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"PEFT cannot load {adapter} on {model}: {error}") from error
+
+
+def _other_base(engine: Engine, model: Path) -> Iterator[str]:
+    from trt_lora.builder.base_model import fingerprint
+
+    built_from, given = engine.manifest.base_model, fingerprint(model)
+    if given != built_from.fingerprint:
+        yield (
+            f"{model} is not what the engine was built from: its fingerprint is {given}, that of "
+            f"{built_from.name} {built_from.fingerprint}"
+        )
+
+
+# ------------------------------------------------------------------------------------------- logits
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt with the base model or the adapter."""
+
+    prompt: str
+    adapter: str
+    positions: int
+    largest: float
+    mean: float
+    same_best: float  # fraction of positions whose best token is PEFT's
+
+
+def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
+    if not _has_tokenizer(engine):
+        return [f"random ids {number} (no tokenizer)" for number in range(len(PROMPTS))]
+    if args.prompts is None:
+        return list(PROMPTS)
+    if not args.prompts.is_file():
+        raise ConfigError(f"--prompts is {args.prompts}, which is not a file")
+    lines = args.prompts.read_text(encoding="utf-8").splitlines()
+    if not (prompts := [line for line in lines if line.strip()]):
+        raise ConfigError(f"{args.prompts} holds no prompt; write one a line")
+    return prompts
+
+
+def _compared(
+    engine: Engine,
+    manager: LoRAManager,
+    reference: "PeftReference",
+    prompts: Iterable[str],
+    length: int,
+) -> Iterator[Row]:
+    for number, prompt in enumerate(prompts):
+        for name in ("", ADAPTER):
+            ids = _prompt_and_answer(engine, manager, name, prompt, length, seed=number)
+            ours = engine_logits(engine, manager, name, ids, prompt=ids.shape[1] // 2)
+            theirs = reference.logits(name, ids, np.ones_like(ids))
+            error = np.abs(ours - theirs)
+            same = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
+            yield Row(prompt, name, ids.size, float(error.max()), float(error.mean()), same)
+
+
+def _prompt_and_answer(
+    engine: Engine, manager: LoRAManager, name: str, prompt: str, length: int, *, seed: int
+) -> Ids:
+    """The prompt with the adapter's answer to it, [1, s]; random ids without a tokenizer."""
+    if not _has_tokenizer(engine):
+        count = min(RANDOM_IDS, engine.manifest.max_input_len)
+        return np.random.default_rng(seed).integers(0, _vocabulary(engine), (1, count))
+    activate(manager, name)
+    sampling = Sampling(max_new_tokens=length)
+    (answer,) = generate(engine, [prompt], manager=manager, sampling=sampling)
+    return np.array(
+        [[*TextTokenizer(engine.directory).encode(prompt), *answer.token_ids]], np.int64
+    )
+
+
+def _has_tokenizer(engine: Engine) -> bool:
+    return (engine.directory / "tokenizer.json").is_file()
+
+
+def _vocabulary(engine: Engine) -> int:
+    (logits,) = (output for output in engine.manifest.outputs if output.name == "logits")
+    return int(logits.shape[-1])
+
+
+def engine_logits(
+    engine: Engine, manager: LoRAManager, name: str, ids: Ids, *, prompt: int
+) -> npt.NDArray[np.float32]:
+    """Return logits [batch, s, vocab] of ids [batch, s].
+
+    The first `prompt` positions go through prefill, the others one by one through decode.
+    """
+    activate(manager, name)
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    decoder = Decoder(engine, tensor_map, len(ids))
+    columns = np.split(ids, range(prompt, ids.shape[1]), axis=1)
+    steps = [decoder.step(part, np.ones_like(part), keep=part.shape[1]) for part in columns]
+    return np.concatenate(steps, axis=1)
+
+
+def _print_logits(rows: Iterable[Row], limit: float) -> list[str]:
+    compared = list(rows)
+    header = ("prompt", "adapter", "positions", "max |error|", "mean |error|", "same best token")
+    print_table(
+        header,
+        [
+            (row.prompt[:40], row.adapter or BASE, f"{row.positions}", f"{row.largest:.2e}",
+             f"{row.mean:.2e}", f"{row.same_best:.1%}")
+            for row in compared
+        ],
+    )  # fmt: skip
+    return [
+        f"a logit of {row.prompt[:40]!r} with {row.adapter or BASE} is off by {row.largest:.2e}, "
+        f"beyond the tolerance of {limit}"
+        for row in compared
+        if not row.largest <= limit  # NaN is beyond it too
+    ]
+
+
+# ------------------------------------------------------------------------------------------- deltas
+
+
+def _print_deltas(errors: Mapping[str, float], limit: float) -> list[str]:
+    """A row a layer, a column a module: |engine - PEFT| / |PEFT| of what the site adds."""
+    places = {path: _row_and_column(path) for path in errors}
+    columns = list(dict.fromkeys(column for _, column in places.values()))
+    cells = {place: f"{errors[path]:.1e}" for path, place in places.items()}
+    rows = dict.fromkeys(row for row, _ in places.values())
+    print("\nerror of each site's delta, relative to PEFT's")
+    print_table(
+        ("", *columns), [(row, *(cells.get((row, c), "-") for c in columns)) for row in rows]
+    )
+    return [
+        f"the delta of {path} is off by {error:.2e} of its norm, beyond {limit}"
+        for path, error in errors.items()
+        if not error <= limit
+    ]
+
+
+def _row_and_column(path: str) -> tuple[str, str]:
+    parts = path.split(".")
+    last = next((i for i, part in reversed(list(enumerate(parts))) if part.isdecimal()), -1)
+    return ".".join(parts[: last + 1]), ".".join(parts[last + 1 :])

@@ -1,0 +1,88 @@
+"""`trt-lora inspect`: every tensor and every binding in the report, and what the engine takes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import TinyEngine
+from safetensors.numpy import load_file, save_file
+from tiny import save_adapter
+
+from trt_lora.scripts.trt_lora_command import main
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def inspect(capsys: pytest.CaptureFixture[str], *arguments: str | Path, expected: int = 0) -> str:
+    """Run it, check the exit status, and return what it printed."""
+    code = 0
+    try:
+        main(["inspect", *(str(argument) for argument in arguments)])
+    except SystemExit as exited:
+        code = int(exited.code or 0)
+    printed = capsys.readouterr()
+    assert code == expected, printed.err
+    return printed.out or printed.err
+
+
+def test_an_engine_says_what_it_takes(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = inspect(capsys, tiny_engine.engine)
+    assert "LlamaForCausalLM" in printed
+    assert "1 to 16" in printed
+    assert "4: q_proj x 2, v_proj x 2" in printed
+
+
+def test_every_tensor_and_every_binding_is_in_the_report(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = inspect(capsys, tiny_engine.engine, "--adapter", tiny_engine.adapter)
+    for name in load_file(tiny_engine.adapter / "adapter_model.safetensors"):
+        path, factor = name.removeprefix("base_model.model.").split(".lora_")
+        assert f"  lora_{factor[0]}_{path} <- {name}\n" in printed
+    assert f"{Q}: rank 4, scale 2, " in printed
+    assert "the engine takes it; 8 tensors bound, 0 not; 4 of 4 sites adapted" in printed
+
+
+def test_what_is_not_bound_is_listed_with_the_reason_and_ends_with_1(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = save_adapter(tiny_engine.model, tmp_path / "a", target_modules=["q_proj", "up_proj"])
+    printed = inspect(capsys, tiny_engine.engine, "--adapter", adapter, expected=1)
+    assert "not bound: base_model.model.model.layers.0.mlp.up_proj.lora_A.weight: " in printed
+    assert "model.layers.1.self_attn.v_proj: dummy" in printed
+    assert "the engine refuses it; 4 tensors bound, 4 not; 2 of 4 sites adapted" in printed
+
+
+def test_a_layer_that_the_file_lacks_is_a_warning(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = load_file(tiny_engine.adapter / "adapter_model.safetensors")
+    kept = {name: value for name, value in kept.items() if ".layers.1." not in name}
+    save_file(kept, tmp_path / "adapter_model.safetensors")
+    config = tiny_engine.adapter / "adapter_config.json"
+    (tmp_path / config.name).write_bytes(config.read_bytes())
+    printed = inspect(capsys, tiny_engine.engine, "--adapter", tmp_path)
+    assert "warning: the adapter's config targets model.layers.1.self_attn.q_proj, " in printed
+
+
+def test_a_report_can_be_read_by_a_program(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = json.loads(inspect(capsys, tiny_engine.engine, "--json"))
+    assert engine["max_lora_rank"] == 16
+    report = json.loads(
+        inspect(capsys, tiny_engine.engine, "--adapter", tiny_engine.adapter, "--json")
+    )
+    assert report["bindings"][f"lora_A_{Q}"] == [f"base_model.model.{Q}.lora_A.weight"]
+    assert report["bound"][f"base_model.model.{Q}.lora_B.weight"] == [f"lora_B_{Q}"]
+    assert [site["rank"] for site in report["sites"]] == [4] * 4
+
+
+def test_what_is_no_engine_or_no_adapter_is_refused(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "not an engine directory" in inspect(capsys, tmp_path, expected=2)
+    message = inspect(capsys, tiny_engine.engine, "--adapter", tmp_path / "x", expected=2)
+    assert "does not exist" in message
