@@ -1,5 +1,5 @@
-# The words a person types: demo, test, lint, types, bench. Each installs what it needs first.
-.PHONY: demo test lint types bench dev
+# The words a person types: demo, test, lint, types, fuzz, bench. Each installs what it needs first.
+.PHONY: demo test lint types fuzz bench dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,6 +24,9 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+fuzz: $(VENV)/ready        ## throw damaged files at every reader for a minute
+	$(BIN)/python scripts/fuzz.py
 
 bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.json
 	$(BIN)/python scripts/bench.py

@@ -1,8 +1,8 @@
-"""New adapters from loaded ones: a weighted sum, or another strength. Both are exact.
+"""New adapters from loaded ones: a weighted sum, or another strength.
 
     w1 (x A1) B1 + w2 (x A2) B2  =  x [A1 | A2] [w1 B1; w2 B2]
 
-so a blend has the sum of the ranks, and rounds nothing but each B once. PEFT calls it
+so a blend has the sum of the ranks, and rounds nothing but each scaled B, once. PEFT calls it
 `add_weighted_adapter(combination_type="cat")`.
 """
 

@@ -91,8 +91,8 @@ class LoRAManager:
     def blend(self, name: str, parts: Mapping[str, float]) -> Coverage | None:
         """Register a weighted sum of loaded adapters as an adapter of its own.
 
-        Exact: the ranks of a site add up, and nothing is rounded but B, once, to the engine's
-        dtype. The parts may be used as before.
+        Exact but for one rounding of each scaled B to the engine's dtype: the ranks of a site add
+        up. The parts may be used as before.
 
         Args:
             name: what the caller will call the sum.

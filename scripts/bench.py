@@ -28,6 +28,7 @@ from transformers.cache_utils import DynamicCache
 from trt_lora.builder.build import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.decoding import Decoder
+from trt_lora.runtime.peft_format import WEIGHTS_FILE
 from trt_lora.scripts.adapter_arguments import activate
 from trt_lora.scripts.demo import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo_model import DEFAULT_DIRECTORY

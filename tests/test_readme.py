@@ -12,7 +12,10 @@ PRINTED = {
     "switch_adapters.py": "[pirate, switched in",
     "generate(engine": '{"answer": "',
     "engine.execute": "420 LoRA bindings of 484 inputs",
-    "compare.py": "letter",
+    "manager.blend": "60 of 210 sites adapted",
+    "trt-lora inspect": "the engine takes it; 120 tensors bound, 0 not; 60 of 210 sites adapted",
+    "trt-lora verify": "the engine computes what PEFT does",
+    "convert-adapter": "420 tensors from tests/adapters/json",
 }
 
 
