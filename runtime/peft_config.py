@@ -7,14 +7,20 @@ another release; it is refused unless it is unset, for nobody knows what it does
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter_file import file_inside, read_small_file
-from trt_lora.runtime.peft_patterns import matches_ending, pattern_problem, target_rule
+from trt_lora.runtime.peft_patterns import (
+    MAX_STEPS,
+    matches_ending,
+    matching_steps,
+    pattern_problem,
+    target_rule,
+)
 
 CONFIG_FILE = "adapter_config.json"
 
@@ -66,6 +72,19 @@ class PeftConfig:
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     base_model: str | None = None
     targets: Callable[[str], bool] | None = field(default=None, compare=False)
+
+    def check_work(self, paths: Sequence[str], file: Path) -> None:
+        """Refuse patterns that would take minutes to match with as many modules.
+
+        Raises:
+            AdapterError: they would.
+        """
+        patterns = [*self.rank_pattern, *self.alpha_pattern]
+        if matching_steps(patterns, paths) > MAX_STEPS:
+            raise AdapterError(
+                f"{file}: {len(patterns)} rank and alpha patterns for {len(paths)} tensors would "
+                "take minutes to match; write fewer or simpler ones"
+            )
 
     def rank(self, path: str) -> int:
         """Return the rank of the module at `path`."""

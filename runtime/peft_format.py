@@ -28,9 +28,11 @@ _UNUSABLE = (
     ("lora_magnitude_vector", "it is DoRA's magnitude, which an engine cannot apply"),
     ("lora_embedding_", "it adapts an embedding, which is no matrix product"),
     (".base_layer.", f"it is a copy of a base weight; {_UNTRAINED}"),
+    ("lm_head.weight", f"it is a copy of a base weight; {_UNTRAINED}"),
     ("embed", f"it is an embedding of the base model; {_UNTRAINED}"),
     ("lora_B.bias", "it is a bias beside B, which an engine cannot apply"),
 )  # fmt: skip
+_TRAINING_ONLY = ".lora_velora_embed"  # what VeLoRA compresses activations with, going backward
 _UNKNOWN = (
     "it is not a LoRA factor of a linear layer (base_model.model.<module>.lora_A.weight or "
     ".lora_B.weight)"
@@ -47,11 +49,14 @@ def adapter_from_peft(directory: Path) -> Adapter:
     """
     config = read_peft_config(directory)
     stored, metadata = _stored(directory)
+    config.check_work([tensor.name for _, tensor in stored], directory / CONFIG_FILE)
     if not stored:
         raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
     weights, unused = {}, {}
     for path, tensor in stored:
         match = _KEY.fullmatch(tensor.name)
+        if match is None and tensor.name.endswith(_TRAINING_ONLY):
+            continue
         if match is None:
             unused[tensor.name] = _why_unusable(tensor.name)
         else:
@@ -127,7 +132,8 @@ def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, what: str) -> None:
     found = shape[0 if is_a else 1]
     if found != rank:
         raise AdapterError(
-            f"{what} has shape {shape}, rank {found}, but the config says rank {rank}"
+            f"{what} has shape {shape}, rank {found}, but the config says rank {rank}; if several "
+            "patterns match the module, write its whole path: PEFT saves patterns sorted"
         )
 
 

@@ -4,21 +4,23 @@ They are regular expressions. One that backtracks without end would hang the pro
 are used whose work is bounded: few repetitions, none of a group.
 """
 
+import math
 import re
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import lru_cache
 
 _MAX_LENGTH = 1024
-_MAX_REPEATS, _MAX_OPTIONS, _MAX_GROUPS = 2, 4, 4
+_MAX_REPEATS, _MAX_OPTIONS, _MAX_GROUPS = 3, 4, 4
 _MAX_PATH = 256
+MAX_STEPS = 200_000_000  # of the regular expressions' engine: some seconds
 
 _UNBOUNDED = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")  # a repeated group, a back reference
 
 
 def pattern_problem(pattern: str) -> str:
     """Return why a pattern cannot be used; empty if it can."""
-    repeats = sum(pattern.count(sign) for sign in "*+{")
-    counts = (repeats, pattern.count("?"), pattern.count("("))
+    counts = (_repeats(pattern), pattern.count("?"), pattern.count("("))
     limits = (_MAX_REPEATS, _MAX_OPTIONS + pattern.count("(?"), _MAX_GROUPS)
     if (
         len(pattern) > _MAX_LENGTH
@@ -31,6 +33,21 @@ def pattern_problem(pattern: str) -> str:
     except (re.error, OverflowError, RecursionError) as error:
         return str(error)
     return ""
+
+
+def _repeats(pattern: str) -> int:
+    return sum(pattern.count(sign) for sign in "*+{")
+
+
+def matching_steps(patterns: Iterable[str], paths: Iterable[str]) -> int:
+    """Estimate the steps of matching every pattern with every path's end."""
+    repeats = Counter(_repeats(pattern) for pattern in patterns)
+    sizes = Counter((len(path), path.count(".") + 1) for path in paths if len(path) <= _MAX_PATH)
+    return sum(
+        patterns_of * paths_of * (length + ends * math.comb(length, repeat))
+        for repeat, patterns_of in repeats.items()
+        for (length, ends), paths_of in sizes.items()
+    )
 
 
 def matches_ending(pattern: str, path: str) -> bool:
@@ -57,12 +74,16 @@ def target_rule(
     Returns:
         The rule, or None if the fields do not say, or only by a pattern too complex to evaluate.
     """
+    whole = frozenset(map(str, targets)) if isinstance(targets, list) else ()  # a whole path is taken in every layer
     named, kept_out = _names_rule(targets), _names_rule(excluded) if excluded else _never
     layer = _layer_rule(layers, layers_pattern) if isinstance(targets, list) else _always
     if named is None or kept_out is None or layer is None:
         return None
     return lambda path: (
-        len(path) <= _MAX_PATH and not kept_out(path) and named(path) and layer(path)
+        len(path) <= _MAX_PATH
+        and not kept_out(path)
+        and named(path)
+        and (path in whole or layer(path))
     )
 
 
@@ -71,8 +92,15 @@ def _names_rule(names: object) -> Callable[[str], bool] | None:
         pattern = re.compile(names)
         return lambda path: pattern.fullmatch(path) is not None
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        return lambda path: any(path == name or path.endswith(f".{name}") for name in names)
+        known = frozenset(names)
+        return lambda path: any(end in known for end in _ends(path))
     return None
+
+
+def _ends(path: str) -> Iterator[str]:
+    """The path, and what follows each of its dots."""
+    yield path
+    yield from (path[i + 1 :] for i, sign in enumerate(path) if sign == ".")
 
 
 def _layer_rule(layers: object, prefixes: object) -> Callable[[str], bool] | None:
