@@ -110,7 +110,7 @@ def describe(directory: Path, config: Any) -> BaseModel:
 
 
 def fingerprint(directory: Path) -> str:
-    """Return the SHA-256 over config.json and the name, dtype and shape of every weight, however sharded."""
+    """Return the SHA-256 over config.json and the name, dtype and shape of every weight."""
     config = _read_json(directory / "config.json")
     for name in _VOLATILE_FIELDS:
         config.pop(name, None)

@@ -72,11 +72,12 @@ _INTERLEAVED = ("query_key_value",)
 
 _BY_NAME = {module.name: module for module in MODULES}
 _BY_SUFFIX = {suffix: module for module in MODULES for suffix in module.suffixes}
+_LONGEST = max(suffix.count(".") + 1 for suffix in _BY_SUFFIX)
 
 
 def module_of(path: str) -> Module | None:
     """Return the module of a path such as `transformer.h.0.attn.c_proj`; the longest end wins."""
-    parts = path.split(".")
+    parts = path.rsplit(".", _LONGEST)[-_LONGEST:]
     ends = (".".join(parts[start:]) for start in range(len(parts)))
     return next((_BY_SUFFIX[end] for end in ends if end in _BY_SUFFIX), None)
 

@@ -4,6 +4,7 @@ Reading instead of mapping: a mapped file that somebody truncates ends the proce
 and its pages count as memory of the process.
 """
 
+import io
 import os
 import stat
 import threading
@@ -27,13 +28,7 @@ class AdapterFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            # Opening a pipe would wait for its other end.
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise AdapterError(f"{path} is not a regular file")
-            self._file = path.open("rb", buffering=0)
-        except (OSError, ValueError) as error:
-            raise AdapterError(f"{path} cannot be opened: {error}") from error
+        self._file = _open(path)
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
         self._opened = self._state()
@@ -65,23 +60,23 @@ class AdapterFile:
         return status.st_size, status.st_mtime_ns
 
 
-def read_small_file(path: Path, limit: int = 4 << 20) -> bytes:
-    """Return the whole content of a file that has no reason to be large, such as a config.
-
-    Raises:
-        AdapterError: it cannot be read, or has more than `limit` bytes.
-    """
-    file = AdapterFile(path)
-    if file.size > limit:
-        raise AdapterError(f"{path} has {file.size} bytes; expected at most {limit}")
-    return file.read(0, file.size).tobytes()
+def _open(path: Path) -> io.FileIO:
+    try:
+        # Looked at first, for opening a pipe would wait for its other end.
+        is_regular = stat.S_ISREG(path.stat().st_mode)
+        file = io.FileIO(path) if is_regular else None
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{path} cannot be opened: {error}") from error
+    if file is None:
+        raise AdapterError(f"{path} is not a regular file")
+    return file
 
 
 def file_inside(directory: Path, name: str) -> Path:
     """Return the path of `name` in `directory`, wherever `directory` itself lies.
 
     A link may lead to another place of the directory, and, in the cache of the Hugging Face hub,
-    from `snapshots/<revision>` to `blobs`, which holds the files' contents.
+    from anywhere in `snapshots/<revision>` to `blobs`, which holds the files' contents.
 
     Raises:
         AdapterError: the name leads out of the directory: absolute, `..`, or a link.
@@ -90,13 +85,12 @@ def file_inside(directory: Path, name: str) -> Path:
     try:
         home, target = directory.resolve(), path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a link to itself, a zero byte
-        raise AdapterError(f"{directory}: {name!r} is not a file name: {error}") from error
-    homes = [home]
-    if home.parent.name == "snapshots":
-        homes.append(home.parent.parent / "blobs")
+        raise AdapterError(f"{directory}: {name!r:.200} is not a file name: {error}") from error
+    revisions = (place for place in (home, *home.parents) if place.parent.name == "snapshots")
+    homes = [home, *(revision.parent.parent / "blobs" for revision in revisions)]
     if Path(name).is_absolute() or not any(target.is_relative_to(place) for place in homes):
         raise AdapterError(
-            f"{directory}: {name!r} leads out of the adapter's directory, to {target}; "
+            f"{directory}: {name!r:.200} leads out of the adapter's directory, to {target}; "
             "put the file itself into the directory"
         )
     return path

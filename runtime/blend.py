@@ -35,11 +35,23 @@ def blend_adapters(name: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter
             raise AdapterError(f"{name}: a scale is {scale}, expected a finite number")
         for path, (a, b) in adapter.pairs().items():
             sites.setdefault(path, []).append((a, b.times(scale)))
-    factors = {
-        path: (
-            concatenate([a for a, _ in pairs], axis=1),
-            concatenate([b for _, b in pairs], axis=0),
-        )
-        for path, pairs in sites.items()
-    }
-    return Adapter.of_pairs(name, factors)
+    for path, pairs in sites.items():
+        _check_shapes(pairs, f"{name}: {path}")
+    return Adapter.of_pairs(name, {path: _sum(pairs) for path, pairs in sites.items()})
+
+
+def _check_shapes(pairs: Sequence[Pair], what: str) -> None:
+    """Before an engine is known, nothing else has looked at them."""
+    shapes = [(a.shape, b.shape) for a, b in pairs]
+    if any(len(shape) != 2 for both in shapes for shape in both):
+        raise AdapterError(f"{what}: a factor has a shape that is no matrix's: {shapes}")
+    for a, b in shapes:
+        if a[1] != b[0]:
+            raise AdapterError(f"{what}: A has rank {a[1]} but B has rank {b[0]}")
+    if len({(a[0], b[1]) for a, b in shapes}) > 1:
+        raise AdapterError(f"{what}: the parts have other shapes: {shapes}; other base models?")
+
+
+def _sum(pairs: Sequence[Pair]) -> Pair:
+    factors = [a for a, _ in pairs], [b for _, b in pairs]
+    return concatenate(factors[0], axis=1), concatenate(factors[1], axis=0)

@@ -11,8 +11,9 @@ from trt_lora.plugins.contract import MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.base_check import base_warnings, check_fingerprint, missing_sites
-from trt_lora.runtime.cast import Conversion, is_finite
+from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.coverage import Coverage, SiteCoverage
+from trt_lora.runtime.float_bits import is_finite
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.match import match_weights, refusal
 from trt_lora.runtime.packed import pack_weights

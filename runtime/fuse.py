@@ -34,13 +34,13 @@ def map_pairs(
         parts = _parts(path, known)
         whole = _whole(path, known)
         if parts:
-            if reason := _why_not_whole(pair[1], parts):
+            if reason := _why_no_pair(pair) or _why_not_whole(pair[1], parts):
                 reasons[path] = reason
             else:
                 mapped += _split(pair, parts)
         elif whole is not None:
             site, part = whole
-            if reason := _why_not_part(pair, site, part):
+            if reason := _why_no_pair(pair) or _why_not_part(pair, site, part):
                 reasons[path] = reason
             else:
                 fused[site.path][part] = pair
@@ -71,6 +71,12 @@ def _whole(path: str, known: Mapping[tuple[str, str], Site]) -> tuple[Site, int]
         if parent == place[0] and place[1] in names:
             return site, names.index(place[1])
     return None
+
+
+def _why_no_pair(pair: Pair) -> str:
+    """Sums of ranks could agree where the ranks of the parts do not."""
+    ranks = pair[0].shape[1], pair[1].shape[0]
+    return "" if ranks[0] == ranks[1] else f"its A has rank {ranks[0]}, its B rank {ranks[1]}"
 
 
 def _why_not_whole(b: Weight, parts: Sequence[Site | None]) -> str:

@@ -110,7 +110,8 @@ class LoRAManager:
         if not parts:
             raise AdapterError(f"blend {name!r} has no parts; name at least one adapter")
         adapters = [(self._get(part).adapter, weight) for part, weight in parts.items()]
-        return self._register(name, blend_adapters(name, adapters))
+        strict = all(self._get(part).strict for part in parts)
+        return self._register(name, blend_adapters(name, adapters), strict=strict)
 
     def get_coverage(self, name: str) -> Coverage | None:
         """Return what became of an adapter in the engine; None before an engine is bound.
@@ -233,7 +234,8 @@ class LoRAManager:
             return loaded
         kept = self._scaled.get(name)
         if kept is None or kept[0] != scale:
-            kept = self._scaled[name] = scale, self._placed(scaled_adapter(loaded.adapter, scale))
+            adapter = scaled_adapter(loaded.adapter, scale)
+            kept = self._scaled[name] = scale, self._placed(adapter, strict=loaded.strict)
         return kept[1]
 
     def _get(self, name: str) -> Loaded:

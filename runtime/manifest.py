@@ -11,8 +11,11 @@ from typing import Any
 
 from trt_lora.plugins.contract import BindingNames, Factor, Site
 from trt_lora.plugins.errors import ManifestError
+from trt_lora.runtime.read_json import read_json, shown
+from trt_lora.runtime.typed import check_types
 
 SCHEMA_VERSION = 1
+_MAX_BYTES = 32 << 20  # of 20 thousand sites
 MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
 PLAN_FILE = "engine.plan"
@@ -106,18 +109,26 @@ def read_manifest(directory: Path) -> Manifest:
             "Build one with: build-engine --model DIR --output DIR"
         )
     try:
-        manifest = _parse(json.loads(path.read_text(encoding="utf-8")))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ManifestError(f"{path} cannot be read: {error!r}; build the engine again") from error
+        manifest = _parse(read_json(path, _MAX_BYTES))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error!s:.500}"
+        raise ManifestError(f"{path} cannot be read: {what}; build the engine again") from error
     for name, record in manifest.files.items():
         file = directory / name
-        found = file.stat().st_size if file.is_file() else None
+        found = _size(file)
         if found != record.size_bytes:
             raise ManifestError(
                 f"{file} has {found if found is not None else 'no'} bytes, the manifest says "
                 f"{record.size_bytes}: the engine is incomplete; copy or build it again"
             )
     return manifest
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.stat().st_size if file.is_file() else None
+    except OSError:
+        return None
 
 
 def file_record(path: Path) -> FileRecord:
@@ -127,28 +138,12 @@ def file_record(path: Path) -> FileRecord:
     return FileRecord(path.stat().st_size, digest)
 
 
-_SCALARS: dict[str, type] = {
-    "max_batch_size": int,
-    "max_input_len": int,
-    "max_seq_len": int,
-    "max_lora_rank": int,
-    "opt_lora_rank": int,
-    "dtype": str,
-    "flavour": str,
-    "versions": dict,
-}
-
-
 def _parse(data: dict[str, Any]) -> Manifest:
     if data["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(
-            f"schema version is {data['schema_version']}, this release reads {SCHEMA_VERSION}"
-        )
+        version = shown(data["schema_version"])
+        raise ValueError(f"schema version is {version}, this release reads {SCHEMA_VERSION}")
     base = data["base_model"]
-    for name, kind in _SCALARS.items():
-        if not isinstance(data[name], kind):
-            raise TypeError(f"{name} is {data[name]!r}, expected {kind.__name__}")
-    return Manifest(
+    manifest = Manifest(
         **{
             **data,
             "base_model": BaseModel(**{**base, "stop_token_ids": tuple(base["stop_token_ids"])}),
@@ -163,10 +158,19 @@ def _parse(data: dict[str, Any]) -> Manifest:
             "files": {_inside(name): FileRecord(**item) for name, item in data["files"].items()},
         }
     )
+    check_types(manifest, Manifest, "manifest")
+    sizes = [
+        manifest.max_lora_rank,
+        *(size for site in manifest.sites for size in (site.k, site.n)),
+    ]
+    if min(sizes) < 1:
+        raise ValueError(f"a size of a site or the largest rank is {min(sizes)}")
+    return manifest
 
 
 def _site(item: dict[str, Any]) -> Site:
-    return Site(**item | {"parts": tuple(item.get("parts", ()))})
+    parts: tuple[int, ...] = tuple(item.get("parts", ()))
+    return Site(**{**item, "parts": parts})
 
 
 def _binding(item: dict[str, Any]) -> Binding:
@@ -179,5 +183,5 @@ def _range(item: dict[str, Any]) -> Range:
 
 def _inside(name: str) -> str:
     if Path(name).name != name or name in ("", ".", ".."):
-        raise ValueError(f"file name {name!r} leads out of the engine directory")
+        raise ValueError(f"file name {shown(name)} leads out of the engine directory")
     return name

@@ -16,6 +16,7 @@ from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.adapter_file import AdapterFile
 from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.packed import pack_weights
+from trt_lora.runtime.safetensors_file import check_tensor
 from trt_lora.runtime.tensors import Array, Tensor, storage_dtype
 from trt_lora.runtime.weight import Weight
 
@@ -31,14 +32,19 @@ def adapter_from_onnxruntime(path: Path) -> Adapter:
         BackendError: onnxruntime is not installed.
     """
     ort = _onnxruntime()
-    AdapterFile(path)  # a regular file, or an error of ours
+    size = AdapterFile(path).size  # a regular file, or an error of ours
     try:
         parameters = ort.AdapterFormat.read_adapter(str(path)).get_parameters()
         weights = {name: _weight(name, value, path) for name, value in parameters.items()}
+    except AdapterError:  # a ValueError too
+        raise
     except (RuntimeError, ValueError, TypeError) as error:
         raise AdapterError(f"{path} is not a valid .onnx_adapter file: {error}") from error
     if not weights:
         raise AdapterError(f"{path} holds no parameters; convert the adapter again")
+    nbytes = sum(Tensor(0, weight.shape, weight.dtype).nbytes for weight in weights.values())
+    if nbytes > size:  # the format lets parameters share their elements
+        raise AdapterError(f"{path} has {size} bytes, but {nbytes} bytes of parameters")
     return Adapter(str(path), weights)
 
 
@@ -46,6 +52,7 @@ def _weight(name: str, value: Any, path: Path) -> Weight:
     dtype, shape = _TYPES.get(value.data_type()), tuple(value.shape())
     if dtype is None:
         raise AdapterError(f"{path}: {name} is {value.data_type()}; expected {', '.join(_TYPES)}")
+    check_tensor(name, shape, path)
     return Weight((name,), shape, dtype, _reader(value, shape, dtype))
 
 

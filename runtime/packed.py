@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trt_lora.runtime.cast import Conversion, write_weight
+from trt_lora.runtime.cast import Caster, Conversion
 from trt_lora.runtime.memory import ALIGNMENT, pack
 from trt_lora.runtime.tensors import HOST, Tensor
 from trt_lora.runtime.weight import Weight
@@ -30,8 +30,8 @@ def pack_weights(
     base = buffer.ctypes.data + -buffer.ctypes.data % ALIGNMENT
     tensors = {n: replace(t, pointer=base + t.pointer, owner=buffer) for n, t in layout.items()}
 
-    conversions = {}
+    caster, conversions = Caster(), {}
     for name, weight in weights.items():
         what = f"{source}: {', '.join(weight.names)}"
-        conversions[name] = write_weight(weight, dtypes[name], tensors[name].storage(), what)
+        conversions[name] = caster.write(weight, dtypes[name], tensors[name].storage(), what)
     return tensors, conversions

@@ -4,23 +4,18 @@ The fields are those of PEFT 0.21's `LoraConfig`. A field that is not in any of 
 another release; it is refused unless it is unset, for nobody knows what it does to the result.
 """
 
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.adapter_file import file_inside, read_small_file
-from trt_lora.runtime.peft_patterns import (
-    MAX_STEPS,
-    matches_ending,
-    matching_steps,
-    pattern_problem,
-    target_rule,
-)
+from trt_lora.runtime.adapter_file import file_inside
+from trt_lora.runtime.peft_patterns import MAX_STEPS, ModulePatterns, pattern_problem, target_rule
+from trt_lora.runtime.read_json import read_json, shown
 
 CONFIG_FILE = "adapter_config.json"
 
@@ -73,36 +68,37 @@ class PeftConfig:
     base_model: str | None = None
     targets: Callable[[str], bool] | None = field(default=None, compare=False)
 
-    def check_work(self, paths: Sequence[str], file: Path) -> None:
-        """Refuse patterns that would take minutes to match with as many modules.
+    @cached_property
+    def _ranks(self) -> ModulePatterns:
+        return ModulePatterns(self.rank_pattern)
+
+    @cached_property
+    def _alphas(self) -> ModulePatterns:
+        return ModulePatterns(self.alpha_pattern)
+
+    def check_work(self, names: Sequence[str], file: Path) -> None:
+        """Refuse patterns that would take minutes to match with tensors of these names.
 
         Raises:
             AdapterError: they would.
         """
-        patterns = [*self.rank_pattern, *self.alpha_pattern]
-        if matching_steps(patterns, paths) > MAX_STEPS:
+        if self._ranks.steps(names) + self._alphas.steps(names) > MAX_STEPS:
             raise AdapterError(
-                f"{file}: {len(patterns)} rank and alpha patterns for {len(paths)} tensors would "
-                "take minutes to match; write fewer or simpler ones"
+                f"{file}: its rank and alpha patterns would take minutes to match with "
+                f"{len(names)} tensors; write the modules' names instead"
             )
 
     def rank(self, path: str) -> int:
         """Return the rank of the module at `path`."""
-        return int(_by_pattern(self.rank_pattern, path, self.r))
+        return int(self._ranks.value(path, self.r))
 
     def scale(self, path: str) -> float:
         """Return what the module's delta is multiplied by: alpha / r, rsLoRA alpha / sqrt(r).
 
         rsLoRA: https://huggingface.co/papers/2312.03732.
         """
-        rank, alpha = self.rank(path), _by_pattern(self.alpha_pattern, path, self.lora_alpha)
+        rank, alpha = self.rank(path), float(self._alphas.value(path, self.lora_alpha))
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
-
-
-def _by_pattern(patterns: dict[str, Any], path: str, default: float) -> float:
-    """The value of the first pattern that names the path's end, as in PEFT."""
-    matches = (value for key, value in patterns.items() if matches_ending(key, path))
-    return float(next(matches, default))
 
 
 def read_peft_config(directory: Path) -> PeftConfig:
@@ -117,19 +113,13 @@ def read_peft_config(directory: Path) -> PeftConfig:
             f"{directory} has no {CONFIG_FILE}: it is not a PEFT adapter directory. "
             "Pass the folder that PEFT's save_pretrained wrote, or one .safetensors file"
         )
-    try:
-        fields = json.loads(read_small_file(file_inside(directory, CONFIG_FILE)))
-    except (ValueError, RecursionError) as error:
-        raise AdapterError(f"{path} is not JSON: {error}") from error
-    return _parse(fields, path)
+    return _parse(read_json(file_inside(directory, CONFIG_FILE)), path)
 
 
-def _parse(fields: Any, path: Path) -> PeftConfig:
-    if not isinstance(fields, dict):
-        raise AdapterError(f"{path} holds a {type(fields).__name__}, not an object")
+def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
     if fields.get("peft_type") != "LORA":
         raise AdapterError(
-            f"{path}: peft_type is {fields.get('peft_type')!r}; only 'LORA' is supported"
+            f"{path}: peft_type is {shown(fields.get('peft_type'))}; only 'LORA' is supported"
         )
     _refuse(fields, path)
     config = PeftConfig(
@@ -156,30 +146,30 @@ def _refuse(fields: dict[str, Any], path: Path) -> None:
             continue
         if name == "init_lora_weights":
             if value is not True and not (isinstance(value, str) and value in _PLAIN_INITS):
-                raise AdapterError(f"{path}: {name} is {value!r}: {_BASE_CHANGING_INIT}")
+                raise AdapterError(f"{path}: {name} is {shown(value)}: {_BASE_CHANGING_INIT}")
         else:
             reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
-            raise AdapterError(f"{path}: {name} is {value!r}: {reason}")
+            raise AdapterError(f"{path}: {name} is {shown(value)}: {reason}")
 
 
 def _switch(fields: dict[str, Any], name: str, path: Path) -> bool:
     value = fields.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise AdapterError(f"{path}: {name} is {value!r}, expected true or false")
+    raise AdapterError(f"{path}: {name} is {shown(value)}, expected true or false")
 
 
 def _text(fields: dict[str, Any], name: str, path: Path) -> str | None:
     value = fields.get(name)
     if value is None or isinstance(value, str):
         return value
-    raise AdapterError(f"{path}: {name} is {value!r}, expected a text")
+    raise AdapterError(f"{path}: {name} is {shown(value)}, expected a text")
 
 
 def _number(fields: dict[str, Any], name: str, path: Path, *, default: int) -> Any:
     value = fields.get(name, default)
     if not _is_number(value):
-        raise AdapterError(f"{path}: {name} is {value!r}, expected a number")
+        raise AdapterError(f"{path}: {name} is {shown(value)}, expected a number")
     return value
 
 
@@ -192,10 +182,14 @@ def _is_number(value: object) -> bool:
 def _pattern(fields: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
     value = fields.get(name) or {}
     if not isinstance(value, dict):
-        raise AdapterError(f"{path}: {name} is {value!r}, expected module patterns and numbers")
+        raise AdapterError(
+            f"{path}: {name} is {shown(value)}, expected module patterns and numbers"
+        )
     for key, number in value.items():
         if not _is_number(number):
-            raise AdapterError(f"{path}: {name} of {key!r} is {number!r}, expected a number")
+            raise AdapterError(
+                f"{path}: {name} of {shown(key)} is {shown(number)}, expected a number"
+            )
         if problem := pattern_problem(key):
-            raise AdapterError(f"{path}: {name} has the pattern {key!r}: {problem}")
+            raise AdapterError(f"{path}: {name} has the pattern {shown(key)}: {problem}")
     return value

@@ -10,16 +10,18 @@ from pathlib import Path
 from trt_lora.plugins.contract import FACTORS, BindingNames
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.adapter_file import file_inside, read_small_file
+from trt_lora.runtime.adapter_file import file_inside
 from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.named_format import FINGERPRINT_KEY, save_safetensors
 from trt_lora.runtime.packed import pack_weights
 from trt_lora.runtime.peft_config import CONFIG_FILE, read_peft_config
+from trt_lora.runtime.read_json import read_json
 from trt_lora.runtime.safetensors_file import StoredTensor, read_safetensors
 from trt_lora.runtime.weight import Weight
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+_MAX_SHARDS = 1000
 
 # PEFT names a tensor by the module's path in the wrapped model.
 _KEY = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])\.weight")
@@ -114,13 +116,12 @@ def _file_names(directory: Path) -> Iterator[str]:
 
 def _shards(index: Path) -> list[str]:
     """The files that an index names, each once."""
-    try:
-        names = json.loads(read_small_file(index, 16 << 20))["weight_map"]
-        files = list(dict.fromkeys(names.values()))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise AdapterError(f"{index} is not an index of shards: {error!r}") from error
-    if not files or not all(isinstance(name, str) for name in files):
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise AdapterError(f"{index}: weight_map must name a file for every tensor")
+    files = list(dict.fromkeys(names.values()))
+    if not 0 < len(files) <= _MAX_SHARDS:
+        raise AdapterError(f"{index} names {len(files)} files; expected 1 to {_MAX_SHARDS}")
     return files
 
 
@@ -142,7 +143,8 @@ def save_peft(
 ) -> Conversion:
     """Write a PEFT directory; what came from PEFT goes back bit for bit.
 
-    The scale goes into `lora_alpha`, and into patterns of full paths where sites differ.
+    The scale goes into `lora_alpha`, and into patterns of whole paths where sites differ; `^` keeps
+    a pattern from matching a longer path that ends so.
 
     Args:
         adapter: what to write.
@@ -175,8 +177,8 @@ def save_peft(
         "target_modules": sorted(pairs),
         "r": (rank := _commonest(ranks)),
         "lora_alpha": (alpha := _commonest(alphas)),
-        "rank_pattern": {path: value for path, value in ranks.items() if value != rank},
-        "alpha_pattern": {path: value for path, value in alphas.items() if value != alpha},
+        "rank_pattern": {f"^{path}": value for path, value in ranks.items() if value != rank},
+        "alpha_pattern": {f"^{path}": value for path, value in alphas.items() if value != alpha},
     }
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return Conversion.of_all(conversions.values())

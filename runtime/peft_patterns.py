@@ -1,35 +1,36 @@
 """PEFT's patterns for modules, from files that nobody has checked.
 
 They are regular expressions. One that backtracks without end would hang the process, so only those
-are used whose work is bounded: few repetitions, none of a group.
+are used whose work is bounded: few repetitions, none of a group, and not too many for all paths.
+Plain names, which may be thousands, are looked up.
 """
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import lru_cache
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-_MAX_LENGTH = 1024
+_MAX_LENGTH, _MAX_PATH = 1024, 256
 _MAX_REPEATS, _MAX_OPTIONS, _MAX_GROUPS = 3, 4, 4
-_MAX_PATH = 256
-MAX_STEPS = 200_000_000  # of the regular expressions' engine: some seconds
+MAX_STEPS = 100_000_000  # of the regular expressions' engine: some seconds
 
-_UNBOUNDED = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")  # a repeated group, a back reference
+_PLAIN = re.compile(r"\^?[\w.-]+")  # a dot is any character, all others are themselves
+# A repeated group, a back reference, an extension but (?:, a set that Python may read otherwise.
+_REFUSED = re.compile(r"\)[*+{]|\\[1-9]|\(\?(?!:)|\[\[|--|&&|~~|\|\|")
 
 
 def pattern_problem(pattern: str) -> str:
     """Return why a pattern cannot be used; empty if it can."""
-    counts = (_repeats(pattern), pattern.count("?"), pattern.count("("))
-    limits = (_MAX_REPEATS, _MAX_OPTIONS + pattern.count("(?"), _MAX_GROUPS)
+    counts = (_repeats(pattern), _options(pattern), pattern.count("("))
+    limits = (_MAX_REPEATS, _MAX_OPTIONS, _MAX_GROUPS)
     if (
         len(pattern) > _MAX_LENGTH
-        or _UNBOUNDED.search(pattern)
+        or _REFUSED.search(pattern)
         or any(count > limit for count, limit in zip(counts, limits, strict=True))
     ):
         return "it is too complex to be evaluated safely; write the modules' names instead"
     try:
-        _ending(pattern)
+        re.compile(pattern)  # by itself: "a)(b" is none, but would be one between brackets
     except (re.error, OverflowError, RecursionError) as error:
         return str(error)
     return ""
@@ -39,25 +40,64 @@ def _repeats(pattern: str) -> int:
     return sum(pattern.count(sign) for sign in "*+{")
 
 
-def matching_steps(patterns: Iterable[str], paths: Iterable[str]) -> int:
-    """Estimate the steps of matching every pattern with every path's end."""
-    repeats = Counter(_repeats(pattern) for pattern in patterns)
-    sizes = Counter((len(path), path.count(".") + 1) for path in paths if len(path) <= _MAX_PATH)
-    return sum(
-        patterns_of * paths_of * (length + ends * math.comb(length, repeat))
-        for repeat, patterns_of in repeats.items()
-        for (length, ends), paths_of in sizes.items()
-    )
+def _options(pattern: str) -> int:
+    return pattern.count("?") - pattern.count("(?:")
 
 
-def matches_ending(pattern: str, path: str) -> bool:
-    """PEFT's rule for rank and alpha patterns (`get_pattern_key`): a pattern names a path's end."""
-    return len(path) <= _MAX_PATH and _ending(pattern).match(path) is not None
+class ModulePatterns:
+    r"""`rank_pattern` or `alpha_pattern`: the first pattern that names a path's end decides.
+
+    PEFT's rule is `re.match(rf"(.*\.)?({pattern})$", path)` (`get_pattern_key`).
+    """
+
+    def __init__(self, patterns: Mapping[str, float]) -> None:
+        """Sort the patterns, which have no `pattern_problem`, into names and expressions."""
+        self._values = list(patterns.values())
+        self._names: _Names = defaultdict(dict)
+        self._expressions: list[tuple[int, str, re.Pattern[str]]] = []
+        for order, pattern in enumerate(patterns):
+            if _PLAIN.fullmatch(pattern):
+                name = pattern.removeprefix("^")
+                dots = tuple(i for i, sign in enumerate(name) if sign == ".")
+                place = (len(name), dots, pattern.startswith("^"))
+                self._names[place].setdefault(name, order)
+            else:
+                compiled = re.compile(rf"(.*\.)?(?:{pattern})$")
+                self._expressions.append((order, pattern, compiled))
+
+    def value(self, path: str, default: float) -> float:
+        """Return the value of the first pattern that names the path's end."""
+        first = min(self._named(path), default=len(self._values))
+        for order, _, compiled in self._expressions:
+            if order > first:
+                break
+            if len(path) <= _MAX_PATH and compiled.match(path):
+                return self._values[order]
+        return self._values[first] if first < len(self._values) else default
+
+    def _named(self, path: str) -> Iterator[int]:
+        """The orders of the names that match."""
+        ends = {len(end): end for end in _ends(path)}
+        for (length, dots, whole), names in self._names.items():
+            end = path if whole else ends.get(length)
+            if end is not None and len(end) == length:
+                signs = ["." if i in dots else sign for i, sign in enumerate(end)] if dots else end
+                order = names.get("".join(signs))
+                if order is not None:
+                    yield order
+
+    def steps(self, paths: Iterable[str]) -> int:
+        """Estimate the steps of matching every expression with every path."""
+        counts = [(_repeats(p), _options(p)) for _, p, _ in self._expressions]
+        return sum(
+            len(path) + (path.count(".") + 1) * math.comb(len(path), repeats) * 2**options
+            for path in paths
+            for repeats, options in counts
+            if len(path) <= _MAX_PATH
+        )
 
 
-@lru_cache(maxsize=1024)
-def _ending(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"(.*\.)?({pattern})$")
+_Names = defaultdict[tuple[int, tuple[int, ...], bool], dict[str, int]]
 
 
 def target_rule(
@@ -74,7 +114,9 @@ def target_rule(
     Returns:
         The rule, or None if the fields do not say, or only by a pattern too complex to evaluate.
     """
-    whole = frozenset(map(str, targets)) if isinstance(targets, list) else ()  # a whole path is taken in every layer
+    whole = (
+        frozenset(map(str, targets)) if isinstance(targets, list) else ()
+    )  # a whole path is taken in every layer
     named, kept_out = _names_rule(targets), _names_rule(excluded) if excluded else _never
     layer = _layer_rule(layers, layers_pattern) if isinstance(targets, list) else _always
     if named is None or kept_out is None or layer is None:
@@ -89,8 +131,9 @@ def target_rule(
 
 def _names_rule(names: object) -> Callable[[str], bool] | None:
     if isinstance(names, str) and not pattern_problem(names):
-        pattern = re.compile(names)
-        return lambda path: pattern.fullmatch(path) is not None
+        pattern, limit = re.compile(names), MAX_STEPS // 1000
+        rule = ModulePatterns({names: 1})  # for its estimate alone
+        return lambda path: rule.steps([path]) < limit and pattern.fullmatch(path) is not None
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         known = frozenset(names)
         return lambda path: any(end in known for end in _ends(path))
@@ -115,11 +158,11 @@ def _layer_rule(layers: object, prefixes: object) -> Callable[[str], bool] | Non
     written = prefixes if isinstance(prefixes, list) else [prefixes]
     if any(not isinstance(prefix, str) or pattern_problem(prefix) for prefix in written):
         return None
-    return _layer_test(whole, [rf"(?:^|.*?\.){prefix}" for prefix in written])
+    return _layer_test(whole, [rf"(?:^|.*?\.)(?:{prefix})" for prefix in written])
 
 
 def _layer_test(numbers: Collection[int], prefixes: list[str]) -> Callable[[str], bool]:
-    patterns = [re.compile(rf"{prefix}\.(?P<layer>\d+)\.") for prefix in prefixes]
+    patterns = [re.compile(rf"{prefix}\.(?P<layer>[0-9]{{1,9}})\.") for prefix in prefixes]
 
     def test(path: str) -> bool:
         found = (match for pattern in patterns if (match := pattern.match(path)))

@@ -19,7 +19,7 @@ from trt_lora.runtime.adapter_file import AdapterFile
 from trt_lora.runtime.tensors import Array, storage_dtype
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_MAX_HEADER = 16 << 20  # a hundred thousand tensors; a larger header costs memory, not content
+_MAX_NAME = 1024
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     """
     file = AdapterFile(path)
     header, start = _header(file)
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", None) or {}
     tensors = []
     for name, entry in header.items():
+        check_tensor(name, tuple(entry["shape"]), path)
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise AdapterError(
@@ -63,13 +64,26 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     return SafetensorsFile(tuple(tensors), metadata)
 
 
+def check_tensor(name: str, shape: tuple[int, ...], path: Path) -> None:
+    """Refuse what no adapter has: a tensor without elements, a name that nobody would give.
+
+    Raises:
+        AdapterError: the tensor is such.
+    """
+    if 0 in shape:
+        raise AdapterError(f"{path}: tensor {name!r:.200} has shape {list(shape)}: no elements")
+    if len(name) > _MAX_NAME or not name.isprintable():
+        raise AdapterError(f"{path}: {name!r:.200} is not the name of a LoRA factor")
+
+
 def _header(file: AdapterFile) -> tuple[dict[str, Any], int]:
     """Return the header, which the library has checked, and where the data starts."""
     (size,) = struct.unpack("<Q", file.read(0, 8).tobytes()) if file.size >= 8 else (0,)
-    if size > _MAX_HEADER:
+    limit = (256 << 10) + file.size // 8  # Python's objects take several times the header's size
+    if size > limit:
         raise AdapterError(
-            f"{file.path} is not a valid safetensors file (its header has {size} bytes; adapters "
-            f"have less than {_MAX_HEADER}); copy or save the adapter again"
+            f"{file.path} is not a valid safetensors file (its header has {size} bytes, an "
+            f"adapter's of this size at most {limit}); copy or save the adapter again"
         )
     try:
         with safetensors.safe_open(file.path, framework="np"):

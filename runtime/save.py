@@ -35,8 +35,8 @@ def save_adapter(
         path: the directory to make (peft, trtllm, edgellm) or the file (onnxruntime); it appears
             when it is complete.
         format: one of FORMATS.
-        dtype: of the tensors; None keeps the adapter's own (edgellm: float16, which its runtime
-            takes).
+        dtype: of the tensors; None keeps the adapter's own, but edgellm is float16, which its
+            runtime takes, and onnxruntime the engine's, which nothing would cast to later.
         manifest: of an engine that the result is for: checked against it, named as it names its
             inputs, fused or split as it is; an `.onnx_adapter` then has every LoRA input, zeros
             where the adapter has nothing.
@@ -60,7 +60,8 @@ def save_adapter(
     if format == "onnxruntime":
         named = _named(adapter) if manifest is None else _complete(weights, manifest)
         with publish_file(path) as work:
-            return save_onnxruntime(named, work, dtype or _dtype(adapter), adapter.source)
+            wanted = dtype or (manifest.dtype if manifest else _dtype(adapter))
+            return save_onnxruntime(named, work, wanted, adapter.source)
     with publish_directory(path) as work:
         if format == "peft":
             return save_peft(adapter, work, dtype, fingerprint)

@@ -17,8 +17,9 @@ from trt_lora.runtime.fit import match_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.weight import Pair, Weight, concatenate
 
-_HEADED_COLUMNS = ("attn_qkv", "attn_q", "attn_k", "attn_v")
-_HEADED_ROWS = ("attn_dense",)
+# Modules whose outputs, or inputs, are whole heads.
+_HEADED_COLUMNS = {f"{kind}_{part}" for kind in ("attn", "cross_attn") for part in ("qkv", *"qkv")}
+_HEADED_ROWS = {"attn_dense", "cross_attn_dense"}
 
 
 def shard_adapter(adapter: Adapter, manifest: Manifest, tp_rank: int, tp_size: int) -> Adapter:

@@ -28,6 +28,7 @@ TRTLLM_WEIGHTS = "model.lora_weights.npy"
 TRTLLM_CONFIG = "model.lora_config.npy"
 
 _MODULES = {module.id: module for module in MODULES if module.id is not None}
+_MAX_PARTS = max(len(parts) for parts in PARTS.values())  # rows that one site can take
 _SWAPPED = "mlp_gate_up"  # TensorRT-LLM keeps its two halves the other way round
 _STORED: dict[str, Any] = {"float32": "<f4", "float16": "<f2", "bfloat16": "V2"}
 
@@ -37,7 +38,8 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
 
     Raises:
         AdapterError: there is no manifest, a file is damaged, or a row is for a module that the
-            engine does not have, is too short for it, or does not end in zeros.
+            engine does not have, or too short for it. Whether it ends in zeros shows when it is
+            read.
     """
     if manifest is None:
         raise AdapterError(
@@ -46,7 +48,7 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
         )
     weights = _open(directory, TRTLLM_WEIGHTS, ("float32", "float16", "bfloat16"))
     config = _open(directory, TRTLLM_CONFIG, ("int32",))
-    rows = _rows(config, weights, directory)
+    rows = _rows(config, weights, directory, most=_MAX_PARTS * len(manifest.sites))
     pairs: dict[str, Pair] = {}
     for number, row in enumerate(rows):
         what = f"{directory}: row {number} of {TRTLLM_CONFIG}"
@@ -64,7 +66,7 @@ def _open(directory: Path, name: str, dtypes: tuple[str, ...]) -> NpyFile:
     return file
 
 
-def _rows(config: NpyFile, weights: NpyFile, directory: Path) -> list[list[int]]:
+def _rows(config: NpyFile, weights: NpyFile, directory: Path, *, most: int) -> list[list[int]]:
     """The rows of the config as integers, three or four each."""
     shapes = [s[1:] if len(s) == 3 and s[0] == 1 else s for s in (config.shape, weights.shape)]
     if any(len(shape) != 2 for shape in shapes) or shapes[0][1] not in (3, 4):
@@ -74,6 +76,8 @@ def _rows(config: NpyFile, weights: NpyFile, directory: Path) -> list[list[int]]
         )
     if shapes[0][0] != shapes[1][0] or not shapes[0][0]:
         raise AdapterError(f"{directory}: {shapes[0][0]} rows of config, {shapes[1][0]} of weights")
+    if shapes[0][0] > most:
+        raise AdapterError(f"{directory}: {shapes[0][0]} rows; this engine takes {most} at most")
     values = config.read(0, shapes[0][0] * shapes[0][1]).reshape(shapes[0])
     return [[int(value) for value in row] for row in values]
 
@@ -119,12 +123,20 @@ def _place(module_id: int, layer: int, manifest: Manifest, what: str) -> tuple[s
     if module is None:
         raise AdapterError(f"{what} has module id {module_id}; known are 0 to {max(_MODULES)}")
     sites = [site for site in manifest.sites if site.layer == layer and site.module is not None]
+    if any(
+        site.module == module and module.name in PARTS and not parts_of(site.path) for site in sites
+    ):
+        raise AdapterError(
+            f"{what}: {module.name} of this engine alternates heads, the row does not"
+        )
     found = [*_direct(module, sites), *_whole(module, sites), *_part(module, sites)]
     if len(found) != 1:
         raise AdapterError(
             f"{what} is for {module.name} of layer {layer}, for which this engine of "
             f"{manifest.base_model.name} has {len(found) or 'no'} sites"
         )
+    if module.name in PARTS and not parts_of(found[0][0]):
+        raise AdapterError(f"{what}: {found[0][0]} alternates heads, TensorRT-LLM does not")
     return found[0]
 
 

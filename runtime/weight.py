@@ -84,7 +84,7 @@ def _assembled(
     weights: Sequence[Weight], places: Sequence[tuple[slice, ...]], shape: tuple[int, ...]
 ) -> Weight:
     """One weight of `shape`, zero but for the given weights at their places."""
-    names = tuple(name for weight in weights for name in weight.names)
+    names = tuple(dict.fromkeys(name for weight in weights for name in weight.names))
     kinds = {(weight.dtype, weight.scale) for weight in weights}
     if len(kinds) == 1:  # nothing needs to be computed, and so nothing is rounded
         ((dtype, scale),) = kinds

@@ -166,7 +166,7 @@ def test_the_dry_run_lists_sites_and_reasons(tiny_engine: TinyEngine, tmp_path: 
     assert [site.path.rsplit(".", 1)[-1] for site in result.sites] == ["q_proj", "q_proj"]
     reasons = {item.path: item.reason for item in result.left_alone}
     assert reasons["model.layers.0.mlp.gate_proj"] == "mlp_h_to_4h is not a target"
-    assert reasons["lm_head"] == "its module is not a target"
+    assert reasons["lm_head"] == "lm_head is not a target"
     assert list(tmp_path.iterdir()) == []
 
 

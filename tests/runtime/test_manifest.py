@@ -77,7 +77,7 @@ def test_a_directory_without_a_manifest_is_no_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [0, 2, "1"])
 def test_another_schema_is_refused_with_both_versions(tmp_path: Path, version: object) -> None:
     write_engine(tmp_path, schema_version=version)
-    assert_refused(tmp_path, f"schema version is {version}, this release reads 1", "build")
+    assert_refused(tmp_path, f"schema version is {version!r}, this release reads 1", "build")
 
 
 FIELDS = [field.name for field in dataclasses.fields(Manifest)]
