@@ -1,7 +1,6 @@
 """Where an executor's tensors live: the interface, and host memory."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,6 +61,6 @@ def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Ten
     """
     offset, layout = 0, {}
     for name, tensor in tensors.items():
-        layout[name] = replace(tensor, pointer=offset, device=device, owner=None)
+        layout[name] = Tensor(offset, tensor.shape, tensor.dtype, device)
         offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return offset, layout

@@ -1,7 +1,6 @@
 """Cast weights into one aligned buffer."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -28,7 +27,10 @@ def pack_weights(
     nbytes, layout = pack(wanted, HOST)
     buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
     base = buffer.ctypes.data + -buffer.ctypes.data % ALIGNMENT
-    tensors = {n: replace(t, pointer=base + t.pointer, owner=buffer) for n, t in layout.items()}
+    tensors = {
+        name: Tensor(base + place.pointer, place.shape, place.dtype, HOST, buffer)
+        for name, place in layout.items()
+    }
 
     caster, conversions = Caster(), {}
     for name, weight in weights.items():

@@ -67,6 +67,8 @@ class ModulePatterns:
 
     def value(self, path: str, default: float) -> float:
         """Return the value of the first pattern that names the path's end."""
+        if not self._values:
+            return default
         first = min(self._named(path), default=len(self._values))
         for order, _, compiled in self._expressions:
             if order > first:

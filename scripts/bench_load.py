@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ LINEARS = {
     "mlp.up_proj": (HIDDEN, INNER),
     "mlp.down_proj": (INNER, HIDDEN),
 }
-ROUNDS = 7
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -85,23 +86,20 @@ def write(directory: Path, rank: int, dtype: str, scale: float) -> None:
     save_adapter(Adapter.of_pairs("random", pairs), directory, "peft")
 
 
-def load(directory: Path, dtype: str) -> LoRAManager:
-    """Load it for an engine of `dtype`."""
+def manager_of(dtype: str) -> LoRAManager:
+    """Return a manager of an engine of `dtype`, without adapters."""
     manager = LoRAManager()
     manager.initialize_engine_bindings(Unrun(llama(dtype)))
-    manager.load_weights("a", directory)
     return manager
 
 
 def measure_time(directory: Path, dtype: str) -> dict[str, float]:
     """Seconds of our load and of the library's, the best of some rounds in turns."""
-    sides: tuple[Callable[[], object], ...] = (
-        lambda: load(directory, dtype),
-        lambda: load_file(directory / WEIGHTS_FILE),
-    )
-    rounds = [[_seconds(side) for side in sides] for _ in range(ROUNDS)]
-    ours, theirs = (min(times) for times in zip(*rounds, strict=True))
-    return {"ours": ours, "load_file": theirs}
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        ours.append(_seconds(partial(manager_of(dtype).load_weights, "a", directory)))
+        theirs.append(_seconds(lambda: load_file(directory / WEIGHTS_FILE)))
+    return {"ours": min(ours), "load_file": min(theirs)}
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -114,8 +112,9 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def measure_peak(directory: Path, dtype: str) -> dict[str, float]:
     """Peak of the memory in RAM above what the imports hold."""
+    manager = manager_of(dtype)
     before = resident_bytes()
-    manager = load(directory, dtype)
+    manager.load_weights("a", directory)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     return {"peak": peak, "adapters": len(manager.get_adapter_names())}
 
