@@ -29,11 +29,10 @@ def plan_lora(config: BuildConfig) -> LoRAPlan:
         ConfigError: an option contradicts an adapter, or a target is not known.
         AdapterError: an adapter cannot be read.
     """
-    ranks = [
-        (path, rank)
-        for directory in config.lora_dirs
-        for path, rank in load_adapter(directory).ranks.items()
-    ]
+    adapters = [load_adapter(directory) for directory in config.lora_dirs]
+    for adapter in adapters:
+        adapter.check_usable()
+    ranks = [(path, rank) for adapter in adapters for path, rank in adapter.ranks.items()]
     targets = resolve_targets(config.target_modules or _modules_of(ranks))
     max_rank = _max_rank(config, ranks)
     _check_targets_cover(targets, ranks)

@@ -85,6 +85,15 @@ class Adapter:
                 raise AdapterError(f"{self.source}: {path} has no {missing}")
         return {path: (both["A"], both["B"]) for path, both in found.items()}
 
+    def check_usable(self) -> None:
+        """Refuse an adapter with a tensor that no engine can take.
+
+        Raises:
+            AdapterError: it has one.
+        """
+        for name, reason in self.unused.items():
+            raise AdapterError(f"{self.source}: {name} cannot be used: {reason}")
+
     def in_memory(self) -> "Adapter":
         """Return the same adapter read whole, so that its files may change: B scaled, in float32.
 
@@ -99,5 +108,8 @@ class Adapter:
         read = {n: w for n, w in self.weights.items() if n not in kept}
         dtypes = {n: w.dtype if w.scale == 1 else "float32" for n, w in read.items()}
         tensors, _ = pack_weights(read, dtypes, self.source)
-        read = {n: replace(weight_of(n, tensors[n]), names=w.names) for n, w in read.items()}
+        read = {
+            name: replace(weight_of(name, tensors[name]), names=weight.names, folded=weight.scale)
+            for name, weight in read.items()
+        }
         return replace(self, weights=kept | read)

@@ -7,7 +7,7 @@ the engine's maximum.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trt_lora.plugins.contract import MIN_RANK, Factor, Site
+from trt_lora.plugins.contract import FACTORS, MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.base_check import base_warnings, check_fingerprint, missing_sites
@@ -97,7 +97,7 @@ def _check_shape(weight: Weight, site: Site, factor: Factor, manifest: Manifest,
 def _check_ranks(
     weights: Mapping[str, Weight], site: Site, manifest: Manifest, source: str
 ) -> None:
-    names = [manifest.binding_names.binding(factor, site.path) for factor in ("A", "B")]
+    names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
     a, b = (weights.get(name) for name in names)
     if a is not None and b is not None and a.shape[1] != b.shape[0]:
         raise AdapterError(
@@ -143,28 +143,39 @@ def _coverage(
     conversions: Mapping[str, Conversion],
 ) -> Coverage:
     sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
-
-    def of_site(site: Site) -> SiteCoverage:
-        names = [manifest.binding_names.binding(factor, site.path) for factor in ("A", "B")]
-        if names[0] not in weights:
-            return SiteCoverage(site.path)
-        a, b = (weights[name] for name in names)
-        change = conversions.get(names[0], Conversion()) | conversions.get(names[1], Conversion())
-        return SiteCoverage(
-            site.path,
-            rank=a.shape[1],
-            scales=tuple(dict.fromkeys(sources[name].scale for name in b.names)),
-            source_dtypes=tuple(dict.fromkeys(sources[name].dtype for name in a.names + b.names)),
-            dtype=site.dtype,
-            rounding_error=change.rounding_error,
-            flushed=change.flushed,
-            nbytes=sum(Tensor(0, weight.shape, site.dtype).nbytes for weight in (a, b)),
-        )
-
     bindings = {
         name: weights[name].names if name in weights else () for name in manifest.lora_bindings
     }
-    sites = tuple(of_site(site) for site in manifest.sites)
     missing = missing_sites(adapter, manifest, weights)
-    warnings = base_warnings(adapter, manifest, missing)
-    return Coverage(adapter.source, bindings, unbound, sites, missing, warnings)
+    return Coverage(
+        source=adapter.source,
+        bindings=bindings,
+        unbound=unbound,
+        sites=tuple(_of_site(s, manifest, weights, sources, conversions) for s in manifest.sites),
+        missing=missing,
+        warnings=base_warnings(adapter, manifest, missing),
+    )
+
+
+def _of_site(
+    site: Site,
+    manifest: Manifest,
+    weights: Mapping[str, Weight],
+    sources: Mapping[str, Weight],
+    conversions: Mapping[str, Conversion],
+) -> SiteCoverage:
+    names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
+    if names[0] not in weights:
+        return SiteCoverage(site.path)
+    a, b = (weights[name] for name in names)
+    change = Conversion.of_all(conversions[name] for name in names if name in conversions)
+    return SiteCoverage(
+        site.path,
+        rank=a.shape[1],
+        scales=tuple(dict.fromkeys(sources[n].scale * sources[n].folded for n in b.names)),
+        source_dtypes=tuple(dict.fromkeys(sources[name].dtype for name in a.names + b.names)),
+        dtype=site.dtype,
+        rounding_error=change.rounding_error,
+        flushed=change.flushed,
+        nbytes=sum(Tensor(0, weight.shape, site.dtype).nbytes for weight in (a, b)),
+    )

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.contract import BindingNames, Factor, Site
+from trt_lora.plugins.contract import FACTORS, BindingNames, Factor, Site
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime.read_json import read_json, shown
 from trt_lora.runtime.typed import check_types
@@ -88,7 +88,7 @@ class Manifest:
         return {
             self.binding_names.binding(factor, site.path): (site, factor)
             for site in self.sites
-            for factor in ("A", "B")
+            for factor in FACTORS
         }
 
     def to_json(self) -> str:

@@ -79,7 +79,7 @@ def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict
     """Take out every A without its B and the other way round; return why."""
     dropped: dict[str, str] = {}
     for site in manifest.sites:
-        a, b = (manifest.binding_names.binding(factor, site.path) for factor in ("A", "B"))
+        a, b = (manifest.binding_names.binding(factor, site.path) for factor in FACTORS)
         if (a in weights) != (b in weights):
             present, missing = (a, b) if a in weights else (b, a)
             weight = weights.pop(present)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trt_lora.plugins.contract import FACTORS, MIN_RANK, BindingNames
-from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.edgellm_format import save_edgellm
@@ -49,9 +49,7 @@ def save_adapter(
         AdapterError: the format cannot hold the adapter, or the engine cannot take it.
     """
     _check(path, format, dtype)
-    if adapter.unused:
-        name, why = next(iter(adapter.unused.items()))
-        raise AdapterError(f"{adapter.source}: {name} cannot be converted: {why}")
+    adapter.check_usable()
     weights = dict(adapter.weights)
     if manifest is not None:
         weights, _ = match_adapter(adapter, manifest)

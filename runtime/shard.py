@@ -9,7 +9,7 @@ are summed. The parts of a fused linear are split one by one. Source: TensorRT-L
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from trt_lora.plugins.contract import Site
+from trt_lora.plugins.contract import FACTORS, Site
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.plugins.modules import PARTS
 from trt_lora.runtime.adapter import Adapter
@@ -42,7 +42,7 @@ def shard_adapter(adapter: Adapter, manifest: Manifest, tp_rank: int, tp_size: i
     names = manifest.binding_names
     pairs: dict[str, Pair] = {}
     for site in manifest.sites:
-        a, b = (weights.get(names.binding(factor, site.path)) for factor in ("A", "B"))
+        a, b = (weights.get(names.binding(factor, site.path)) for factor in FACTORS)
         if a is not None and b is not None:
             pairs[site.path] = _shard(site, (a, b), manifest.base_model.head_dim, tp_rank, tp_size)
     return Adapter.of_pairs(adapter.source, pairs, adapter.base_model)

@@ -123,12 +123,6 @@ def _place(module_id: int, layer: int, manifest: Manifest, what: str) -> tuple[s
     if module is None:
         raise AdapterError(f"{what} has module id {module_id}; known are 0 to {max(_MODULES)}")
     sites = [site for site in manifest.sites if site.layer == layer and site.module is not None]
-    if any(
-        site.module == module and module.name in PARTS and not parts_of(site.path) for site in sites
-    ):
-        raise AdapterError(
-            f"{what}: {module.name} of this engine alternates heads, the row does not"
-        )
     found = [*_direct(module, sites), *_whole(module, sites), *_part(module, sites)]
     if len(found) != 1:
         raise AdapterError(

@@ -20,6 +20,7 @@ class Weight:
     dtype: str
     read: Callable[[], Array]  # of that shape, in any memory order; bfloat16 as its bits
     scale: float = 1.0
+    folded: float = 1.0  # a scale that the values have already, for reports
     tensor: Tensor | None = None  # where the values already are, in their own dtype and unscaled
 
     def values(self) -> Float32:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import TinyEngine
+from safetensors.numpy import load_file, save_file
 from tiny import POSITIONS, save_adapter, tiny_config
 
 from trt_lora.builder import BuildConfig, build_engine
@@ -186,6 +188,18 @@ def test_real_adapters_decide_modules_and_ranks(tiny_engine: TinyEngine, tmp_pat
         "attn_q", "attn_v", "attn_dense",
     }  # fmt: skip
     assert (manifest.max_lora_rank, manifest.opt_lora_rank) == (12, 4)
+
+
+def test_an_adapter_that_no_engine_can_take_is_refused_before_the_export(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    adapter = shutil.copytree(tiny_engine.adapter, tmp_path / "a")
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    tensors["base_model.model.model.embed_tokens.weight"] = np.ones((2, 2), np.float32)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    config = tiny_config(tmp_path / "no model", tmp_path / "e", lora_dirs=(adapter,))
+    with pytest.raises(AdapterError, match=r"embed_tokens\.weight cannot be used: .*embedding"):
+        build_engine(config)
 
 
 def test_options_that_contradict_a_real_adapter_are_refused(

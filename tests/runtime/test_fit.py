@@ -1,6 +1,7 @@
 """An adapter fitted to an engine: every tensor bound, or the adapter refused by name."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -218,3 +219,11 @@ def test_every_site_of_an_engine_may_have_a_dtype_of_its_own() -> None:
     assert {name: t.dtype for name, t in fitted.items()} == {
         name: site.dtype for name, (site, _) in mixed.lora_bindings.items()
     }
+
+
+def test_the_report_of_an_adapter_read_before_the_engine_was_known_has_its_scale() -> None:
+    source = adapter(pair())
+    scaled = replace(source, weights=dict(source.weights) | {B: source.weights[B].times(2.5)})
+    coverage = fit_adapter(scaled.in_memory(), MANIFEST).coverage
+    assert [site.scales for site in coverage.adapted] == [(2.5,)]
+    assert coverage.bound == {A: (A,), B: (B,)}

@@ -400,7 +400,7 @@ def test_a_tensor_that_nothing_can_take_is_refused_by_its_name(tmp_path: Path) -
     name = "base_model.model.model.embed_tokens.lora_embedding_A"
     save_file({**load_file(source / WEIGHTS), name: np.ones((2, 3), np.float32)}, source / WEIGHTS)
     for format in FORMATS:
-        with pytest.raises(AdapterError, match=f"{name} cannot be converted: it adapts an embed"):
+        with pytest.raises(AdapterError, match=f"{name} cannot be used: it adapts an embed"):
             save_adapter(load_adapter(source), tmp_path / "out", format)
     assert names_in(tmp_path) == ["source"]
 
