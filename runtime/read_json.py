@@ -13,6 +13,9 @@ from trt_lora.runtime.adapter_file import AdapterFile
 
 MAX_BYTES = 1 << 20
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring = 4, 20, 20, 200
+
 
 def read_json(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
     """Return the object in a JSON file.
@@ -35,4 +38,4 @@ def read_json(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
 
 def shown(value: object) -> str:
     """Return a value of a file for a message, shortened where it is long."""
-    return reprlib.repr(value)
+    return _SHORT.repr(value)

@@ -10,7 +10,7 @@ RUN_BY_CI = ("make demo", "make test")  # .ci/run calls them; a test cannot
 PRINTED = {
     "--dry-run": "60 sites, 211 left alone",
     "switch_adapters.py": "[pirate, switched in",
-    "generate(engine": '{"answer": "',
+    "Sampling(max": '{"answer": "',
     "engine.execute": "420 LoRA bindings of 484 inputs",
     "manager.blend": "60 of 210 sites adapted",
     "trt-lora inspect": "the engine takes it; 120 tensors bound, 0 not; 60 of 210 sites adapted",
