@@ -7,6 +7,7 @@ and its pages count as memory of the process.
 import io
 import os
 import stat
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from trt_lora.plugins.errors import AdapterError
 
 Bytes = npt.NDArray[np.uint8]
+
+_ONLY_OURS = 2  # references, as `sys.getrefcount` counts them: the attribute and its own argument
 
 
 class AdapterFile:
@@ -31,6 +34,7 @@ class AdapterFile:
         self._file = _open(path)
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
+        self._last = np.empty(0, np.uint8)
         self._opened = self._state()
         self.size: int = self._opened[0]
 
@@ -45,15 +49,21 @@ class AdapterFile:
                 f"{self.path} has {self.size} bytes, but bytes {start} to {start + size} are "
                 "asked for: it is damaged; copy or save the adapter again"
             )
-        data = np.empty(size, np.uint8)
-        view, done = data.data, 0
         with self._lock:
+            data = self._memory(size)
+            view, done = data.data, 0
             self._file.seek(start)
             while done < size and (count := self._file.readinto(view[done:])):
                 done += count
         if done < size or self._state() != self._opened:
             raise AdapterError(f"{self.path} was changed while it was read; load it again")
         return data
+
+    def _memory(self, size: int) -> Bytes:
+        """The memory of the last read, if nobody holds it any more: fresh memory costs as much."""
+        if self._last.size < size or sys.getrefcount(self._last) > _ONLY_OURS:
+            self._last = np.empty(size, np.uint8)
+        return self._last[:size]  # a view holds what it is a view of
 
     def _state(self) -> tuple[int, int]:
         status = os.fstat(self._file.fileno())

@@ -1,0 +1,75 @@
+"""Files that are read piece by piece: each piece in memory that nothing else writes to."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapter_file import AdapterFile, Bytes
+
+CONTENT = bytes(range(256)) * 64
+
+
+def file_of(directory: Path) -> AdapterFile:
+    path = directory / "file"
+    path.write_bytes(CONTENT)
+    return AdapterFile(path)
+
+
+def expected(start: int, size: int) -> Bytes:
+    return np.frombuffer(CONTENT[start : start + size], np.uint8)
+
+
+def test_a_piece_is_what_the_file_holds_there(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    assert file.size == len(CONTENT)
+    for start, size in [(0, 10), (7, 300), (len(CONTENT), 0), (0, len(CONTENT))]:
+        np.testing.assert_array_equal(file.read(start, size), expected(start, size))
+
+
+def test_what_is_held_is_never_written_to_by_a_later_read(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    whole = file.read(0, 1000)
+    part = file.read(1, 1000)[10:20].view(np.uint16)  # the array it is a view of is gone
+    turned = file.read(2, 1000).reshape(10, 100).T
+    file.read(3, 1000)
+    np.testing.assert_array_equal(whole, expected(0, 1000))
+    np.testing.assert_array_equal(part, expected(11, 10).view(np.uint16))
+    np.testing.assert_array_equal(turned, expected(2, 1000).reshape(10, 100).T)
+
+
+def test_memory_that_nobody_holds_is_used_again(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    first = file.read(0, 1000).ctypes.data
+    assert file.read(5, 900).ctypes.data == first
+
+
+def test_several_threads_may_read_at_once(tmp_path: Path) -> None:
+    file, wrong = file_of(tmp_path), []
+
+    def read(start: int) -> None:
+        for _ in range(300):
+            if not np.array_equal(file.read(start, 500), expected(start, 500)):
+                wrong.append(start)
+
+    threads = [threading.Thread(target=read, args=(start,)) for start in range(0, 4000, 500)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 5), (0, -1), (0, 1 << 40), (len(CONTENT), 1)])
+def test_a_piece_beyond_the_file_is_refused(tmp_path: Path, start: int, size: int) -> None:
+    with pytest.raises(AdapterError, match=r"file has 16384 bytes, but bytes"):
+        file_of(tmp_path).read(start, size)
+
+
+def test_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    (tmp_path / "file").write_bytes(CONTENT[:100])
+    with pytest.raises(AdapterError, match="was changed while it was read"):
+        file.read(0, 1000)
