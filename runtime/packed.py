@@ -1,6 +1,8 @@
 """Cast weights into one aligned buffer."""
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -8,6 +10,9 @@ from trt_lora.runtime.cast import Caster, Conversion
 from trt_lora.runtime.memory import ALIGNMENT, pack
 from trt_lora.runtime.tensors import HOST, Tensor
 from trt_lora.runtime.weight import Weight
+
+_MAX_THREADS = 4
+_LARGE = 1 << 19  # bytes of a weight, on average; with smaller ones the waiting costs more
 
 
 def pack_weights(
@@ -32,8 +37,21 @@ def pack_weights(
         for name, place in layout.items()
     }
 
-    caster, conversions = Caster(), {}
-    for name, weight in weights.items():
-        what = f"{source}: {', '.join(weight.names)}"
-        conversions[name] = caster.write(weight, dtypes[name], tensors[name].storage(), what)
-    return tensors, conversions
+    def write(names: list[str]) -> dict[str, Conversion]:
+        caster, changes = Caster(), {}
+        for name in names:
+            what = f"{source}: {', '.join(weights[name].names)}"
+            out = tensors[name].storage()
+            changes[name] = caster.write(weights[name], dtypes[name], out, what)
+        return changes
+
+    threads = _threads(nbytes, len(weights))
+    shares = [list(weights)[i::threads] for i in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        changes = list(pool.map(write, shares))
+    return tensors, {name: change for part in changes for name, change in part.items()}
+
+
+def _threads(nbytes: int, count: int) -> int:
+    """As many as pay: numpy lets others run while it copies, and waits for them in between."""
+    return min(_MAX_THREADS, os.cpu_count() or 1) if nbytes > count * _LARGE else 1
