@@ -50,9 +50,9 @@ def test_several_threads_may_read_at_once(tmp_path: Path) -> None:
     file, wrong = file_of(tmp_path), []
 
     def read(start: int) -> None:
-        for _ in range(300):
-            if not np.array_equal(file.read(start, 500), expected(start, 500)):
-                wrong.append(start)
+        pieces = (file.read(start, 500) for _ in range(300))
+        if not all(np.array_equal(piece, expected(start, 500)) for piece in pieces):
+            wrong.append(start)
 
     threads = [threading.Thread(target=read, args=(start,)) for start in range(0, 4000, 500)]
     for thread in threads:
