@@ -48,7 +48,8 @@ class Caster:
     """
 
     def __init__(self) -> None:
-        self._memory = tuple(np.empty(2 * _TILE * _WIDEST, np.uint8) for _ in range(2))
+        elements = _TILE + _TILE * _GAP // _SIDE  # rows with a gap have at least _SIDE
+        self._memory = tuple(np.empty(elements * _WIDEST, np.uint8) for _ in range(2))
 
     def write(self, weight: Weight, dtype: str, out: Array, what: str) -> Conversion:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.

@@ -54,4 +54,4 @@ def pack_weights(
 
 def _threads(nbytes: int, count: int) -> int:
     """As many as pay: numpy lets others run while it copies, and waits for them in between."""
-    return min(_MAX_THREADS, os.cpu_count() or 1) if nbytes > count * _LARGE else 1
+    return min(_MAX_THREADS, os.cpu_count() or 1, count) if nbytes > count * _LARGE else 1

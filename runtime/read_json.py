@@ -1,6 +1,6 @@
 """Read JSON that nobody has checked: bounded in size, so that it is bounded in memory.
 
-Python's objects take up to 25 times the memory of the text that they are read from.
+Python's objects take up to 27 times the memory of the text that they are read from.
 """
 
 import json

@@ -44,7 +44,7 @@ from trt_lora.runtime.peft_format import INDEX_FILE, WEIGHTS_FILE
 from trt_lora.runtime.trtllm_format import TRTLLM_CONFIG, TRTLLM_WEIGHTS
 
 CONSTANT = 2 << 20  # bytes that a load may take whatever the size of the file
-JSON_GROWTH = 26  # times: what Python's objects take of the text that they are read from
+JSON_GROWTH = 28  # times: what Python's objects take of the text that they are read from
 SECONDS = 5  # for what takes milliseconds
 
 STABLE = settings(
