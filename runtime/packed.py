@@ -46,6 +46,8 @@ def pack_weights(
         return changes
 
     threads = _threads(nbytes, len(weights))
+    if threads == 1:  # memory is cheaper in the thread that is there
+        return tensors, write(list(weights))
     shares = [list(weights)[i::threads] for i in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         changes = list(pool.map(write, shares))
