@@ -27,19 +27,19 @@ def map_pairs(
         (site path, pair) for every site reached; and path -> reason for pairs that reach none.
     """
     known = {place: site for site in sites if (place := _place(site.path))}
+    wholes = _wholes(sites)
     mapped: list[tuple[str, Pair]] = []
     reasons: dict[str, str] = {}
     fused: dict[str, dict[int, Pair]] = defaultdict(dict)
     for path, pair in pairs.items():
-        parts = _parts(path, known)
-        whole = _whole(path, known)
-        if parts:
+        place = _place(path)
+        if parts := _parts(path, known):
             if reason := _why_no_pair(pair) or _why_not_whole(pair[1], parts):
                 reasons[path] = reason
             else:
                 mapped += _split(pair, parts)
-        elif whole is not None:
-            site, part = whole
+        elif place in wholes:
+            site, part = wholes[place]
             if reason := _why_no_pair(pair) or _why_not_part(pair, site, part):
                 reasons[path] = reason
             else:
@@ -61,16 +61,13 @@ def _parts(path: str, known: Mapping[tuple[str, str], Site]) -> list[Site | None
     return parts if any(parts) else []
 
 
-def _whole(path: str, known: Mapping[tuple[str, str], Site]) -> tuple[Site, int] | None:
-    """The fused site that a module is part of, and the part's number."""
-    place = _place(path)
-    if place is None:
-        return None
-    for (parent, _), site in known.items():
-        names = parts_of(site.path)
-        if parent == place[0] and place[1] in names:
-            return site, names.index(place[1])
-    return None
+def _wholes(sites: Sequence[Site]) -> dict[tuple[str, str], tuple[Site, int]]:
+    """The fused site and the number of every part, by the part's place."""
+    return {
+        (site.path.rpartition(".")[0], name): (site, number)
+        for site in sites
+        for number, name in enumerate(parts_of(site.path))
+    }
 
 
 def _why_no_pair(pair: Pair) -> str:

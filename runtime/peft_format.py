@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.named_format import FINGERPRINT_KEY, save_safetensors
 from trt_lora.runtime.packed import pack_weights
 from trt_lora.runtime.peft_config import CONFIG_FILE, read_peft_config
-from trt_lora.runtime.read_json import read_json
+from trt_lora.runtime.read_json import read_json, shown
 from trt_lora.runtime.safetensors_file import StoredTensor, read_safetensors
 from trt_lora.runtime.weight import Weight
 
@@ -97,7 +97,20 @@ def _stored(directory: Path) -> tuple[list[tuple[Path, StoredTensor]], dict[str,
             if tensor.name in stored:
                 raise AdapterError(f"{path}: tensor {tensor.name!r} is in another shard too")
             stored[tensor.name] = (path, tensor)
+    _check_complete(directory, stored)
     return list(stored.values()), metadata
+
+
+def _check_complete(directory: Path, stored: Collection[str]) -> None:
+    """Every tensor that an index names must be in its files."""
+    if (directory / WEIGHTS_FILE).is_file():
+        return
+    index = file_inside(directory, INDEX_FILE)
+    if lost := sorted(_weight_map(index).keys() - set(stored)):
+        raise AdapterError(
+            f"{index} names {len(lost)} tensors that its files do not hold, such as "
+            f"{shown(lost[0])}; copy or save the adapter again"
+        )
 
 
 def _file_names(directory: Path) -> Iterator[str]:
@@ -116,13 +129,17 @@ def _file_names(directory: Path) -> Iterator[str]:
 
 def _shards(index: Path) -> list[str]:
     """The files that an index names, each once."""
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise AdapterError(f"{index}: weight_map must name a file for every tensor")
-    files = list(dict.fromkeys(names.values()))
+    files = list(dict.fromkeys(_weight_map(index).values()))
     if not 0 < len(files) <= _MAX_SHARDS:
         raise AdapterError(f"{index} names {len(files)} files; expected 1 to {_MAX_SHARDS}")
     return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise AdapterError(f"{index}: weight_map must name a file for every tensor")
+    return names
 
 
 def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, what: str) -> None:

@@ -90,13 +90,15 @@ class ModulePatterns:
 
     def steps(self, paths: Iterable[str]) -> int:
         """Estimate the steps of matching every expression with every path."""
-        counts = [(_repeats(p), _options(p)) for _, p, _ in self._expressions]
-        return sum(
-            len(path) + (path.count(".") + 1) * math.comb(len(path), repeats) * 2**options
-            for path in paths
-            for repeats, options in counts
-            if len(path) <= _MAX_PATH
-        )
+        counts = [(_repeats(pattern), _options(pattern)) for _, pattern, _ in self._expressions]
+        known = [path for path in paths if len(path) <= _MAX_PATH]
+        return sum(_steps(path, *count) for path in known for count in counts)
+
+
+def _steps(path: str, repeats: int, options: int) -> int:
+    """Estimate the steps of matching one expression with a path, after each of its dots."""
+    ways: int = math.comb(len(path), repeats) * 2**options
+    return len(path) + (path.count(".") + 1) * ways
 
 
 _Names = defaultdict[tuple[int, tuple[int, ...], bool], dict[str, int]]
@@ -116,9 +118,8 @@ def target_rule(
     Returns:
         The rule, or None if the fields do not say, or only by a pattern too complex to evaluate.
     """
-    whole = (
-        frozenset(map(str, targets)) if isinstance(targets, list) else ()
-    )  # a whole path is taken in every layer
+    # Named by its whole path, a module is taken whatever its layer.
+    whole = frozenset(map(str, targets)) if isinstance(targets, list) else ()
     named, kept_out = _names_rule(targets), _names_rule(excluded) if excluded else _never
     layer = _layer_rule(layers, layers_pattern) if isinstance(targets, list) else _always
     if named is None or kept_out is None or layer is None:
@@ -133,9 +134,9 @@ def target_rule(
 
 def _names_rule(names: object) -> Callable[[str], bool] | None:
     if isinstance(names, str) and not pattern_problem(names):
-        pattern, limit = re.compile(names), MAX_STEPS // 1000
-        rule = ModulePatterns({names: 1})  # for its estimate alone
-        return lambda path: rule.steps([path]) < limit and pattern.fullmatch(path) is not None
+        pattern, count = re.compile(names), (_repeats(names), _options(names))
+        limit = MAX_STEPS // 1000  # one path of many
+        return lambda path: _steps(path, *count) < limit and pattern.fullmatch(path) is not None
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         known = frozenset(names)
         return lambda path: any(end in known for end in _ends(path))

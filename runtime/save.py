@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from trt_lora.plugins.contract import FACTORS, MIN_RANK, BindingNames
+from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.cast import Conversion
@@ -56,7 +56,8 @@ def save_adapter(
         adapter = replace(adapter, weights=weights)
     fingerprint = manifest.base_model.fingerprint if manifest else adapter.base_fingerprint
     if format == "onnxruntime":
-        named = _named(adapter) if manifest is None else _complete(weights, manifest)
+        plain = Adapter.of_pairs(adapter.source, adapter.pairs())  # in our own spelling
+        named = _complete(weights, manifest) if manifest else dict(plain.weights)
         with publish_file(path) as work:
             wanted = dtype or (manifest.dtype if manifest else _dtype(adapter))
             return save_onnxruntime(named, work, wanted, adapter.source)
@@ -81,14 +82,6 @@ def _dtype(adapter: Adapter) -> str:
     """The dtype of every tensor, or float32 where they differ."""
     dtypes = {weight.dtype for weight in adapter.weights.values()}
     return dtypes.pop() if len(dtypes) == 1 else "float32"
-
-
-def _named(adapter: Adapter) -> dict[str, Weight]:
-    return {
-        BindingNames.LORA.binding(factor, path): weight
-        for path, pair in adapter.pairs().items()
-        for factor, weight in zip(FACTORS, pair, strict=True)
-    }
 
 
 def _complete(weights: dict[str, Weight], manifest: Manifest) -> dict[str, Weight]:

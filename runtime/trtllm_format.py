@@ -6,6 +6,7 @@ Both arrays may have a first dimension of 1. The files hold neither k nor n: tho
 Source: TensorRT-LLM's `examples/hf_lora_convert.py` and its documentation of the format.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,11 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
     weights = _open(directory, TRTLLM_WEIGHTS, ("float32", "float16", "bfloat16"))
     config = _open(directory, TRTLLM_CONFIG, ("int32",))
     rows = _rows(config, weights, directory, most=_MAX_PARTS * len(manifest.sites))
+    layers = _by_layer(manifest)
     pairs: dict[str, Pair] = {}
     for number, row in enumerate(rows):
         what = f"{directory}: row {number} of {TRTLLM_CONFIG}"
-        path, k, n = _place(row[0], row[1], manifest, what)
+        path, k, n = _place(row[0], row[1], layers, f"{what}, for {manifest.base_model.name},")
         if path in pairs:
             raise AdapterError(f"{what} is for {path}, and so is another row")
         pairs[path] = _pair(weights, number, row, (k, n), what)
@@ -117,17 +119,28 @@ def _exchanged(b: Weight) -> Weight:
 # ----------------------------------------------------------------------- module and layer <-> path
 
 
-def _place(module_id: int, layer: int, manifest: Manifest, what: str) -> tuple[str, int, int]:
+def _by_layer(manifest: Manifest) -> dict[int | None, list[Site]]:
+    """The sites of known modules, by the number of their layer."""
+    layers: dict[int | None, list[Site]] = defaultdict(list)
+    for site in manifest.sites:
+        if site.module is not None:
+            layers[site.layer].append(site)
+    return layers
+
+
+def _place(
+    module_id: int, layer: int, layers: Mapping[int | None, list[Site]], what: str
+) -> tuple[str, int, int]:
     """(path, k, n) of a module of a layer: a site, a part of one, or made of some."""
     module = _MODULES.get(module_id)
     if module is None:
         raise AdapterError(f"{what} has module id {module_id}; known are 0 to {max(_MODULES)}")
-    sites = [site for site in manifest.sites if site.layer == layer and site.module is not None]
+    sites = layers.get(layer, [])
     found = [*_direct(module, sites), *_whole(module, sites), *_part(module, sites)]
     if len(found) != 1:
         raise AdapterError(
-            f"{what} is for {module.name} of layer {layer}, for which this engine of "
-            f"{manifest.base_model.name} has {len(found) or 'no'} sites"
+            f"{what} is {module.name} of layer {layer}, for which the engine has "
+            f"{len(found) or 'no'} sites"
         )
     if module.name in PARTS and not parts_of(found[0][0]):
         raise AdapterError(f"{what}: {found[0][0]} alternates heads, TensorRT-LLM does not")

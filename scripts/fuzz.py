@@ -54,7 +54,12 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=int, default=12, help="for each kind (default: 12)")
-    parser.add_argument("--runs", type=int, default=-1, help="inputs of each kind; -1: no limit")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=20_000,
+        help="inputs of each kind at most (default: 20000); -1: no limit",
+    )
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="kinds to try")
     return parser.parse_args()
 

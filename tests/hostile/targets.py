@@ -189,8 +189,9 @@ def full_config() -> dict[str, Any]:
 
 
 def index_of(*names: object) -> dict[str, Any]:
-    """The index of a sharded adapter."""
-    return {"metadata": {}, "weight_map": {str(i): name for i, name in enumerate(names)}}
+    """The index of a sharded adapter: the site's A in the first file, other tensors in others."""
+    tensors = [f"{_KEY}A.weight", *map(str, range(1, len(names)))]
+    return {"metadata": {}, "weight_map": dict(zip(tensors, names, strict=True))}
 
 
 def trtllm_arrays() -> tuple[Array, Array]:

@@ -618,6 +618,11 @@ def test_an_index_that_names_shards_of_the_directory_is_accepted(tmp_path: Path)
     manager_with().load_weights("a", tmp_path)
 
 
+def test_an_index_that_names_a_tensor_no_file_holds_is_refused(tmp_path: Path) -> None:
+    write(sharded(tmp_path, SHARD, SHARD), {SHARD: peft_weights()})
+    assert_refused(tmp_path, "names 1 tensors that its files do not hold")
+
+
 DIRECTORIES = {
     "peft": {CONFIG_FILE: encoded(CONFIG), WEIGHTS_FILE: peft_weights()},
     "sharded": {
