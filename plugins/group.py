@@ -1,0 +1,39 @@
+"""One call of the operator: a group of sites that read the same x, as shapes and as addresses."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SiteShape:
+    """What one site of a group has: A [k, rank], B [rank, n], an output [m, n]."""
+
+    n: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """The shapes of one call: x [m, k] in row-major order, and every site's."""
+
+    m: int  # rows: the product of x's leading dimensions
+    k: int
+    sites: tuple[SiteShape, ...]
+    dtype: str  # of every tensor: float16, bfloat16 or float32
+    adds: bool  # whether y [m, n] is read for every site and z = y + delta written, or delta alone
+
+    @property
+    def columns(self) -> int:
+        """The ranks of all sites together: columns of `t = x @ [A_1 A_2 ...]`."""
+        return sum(site.rank for site in self.sites)
+
+
+@dataclass(frozen=True)
+class GroupBuffers:
+    """The device addresses of one call, each tuple in the order of the sites."""
+
+    x: int
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    y: tuple[int, ...]  # empty where the group does not add
+    out: tuple[int, ...]
+    workspace: int
