@@ -63,6 +63,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
     progress = progress or Silent()
     _check_output(config)
     plan, flavour = plan_lora(config), _choose_flavour(config, progress)
+    lora_plugin = _choose_plugin(config, flavour, progress)
     model_config = read_config(config.model)
     _check_length(config, model_config)
     with publish_directory(config.output) as work:
@@ -71,7 +72,9 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
         del graph
         gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
         profiles = make_profiles(config, plan, inputs)
-        versions = tool_versions() | _compile(config, flavour, work, profiles, progress)
+        versions = tool_versions() | _compile(
+            config, flavour, work, profiles, progress, lora_plugin
+        )
         progress.stage("describe")
         _copy_text_files(config.model, work, progress)
         manifest = Manifest(
@@ -88,6 +91,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
             opt_lora_rank=plan.opt_rank,
             dtype=config.dtype,
             flavour=flavour.name if flavour else "none",
+            lora_plugin=lora_plugin,
             versions=versions,
             files={path.name: file_record(path) for path in sorted(work.iterdir())},
         )
@@ -175,6 +179,24 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
     return found
 
 
+def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:
+    """What LoRA nodes become; what is asked for and cannot be is an error."""
+    wanted = config.lora_plugin
+    if flavour is None or wanted == "native":
+        return "native"
+    if wanted == "aot" and not flavour.has_aot_plugins:
+        raise ConfigError(
+            f"--lora-plugin aot: {flavour.name} has no ahead-of-time plugins, TensorRT 10.10 and "
+            "newer have; pass --lora-plugin plugin"
+        )
+    if not (obstacle := flavour.plugin_obstacle()):
+        return "plugin" if wanted == "auto" else wanted
+    if wanted == "plugin":
+        raise ConfigError(f"--lora-plugin plugin: {obstacle}; pass --lora-plugin native")
+    progress.note(f"LoRA is built as native matrix products (--lora-plugin native): {obstacle}")
+    return "native"
+
+
 def _check_space(model: ir.Model, work: Path, flavour: Flavour | None) -> None:
     constants = (value.const_value for value in model.graph.initializers.values())
     weights = sum(constant.nbytes for constant in constants if constant is not None)
@@ -201,11 +223,12 @@ def _compile(
     work: Path,
     profiles: Mapping[str, Mapping[str, Range]],
     progress: Progress,
+    lora_plugin: str,
 ) -> dict[str, str]:
     if flavour is None:
         return {}
     progress.stage("compile")
-    compiler = Compiler(flavour, progress, config.timing_cache)
+    compiler = Compiler(flavour, progress, lora_plugin, config.timing_cache)
     return {flavour.name: compiler.compile(work / ONNX_FILE, work / PLAN_FILE, profiles)}
 
 

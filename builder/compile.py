@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trt_lora.builder.aot_plugin import check_plugin_layers, with_aot_plugins
+from trt_lora.builder.kernel_list import Kernel, read_kernels
 from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.flavour import Flavour
+from trt_lora.plugins.plugin_v3 import register_plugins
 from trt_lora.runtime.manifest import Range
 
 _NO_DRIVER = "cudaError 35"  # TensorRT says so many times where there is no GPU; it needs none
@@ -20,6 +23,7 @@ class Compiler:
 
     flavour: Flavour
     progress: Progress
+    lora_plugin: str  # what LoRA nodes become: plugin, aot, or native, their function bodies
     timing_cache: Path | None = None
     _messages: list[str] = field(default_factory=list)
 
@@ -34,37 +38,85 @@ class Compiler:
             KeyboardInterrupt: the user cancelled.
         """
         trt = self.flavour.load()
-        builder = trt.Builder(_logger(trt, self._messages))
-        network, _parser = self._parse(trt, builder, onnx, profiles)
+        plan.write_bytes(self._build(trt, onnx.read_bytes(), onnx, profiles))
+        return str(trt.__version__)
+
+    def kernels(
+        self, model: bytes, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
+    ) -> list[Kernel]:
+        """Return what TensorRT would run, from its own list; the plan is thrown away.
+
+        Args:
+            model: an ONNX model whose weights lie beside `onnx`.
+            onnx: the file whose folder holds the weights.
+            profiles: the range of every input, by profile and input.
+
+        Raises:
+            BackendError, ModelError, KeyboardInterrupt: as `compile` does.
+        """
+        trt = self.flavour.load()
+        lines: list[str] = []
+        self._build(trt, model, onnx, profiles, lines)
+        return read_kernels(lines)
+
+    def _build(
+        self,
+        trt: Any,
+        model: bytes,
+        onnx: Path,
+        profiles: Mapping[str, Mapping[str, Range]],
+        lines: list[str] | None = None,
+    ) -> Any:
+        log = _logger(trt, self._messages, lines)
+        builder = trt.Builder(log)
+        if self.lora_plugin == "aot":
+            model = with_aot_plugins(trt, model, profiles)
+        network, _parser = self._parse(trt, builder, log, model, onnx)
+        if self.lora_plugin == "aot":
+            check_plugin_layers(trt, network, model)
+        self._check_inputs(network, onnx, profiles)
         config = builder.create_builder_config()
+        if self.flavour.graph_flag:
+            config.set_flag(getattr(trt.BuilderFlag, self.flavour.graph_flag))
+        if lines is not None:
+            config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no list of kernels
         for name, ranges in profiles.items():
             if config.add_optimization_profile(_profile(builder, ranges)) < 0:
-                raise ModelError(f"{self.flavour.name} refuses profile {name}: {self._said()}")
+                raise ModelError(f"{self.flavour.name} refuses profile {name}: {self._said(trt)}")
         self._load_timing_cache(config)
         cancelled = threading.Event()
         config.progress_monitor = _monitor(trt, self.progress, cancelled)
-        serialized = _build(lambda: builder.build_serialized_network(network, config), cancelled)
-        if serialized is None:
-            raise ModelError(f"{self.flavour.name} cannot build {onnx.name}: {self._said()}")
-        plan.write_bytes(serialized)
+        serialized = _run(lambda: builder.build_serialized_network(network, config), cancelled)
+        if serialized is None or self._plugin_failures(trt):
+            raise ModelError(f"{self.flavour.name} cannot build {onnx.name}: {self._said(trt)}")
         self._save_timing_cache(config)
-        return str(trt.__version__)
+        return serialized
 
-    def _parse(
-        self, trt: Any, builder: Any, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
-    ) -> tuple[Any, Any]:
+    def _parse(self, trt: Any, builder: Any, log: Any, model: bytes, onnx: Path) -> tuple[Any, Any]:
         """The parser owns the weights, so it must live as long as the network is used."""
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        parser = trt.OnnxParser(network, _logger(trt, self._messages))
-        if not parser.parse_from_file(str(onnx)):
-            errors = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
-            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {errors}")
+        parser = trt.OnnxParser(network, log)
+        if self.lora_plugin == "plugin":
+            register_plugins(trt).failures.clear()  # what an earlier build left
+            parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
+        if not parser.parse(model, str(onnx)):
+            errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+            what = "; ".join([*self._plugin_failures(trt), *errors])
+            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {what}")
+        return network, parser
+
+    def _check_inputs(
+        self, network: Any, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
+    ) -> None:
         parsed = {network.get_input(i).name for i in range(network.num_inputs)}
         for ranges in profiles.values():
             if parsed != set(ranges):
                 odd = ", ".join(sorted(parsed ^ set(ranges)))
                 raise ModelError(f"{onnx.name} has other inputs in {self.flavour.name}: {odd}")
-        return network, parser
+
+    def _plugin_failures(self, trt: Any) -> list[str]:
+        """What went wrong in the plugin, which TensorRT may have overlooked."""
+        return register_plugins(trt).failures if self.lora_plugin == "plugin" else []
 
     def _load_timing_cache(self, config: Any) -> None:
         if self.timing_cache is None:
@@ -82,13 +134,14 @@ class Compiler:
         if self.timing_cache is not None and self.flavour.has_timing_cache:
             self.timing_cache.write_bytes(config.get_timing_cache().serialize())
 
-    def _said(self) -> str:
-        reasons = list(dict.fromkeys(m for m in self._messages if _NO_DRIVER not in m))
+    def _said(self, trt: Any) -> str:
+        messages = [m for m in self._messages if _NO_DRIVER not in m]
+        reasons = list(dict.fromkeys([*messages, *self._plugin_failures(trt)]))
         return "; ".join(reasons[-3:]) or "it gives no reason"
 
 
-def _build(build: Callable[[], Any], cancelled: threading.Event) -> Any:
-    """Run `build` in a thread, so that Ctrl-C reaches Python while TensorRT works.
+def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
+    """Call `build` in a thread, so that Ctrl-C reaches Python while TensorRT works.
 
     An event tells the end of the thread: in Python 3.11 a `Thread.join` that Ctrl-C interrupts
     takes a running thread for an ended one.
@@ -123,7 +176,7 @@ def _profile(builder: Any, ranges: Mapping[str, Range]) -> Any:
     return profile
 
 
-def _logger(trt: Any, messages: list[str]) -> Any:
+def _logger(trt: Any, errors: list[str], everything: list[str] | None = None) -> Any:
     """Keeps errors for our own message; TensorRT would print them where nobody expects."""
 
     class Recorder(trt.ILogger):  # type: ignore[misc] # the base comes from the flavour
@@ -132,7 +185,9 @@ def _logger(trt: Any, messages: list[str]) -> Any:
 
         def log(self, severity: Any, message: str) -> None:
             if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                messages.append(message.strip())
+                errors.append(message.strip())
+            if everything is not None:
+                everything.extend(message.splitlines())
 
     return Recorder()
 

@@ -8,6 +8,7 @@ from trt_lora.plugins.errors import ConfigError
 
 DTYPES = ("float16", "bfloat16", "float32")
 FLAVOUR_CHOICES = ("auto", "tensorrt", "tensorrt-rtx", "none")
+PLUGIN_CHOICES = ("auto", "plugin", "native", "aot")
 DEFAULT_MAX_LORA_RANK = 64
 
 
@@ -29,6 +30,7 @@ class BuildConfig:
     max_seq_len: int = 2048  # tokens of prompt and answer together
     dtype: str = "float16"
     flavour: str = "auto"
+    lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
     binding_names: BindingNames = BindingNames.LORA
     timing_cache: Path | None = None
     force: bool = False  # replace an engine that stands at `output`
@@ -46,6 +48,7 @@ class BuildConfig:
         _check_range("--max-input-len", self.max_input_len, 1, self.max_seq_len)
         _check_choice("--dtype", self.dtype, DTYPES)
         _check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
+        _check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
 
 
 def _check_range(option: str, value: int | None, low: int, high: int | None = None) -> None:

@@ -4,31 +4,27 @@
    a linear. Everything else is left alone, and the result says why.
 2. Its site is the module's path. A module that the graph calls twice is one site: both calls read
    the same two inputs, as they share one weight.
-3. Each site adds inputs A [k, rank] and B [rank, n], with a rank symbol of its own, and each call a
-   node `trt_lora::Lora(y, x, A, B) -> y'` right after the linear. All that read y, or return it,
-   then read y'.
-4. The operator has a model-local function body in standard operators, which ONNX Runtime and
-   TensorRT inline.
-5. A linear that already has its Lora node is left as it is: the pass is idempotent.
+3. Each site adds inputs A [k, rank] and B [rank, n], with a rank symbol of its own.
+4. Linears that read the same x share one node of the domain `trt_lora` (`groups.py`); all that
+   read a linear's output y, or return it, then read y + (x @ A) @ B.
+5. The operator has a model-local function body in standard operators, which ONNX Runtime inlines,
+   and TensorRT too where our plugin is not registered.
+6. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from trt_lora.builder.dtypes import dtype_name, onnx_dtype
+from trt_lora.builder.groups import Group, Operand, make_groups
 from trt_lora.builder.linears import Linear, find_linears, has_module_paths
-from trt_lora.plugins.contract import (
-    DOMAIN,
-    DOMAIN_VERSION,
-    OPERATOR,
-    BindingNames,
-    Factor,
-    Site,
-)
+from trt_lora.builder.lora_function import lora_function
+from trt_lora.plugins.contract import BindingNames, Factor, Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.modules import ALL_LINEAR, module_of
+from trt_lora.plugins.operator import DOMAIN, DOMAIN_VERSION, operator_named
 
 
 @dataclass(frozen=True)
@@ -72,10 +68,10 @@ class InsertLoRA(ir.passes.InPlacePass):
         linears, left_alone = self._choose(model)
         sites = _sites(linears)
         self._check_every_target_matched(sites, left_alone)
-        missing = [linear for linear in linears if _lora_node(linear.y) is None]
+        known = {value.name for value in model.graph.inputs}
+        missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
-            _add_operator(model)
-            _insert_all(model.graph, missing, sites, self.names)
+            _insert_all(model, make_groups(missing), sites, self.names)
         return InsertLoRAResult(model, bool(missing), tuple(sites.values()), tuple(left_alone))
 
     def ensures(self, model: ir.Model) -> None:
@@ -84,9 +80,7 @@ class InsertLoRA(ir.passes.InPlacePass):
         if len(names) != len(set(names)):
             raise ir.passes.PostconditionError("two graph inputs have one name")
         for node in model.graph:
-            if node.domain == DOMAIN and not all(
-                value is not None and value.is_graph_input() for value in node.inputs[2:]
-            ):
+            if node.domain == DOMAIN and not all(_factors_are_inputs(node)):
                 raise ir.passes.PostconditionError(f"{node.name} does not read graph inputs")
 
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
@@ -136,16 +130,29 @@ def _sites(linears: list[Linear]) -> dict[str, Site]:
     return sites
 
 
+def _factors_are_inputs(node: ir.Node) -> Iterator[bool]:
+    operator = operator_named(node.op_type)
+    if operator is None:
+        yield False
+        return
+    for site in range(operator.sites):
+        for value in (node.inputs[index] for index in operator.factors(site)):
+            yield value is not None and value.is_graph_input()
+
+
 def _insert_all(
-    graph: ir.Graph, linears: list[Linear], sites: dict[str, Site], names: BindingNames
+    model: ir.Model, groups: list[Group], sites: dict[str, Site], names: BindingNames
 ) -> None:
+    graph = model.graph
     inputs = _SiteInputs(graph, names)
-    node_names = _UnusedNames(str(node.name) for node in graph.all_nodes())
-    value_names = _UnusedNames(_value_names(graph))
-    for linear in linears:
-        weights = inputs.of(sites[linear.path])
-        node = _insert(linear, weights, value_names.new(f"{linear.y.name}_lora"))
-        node.name = node_names.new(f"lora_{linear.path}")
+    used = _UnusedNames(_names(graph))
+    for group in groups:
+        function = lora_function(group.operator, graph.opset_imports[""])
+        model.functions[function.identifier()] = function
+        factors = [inputs.of(sites[linear.path]) for linear in group.linears]
+        _insert(group, _node(group, factors, used), used)
+    graph.opset_imports[DOMAIN] = DOMAIN_VERSION
+    graph.sort()  # a node may stand before the last of the outputs that it adds to
 
 
 class _SiteInputs:
@@ -183,57 +190,82 @@ class _UnusedNames:
         return name
 
 
-def _value_names(graph: ir.Graph) -> Iterator[str]:
+def _names(graph: ir.Graph) -> Iterator[str]:
     yield from (str(value.name) for value in graph.inputs)
     yield from (str(name) for name in graph.initializers)
+    yield from (str(node.name) for node in graph.all_nodes())
     yield from (str(value.name) for node in graph.all_nodes() for value in node.outputs)
 
 
-def _lora_node(y: ir.Value) -> ir.Node | None:
-    """The Lora node that already follows a linear's output."""
-    users = (node for node, index in y.uses() if node.domain == DOMAIN and index == 0)
-    return next(users, None)
-
-
-def _insert(linear: Linear, weights: tuple[ir.Value, ir.Value], name: str) -> ir.Node:
-    y = linear.y
-    node = ir.Node(DOMAIN, OPERATOR, inputs=[], num_outputs=1)
-    (adapted,) = node.outputs
-    adapted.type, adapted.shape = y.type, y.shape
-    if y.is_graph_output():  # the caller knows the output by its name: the new value takes it
-        adapted.name, y.name = y.name, name
-    else:
-        adapted.name = name
-    ir.convenience.replace_all_uses_with(y, adapted, replace_graph_outputs=True)
-    node.resize_inputs(4)
-    for index, value in enumerate((y, linear.x, *weights)):
-        node.replace_input_with(index, value)
-    graph = linear.node.graph
-    assert graph is not None  # the node was found in one
-    graph.insert_after(linear.node, node)
+def _node(group: Group, factors: list[tuple[ir.Value, ir.Value]], names: _UnusedNames) -> ir.Node:
+    """The group's node with x, A and B; its addends are still missing."""
+    operator = group.operator
+    node = ir.Node(
+        DOMAIN,
+        operator.name,
+        [group.x, *(value for pair in factors for value in pair)],
+        num_outputs=operator.sites,
+        name=names.new(f"lora_{group.linears[0].path}"),
+    )
+    for output, y in zip(node.outputs, group.outputs, strict=True):
+        output.type, output.shape = y.type, y.shape
+        output.name = names.new(f"{y.name}_lora")
     return node
 
 
-def _add_operator(model: ir.Model) -> None:
-    """Add the operator's function body, `y + (x @ A) @ B`, and its domain."""
-    function = lora_function(model.graph.opset_imports[""])
-    model.functions[function.identifier()] = function
-    model.graph.opset_imports[DOMAIN] = DOMAIN_VERSION
+def _insert(group: Group, node: ir.Node, names: _UnusedNames) -> None:
+    if group.residual is not None:
+        _add_to_residual(group.residual, node)
+    elif group.returns_delta:
+        _add_behind(group, node, names)
+    else:
+        _add_to_outputs(group, node)
 
 
-def lora_function(opset: int) -> ir.Function:
-    """Return the model-local function `trt_lora::Lora(y, x, A, B) -> y'` in opset `opset`."""
-    y, x, a, b = (ir.val(name) for name in ("y", "x", "A", "B"))
-    shrink = ir.node("MatMul", [x, a])
-    expand = ir.node("MatMul", [shrink.outputs[0], b])
-    add = ir.node("Add", [y, expand.outputs[0]])
-    for node, name in ((shrink, "xa"), (expand, "delta"), (add, "z")):
-        node.name, node.outputs[0].name = name, name
-    body = ir.Graph(
-        [y, x, a, b],
-        add.outputs,
-        nodes=(shrink, expand, add),
-        opset_imports={"": opset},
-        name=OPERATOR,
-    )
-    return ir.Function(DOMAIN, OPERATOR, graph=body, attributes=())
+def _add_to_residual(residual: Operand, node: ir.Node) -> None:
+    _set_addends(node, [residual.value])
+    residual.node.replace_input_with(residual.position, node.outputs[0])
+    _graph_of(residual.node).insert_before(residual.node, node)
+
+
+def _add_behind(group: Group, node: ir.Node, names: _UnusedNames) -> None:
+    _graph_of(group.linears[0].node).insert_before(group.linears[0].node, node)
+    for y, delta in zip(group.outputs, node.outputs, strict=True):
+        add = ir.Node("", "Add", [None, delta], num_outputs=1, name=names.new(f"add_{delta.name}"))
+        total = add.outputs[0]
+        total.type, total.shape, total.name = y.type, y.shape, names.new(f"{y.name}_adapted")
+        _replace(y, total)
+        add.replace_input_with(0, y)
+        _insert_after(y, add)
+
+
+def _add_to_outputs(group: Group, node: ir.Node) -> None:
+    for y, adapted in zip(group.outputs, node.outputs, strict=True):
+        _replace(y, adapted)
+    _set_addends(node, group.outputs)
+    _insert_after(group.outputs[-1], node)
+
+
+def _set_addends(node: ir.Node, addends: Sequence[ir.Value | None]) -> None:
+    first = len(node.inputs)
+    node.resize_inputs(first + len(addends))
+    for index, value in enumerate(addends, start=first):
+        node.replace_input_with(index, value)
+
+
+def _replace(y: ir.Value, adapted: ir.Value) -> None:
+    """Make all that read y, or return it, read `adapted`."""
+    if y.is_graph_output():  # the caller knows the output by its name: the new value takes it
+        adapted.name, y.name = y.name, adapted.name
+    ir.convenience.replace_all_uses_with(y, adapted, replace_graph_outputs=True)
+
+
+def _insert_after(y: ir.Value, node: ir.Node) -> None:
+    producer = y.producer()
+    assert producer is not None  # a linear or its bias
+    _graph_of(producer).insert_after(producer, node)
+
+
+def _graph_of(node: ir.Node) -> ir.Graph:
+    assert isinstance(node.graph, ir.Graph)  # linears are found in the main graph
+    return node.graph

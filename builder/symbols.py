@@ -5,6 +5,8 @@
    TensorRT and ONNX Runtime infer it again.
 """
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 BATCH, SEQUENCE, PAST, TOTAL, KEPT = (
@@ -24,15 +26,31 @@ _TOKENS: dict[str, tuple[str, ...]] = {
 
 
 def name_symbols(model: ir.Model) -> None:
-    """Rename the symbolic dimensions of `model`, a causal language model, in place."""
-    graph = model.graph
+    """Rename the symbolic dimensions of `model`, a causal language model, in place.
+
+    Those of values in between follow from the inputs' and outputs'; one that does not is forgotten.
+    """
+    graph, names = model.graph, dict[str, str]()
     for value in (*graph.inputs, *graph.outputs):
-        value.shape = _named_shape(value)
+        named = _named_shape(value)
+        names |= _renamed(value.shape, named)
+        value.shape = named
     for node in graph.all_nodes():
         for value in node.outputs:
-            symbolic = value.shape is not None and not value.shape.is_static()
-            if symbolic and not value.is_graph_output():
-                value.shape = None
+            if value.shape is not None and not value.is_graph_output():
+                value.shape = ir.Shape([_renamed_size(size, names) for size in value.shape])
+
+
+def _renamed(old: ir.Shape | None, new: ir.Shape) -> dict[str, str]:
+    return {
+        str(before.value): str(after.value)
+        for before, after in zip(old or (), new, strict=True)
+        if isinstance(before, ir.SymbolicDim) and isinstance(after, ir.SymbolicDim)
+    }
+
+
+def _renamed_size(size: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+    return size if isinstance(size, int) else names.get(str(size.value))
 
 
 def _named_shape(value: ir.Value) -> ir.Shape:

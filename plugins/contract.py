@@ -1,6 +1,6 @@
-"""The contract between engine and adapter: the operator, the bindings' names and the sites.
+"""The contract between engine and adapter: the bindings' names and the sites.
 
-y' = y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
+y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
 """
 
 import re
@@ -11,13 +11,12 @@ from typing import Literal
 from trt_lora.plugins.modules import MODULES, Module, module_of
 
 __all__ = [
-    "DOMAIN",
-    "DOMAIN_VERSION",
     "FACTORS",
     "MAX_RANK",
+    "MAX_SITES",
     "MIN_RANK",
     "MODULES",
-    "OPERATOR",
+    "RANK_MULTIPLE",
     "BindingNames",
     "Factor",
     "Module",
@@ -26,12 +25,10 @@ __all__ = [
     "parse_binding",
 ]
 
-DOMAIN = "trt_lora"
-DOMAIN_VERSION = 1
-OPERATOR = "Lora"
-
 MIN_RANK = 1  # what a dummy has: engines do not agree on empty tensors, so never 0
 MAX_RANK = 512  # the largest rank that the kernels and the profiles are made for
+RANK_MULTIPLE = 8  # ranks of which the kernels load 16 bytes at a time, in every dtype
+MAX_SITES = 8  # of a group: sites that read the same x and share a launch
 
 Factor = Literal["A", "B"]
 FACTORS: tuple[Factor, Factor] = ("A", "B")

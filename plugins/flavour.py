@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.library_alias import alias_obstacle, load_alias
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,11 @@ class Flavour:
     module: str  # what Python imports
     extra: str  # the extra of this package that installs it
     has_timing_cache: bool  # in TensorRT-RTX the calls exist and do nothing
+    has_aot_plugins: bool = False  # quickly deployable ones, compiled into the plan
+    has_runtime_cache: bool = False  # of what it compiles on the GPU, when an engine first runs
+    graph_flag: str = ""  # of the builder, without which an engine cannot become a CUDA graph
+    missing_name: str = ""  # of its library, which the ONNX parser asks for and the wheel lacks
+    library: str = ""  # the name that the wheel's library has
 
     @property
     def installed(self) -> bool:
@@ -24,7 +30,7 @@ class Flavour:
         return importlib.util.find_spec(self.module) is not None
 
     def load(self) -> Any:
-        """Import the library and return its module.
+        """Import the library and return its module, ready to parse plugins where it can.
 
         Raises:
             BackendError: it is not installed, or it fails to load.
@@ -36,11 +42,28 @@ class Flavour:
                 f"{self.name} cannot be imported ({error}); "
                 f"install it with: pip install 'trt-lora[{self.extra}]'"
             ) from error
+        if self.missing_name and not self.plugin_obstacle():
+            load_alias(self.missing_name, self.library)
         return module
 
+    def plugin_obstacle(self) -> str:
+        """Why the LoRA plugin cannot be used here; empty if it can."""
+        return alias_obstacle() if self.missing_name else ""
 
-TENSORRT = Flavour("tensorrt", "tensorrt", extra="tensorrt", has_timing_cache=True)
-TENSORRT_RTX = Flavour("tensorrt-rtx", "tensorrt_rtx", extra="rtx", has_timing_cache=False)
+
+TENSORRT = Flavour(
+    "tensorrt", "tensorrt", extra="tensorrt", has_timing_cache=True, has_aot_plugins=True
+)
+TENSORRT_RTX = Flavour(
+    "tensorrt-rtx",
+    "tensorrt_rtx",
+    extra="rtx",
+    has_timing_cache=False,
+    has_runtime_cache=True,
+    graph_flag="REQUIRE_USER_ALLOCATION",
+    missing_name="libtensorrt_rtx.so",
+    library="libtensorrt_rtx.so.1",
+)
 FLAVOURS = (TENSORRT, TENSORRT_RTX)
 
 

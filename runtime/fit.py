@@ -18,7 +18,7 @@ from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.match import match_weights, refusal
 from trt_lora.runtime.packed import pack_weights
 from trt_lora.runtime.tensors import HOST, Tensor
-from trt_lora.runtime.weight import Weight
+from trt_lora.runtime.weight import Weight, padded
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def fit_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) ->
             the range of the engine's dtype.
     """
     weights, unbound = match_adapter(adapter, manifest, strict=strict)
-    tensors, conversions = _take(adapter, weights, manifest)
+    tensors, conversions = _take(adapter, _with_padded_ranks(adapter, weights, manifest), manifest)
     coverage = _coverage(adapter, manifest, weights, unbound, conversions)
     return Fitted(tensors, coverage)
 
@@ -103,6 +103,31 @@ def _check_ranks(
         raise AdapterError(
             f"{source}: {names[0]} has rank {a.shape[1]} but {names[1]} has rank {b.shape[0]}"
         )
+
+
+def _with_padded_ranks(
+    adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest
+) -> dict[str, Weight]:
+    """Pad ranks as the engine's kernels like them; what is taken in place stays as it is."""
+    taken = dict(weights)
+    for site in manifest.sites:
+        names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
+        pair = [weights[name] for name in names if name in weights]
+        if len(pair) == 2 and all(_is_read(weight, adapter) for weight in pair):
+            rank = _padded_rank(pair[0].shape[1], manifest)
+            for name, factor, weight in zip(names, FACTORS, pair, strict=True):
+                if weight.shape != site.shape(factor, rank):
+                    taken[name] = padded(weight, site.shape(factor, rank))
+    return taken
+
+
+def _is_read(weight: Weight, adapter: Adapter) -> bool:
+    return weight.tensor is None or (adapter.owned and weight.tensor.device == HOST)
+
+
+def _padded_rank(rank: int, manifest: Manifest) -> int:
+    multiple = manifest.rank_multiple
+    return min(-(-rank // multiple) * multiple, manifest.max_lora_rank)
 
 
 def _take(

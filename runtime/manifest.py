@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.contract import FACTORS, BindingNames, Factor, Site
+from trt_lora.plugins.contract import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime.read_json import read_json, shown
 from trt_lora.runtime.typed import check_types
@@ -81,6 +81,7 @@ class Manifest:
     versions: Mapping[str, str]  # of the tools that made the engine
     files: Mapping[str, FileRecord]
     schema_version: int = SCHEMA_VERSION
+    lora_plugin: str = "native"  # what LoRA nodes are in the plan; "plugin", or "aot" inside it
 
     @cached_property
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:
@@ -90,6 +91,14 @@ class Manifest:
             for site in self.sites
             for factor in FACTORS
         }
+
+    @property
+    def rank_multiple(self) -> int:
+        """What adapters' ranks are padded to, with zeros, when they are loaded.
+
+        The plugin's kernels then load 16 bytes at a time; nothing is padded on a run.
+        """
+        return 1 if self.lora_plugin == "native" else RANK_MULTIPLE
 
     def to_json(self) -> str:
         """Return the manifest as the text of `manifest.json`."""

@@ -1,56 +1,74 @@
 """Run an engine's plan on a GPU with TensorRT or TensorRT-RTX."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from trt_lora.plugins.errors import BackendError, StateError, TensorError
+from trt_lora.plugins.contract import MIN_RANK
+from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.plugins.flavour import flavour_named
-from trt_lora.runtime.cuda import CudaMemory, call, release
-from trt_lora.runtime.executor import check_inputs
-from trt_lora.runtime.manifest import PLAN_FILE, Manifest, Range
+from trt_lora.runtime.bound_context import BoundContext
+from trt_lora.runtime.cuda import Event, call, constant, finished, release
+from trt_lora.runtime.cuda_graphs import GraphCache, GraphOptions
+from trt_lora.runtime.device_memory import CudaMemory, MemoryOptions
+from trt_lora.runtime.manifest import Manifest, Range
+from trt_lora.runtime.output_shapes import OutputShapes
+from trt_lora.runtime.plan import Plan
+from trt_lora.runtime.run_inputs import RunInputs
+from trt_lora.runtime.run_state import RunState
 from trt_lora.runtime.tensors import Tensor, TensorMap
+
+_DEFAULT_STREAM = 0
 
 
 class TensorRTEngine:
-    """An `Engine` on a GPU. LoRA weights and cache stay on the device; tokens are uploaded."""
+    """An `Engine` on a GPU. LoRA weights and cache stay on the device; tokens are uploaded.
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    Who waits for whom: all work of the engine is enqueued on one stream of its own. At each run
+    that stream waits for what the default stream was given before: that is where tensors of other
+    libraries are ready (`tensor_from` asks for it), and where callers may write to them. Whoever
+    writes on other streams waits before calling `execute`. `execute` waits for its stream before
+    it returns, so that every stream and the host may use the outputs, and inputs may be let go of.
+
+    The stream does not wait for the default stream by itself, nor that for it: work of other
+    threads on the default stream would make a capture fail. One thread at a time may call
+    `execute`; other threads may upload and let go of tensors meanwhile.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        manifest: Manifest,
+        *,
+        memory: MemoryOptions | None = None,
+        graphs: GraphOptions | None = None,
+    ) -> None:
+        """Describe the engine; nothing touches the GPU before `with`."""
         self.directory = directory
         self.manifest = manifest
         self.memory = CudaMemory()
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
         self._flavour = flavour_named(manifest.flavour)
-        self._dtypes = {binding.name: binding.dtype for binding in manifest.inputs}
-        self._context: Any = None
-        self._runtime: Any = None  # must outlive the context
-        self._stream = 0
-        self._profile = 0
-        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}  # address and shape by input
+        self._memory_options, self._graph_options = memory, graphs or GraphOptions()
+        self._output_shapes = OutputShapes(manifest)
+        self._open: _OpenEngine | None = None
 
     def __enter__(self) -> Self:
-        """Load the plan onto the current GPU.
+        """Load the plan onto the current GPU; `warm_up` is left to the caller.
 
         Raises:
             BackendError: the library cannot be imported, or refuses the plan on this GPU.
+            StateError: the engine is open already.
         """
-        trt = self._flavour.load()
-        runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
-        engine = runtime.deserialize_cuda_engine((self.directory / PLAN_FILE).read_bytes())
-        if engine is None:
-            raise BackendError(
-                f"{self._flavour.name} refuses {self.directory / PLAN_FILE} on this GPU "
-                f"(built with {dict(self.manifest.versions)}); build it on this machine"
-            )
-        context = engine.create_execution_context()
-        if context is None:
-            raise BackendError("no execution context: the GPU is out of memory for this engine")
-        self.memory = CudaMemory(int(call("cudaGetDevice")))
-        self._stream = int(call("cudaStreamCreate"))  # last: what fails before leaves none behind
-        self._context, self._runtime = context, runtime
-        self._profile = 0
+        if self._open is not None:
+            raise StateError("the engine is open already; make another one of the same directory")
+        memory = CudaMemory(int(call("cudaGetDevice")), self._memory_options)
+        plan = Plan(self.directory, self.manifest, self._flavour, memory)
+        self._open = _OpenEngine(self, plan, memory, self._graph_options)
+        self.memory = memory
         return self
 
     def __exit__(
@@ -59,99 +77,111 @@ class TensorRTEngine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release context, plan and stream; tensors stay until their owners let go."""
-        release("cudaStreamSynchronize", self._stream)  # a run that failed may have left work
-        self._context = self._runtime = None
-        self._bound.clear()
-        release("cudaStreamDestroy", self._stream)
+        """Release graphs, contexts, plan, stream and memory, and write the runtime cache.
+
+        Tensors stay until their owners let go.
+        """
+        engine, self._open = self._open, None
+        if engine is not None:
+            engine.close()
+        self.memory.close()
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Run the plan once and wait for it; see `Executor.execute`."""
-        if self._context is None:
+        if self._open is None:
             raise StateError("the engine is closed; use: with open_engine(directory) as engine")
-        check_inputs(tensor_map, self.input_names)
-        inputs = self._on_device(tensor_map)
-        self._use_profile(inputs)
-        for name, tensor in inputs.items():
-            self._bind(name, tensor)
-        outputs = self.memory.empty(
-            [
-                (binding.name, binding.dtype, self._output_shape(binding.name))
-                for binding in self.manifest.outputs
-            ]
+        return self._open.execute(tensor_map, self._output_shapes)
+
+    def warm_up(self) -> None:
+        """Run every profile once, at the shapes it is tuned for, on zeros and the base model.
+
+        So the first token of a user does not wait for what TensorRT does at a first run, and
+        TensorRT-RTX has the kernels for these shapes in its cache. It takes about as long as a
+        prompt of full length; in a new cache, as long as compiling takes.
+
+        Raises:
+            BackendError: the device is out of memory.
+            StateError: called outside `with`.
+        """
+        for ranges in self.manifest.profiles.values():
+            self.execute(self._zeros(ranges))
+
+    def _zeros(self, ranges: Mapping[str, Range]) -> TensorMap:
+        """All inputs of one run, in one buffer of zeros: they are only read."""
+        shapes = {name: r.opt for name, r in ranges.items()}
+        for name, (site, factor) in self.manifest.lora_bindings.items():
+            shapes[name] = site.shape(factor, MIN_RANK)
+        inputs = {
+            binding.name: Tensor(0, shapes[binding.name], binding.dtype)
+            for binding in self.manifest.inputs
+        }
+        zeros = self.memory.zeros(max(tensor.nbytes for tensor in inputs.values()))
+        return TensorMap(
+            (name, replace(t, pointer=zeros.pointer, device=zeros.device, owner=zeros))
+            for name, t in inputs.items()
         )
-        for name, tensor in outputs.items():
-            self._set_address(name, tensor)
-        try:
-            started = self._context.execute_async_v3(self._stream)
-        finally:  # an interrupted run too must end before its memory is let go of
-            call("cudaStreamSynchronize", self._stream)
-        if not started:
-            raise BackendError("the engine failed to run; its own log says why")
+
+
+class _OpenEngine:
+    """What an engine has between `__enter__` and `__exit__`."""
+
+    def __init__(
+        self, engine: TensorRTEngine, plan: Plan, memory: CudaMemory, graphs: GraphOptions
+    ) -> None:
+        self._plan = plan
+        self._memory = memory
+        self._outputs = engine.output_names
+        self._inputs = RunInputs(engine.manifest, memory)
+        self._state = RunState()
+        context = plan.new_context()
+        self._written = Event()  # on the default stream, by others
+        flags = constant("cudaStreamNonBlocking")
+        # Last: what fails before leaves no stream behind.
+        self._stream = int(call("cudaStreamCreateWithFlags", flags))
+        self._context = BoundContext(context, self._outputs, self._stream)
+        self._graphs = GraphCache(graphs, self._stream, self._context_for_graph)
+
+    def execute(self, tensor_map: TensorMap, output_shapes: OutputShapes) -> dict[str, Tensor]:
+        """See `Executor.execute`."""
+        profile = self._inputs.update(tensor_map, self._state)
+        outputs: dict[str, Tensor] = {}
+        staged: dict[str, Tensor] = {}  # held, as the outputs are, until the stream has passed
+        with finished(self._stream):
+            self._written.record(_DEFAULT_STREAM)
+            self._written.hold(self._stream)
+            staged.update(self._stage(tensor_map))
+            outputs.update(self._memory.empty(output_shapes.of(self._state.places)))
+            self._put(outputs)
+            key = self._state.key(profile)
+            if not self._graphs.run(key):
+                self._context.run(key)
+        self._check_plugin()
         return outputs
 
-    def _on_device(self, tensor_map: TensorMap) -> dict[str, Tensor]:
-        inputs = {name: tensor_map[name] for name in self.input_names}
-        for name, tensor in inputs.items():
-            if tensor.dtype != self._dtypes[name]:
-                raise TensorError(
-                    f"{name} is {tensor.dtype}; this engine takes {self._dtypes[name]}"
-                )
-        return self.memory.upload(inputs, self._stream)
+    def _check_plugin(self) -> None:
+        """A LoRA node that failed has written nothing, and a graph may have been made of that."""
+        if failures := self._plan.plugin_failures():
+            self._graphs.clear()
+            raise BackendError(f"the LoRA plugin failed: {'; '.join(failures)}")
 
-    def _use_profile(self, inputs: Mapping[str, Tensor]) -> None:
-        index = select_profile(self.manifest, {name: t.shape for name, t in inputs.items()})
-        if index == self._profile:
-            return
-        self._bound.clear()  # a switch forgets shapes and addresses
-        if not self._context.set_optimization_profile_async(index, self._stream):
-            raise BackendError(f"TensorRT refuses optimization profile {index} of this engine")
-        self._profile = index
+    def close(self) -> None:
+        """Release all but the memory of tensors."""
+        release("cudaStreamSynchronize", self._stream)  # a run that failed may have left work
+        self._graphs.clear()
+        del self._context, self._graphs  # contexts go before the plan, and compile no more
+        release("cudaStreamDestroy", self._stream)
+        self._plan.save_cache()
+        del self._plan
 
-    def _bind(self, name: str, tensor: Tensor) -> None:
-        """Set shape and address unless they are set; most inputs are bound again and again."""
-        place = (tensor.pointer, tensor.shape)
-        if self._bound.get(name) == place:
-            return
-        self._bound.pop(name, None)  # unknown until both are set
-        if not self._context.set_input_shape(name, tensor.shape):
-            raise TensorError(f"TensorRT refuses shape {list(tensor.shape)} for {name}")
-        self._set_address(name, tensor)
-        self._bound[name] = place
+    def _stage(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        host = {name: tensor_map[name] for name in self._inputs.on_host}
+        staged = self._memory.stage(host, self._stream) if host else {}
+        self._put(staged)
+        return staged
 
-    def _set_address(self, name: str, tensor: Tensor) -> None:
-        if not self._context.set_tensor_address(name, tensor.pointer):
-            raise TensorError(f"TensorRT refuses address {tensor.pointer:#x} for {name}")
+    def _put(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._state.put(name, (tensor.pointer, tensor.shape))
 
-    def _output_shape(self, name: str) -> tuple[int, ...]:
-        shape = tuple(self._context.get_tensor_shape(name))
-        if any(size < 0 for size in shape):
-            raise BackendError(
-                f"the shape of {name} is unknown after all inputs of the manifest are set: "
-                f"{list(shape)}; the plan is of another engine, build it again"
-            )
-        return shape
-
-
-def select_profile(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the index of the first profile that allows all shapes.
-
-    Raises:
-        TensorError: none does; with the first input that the last profile refuses, and its range.
-    """
-    refused = ""
-    for index, ranges in enumerate(manifest.profiles.values()):
-        refused = next((name for name, r in ranges.items() if not _allows(r, shapes[name])), "")
-        if not refused:
-            return index
-    allowed = "; ".join(
-        f"{profile}: {list(ranges[refused].min)} to {list(ranges[refused].max)}"
-        for profile, ranges in manifest.profiles.items()
-    )
-    raise TensorError(f"{refused} has shape {list(shapes[refused])}; this engine allows {allowed}")
-
-
-def _allows(allowed: Range, shape: tuple[int, ...]) -> bool:
-    return len(shape) == len(allowed.min) and all(
-        low <= size <= high for low, size, high in zip(allowed.min, shape, allowed.max, strict=True)
-    )
+    def _context_for_graph(self) -> BoundContext:
+        return BoundContext(self._plan.new_context(for_graph=True), self._outputs, self._stream)

@@ -71,6 +71,11 @@ def concatenate(weights: Sequence[Weight], axis: int) -> Weight:
     return _assembled(weights, places, tuple(shape))
 
 
+def padded(weight: Weight, shape: tuple[int, ...]) -> Weight:
+    """Return a weight with zeros behind it, up to `shape`."""
+    return _assembled([weight], [tuple(slice(size) for size in weight.shape)], shape)
+
+
 def block_diagonal(blocks: Sequence[tuple[Weight, int]], columns: int) -> Weight:
     """Return [sum of rows, columns]: each weight below the last, from its own first column on."""
     places, row = [], 0

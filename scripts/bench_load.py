@@ -60,10 +60,9 @@ def llama(dtype: str) -> Manifest:
         for name, (k, n) in LINEARS.items()
     )
     base = BaseModel("Llama-3-8B", "LlamaForCausalLM", "", (), 0, 128)
-    sizes = {"max_batch_size": 1, "max_input_len": 1, "max_seq_len": 2}
-    ranks = {"max_lora_rank": 512, "opt_lora_rank": 16}
     return Manifest(
-        base, BindingNames.LORA, sites, (), (), {}, **sizes, **ranks,
+        base, BindingNames.LORA, sites, (), (), {},
+        max_batch_size=1, max_input_len=1, max_seq_len=2, max_lora_rank=512, opt_lora_rank=16,
         dtype=dtype, flavour="none", versions={}, files={},
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
-from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, DTYPES, FLAVOUR_CHOICES
+from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, DTYPES, FLAVOUR_CHOICES, PLUGIN_CHOICES
 from trt_lora.builder.insert_lora import InsertLoRAResult
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.runtime import Manifest
@@ -113,6 +113,14 @@ def _add_engine_options(add: Callable[..., object]) -> None:
         help="auto takes what is installed; none makes the ONNX file only",
     )
     add(
+        "--lora-plugin",
+        choices=PLUGIN_CHOICES,
+        default=BuildConfig.lora_plugin,
+        help="plugin: one kernel of ours for linears that read one x; native: matrix products of "
+        "TensorRT's; aot: the plugin inside the plan, so that it runs without Python (full "
+        "TensorRT 10.10 or newer); auto: plugin where the flavour can, else native",
+    )
+    add(
         "--timing-cache",
         type=Path,
         metavar="FILE",
@@ -132,6 +140,7 @@ def _build(args: argparse.Namespace) -> None:
         max_seq_len=args.max_seq_len,
         dtype=args.dtype,
         flavour=args.flavour,
+        lora_plugin=args.lora_plugin,
         binding_names=BindingNames(args.binding_names),
         timing_cache=args.timing_cache,
         force=args.force,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.contract import FACTORS
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
@@ -22,6 +23,11 @@ def add_command(subparsers: Any) -> None:
     )
     parser.add_argument("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     parser.add_argument("--adapter", type=Path, metavar="PATH", help="any format; nothing is run")
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="how many kernels LoRA adds, with and without the plugin; builds it four times",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_inspect)
 
@@ -29,6 +35,9 @@ def add_command(subparsers: Any) -> None:
 def _inspect(args: argparse.Namespace) -> None:
     """Print; exit with 1 if the engine would refuse the adapter."""
     manifest = read_manifest(args.engine)
+    if args.kernels:
+        _print_kernels(args.engine, manifest, as_json=args.json)
+        return
     coverage = None
     if args.adapter:
         adapter = load_adapter(args.adapter, manifest)
@@ -41,6 +50,23 @@ def _inspect(args: argparse.Namespace) -> None:
         _print_coverage(coverage, manifest)
     if coverage is not None and _refused(coverage):
         sys.exit(1)
+
+
+def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> None:
+    # A machine that only serves engines has no ONNX libraries, and need not have them.
+    try:
+        from trt_lora.scripts.build_progress import build_progress
+        from trt_lora.scripts.kernel_counts import kernel_layouts, print_layouts
+    except ImportError as error:
+        raise ConfigError(
+            f"--kernels needs {error.name}: pip install 'trt-lora[export]'"
+        ) from error
+    with build_progress() as progress:
+        layouts = kernel_layouts(directory, progress)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(layout) for layout in layouts], indent=1))
+    else:
+        print_layouts(layouts, manifest)
 
 
 def _refused(coverage: Coverage) -> bool:
@@ -60,7 +86,7 @@ def _print_engine(directory: Path, manifest: Manifest) -> None:
         "base model": f"{base.name} ({base.architecture})",
         "fingerprint": base.fingerprint,
         "dtype": manifest.dtype,
-        "plan": manifest.flavour,
+        "plan": f"{manifest.flavour}, LoRA as {manifest.lora_plugin}",
         "lengths": f"{manifest.max_batch_size} rows, prompts of {manifest.max_input_len} tokens, "
         f"{manifest.max_seq_len} in all",
         "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",

@@ -4,6 +4,10 @@
 * Work happens when its stream is waited for, and not before. Streams promise each other no order,
   as with the streams of torch and with per-thread default streams.
 * Memory is garbage before it is written and after it is freed, and no address is used twice.
+* A copy from pinned memory finds there what was there when it was enqueued.
+* What is enqueued while a stream is captured is part of a graph, and happens when that is launched;
+  a graph is launched only while all memory is there that it uses.
+* An error stays until somebody asks for the last one.
 * What breaks a rule raises `Violation` and is kept in `violations`, also when a finalizer did it.
 """
 
@@ -12,7 +16,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from types import ModuleType
 from typing import Any, NoReturn
@@ -41,6 +45,8 @@ class Status(IntEnum):
     cudaErrorInsufficientDriver = 35
     cudaErrorNoDevice = 100
     cudaErrorIllegalAddress = 700
+    cudaErrorStreamCaptureUnsupported = 900
+    cudaErrorStreamCaptureInvalidated = 901
 
 
 class CopyKind(IntEnum):
@@ -48,6 +54,14 @@ class CopyKind(IntEnum):
 
     cudaMemcpyHostToDevice = 1
     cudaMemcpyDeviceToHost = 2
+
+
+class CaptureMode(IntEnum):
+    """What a capture forbids."""
+
+    cudaStreamCaptureModeGlobal = 0
+    cudaStreamCaptureModeThreadLocal = 1
+    cudaStreamCaptureModeRelaxed = 2
 
 
 SUCCESS = Status.cudaSuccess
@@ -59,6 +73,10 @@ TEXTS = {
     ),
     Status.cudaErrorNoDevice: b"no CUDA-capable device is detected",
     Status.cudaErrorIllegalAddress: b"an illegal memory access was encountered",
+    Status.cudaErrorStreamCaptureUnsupported: b"operation not permitted when stream is capturing",
+    Status.cudaErrorStreamCaptureInvalidated: (
+        b"operation failed due to a previous error during capture"
+    ),
 }
 
 
@@ -98,6 +116,25 @@ class Work:
     run: Callable[[], None]
     to_host: bool = False
     owner: object = None
+    done: bool = False
+
+
+@dataclass(eq=False)
+class Event:
+    """What `cudaEventCreateWithFlags` returns; `last` is the work it waits for."""
+
+    last: Work | None = None
+    destroyed: bool = False
+
+
+@dataclass(eq=False)
+class Graph:
+    """A captured graph, or (launchable) what it was made into."""
+
+    works: Sequence[Work]
+    launchable: bool = False
+    destroyed: bool = False
+    stale: str = ""  # why it may not be launched any more
 
 
 @dataclass
@@ -116,6 +153,9 @@ class FakeCuda(ModuleType):
     """The functions of `cuda.bindings.runtime` that the package uses."""
 
     cudaMemcpyKind = CopyKind
+    cudaStreamCaptureMode = CaptureMode
+    cudaStreamNonBlocking = 1
+    cudaEventDisableTiming = 2
     _made = 0  # so that no two GPUs have an address in common
 
     def __init__(self, devices: int = 1) -> None:
@@ -125,7 +165,13 @@ class FakeCuda(ModuleType):
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.copies: list[Copy] = []
         self.violations: list[str] = []
+        self.last_error = SUCCESS
+        self.graphs: list[Graph] = []  # all that were ever made
+        self._events: list[Event] = []
+        self._captures: dict[int, list[Work]] = {}  # by stream
+        self._invalid: set[int] = set()  # streams whose capture has failed
         self._failures: dict[str, Status | RuntimeError] = {}
+        self._failing_call = -1
         self._fatal = ""  # the function whose next call finds the device lost
         self._lost: Status | None = None
         self._device: list[Block] = []
@@ -145,6 +191,10 @@ class FakeCuda(ModuleType):
         """Let the next call of `function` fail: with a status, or as cuda-python 12 does."""
         self._failures[function] = reason
 
+    def fail_call(self, index: int) -> None:
+        """Let the call with that number, from the first, fail for lack of memory."""
+        self._failing_call = index
+
     def lose_device_at(self, function: str) -> None:
         """Let the next call of `function` and all after it fail, as when a kernel crashed."""
         self._fatal = function
@@ -161,6 +211,11 @@ class FakeCuda(ModuleType):
         """Streams that were created and not destroyed."""
         return [handle for handle in self._streams if handle]
 
+    def live_handles(self) -> list[Event | Graph]:
+        """Events and graphs that were made and not destroyed."""
+        items: list[Event | Graph] = [*self._events, *self.graphs]
+        return [item for item in items if not item.destroyed]
+
     def pending(self, owner: object) -> list[str]:
         """What `owner` has enqueued and nobody has waited for."""
         queues = [] if self._lost else self._streams.values()
@@ -173,6 +228,8 @@ class FakeCuda(ModuleType):
         assert not self.violations
         assert self._lost or not [hex(block.address) for block in self.live_blocks()]
         assert self._lost or not self.live_streams()
+        assert self._lost or not self.live_handles()
+        assert not self._captures
 
     # What the fake TensorRT needs.
 
@@ -208,7 +265,14 @@ class FakeCuda(ModuleType):
                     f"{work.what} on stream {work.stream}: nobody waited for stream {block.home}, "
                     "on which its memory was allocated"
                 )
-        queue.append(work)
+        if work.stream in self._captures:
+            self._captures[work.stream].append(work)
+        else:
+            queue.append(work)
+
+    def is_captured(self, stream: int) -> bool:
+        """Whether work on the stream is captured now."""
+        return stream in self._captures
 
     # NVIDIA's functions.
 
@@ -225,6 +289,11 @@ class FakeCuda(ModuleType):
     def cudaGetErrorString(self, error: Status) -> tuple[Status, bytes]:
         """Explain a status; asking is no work for the GPU and is not recorded."""
         return SUCCESS, TEXTS[error]
+
+    def cudaGetLastError(self) -> tuple[Status]:
+        """Return the last error and forget it; asking is no work for the GPU."""
+        error, self.last_error = self.last_error, self._lost or SUCCESS
+        return (error,)
 
     def cudaMallocAsync(self, size: int, stream: Any) -> tuple[Status, int | None]:
         """Allocate device memory, which only `stream` may use at first."""
@@ -293,9 +362,15 @@ class FakeCuda(ModuleType):
         """Make a stream."""
         if status := self._enter("cudaStreamCreate"):
             return status, None
-        self._next_stream += 1
-        self._streams[self._next_stream] = []
-        return SUCCESS, Stream(self._next_stream)
+        return SUCCESS, self._new_stream()
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Status, Stream | None]:
+        """Make a stream that does not wait for the default stream."""
+        if status := self._enter("cudaStreamCreateWithFlags", flags):
+            return status, None
+        if flags != self.cudaStreamNonBlocking:
+            self.violate("a stream of ours waits for nobody's default stream")
+        return SUCCESS, self._new_stream()
 
     def cudaStreamDestroy(self, stream: Any) -> tuple[Status]:
         """Destroy a stream on which nothing is left to do."""
@@ -308,25 +383,162 @@ class FakeCuda(ModuleType):
 
     def cudaStreamSynchronize(self, stream: Any) -> tuple[Status]:
         """Do the work of a stream."""
-        if status := self._enter("cudaStreamSynchronize", stream):
+        status = self._enter("cudaStreamSynchronize", stream)
+        if self._lost:
             return (status,)
         queue = self._queue("cudaStreamSynchronize", int(stream))
+        if int(stream) in self._captures:
+            self._invalid.add(int(stream))
+            self.last_error = Status.cudaErrorStreamCaptureUnsupported
+            return (self.last_error,)
         while queue:
-            queue.pop(0).run()
+            self._do_next(queue)
         for block in self._device:
             if block.home == int(stream):
                 block.home = None
+        return (status,)  # an error of the work: it has ended all the same
+
+    def cudaEventCreateWithFlags(self, flags: int) -> tuple[Status, Event | None]:
+        """Make an event."""
+        if status := self._enter("cudaEventCreateWithFlags", flags):
+            return status, None
+        self._events.append(Event())
+        return SUCCESS, self._events[-1]
+
+    def cudaEventRecord(self, event: Event, stream: Any) -> tuple[Status]:
+        """Let the event stand for all that is on the stream now."""
+        if status := self._enter("cudaEventRecord", event, stream):
+            return (status,)
+        self._check_alive("cudaEventRecord", event)
+        queue = self._queue("cudaEventRecord", int(stream))
+        event.last = queue[-1] if queue else None
+        return (SUCCESS,)
+
+    def cudaEventSynchronize(self, event: Event) -> tuple[Status]:
+        """Do the work of a stream up to the event."""
+        if status := self._enter("cudaEventSynchronize", event):
+            return (status,)
+        self._check_alive("cudaEventSynchronize", event)
+        self._do_up_to(event.last)
+        return (SUCCESS,)
+
+    def cudaStreamWaitEvent(self, stream: Any, event: Event, flags: int) -> tuple[Status]:
+        """Let what is enqueued on the stream from now on happen after the event."""
+        if status := self._enter("cudaStreamWaitEvent", stream, event, flags):
+            return (status,)
+        self._check_alive("cudaStreamWaitEvent", event)
+        last = event.last
+        self.enqueue(Work("a wait", int(stream), (), lambda: self._do_up_to(last)))
+        return (SUCCESS,)
+
+    def cudaEventDestroy(self, event: Event) -> tuple[Status]:
+        """Destroy an event."""
+        if status := self._enter("cudaEventDestroy", event):
+            return (status,)
+        self._check_alive("cudaEventDestroy", event)
+        event.destroyed = True
+        return (SUCCESS,)
+
+    def cudaStreamBeginCapture(self, stream: Any, mode: CaptureMode) -> tuple[Status]:
+        """Capture what is enqueued on the stream from now on, instead of doing it."""
+        if status := self._enter("cudaStreamBeginCapture", stream, mode):
+            return (status,)
+        self._queue("cudaStreamBeginCapture", int(stream))
+        if mode is not CaptureMode.cudaStreamCaptureModeThreadLocal:
+            self.violate(f"a capture in {mode.name} is disturbed by others, or hides mistakes")
+        if int(stream) == 0 or int(stream) in self._captures:
+            self.violate(f"cudaStreamBeginCapture: stream {int(stream)} cannot be captured")
+        self._captures[int(stream)] = []
+        return (SUCCESS,)
+
+    def cudaStreamEndCapture(self, stream: Any) -> tuple[Status, Graph | None]:
+        """End a capture; also a failing call ends it."""
+        status = self._enter("cudaStreamEndCapture", stream)
+        if int(stream) not in self._captures:
+            self.violate(f"cudaStreamEndCapture: stream {int(stream)} is not captured")
+        works = self._captures.pop(int(stream))
+        if int(stream) in self._invalid:
+            self._invalid.discard(int(stream))
+            status = status or Status.cudaErrorStreamCaptureInvalidated
+            self.last_error = status
+        if status:
+            return status, None
+        self.graphs.append(Graph(works))
+        return SUCCESS, self.graphs[-1]
+
+    def cudaGraphInstantiate(self, graph: Graph, flags: int) -> tuple[Status, Graph | None]:
+        """Make a graph that can be launched."""
+        if status := self._enter("cudaGraphInstantiate", graph, flags):
+            return status, None
+        self._check_alive("cudaGraphInstantiate", graph)
+        self.graphs.append(Graph(graph.works, launchable=True))
+        return SUCCESS, self.graphs[-1]
+
+    def cudaGraphLaunch(self, graphExec: Graph, stream: Any) -> tuple[Status]:
+        """Enqueue all that was captured."""
+        if status := self._enter("cudaGraphLaunch", graphExec, stream):
+            return (status,)
+        self._check_alive("cudaGraphLaunch", graphExec)
+        if not graphExec.launchable or graphExec.stale:
+            self.violate(f"cudaGraphLaunch: {graphExec.stale or 'it was not instantiated'}")
+        for work in graphExec.works:
+            if any(block.freed for block in work.blocks):
+                self.violate(f"cudaGraphLaunch: {work.what} uses memory that was freed")
+            self.enqueue(replace(work, stream=int(stream), owner=graphExec, done=False))
+        return (SUCCESS,)
+
+    def cudaGraphDestroy(self, graph: Graph) -> tuple[Status]:
+        """Destroy a captured graph."""
+        if status := self._enter("cudaGraphDestroy", graph):
+            return (status,)
+        self._destroy_graph("cudaGraphDestroy", graph, launchable=False)
+        return (SUCCESS,)
+
+    def cudaGraphExecDestroy(self, graphExec: Graph) -> tuple[Status]:
+        """Destroy a launchable graph that is not running."""
+        if status := self._enter("cudaGraphExecDestroy", graphExec):
+            return (status,)
+        self._destroy_graph("cudaGraphExecDestroy", graphExec, launchable=True)
         return (SUCCESS,)
 
     # The rules.
 
+    def _new_stream(self) -> Stream:
+        self._next_stream += 1
+        self._streams[self._next_stream] = []
+        return Stream(self._next_stream)
+
+    def _do_next(self, queue: list[Work]) -> None:
+        work = queue.pop(0)
+        work.run()
+        work.done = True
+
+    def _do_up_to(self, last: Work | None) -> None:
+        while last and not last.done:
+            self._do_next(self._streams[last.stream])
+
+    def _check_alive(self, what: str, item: Event | Graph) -> None:
+        if item.destroyed:
+            self.violate(f"{what}: the {type(item).__name__.lower()} was destroyed")
+
+    def _destroy_graph(self, what: str, graph: Graph, *, launchable: bool) -> None:
+        self._check_alive(what, graph)
+        if graph.launchable != launchable:
+            self.violate(f"{what} is for the other kind of graph")
+        graph.destroyed = True  # also if it is a mistake, which is told once
+        if self.pending(graph):
+            self.violate(f"{what}: the graph is running")
+
     def _enter(self, function: str, *args: Any) -> Status:
+        if len(self.calls) == self._failing_call:
+            self.fail(function, Status.cudaErrorMemoryAllocation)
         self.calls.append((function, args))
         if function == self._fatal:
             self._lost = Status.cudaErrorIllegalAddress
         reason = self._failures.pop(function, self._lost or SUCCESS)
         if isinstance(reason, RuntimeError):
             raise reason
+        self.last_error = reason or self.last_error
         waits_for = int(args[0]) if function == "cudaStreamSynchronize" else None
         for handle, queue in self._streams.items():
             unread = [work for work in queue if work.to_host and waits_for != handle]
@@ -366,11 +578,12 @@ class FakeCuda(ModuleType):
         blocks = self.blocks_at(copy.target, copy.nbytes, what)
         view, pinned = self.view(copy.target, copy.nbytes), self._pinned_at(copy.source)
         copy.source_is_pinned = pinned is not None
-        at_once = ctypes.string_at(copy.source, 0 if pinned else copy.nbytes)
+        at_once = ctypes.string_at(copy.source, copy.nbytes)
 
         def run() -> None:
-            data = ctypes.string_at(copy.source, copy.nbytes) if pinned else at_once
-            view[:] = np.frombuffer(data, np.uint8)
+            if pinned and ctypes.string_at(copy.source, copy.nbytes) != at_once:
+                self.violate("pinned memory was overwritten before it was copied")
+            view[:] = np.frombuffer(at_once, np.uint8)
 
         sources = [] if pinned is None else [pinned]
         self.enqueue(Work(what, copy.stream, [*blocks, *sources], run))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from fake_cuda import ALIGNMENT, FakeCuda, Work
+from fake_cuda import ALIGNMENT, Block, FakeCuda, Work
 
 from trt_lora.plugins.contract import BindingNames, Site
 from trt_lora.runtime.manifest import (
@@ -42,6 +42,7 @@ MAX_BATCH, MAX_PROMPT, MAX_TOKENS, MAX_RANK = 2, 8, 16, 4
 UP = Site("model.layers.0.up", WIDTH, INNER, "float32")
 DOWN = Site("model.layers.0.down", INNER, VOCABULARY, "float32")
 PAST, PRESENT = "past_key_values.0.key", "present.0.key"
+ACTIVATION_BYTES = 1000
 PLAN = b"the plan of the tiny model"
 
 _random = np.random.default_rng(7)
@@ -180,10 +181,28 @@ class FakeLogger:
         self.min_severity = min_severity
 
 
+class AllocationStrategy(IntEnum):
+    """Who allocates the memory of a context."""
+
+    STATIC = 0
+    ON_PROFILE_CHANGE = 1
+    USER_MANAGED = 2
+
+
+class SpecializationStrategy(IntEnum):
+    """When TensorRT-RTX compiles kernels for shapes."""
+
+    LAZY = 0
+    EAGER = 1
+    NONE = 2
+
+
 class FakeTensorRT(ModuleType):
     """The module `tensorrt_rtx`, or `tensorrt`."""
 
     Logger = FakeLogger
+    ExecutionContextAllocationStrategy = AllocationStrategy
+    DynamicShapesKernelSpecializationStrategy = SpecializationStrategy
 
     def __init__(self, cuda: FakeCuda, name: str = "tensorrt_rtx") -> None:
         super().__init__(name)
@@ -193,15 +212,24 @@ class FakeTensorRT(ModuleType):
         self.refusals: set[str] = set()  # methods that answer False or None
         self.contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
         self.bound: list[str] = []  # tensors whose address was set, in order
-        self.profiles: list[int] = []  # profile of every run
+        self.profiles: list[int] = []  # profile of every run that was enqueued or captured
+        self.capturable = True  # what TensorRT-RTX says of every context
+        self.plugin_waits = False  # a plugin synchronises inside a run
+        self.environment = b"a GPU and its driver"  # a runtime cache is of one
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Be what `import tensorrt_rtx` finds."""
+        """Be what `import tensorrt_rtx` finds; its library, which needs an alias, is not loaded."""
         monkeypatch.setitem(sys.modules, self.__name__, self)
+        monkeypatch.setattr("trt_lora.plugins.flavour.load_alias", lambda soname, needed: None)
 
     def Runtime(self, logger: FakeLogger) -> "Runtime":
         """Return a runtime, which keeps the logger."""
         return Runtime(self, logger)
+
+    @property
+    def is_rtx(self) -> bool:
+        """Whether this is TensorRT-RTX."""
+        return self.__name__ == "tensorrt_rtx"
 
 
 class Runtime:
@@ -225,32 +253,115 @@ class ICudaEngine:
         self._trt = trt
         self._runtime = runtime
 
-    def create_execution_context(self) -> "IExecutionContext | None":
+    @property
+    def device_memory_size_v2(self) -> int:
+        """What a context needs for its activations, in the largest profile."""
+        return ACTIVATION_BYTES
+
+    def create_runtime_config(self) -> "IRuntimeConfig":
+        """Return a configuration for contexts; only TensorRT-RTX's knows of a cache."""
+        return IRuntimeConfigOfRTX(self._trt) if self._trt.is_rtx else IRuntimeConfig()
+
+    def create_execution_context(
+        self, strategy: "AllocationStrategy | IRuntimeConfig"
+    ) -> "IExecutionContext | None":
         """Return a context, which keeps the engine, or None."""
         if "create_execution_context" in self._trt.refusals:
             return None
-        return IExecutionContext(self._trt, self)
+        config = IRuntimeConfig()
+        if isinstance(strategy, IRuntimeConfig):
+            config = strategy
+        else:
+            config.set_execution_context_allocation_strategy(strategy)
+        kind = ContextOfRTX if self._trt.is_rtx else IExecutionContext
+        return kind(self._trt, self, config)
+
+
+class IRuntimeConfig:
+    """How contexts are made."""
+
+    def __init__(self) -> None:
+        self.strategy = AllocationStrategy.STATIC
+        self.dynamic_shapes_kernel_specialization_strategy = SpecializationStrategy.LAZY
+        self.cache: IRuntimeCache | None = None
+
+    def set_execution_context_allocation_strategy(self, strategy: AllocationStrategy) -> None:
+        """Say who allocates."""
+        self.strategy = strategy
+
+
+class IRuntimeConfigOfRTX(IRuntimeConfig):
+    """TensorRT-RTX compiles kernels when it runs, and can keep them."""
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        super().__init__()
+        self._trt = trt
+
+    def create_runtime_cache(self) -> "IRuntimeCache":
+        """Return an empty cache."""
+        return IRuntimeCache(self._trt)
+
+    def set_runtime_cache(self, cache: "IRuntimeCache") -> bool:
+        """Use a cache."""
+        self.cache = cache
+        return True
+
+
+class IRuntimeCache:
+    """Names of compiled kernels."""
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        self._trt = trt
+        self.kernels: set[str] = set()
+
+    def serialize(self) -> bytes | None:
+        """Return the cache as a file holds it, or None."""
+        if "serialize" in self._trt.refusals:
+            return None
+        return b"\n".join([self._trt.environment, *(k.encode() for k in sorted(self.kernels))])
+
+    def deserialize(self, blob: bytes) -> bool:
+        """Take what a file holds, if it was made here."""
+        environment, *kernels = blob.split(b"\n")
+        if environment != self._trt.environment:
+            return False
+        self.kernels = {kernel.decode() for kernel in kernels}
+        return True
 
 
 class IExecutionContext:
     """Shapes and addresses of one run after another."""
 
-    def __init__(self, trt: FakeTensorRT, engine: ICudaEngine) -> None:
+    def __init__(self, trt: FakeTensorRT, engine: ICudaEngine, config: IRuntimeConfig) -> None:
         self._trt = trt
         self._engine = engine
+        self.config = config
+        self._memory: list[Block] = []  # for activations
+        self._ready = False  # it ran once with all that is set
         self._profile = 0
         self._inputs = {binding.name: binding for binding in trt.manifest.inputs}
         self._outputs = {binding.name: binding for binding in trt.manifest.outputs}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._token = object()
+        self._captured: list[Work] = []  # part of graphs
         trt.contexts.add(self)
-        weakref.finalize(self, _destroyed, trt.cuda, self._token)
+        weakref.finalize(self, _destroyed, trt.cuda, self._token, self._captured)
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        """Use this memory for activations."""
+        if self.config.strategy is not AllocationStrategy.USER_MANAGED:
+            self._trt.cuda.violate("TensorRT: this context allocates its memory itself")
+        if size < ACTIVATION_BYTES or memory % ALIGNMENT:
+            self._trt.cuda.violate("TensorRT: the memory of a context is too small or not aligned")
+        self._memory = self._trt.cuda.blocks_at(memory, size, "TensorRT: memory of a context")
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         """Choose a profile; shapes and addresses are to be set again."""
+        self._profile = -1  # unknown, if it is refused
         if "set_optimization_profile_async" in self._trt.refusals:
             return False
+        self._change()
         self._shapes.clear()
         self._addresses.clear()
         self._profile = profile_index
@@ -262,12 +373,15 @@ class IExecutionContext:
         """Set the shape of an input; False if the profile does not allow it."""
         if not isinstance(shape, tuple | list) or "set_input_shape" in self._trt.refusals:
             return False
+        if self._profile < 0:
+            self._trt.cuda.violate("TensorRT: a profile was refused, and none chosen since")
         ranges = list(self._trt.manifest.profiles.values())[self._profile]
         if name not in ranges or len(shape) != len(ranges[name].min):
             return False
         limits = zip(ranges[name].min, shape, ranges[name].max, strict=True)
         if not all(low <= size <= high for low, size, high in limits):
             return False
+        self._change()
         self._shapes[name] = tuple(shape)
         return True
 
@@ -277,6 +391,7 @@ class IExecutionContext:
             return False
         if not memory or memory % ALIGNMENT:
             self._trt.cuda.violate(f"TensorRT: the address {memory:#x} of {name} is not aligned")
+        self._change()
         self._addresses[name] = memory
         self._trt.bound.append(name)
         return True
@@ -295,9 +410,14 @@ class IExecutionContext:
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         """Enqueue a run; it reads the inputs when its turn comes."""
-        if "execute_async_v3" in self._trt.refusals:
+        if "execute_async_v3" in self._trt.refusals or self._trt.cuda.last_error:
             return False
         cuda, places = self._trt.cuda, {}
+        captured = cuda.is_captured(stream_handle)
+        if self.config.strategy is AllocationStrategy.USER_MANAGED and not self._memory:
+            cuda.violate("TensorRT: the context has no memory")
+        if captured and not self._ready:
+            cuda.violate("TensorRT: a context has to run once before it is captured")
         if stream_handle == 0:
             cuda.violate("TensorRT: the default stream costs an extra wait")
         for name, binding in (self._inputs | self._outputs).items():
@@ -321,14 +441,47 @@ class IExecutionContext:
             for name, value in tiny_model(views).items():
                 views[name][...] = value
 
-        cuda.enqueue(Work("a run", stream_handle, blocks, run, owner=self._token))
+        work = Work("a run", stream_handle, [*blocks, *self._memory], run, owner=self._token)
+        cuda.enqueue(work)
+        if captured:
+            self._captured.append(work)
+        self._compile(places)
+        if self._trt.plugin_waits:
+            cuda.cudaStreamSynchronize(stream_handle)
+            cuda.cudaGetLastError()
+        self._ready = True
         self._trt.profiles.append(self._profile)
         return True
 
+    def _compile(self, places: Mapping[str, tuple[int, tuple[int, ...], Any]]) -> None:
+        if self.config.cache is not None:
+            shapes = [f"{name}{list(shape)}" for name, (_, shape, _) in places.items()]
+            self.config.cache.kernels.add(" ".join(shapes))
 
-def _destroyed(cuda: FakeCuda, token: object) -> None:
+    def _change(self) -> None:
+        """A context that changes leaves the graphs of it undefined."""
+        self._ready = False
+        _make_stale(self._trt.cuda, self._captured, "its context has changed")
+
+
+class ContextOfRTX(IExecutionContext):
+    """TensorRT-RTX knows beforehand what can be captured."""
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        """Whether runs can be captured."""
+        return self._trt.capturable
+
+
+def _make_stale(cuda: FakeCuda, captured: list[Work], why: str) -> None:
+    for graph in cuda.graphs:
+        if any(work in captured for work in graph.works):
+            graph.stale = why
+
+
+def _destroyed(cuda: FakeCuda, token: object, captured: list[Work]) -> None:
     if cuda.pending(token):
         cuda.violations.append("TensorRT: a context is destroyed while it runs")
+    _make_stale(cuda, captured, "its context was destroyed")
 
 
 def signature_of(method: Any) -> list[list[str]]:

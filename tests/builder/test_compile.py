@@ -97,7 +97,9 @@ def ctrl_c_works() -> Iterator[None]:
 
 def compile_tiny(engine: Path, plan: Path, profiles: Any) -> None:
     """Compile the tiny engine's ONNX file with profiles of our own."""
-    Compiler(TENSORRT_RTX, Silent()).compile(engine / "model.onnx", plan, profiles)
+    Compiler(TENSORRT_RTX, Silent(), lora_plugin="plugin").compile(
+        engine / "model.onnx", plan, profiles
+    )
 
 
 def test_profiles_for_other_inputs_are_refused(tiny_engine: TinyEngine, tmp_path: Path) -> None:
@@ -128,4 +130,4 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
 def test_a_flavour_that_is_not_installed_says_how_to_install_it() -> None:
     absent = Flavour("tensorrt", "tensorrt_of_nobody", extra="tensorrt", has_timing_cache=True)
     with pytest.raises(BackendError, match=r"pip install 'trt-lora\[tensorrt\]'"):
-        Compiler(absent, Silent()).compile(Path("x"), Path("y"), {})
+        Compiler(absent, Silent(), lora_plugin="native").compile(Path("x"), Path("y"), {})

@@ -1,252 +1,30 @@
 """`runtime/cuda.py` on a fake CUDA runtime, and the fake against the real one."""
 
+import ctypes
 import importlib
 import importlib.util
 import inspect
-import subprocess
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import fake_cuda
 import numpy as np
 import pytest
-from fake_cuda import ALIGNMENT, CopyKind, FakeCuda, Status, Violation, Work
+from fake_cuda import (
+    ALIGNMENT,
+    CaptureMode,
+    CopyKind,
+    FakeCuda,
+    Graph,
+    Status,
+    Stream,
+    Violation,
+)
 
-from trt_lora.plugins.errors import BackendError, TensorError
-from trt_lora.runtime.cuda import CudaMemory, call, cuda_obstacle, release
-from trt_lora.runtime.memory import Memory
-from trt_lora.runtime.tensors import Tensor, tensor_from_numpy, tensor_from_storage
+from trt_lora.plugins.errors import BackendError
+from trt_lora.runtime.cuda import call, cuda_obstacle, finished, release
 
 TO_DEVICE, TO_HOST = CopyKind.cudaMemcpyHostToDevice, CopyKind.cudaMemcpyDeviceToHost
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A GPU on which every test must leave nothing behind."""
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    yield fake
-    fake.check()
-
-
-def arrays() -> dict[str, np.ndarray]:
-    """Arrays of several dtypes and of sizes that no alignment fits, one of them empty."""
-    return {
-        "a": np.arange(5, dtype=np.float32),
-        "empty": np.empty((2, 0, 3), np.float16),
-        "b": np.arange(77, dtype=np.int64).reshape(7, 11),
-        "c": np.array([True, False, True]),
-    }
-
-
-def host_tensors() -> dict[str, Tensor]:
-    """Return `arrays()` as tensors."""
-    return {name: tensor_from_numpy(array) for name, array in arrays().items()}
-
-
-# The memory of a GPU.
-
-
-def test_an_upload_moves_all_host_tensors_by_one_copy_from_pinned_memory(cuda: FakeCuda) -> None:
-    tensors = CudaMemory().upload(host_tensors())
-
-    (copy,) = cuda.copies
-    assert copy.kind is TO_DEVICE
-    assert copy.source_is_pinned
-    assert cuda.names().count("cudaMallocAsync") == 1
-    assert copy.target <= min(tensor.pointer for tensor in tensors.values())
-
-
-def test_uploaded_tensors_are_aligned_apart_and_have_the_values_of_the_host(cuda: FakeCuda) -> None:
-    tensors = CudaMemory().upload(host_tensors())
-
-    ends = 0
-    for name, array in arrays().items():
-        tensor = tensors[name]
-        assert tensor.device == "cuda:0"
-        assert tensor.pointer % ALIGNMENT == 0
-        assert tensor.pointer >= ends
-        ends = tensor.pointer + tensor.nbytes
-        assert tensor.numpy().dtype == array.dtype
-        np.testing.assert_array_equal(tensor.numpy(), array)
-    assert list(tensors) == list(arrays())
-
-
-def test_a_bfloat16_tensor_comes_back_as_the_float32_it_stands_for(cuda: FakeCuda) -> None:
-    bits = np.array([0x3F80, 0xC000], np.uint16)
-    tensor = CudaMemory().upload({"x": tensor_from_storage(bits, "bfloat16")})["x"]
-
-    np.testing.assert_array_equal(tensor.numpy(), np.array([1.0, -2.0], np.float32))
-
-
-def test_an_upload_leaves_tensors_of_its_gpu_where_they_are_and_asks_nothing_of_cuda(
-    cuda: FakeCuda,
-) -> None:
-    memory = CudaMemory()
-    first = memory.upload(host_tensors())
-    before = list(cuda.calls)
-
-    second = memory.upload(first)
-
-    assert cuda.calls == before
-    assert all(second[name] is first[name] for name in first)
-
-
-def test_an_upload_of_both_kinds_copies_only_the_host_tensors(cuda: FakeCuda) -> None:
-    memory = CudaMemory()
-    there = memory.upload({"there": tensor_from_numpy(np.ones(100, np.float32))})["there"]
-
-    tensors = memory.upload({"here": tensor_from_numpy(np.zeros(3, np.int64)), "there": there})
-
-    assert tensors["there"] is there
-    assert cuda.copies[-1].nbytes <= ALIGNMENT
-    np.testing.assert_array_equal(tensors["here"].numpy(), [0, 0, 0])
-
-
-def test_tensors_of_no_bytes_are_uploaded_to_an_aligned_address(cuda: FakeCuda) -> None:
-    tensor = CudaMemory().upload({"x": tensor_from_numpy(np.empty((1, 0), np.float32))})["x"]
-
-    assert tensor.pointer
-    assert tensor.pointer % ALIGNMENT == 0
-    assert tensor.numpy().shape == (1, 0)
-
-
-def test_an_upload_may_happen_on_a_stream_of_the_caller(cuda: FakeCuda) -> None:
-    stream = call("cudaStreamCreate")
-    tensor = CudaMemory().upload(host_tensors(), stream)["b"]
-    call("cudaStreamDestroy", stream)
-
-    assert cuda.copies[0].stream == int(stream)
-    np.testing.assert_array_equal(tensor.numpy(), arrays()["b"])
-
-
-def test_a_tensor_of_another_gpu_is_refused(cuda: FakeCuda) -> None:
-    with pytest.raises(TensorError, match="weights is on cuda:1, the engine on cuda:0"):
-        CudaMemory().upload({"weights": Tensor(ALIGNMENT, (1,), "float32", "cuda:1")})
-
-    assert not cuda.calls
-
-
-def test_a_device_tensor_that_is_not_aligned_is_refused_by_name(cuda: FakeCuda) -> None:
-    with pytest.raises(TensorError, match=r"weights is at address 0x104, .* multiple of 256"):
-        CudaMemory().upload({"weights": Tensor(0x104, (1,), "float32", "cuda:0")})
-
-    assert not cuda.calls
-
-
-@pytest.mark.parametrize(
-    "function", ["cudaMallocAsync", "cudaMallocHost", "cudaMemcpyAsync", "cudaStreamSynchronize"]
-)
-def test_an_upload_that_fails_says_what_failed_and_leaves_nothing_behind(
-    cuda: FakeCuda, function: str
-) -> None:
-    cuda.fail(function, Status.cudaErrorMemoryAllocation)
-
-    with pytest.raises(
-        BackendError, match=rf"{function}: out of memory \(cudaErrorMemoryAllocation\)"
-    ):
-        CudaMemory().upload(host_tensors())
-
-    assert not cuda.live_blocks()
-
-
-def test_an_upload_on_a_lost_device_reports_the_first_call_that_failed(cuda: FakeCuda) -> None:
-    cuda.lose_device_at("cudaMemcpyAsync")
-
-    with pytest.raises(BackendError, match="cudaMemcpyAsync: an illegal memory access"):
-        CudaMemory().upload(host_tensors())
-
-
-def test_zeros_are_zero_for_every_stream_at_once(cuda: FakeCuda) -> None:
-    tensor = CudaMemory().zeros(1000)
-    seen: list[int] = []
-    stream = call("cudaStreamCreate")
-    blocks = cuda.blocks_at(tensor.pointer, 1000, "a test")
-    view = cuda.view(tensor.pointer, 1000)
-    cuda.enqueue(Work("a kernel", int(stream), blocks, lambda: seen.append(int(view.max()))))
-    call("cudaStreamSynchronize", stream)
-    call("cudaStreamDestroy", stream)
-
-    assert seen == [0]
-    assert (tensor.shape, tensor.dtype, tensor.device) == ((1000,), "bool", "cuda:0")
-
-
-def test_zeros_that_cannot_be_written_leave_nothing_behind(cuda: FakeCuda) -> None:
-    cuda.fail("cudaMemsetAsync", Status.cudaErrorInvalidValue)
-
-    with pytest.raises(BackendError, match="cudaMemsetAsync: invalid argument"):
-        CudaMemory().zeros(8)
-
-    assert not cuda.live_blocks()
-
-
-def test_empty_tensors_share_one_buffer_without_overlap(cuda: FakeCuda) -> None:
-    tensors = CudaMemory().empty([("x", "float32", (65,)), ("y", "int64", (2, 3))])
-
-    assert len(cuda.live_blocks()) == 1
-    assert tensors["y"].pointer == tensors["x"].pointer + 2 * ALIGNMENT
-    assert tensors["y"].shape == (2, 3)
-    assert not cuda.copies
-
-
-def test_memory_is_freed_once_when_the_last_tensor_in_it_is_gone(cuda: FakeCuda) -> None:
-    tensors = CudaMemory().upload(host_tensors())
-    last = tensors.pop("b")
-    tensors.clear()
-    np.testing.assert_array_equal(last.numpy(), arrays()["b"])
-
-    del last
-    assert cuda.names().count("cudaFreeAsync") == 1
-    assert not cuda.live_blocks()
-
-
-def test_a_read_from_the_gpu_waits_for_the_copy(cuda: FakeCuda) -> None:
-    tensor = CudaMemory().upload(host_tensors())["a"]
-    before = len(cuda.calls)
-
-    np.testing.assert_array_equal(tensor.numpy(), arrays()["a"])
-
-    assert cuda.names()[before:] == ["cudaMemcpyAsync", "cudaStreamSynchronize"]
-
-
-def test_memory_of_a_gpu_is_named_by_its_number(cuda: FakeCuda) -> None:
-    memory: Memory = CudaMemory(3)
-
-    assert memory.device == "cuda:3"
-    assert memory.zeros(1).device == "cuda:3"
-
-
-def test_memory_of_a_lost_device_is_let_go_of_in_silence(cuda: FakeCuda) -> None:
-    tensor = CudaMemory().zeros(8)
-    cuda.lose_device_at("cudaFreeAsync")
-
-    del tensor  # an exception in a finalizer would fail this test as a warning
-
-    assert cuda.names()[-1] == "cudaFreeAsync"
-
-
-def test_memory_alive_when_python_ends_is_freed_in_silence() -> None:
-    program = """
-        import atexit, sys
-        import fake_cuda
-        cuda = fake_cuda.FakeCuda()
-        atexit.register(lambda: print("left:", cuda.live_blocks(), cuda.violations))
-        sys.modules["cuda.bindings.runtime"] = cuda
-        from trt_lora.runtime.cuda import CudaMemory
-        tensor = CudaMemory().zeros(8)
-        print("held:", len(cuda.live_blocks()))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=Path(fake_cuda.__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["held: 1", "left: [] []"]
-    assert not done.stderr
 
 
 # Calls, and whether there is a GPU.
@@ -300,6 +78,29 @@ def test_a_missing_cuda_python_is_an_obstacle_with_the_way_to_install_it(
     assert "pip install 'trt-lora[rtx]'" in cuda_obstacle()
 
 
+def test_an_error_is_forgotten_where_others_would_take_it_for_theirs(cuda: FakeCuda) -> None:
+    cuda.fail("cudaGetDevice", Status.cudaErrorInvalidValue)
+    with pytest.raises(BackendError):
+        call("cudaGetDevice")
+
+    assert cuda.last_error is Status.cudaSuccess
+
+
+def test_a_stream_is_waited_for_after_a_block_and_when_the_block_raises(cuda: FakeCuda) -> None:
+    with finished(0):
+        assert not cuda.calls
+    with pytest.raises(KeyboardInterrupt), finished(0):
+        raise KeyboardInterrupt
+
+    assert cuda.calls == [("cudaStreamSynchronize", (0,))] * 2
+
+
+def test_an_error_of_a_block_is_not_hidden_by_one_of_waiting(cuda: FakeCuda) -> None:
+    cuda.fail("cudaStreamSynchronize", Status.cudaErrorIllegalAddress)
+    with pytest.raises(BackendError, match="of the block"), finished(0):
+        raise BackendError("of the block")
+
+
 def test_releasing_forgives_a_failed_call_but_no_broken_rule(cuda: FakeCuda) -> None:
     cuda.fail("cudaStreamDestroy", Status.cudaErrorIllegalAddress)
     release("cudaStreamDestroy", 1)
@@ -312,16 +113,19 @@ def test_releasing_forgives_a_failed_call_but_no_broken_rule(cuda: FakeCuda) -> 
 # The fake: it has NVIDIA's signatures, and it catches what it says it catches.
 
 
-FUNCTIONS = sorted(name for name in vars(FakeCuda) if name.startswith("cuda") and name[4].isupper())
+FUNCTIONS = sorted(
+    name
+    for name, value in vars(FakeCuda).items()
+    if name.startswith("cuda") and inspect.isfunction(value)
+)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("cuda"), reason="needs cuda-python")
 def test_the_fake_functions_take_as_many_arguments_as_the_real_ones() -> None:
     real = importlib.import_module("cuda.bindings.runtime")
 
-    functions = [name for name in FUNCTIONS if name != "cudaMemcpyKind"]
-    assert {name: len(inspect.signature(getattr(real, name)).parameters) for name in functions} == {
-        name: len(inspect.signature(getattr(FakeCuda(), name)).parameters) for name in functions
+    assert {name: len(inspect.signature(getattr(real, name)).parameters) for name in FUNCTIONS} == {
+        name: len(inspect.signature(getattr(FakeCuda(), name)).parameters) for name in FUNCTIONS
     }
 
 
@@ -335,6 +139,10 @@ def test_the_fake_constants_and_texts_are_the_real_ones() -> None:
         assert real.cudaGetErrorString(getattr(real.cudaError_t, status.name))[1] == text
     for kind in CopyKind:
         assert int(getattr(real.cudaMemcpyKind, kind.name)) == kind
+    for mode in CaptureMode:
+        assert int(getattr(real.cudaStreamCaptureMode, mode.name)) == mode
+    for name in ("cudaStreamNonBlocking", "cudaEventDisableTiming"):
+        assert getattr(real, name) == getattr(FakeCuda, name)
 
 
 def synced_block(cuda: FakeCuda) -> int:
@@ -392,6 +200,62 @@ def reading_a_result_before_waiting(cuda: FakeCuda) -> None:
     cuda.cudaGetDeviceCount()
 
 
+def overwriting_pinned_memory_before_it_is_copied(cuda: FakeCuda) -> None:
+    _, pinned = cuda.cudaMallocHost(ALIGNMENT)
+    assert pinned is not None
+    cuda.cudaMemcpyAsync(synced_block(cuda), pinned, 1, TO_DEVICE, 0)
+    ctypes.memset(pinned, 7, 1)
+    cuda.cudaStreamSynchronize(0)
+
+
+def graph_of_a_fill(cuda: FakeCuda) -> tuple[Stream, int, Graph]:
+    """Return a stream, an address, and a launchable graph that fills the memory there."""
+    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    assert stream is not None
+    address = synced_block(cuda)
+    cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeThreadLocal)
+    cuda.cudaMemsetAsync(address, 0, 1, stream)
+    _, graph = cuda.cudaStreamEndCapture(stream)
+    assert graph is not None
+    _, launchable = cuda.cudaGraphInstantiate(graph, 0)
+    assert launchable is not None
+    return stream, address, launchable
+
+
+def launch_of_a_graph_whose_memory_was_freed(cuda: FakeCuda) -> None:
+    stream, address, graph = graph_of_a_fill(cuda)
+    cuda.cudaFreeAsync(address, 0)
+    cuda.cudaGraphLaunch(graph, stream)
+
+
+def launch_of_a_destroyed_graph(cuda: FakeCuda) -> None:
+    stream, _, graph = graph_of_a_fill(cuda)
+    cuda.cudaGraphExecDestroy(graph)
+    cuda.cudaGraphLaunch(graph, stream)
+
+
+def destruction_of_a_running_graph(cuda: FakeCuda) -> None:
+    stream, _, graph = graph_of_a_fill(cuda)
+    cuda.cudaGraphLaunch(graph, stream)
+    cuda.cudaGraphExecDestroy(graph)
+
+
+def capture_of_the_default_stream(cuda: FakeCuda) -> None:
+    cuda.cudaStreamBeginCapture(0, CaptureMode.cudaStreamCaptureModeThreadLocal)
+
+
+def capture_that_others_disturb(cuda: FakeCuda) -> None:
+    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeGlobal)
+
+
+def use_of_a_destroyed_event(cuda: FakeCuda) -> None:
+    _, event = cuda.cudaEventCreateWithFlags(cuda.cudaEventDisableTiming)
+    assert event is not None
+    cuda.cudaEventDestroy(event)
+    cuda.cudaEventRecord(event, 0)
+
+
 def use_of_a_destroyed_stream(cuda: FakeCuda) -> None:
     _, stream = cuda.cudaStreamCreate()
     cuda.cudaStreamDestroy(stream)
@@ -415,6 +279,13 @@ def destruction_of_a_stream_with_work(cuda: FakeCuda) -> None:
         free_while_another_stream_writes,
         free_of_pinned_memory_before_its_copy_is_done,
         reading_a_result_before_waiting,
+        overwriting_pinned_memory_before_it_is_copied,
+        launch_of_a_graph_whose_memory_was_freed,
+        launch_of_a_destroyed_graph,
+        destruction_of_a_running_graph,
+        capture_of_the_default_stream,
+        capture_that_others_disturb,
+        use_of_a_destroyed_event,
         use_of_a_destroyed_stream,
         destruction_of_a_stream_with_work,
     ],
@@ -426,6 +297,44 @@ def test_the_fake_catches_and_remembers(mistake: Callable[[FakeCuda], None]) -> 
         mistake(cuda)
 
     assert len(cuda.violations) == 1
+    with pytest.raises(AssertionError):
+        cuda.check()
+
+
+def test_the_fake_does_captured_work_when_it_is_launched_and_not_before() -> None:
+    cuda = FakeCuda()
+    stream, address, graph = graph_of_a_fill(cuda)
+    cuda.cudaStreamSynchronize(stream)
+    assert cuda.view(address, 1)[0] == fake_cuda.GARBAGE
+
+    for _ in range(2):
+        cuda.view(address, 1)[0] = 1
+        cuda.cudaGraphLaunch(graph, stream)
+        assert cuda.view(address, 1)[0] == 1
+        cuda.cudaStreamSynchronize(stream)
+        assert cuda.view(address, 1)[0] == 0
+
+
+def test_waiting_in_a_capture_makes_the_fake_end_it_with_an_error() -> None:
+    cuda = FakeCuda()
+    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeThreadLocal)
+
+    assert cuda.cudaStreamSynchronize(stream)[0] is Status.cudaErrorStreamCaptureUnsupported
+    assert cuda.cudaStreamEndCapture(stream)[0] is Status.cudaErrorStreamCaptureInvalidated
+    assert cuda.cudaStreamSynchronize(stream)[0] is Status.cudaSuccess
+
+
+@pytest.mark.parametrize("handle", ["event", "graph"])
+def test_the_fake_reports_events_and_graphs_that_nobody_destroyed(handle: str) -> None:
+    cuda = FakeCuda()
+    if handle == "event":
+        cuda.cudaEventCreateWithFlags(cuda.cudaEventDisableTiming)
+    else:
+        stream, address, _ = graph_of_a_fill(cuda)
+        cuda.cudaFreeAsync(address, 0)
+        cuda.cudaStreamDestroy(stream)
+
     with pytest.raises(AssertionError):
         cuda.check()
 

@@ -4,17 +4,15 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_tensorrt
 import numpy as np
-import numpy.typing as npt
 import pytest
 from fake_cuda import FakeCuda, Status
 from fake_tensorrt import (
-    DOWN,
     MAX_PROMPT,
     MAX_RANK,
     PAST,
@@ -23,102 +21,33 @@ from fake_tensorrt import (
     VOCABULARY,
     FakeTensorRT,
     engine_directory,
-    expected_logits,
     signature_of,
     small_manifest,
 )
+from gpu_runs import (
+    FIRST,
+    IDS,
+    NO_ADAPTER,
+    SECOND,
+    adapter,
+    bound_prompt,
+    close,
+    logits_of,
+    manager_of,
+    prompt,
+)
 
-from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
-from trt_lora.runtime import LoRAManager, TensorMap
-from trt_lora.runtime.decoding import Decoder, empty_cache
-from trt_lora.runtime.executor import Engine
+from trt_lora.runtime import TensorMap
+from trt_lora.runtime.cuda import call
+from trt_lora.runtime.decoding import Decoder
 from trt_lora.runtime.manifest import PLAN_FILE, Range
-from trt_lora.runtime.tensorrt_backend import TensorRTEngine, select_profile
+from trt_lora.runtime.run_inputs import select_profile
+from trt_lora.runtime.tensorrt_backend import TensorRTEngine
 from trt_lora.runtime.tensors import Array, tensor_from_numpy
 
 DECODE, PREFILL = 0, 1
-IDS = np.array([3, 1, 4, 1, 5])
 TOKENS = {"input_ids", "attention_mask", "position_ids", "logits_to_keep"}
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A GPU on which every test must leave nothing behind."""
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    yield fake
-    fake.check()
-
-
-@pytest.fixture
-def trt(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorRT]:
-    """A TensorRT in which every test must leave no context behind."""
-    fake = FakeTensorRT(cuda)
-    fake.install(monkeypatch)
-    yield fake
-    assert not list(fake.contexts)
-
-
-@pytest.fixture
-def engine(trt: FakeTensorRT, tmp_path: Path) -> TensorRTEngine:
-    """The tiny model's engine, not entered."""
-    return TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest())
-
-
-def adapter(rank: int, *sites: Site) -> dict[str, Array]:
-    """Return weights of some sites; the same for the same rank."""
-    random = np.random.default_rng(rank)
-    return {
-        f"lora_{factor}_{site.path}": random.normal(
-            size=site.shape("A" if factor == "A" else "B", rank)
-        ).astype(np.float32)
-        for site in sites
-        for factor in "AB"
-    }
-
-
-NO_ADAPTER: dict[str, Array] = {}
-FIRST, SECOND = adapter(3, UP, DOWN), adapter(2, DOWN)
-
-
-def manager_of(engine: Engine, **adapters: Mapping[str, Array]) -> LoRAManager:
-    """Return a manager of a running engine with adapters loaded."""
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(engine)
-    for name, weights in adapters.items():
-        manager.add_weights(name, weights)
-    return manager
-
-
-def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
-    """Return the inputs of a prefill, all on the host, without LoRA bindings."""
-    inputs = {
-        "input_ids": ids[None],
-        "attention_mask": np.ones((1, len(ids)), np.int64),
-        "position_ids": np.arange(len(ids))[None],
-        "logits_to_keep": np.arange(len(ids)),
-    }
-    tensors = {name: tensor_from_numpy(array) for name, array in inputs.items()}
-    return TensorMap(tensors | empty_cache(engine.manifest, batch_size=1))
-
-
-def bound_prompt(engine: Engine) -> TensorMap:
-    """Return the inputs of a prefill of the base model."""
-    tensor_map = prompt(engine)
-    manager_of(engine).refresh_tensor_map(tensor_map)
-    return tensor_map
-
-
-def logits_of(engine: Engine, tensor_map: TensorMap) -> Array:
-    """Run the engine and return logits [s, vocab]."""
-    logits: Array = engine.execute(tensor_map)["logits"].numpy()[0]
-    return logits
-
-
-def close(actual: Array, weights: Mapping[str, Array], ids: npt.NDArray[np.int64] = IDS) -> bool:
-    """Whether logits [s, vocab] are those of the base model with these weights."""
-    return np.allclose(actual, expected_logits(ids, weights)[-len(actual) :], rtol=1e-4, atol=1e-4)
 
 
 # Before and outside `with`.
@@ -213,8 +142,10 @@ def test_an_adapter_is_uploaded_as_one_buffer_by_one_copy(
 
 def test_all_dummies_lie_in_one_buffer_of_zeros(engine: TensorRTEngine, cuda: FakeCuda) -> None:
     with engine:
+        before = len(cuda.live_blocks())
         tensor_map = TensorMap()
         manager_of(engine).refresh_tensor_map(tensor_map)
+        assert len(cuda.live_blocks()) == before + 1
 
     assert set(tensor_map) == set(engine.manifest.lora_bindings)
     assert len({tensor.pointer for tensor in tensor_map.values()}) == 1
@@ -246,7 +177,7 @@ def test_an_adapter_that_cannot_be_uploaded_leaves_memory_and_manager_as_they_we
     with engine:
         manager = manager_of(engine, a=FIRST)
         before = len(cuda.live_blocks())
-        for function in ("cudaMallocAsync", "cudaMallocHost", "cudaMemcpyAsync"):
+        for function in ("cudaMallocAsync", "cudaEventSynchronize", "cudaMemcpyAsync"):
             cuda.fail(function, Status.cudaErrorMemoryAllocation)
             with pytest.raises(BackendError, match="out of memory"):
                 manager.add_weights("b", SECOND)
@@ -291,7 +222,7 @@ def test_a_decoding_step_uploads_the_tokens_in_one_copy_and_leaves_the_cache_whe
         outputs = engine.execute(tensor_map)
 
         (copy,) = cuda.copies[copies:]
-        assert copy.nbytes == len(TOKENS) * 256
+        assert copy.nbytes == (len(TOKENS) - 1) * 256 + 8  # to the end of the last one
         assert [copy.stream] == cuda.live_streams()
         assert outputs[PRESENT].shape == (1, 1, 6, 4)
         np.testing.assert_array_equal(outputs[PRESENT].numpy()[:, :, :5], present.numpy())
@@ -299,9 +230,9 @@ def test_a_decoding_step_uploads_the_tokens_in_one_copy_and_leaves_the_cache_whe
 
 
 def test_a_run_sets_only_the_shapes_and_addresses_that_changed(
-    engine: TensorRTEngine, trt: FakeTensorRT
+    plain: TensorRTEngine, trt: FakeTensorRT
 ) -> None:
-    with engine:
+    with plain as engine:
         manager, tensor_map = manager_of(engine, b=SECOND), prompt(engine)
         manager.refresh_tensor_map(tensor_map)
         tensor_map.update(engine.memory.upload(tensor_map))
@@ -309,8 +240,12 @@ def test_a_run_sets_only_the_shapes_and_addresses_that_changed(
         assert sorted(trt.bound) == sorted([*engine.input_names, *engine.output_names])
 
         trt.bound.clear()
+        outputs = engine.execute(tensor_map)
+        assert not trt.bound
+
         engine.execute(tensor_map)
-        assert trt.bound == ["logits", PRESENT]
+        assert sorted(trt.bound) == ["logits", PRESENT]
+        del outputs
 
         trt.bound.clear()
         manager.switch_weights("b")
@@ -349,7 +284,174 @@ def test_every_input_is_bound_again_after_a_profile_switch(
         assert sorted(trt.bound) == sorted([*engine.input_names, *engine.output_names])
 
 
+def test_an_input_may_move_between_host_and_device_from_run_to_run(plain: TensorRTEngine) -> None:
+    with plain as engine:
+        manager = manager_of(engine, a=FIRST)
+        manager.switch_weights("a")
+        on_device, on_host = prompt(engine), prompt(engine)
+        manager.refresh_tensor_map(on_device)
+        on_host.update({name: tensor_from_numpy(array) for name, array in FIRST.items()})
+        for tensor_map in (on_device, on_host, on_device, on_host):
+            assert close(logits_of(engine, tensor_map), FIRST)
+        on_host.update({name: tensor_from_numpy(array * 0) for name, array in FIRST.items()})
+        assert close(logits_of(engine, on_host), NO_ADAPTER)
+
+
+def test_inputs_that_did_not_change_are_checked_once(
+    plain: TensorRTEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+    with plain as engine:
+        manager, tensor_map = manager_of(engine, b=SECOND), prompt(engine)
+        manager.refresh_tensor_map(tensor_map)
+        tensor_map.update(engine.memory.upload(tensor_map))
+        monkeypatch.setattr(engine.memory, "check", lambda name, tensor: checked.append(name))
+        engine.execute(tensor_map)
+        assert sorted(checked) == sorted(engine.input_names)
+
+        checked.clear()
+        engine.execute(tensor_map)
+        assert not checked
+
+        manager.switch_weights("b")
+        manager.refresh_tensor_map(tensor_map)
+        engine.execute(tensor_map)
+        assert sorted(checked) == sorted(SECOND)
+
+
+def test_an_input_that_was_refused_is_refused_again(plain: TensorRTEngine) -> None:
+    with plain as engine:
+        tensor_map = bound_prompt(engine)
+        name = f"lora_A_{UP.path}"
+        good = tensor_map[name]
+        tensor_map[name] = replace(good, device="cuda:1")
+        for _ in range(2):
+            with pytest.raises(TensorError, match="is on cuda:1"):
+                engine.execute(tensor_map)
+        tensor_map[name] = good
+
+        assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_a_run_waits_for_what_others_write_on_the_default_stream(
+    engine: TensorRTEngine, cuda: FakeCuda, runs: int
+) -> None:
+    with engine:
+        manager, tensor_map = manager_of(engine, a=FIRST), prompt(engine)
+        manager.switch_weights("a")
+        manager.refresh_tensor_map(tensor_map)
+        for _ in range(runs - 1):  # so that the last is plain, captured, or launched
+            engine.execute(tensor_map)
+        for name in FIRST:
+            tensor = tensor_map[name]
+            call("cudaMemsetAsync", tensor.pointer, 0, tensor.nbytes, 0)
+
+        assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+
+
+# Warming up, and plugins.
+
+
+def test_warming_up_runs_every_profile_and_leaves_no_memory_in_use(
+    engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT
+) -> None:
+    with engine:
+        engine.warm_up()
+        assert trt.profiles == [DECODE, PREFILL]
+        engine.memory.close()
+        assert len(cuda.live_blocks()) == 1  # activations
+
+        assert close(logits_of(engine, bound_prompt(engine)), NO_ADAPTER)
+
+
+def test_warming_up_a_closed_engine_is_refused(engine: TensorRTEngine, cuda: FakeCuda) -> None:
+    with pytest.raises(StateError, match="closed"):
+        engine.warm_up()
+
+
+@pytest.mark.parametrize("lora_plugin", ["native", "plugin"])
+def test_plugins_are_registered_before_a_plan_that_has_them_is_loaded(
+    engine: TensorRTEngine, trt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch, lora_plugin: str
+) -> None:
+    registered: list[object] = []
+
+    def register_plugins(module: object) -> object:
+        assert not list(trt.contexts)
+        registered.append(module)
+        return SimpleNamespace(failures=[])
+
+    monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", register_plugins)
+    manifest = replace(engine.manifest, lora_plugin=lora_plugin)
+    with TensorRTEngine(engine.directory, manifest):
+        pass
+
+    assert registered == ([trt] if lora_plugin == "plugin" else [])
+
+
 # Lifetimes.
+
+
+def test_an_engine_that_is_open_is_not_opened_again(engine: TensorRTEngine) -> None:
+    with engine, pytest.raises(StateError, match="open already"):
+        engine.__enter__()
+
+
+def session(engine: TensorRTEngine) -> None:
+    """All that an engine does: open, load, warm up, run as a graph, switch, decode, close."""
+    with engine:
+        engine.warm_up()
+        manager, tensor_map = manager_of(engine, a=FIRST), prompt(engine)
+        for name in ("", "a", "a", "a"):
+            manager.switch_weights(name) if name else manager.reset_weights()
+            manager.refresh_tensor_map(tensor_map)
+            outputs = engine.execute(tensor_map)
+            assert close(outputs["logits"].numpy()[0], FIRST if name else NO_ADAPTER)
+        decoder = Decoder(engine, tensor_map, batch_size=2)
+        decoder.step(np.array([[1, 2], [3, 4]]), np.ones((2, 2), np.int64))
+        decoder.step(np.array([[5], [6]]), np.ones((2, 1), np.int64))
+
+
+def test_a_session_frees_as_much_as_it_allocates(engine: TensorRTEngine, cuda: FakeCuda) -> None:
+    session(engine)
+
+    names = cuda.names()
+    for make, give_back in (
+        ("cudaMallocAsync", "cudaFreeAsync"),
+        ("cudaMallocHost", "cudaFreeHost"),
+        ("cudaEventCreateWithFlags", "cudaEventDestroy"),
+        ("cudaStreamCreateWithFlags", "cudaStreamDestroy"),
+        ("cudaStreamEndCapture", "cudaGraphDestroy"),
+        ("cudaGraphInstantiate", "cudaGraphExecDestroy"),
+    ):
+        assert names.count(make) == names.count(give_back) > 0
+
+
+def test_whichever_call_fails_nothing_is_left_and_no_answer_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failed = succeeded = 0
+    directory, index, done = engine_directory(tmp_path / "engine"), 0, False
+    while not done:
+        cuda = FakeCuda()
+        cuda.install(monkeypatch)
+        trt = FakeTensorRT(cuda)
+        trt.install(monkeypatch)
+        cuda.fail_call(index)
+        try:
+            session(TensorRTEngine(directory, small_manifest()))
+            succeeded += 1
+        except BackendError:
+            failed += 1
+        done = index >= len(cuda.calls)
+        name = cuda.names()[min(index, len(cuda.calls) - 1)]
+        if "Free" not in name and "Destroy" not in name:  # what could not be freed is still there
+            cuda.check()
+            assert not list(trt.contexts)
+        index += 1
+
+    assert failed > 40
+    assert succeeded > 5  # without a graph, or with what could not be freed
 
 
 def test_outputs_outlive_the_engine_and_are_freed_when_released(
@@ -364,7 +466,7 @@ def test_outputs_outlive_the_engine_and_are_freed_when_released(
     assert not cuda.live_blocks()
 
 
-def test_repeated_runs_keep_no_more_memory_than_one(engine: TensorRTEngine, cuda: FakeCuda) -> None:
+def test_repeated_runs_allocate_no_more_than_one(engine: TensorRTEngine, cuda: FakeCuda) -> None:
     with engine:
         tensor_map = bound_prompt(engine)
         sizes = []
@@ -373,7 +475,7 @@ def test_repeated_runs_keep_no_more_memory_than_one(engine: TensorRTEngine, cuda
             sizes.append(len(cuda.live_blocks()))
             del outputs
 
-    assert sizes == [2, 2, 2]  # the zeros and the outputs; the tokens are gone
+    assert sizes == [5, 5, 5]  # activations, zeros, tokens, outputs; pinned memory
 
 
 def test_leaving_with_gives_back_context_and_stream_but_keeps_the_adapters(
@@ -406,7 +508,8 @@ def test_an_interrupted_run_is_waited_for_before_its_memory_is_freed(
             with pytest.raises(KeyboardInterrupt):
                 engine.execute(tensor_map)
 
-        assert len(cuda.live_blocks()) == 1  # the zeros
+        engine.memory.close()
+        assert len(cuda.live_blocks()) == 2  # activations and zeros
         assert close(logits_of(engine, tensor_map), NO_ADAPTER)
 
 
@@ -441,7 +544,9 @@ def test_an_engine_that_cannot_be_loaded_stays_closed_and_can_be_tried_again(
         assert close(logits_of(engine, bound_prompt(engine)), NO_ADAPTER)
 
 
-@pytest.mark.parametrize("function", ["cudaGetDevice", "cudaStreamCreate"])
+@pytest.mark.parametrize(
+    "function", ["cudaGetDevice", "cudaMallocAsync", "cudaStreamCreateWithFlags"]
+)
 def test_an_engine_without_a_stream_stays_closed_and_keeps_no_context(
     engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT, function: str
 ) -> None:
@@ -523,8 +628,8 @@ def test_a_shape_beyond_all_profiles_is_refused_with_what_they_allow(
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        ("set_input_shape", TensorError, r"refuses shape \[1, 5\] for input_ids"),
-        ("set_tensor_address", TensorError, r"refuses address 0x[0-9a-f]+ for input_ids"),
+        ("set_input_shape", TensorError, r"refuses shape \[4, 1\] for lora_A"),
+        ("set_tensor_address", TensorError, r"refuses address 0x[0-9a-f]+ for lora_A"),
         ("set_optimization_profile_async", BackendError, "refuses optimization profile 1"),
         ("execute_async_v3", BackendError, "the engine failed to run; its own log says why"),
     ],
@@ -546,10 +651,27 @@ def test_a_refusal_of_tensorrt_is_an_error_and_the_next_run_is_right(
         assert close(logits_of(engine, tensor_map), NO_ADAPTER)
 
 
-def test_an_address_refused_after_its_shape_was_set_is_not_taken_for_bound(
-    engine: TensorRTEngine, trt: FakeTensorRT
+def test_a_profile_that_was_refused_is_not_taken_for_the_one_before(
+    plain: TensorRTEngine, trt: FakeTensorRT
 ) -> None:
-    with engine:
+    with plain as engine:
+        tensor_map = bound_prompt(engine)
+        trt.refusals.add("set_optimization_profile_async")
+        with pytest.raises(BackendError, match="refuses optimization profile 1"):
+            engine.execute(tensor_map)
+
+        trt.refusals.clear()
+        tensor_map.update(prompt(engine, IDS[:1]))
+        tensor_map[PAST] = tensor_from_numpy(np.zeros((1, 1, 3, 4), np.float32))
+        tensor_map["attention_mask"] = tensor_from_numpy(np.ones((1, 4), np.int64))
+        engine.execute(tensor_map)
+    assert trt.profiles == [DECODE]
+
+
+def test_an_address_refused_after_its_shape_was_set_is_not_taken_for_bound(
+    plain: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    with plain as engine:
         manager, tensor_map = manager_of(engine, a=FIRST), prompt(engine)
         manager.refresh_tensor_map(tensor_map)
         tensor_map.update(engine.memory.upload(tensor_map))
@@ -561,6 +683,7 @@ def test_an_address_refused_after_its_shape_was_set_is_not_taken_for_bound(
             engine.execute(tensor_map)
 
         trt.refusals.clear()
+        assert close(logits_of(engine, tensor_map), FIRST)
         manager.reset_weights()
         manager.refresh_tensor_map(tensor_map)
         assert close(logits_of(engine, tensor_map), NO_ADAPTER)
@@ -606,7 +729,7 @@ def test_an_output_whose_shape_stays_unknown_is_an_error_and_not_a_small_buffer(
 
     with (
         engine,
-        pytest.raises(BackendError, match=r"the shape of logits is unknown.*\[1, -1, 11\]"),
+        pytest.raises(BackendError, match=r"logits has shape \[1, -1, 11\]; .*\[1, 5, 11\]"),
     ):
         engine.execute(bound_prompt(engine))
 
@@ -660,12 +783,41 @@ def test_a_range_is_inclusive_at_both_ends() -> None:
 # The fake.
 
 
+REAL_KINDS = {"IRuntimeConfigOfRTX": "IRuntimeConfig", "ContextOfRTX": "IExecutionContext"}
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("tensorrt_rtx"), reason="needs tensorrt-rtx")
+def test_the_fake_strategies_and_properties_are_the_real_ones() -> None:
+    real = importlib.import_module("tensorrt_rtx")
+
+    for ours, theirs in (
+        (fake_tensorrt.AllocationStrategy, real.ExecutionContextAllocationStrategy),
+        (
+            fake_tensorrt.SpecializationStrategy,
+            real.DynamicShapesKernelSpecializationStrategy,
+        ),
+    ):
+        assert {kind.name: int(kind) for kind in ours} == {
+            name: int(kind) for name, kind in theirs.__members__.items()
+        }
+    assert hasattr(real.ICudaEngine, "device_memory_size_v2")
+    assert hasattr(real.IRuntimeConfig, "dynamic_shapes_kernel_specialization_strategy")
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("tensorrt_rtx"), reason="needs tensorrt-rtx")
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
         ("Runtime", "deserialize_cuda_engine"),
         ("ICudaEngine", "create_execution_context"),
+        ("ICudaEngine", "create_runtime_config"),
+        ("IRuntimeConfig", "set_execution_context_allocation_strategy"),
+        ("IRuntimeConfigOfRTX", "create_runtime_cache"),
+        ("IRuntimeConfigOfRTX", "set_runtime_cache"),
+        ("IRuntimeCache", "serialize"),
+        ("IRuntimeCache", "deserialize"),
+        ("ContextOfRTX", "is_stream_capturable"),
+        ("IExecutionContext", "set_device_memory"),
         ("IExecutionContext", "set_optimization_profile_async"),
         ("IExecutionContext", "set_input_shape"),
         ("IExecutionContext", "set_tensor_address"),
@@ -677,6 +829,41 @@ def test_the_fake_methods_have_the_parameters_of_the_real_ones(kind: str, method
     real = importlib.import_module("tensorrt_rtx")
 
     ours = list(inspect.signature(getattr(getattr(fake_tensorrt, kind), method)).parameters)
-    theirs = signature_of(getattr(getattr(real, kind), method))
+    theirs = signature_of(getattr(getattr(real, REAL_KINDS.get(kind, kind)), method))
 
     assert any(ours == names[: len(ours)] for names in theirs), theirs
+
+
+# The LoRA plugin, whose failures TensorRT does not report.
+
+
+def test_a_failure_of_the_plugin_fails_the_run_and_no_graph_is_kept_of_it(
+    trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
+    plugins = SimpleNamespace(failures=[])
+    monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", lambda module: plugins)
+    manifest = replace(small_manifest(), lora_plugin="plugin")
+    with TensorRTEngine(engine_directory(tmp_path / "engine"), manifest) as engine:
+        tensor_map = bound_prompt(engine)
+        expected = logits_of(engine, tensor_map)
+        for _ in range(2):  # the second time it comes, a run is captured
+            plugins.failures += ["LoraAdd1: no kernel", "LoraAdd1: no kernel"]
+            with pytest.raises(BackendError, match=r"plugin failed: LoraAdd1: no kernel$"):
+                engine.execute(tensor_map)
+        cuda.calls.clear()
+        assert np.array_equal(logits_of(engine, tensor_map), expected)
+        assert "cudaGraphLaunch" not in cuda.names()
+
+
+def test_a_plan_whose_plugin_cannot_be_made_is_refused_with_its_reason(
+    trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = SimpleNamespace(failures=["LoraAdd1: another release"])
+    monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", lambda module: plugins)
+    trt.refusals.add("deserialize_cuda_engine")
+    manifest = replace(small_manifest(), lora_plugin="plugin")
+    with (
+        pytest.raises(BackendError, match=r"refuses .*; LoraAdd1: another release$"),
+        TensorRTEngine(engine_directory(tmp_path / "engine"), manifest),
+    ):
+        pass

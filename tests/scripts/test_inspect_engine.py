@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
-from tiny import save_adapter
+from tiny import save_adapter, save_model, tiny_config
 
+from trt_lora.builder import build_engine
+from trt_lora.scripts.plain_engine import engine_without_lora
 from trt_lora.scripts.trt_lora_command import main
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -32,6 +34,37 @@ def test_an_engine_says_what_it_takes(
     assert "LlamaForCausalLM" in printed
     assert "1 to 16" in printed
     assert "4: q_proj x 2, v_proj x 2" in printed
+
+
+@pytest.mark.slow
+def test_the_kernels_of_every_layout_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    model = save_model("Llama", tmp_path / "model", hidden_size=64, intermediate_size=128)
+    build_engine(tiny_config(model, tmp_path / "engine", dtype="float16"))
+    printed = inspect(capsys, tmp_path / "engine", "--kernels").splitlines()
+    decode = {row[:20].strip(): row[20:].split() for row in printed[1:5]}
+    assert printed[0].split()[0] == "decode"
+    assert list(decode) == [
+        "without LoRA",
+        "plugin",
+        "native, dynamic rank",
+        "native, rank 16 fixe",
+    ]
+    added = {name: float(row[-3]) for name, row in decode.items()}
+    copies = {name: int(row[-2]) for name, row in decode.items()}
+    assert added["plugin"] <= 4
+    assert copies["plugin"] == 0
+    assert added["native, dynamic rank"] >= 25
+    assert copies["native, dynamic rank"] == 2 * 7 * 2
+
+
+def test_kernels_of_an_engine_without_sites_cannot_be_counted(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = engine_without_lora(tiny_engine.engine, tmp_path)
+    assert "has no LoRA sites" in inspect(capsys, plain, "--kernels", expected=2)
 
 
 def test_every_tensor_and_every_binding_is_in_the_report(

@@ -1,0 +1,46 @@
+"""Calls into NVIDIA's libraries through cuda-python, which is imported when first needed."""
+
+import importlib
+from typing import Any
+
+from trt_lora.plugins.errors import BackendError
+
+_INSTALL = "pip install 'trt-lora[rtx]' or 'trt-lora[tensorrt]'"
+_EXPLAIN = {
+    "driver": "cuGetErrorString",
+    "nvrtc": "nvrtcGetErrorString",
+    "runtime": "cudaGetErrorString",
+}
+
+
+def checked(name: str, function: str, *args: Any) -> Any:
+    """Call a function of `driver`, `runtime` or `nvrtc`.
+
+    Returns:
+        Its one result, or a tuple of several or none.
+
+    Raises:
+        BackendError: the library is missing, or the call failed; with NVIDIA's own explanation.
+    """
+    library = bindings(name)
+    try:
+        status, *results = getattr(library, function)(*args)
+    except RuntimeError as error:  # so says cuda-python when a library or the driver is missing
+        hint = f"; {_INSTALL}" if name == "nvrtc" else ""
+        raise BackendError(f"{function}: {error}{hint}") from error
+    if int(status):
+        _, text = getattr(library, _EXPLAIN[name])(status)
+        raise BackendError(f"{function}: {text.decode()} ({status.name})")
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def bindings(name: str) -> Any:
+    """Return a module of cuda-python.
+
+    Raises:
+        BackendError: it is not installed.
+    """
+    try:
+        return importlib.import_module(f"cuda.bindings.{name}")
+    except ImportError as error:
+        raise BackendError(f"cuda-python cannot be imported ({error}); {_INSTALL}") from error

@@ -1,0 +1,59 @@
+"""The kernels that TensorRT-RTX compiles while it runs, kept in a file beside the plan."""
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from trt_lora.runtime.files import publish_file
+
+RUNTIME_CACHE_FILE = "runtime.cache"
+
+_LOG = logging.getLogger(__name__)
+
+
+class RuntimeCache:
+    """A file of compiled kernels: read when an engine is opened, written when it is closed.
+
+    It only saves time, so that nothing about it is an error: a file that is damaged, or of another
+    GPU, driver or TensorRT-RTX (which checks all that), is ignored and replaced; where no file can
+    be written there is none.
+    """
+
+    def __init__(self, path: Path, cache: Any) -> None:
+        """Fill `cache`, an empty `IRuntimeCache`, from the file."""
+        self.cache = cache
+        self._path = path
+        self._stored = self._load()  # digest of what the file holds
+
+    def save(self) -> None:
+        """Write the file, whole, if it would not stay the same."""
+        try:
+            data = bytes(self.cache.serialize())
+            if data and _digest(data) != self._stored:
+                with publish_file(self._path) as path:
+                    path.write_bytes(data)
+        except (OSError, RuntimeError, TypeError) as error:  # None where TensorRT-RTX fails
+            _LOG.info("%s is not written: %s", self._path, str(error))
+
+    def _load(self) -> bytes:
+        if not self._path.exists():
+            return b""
+        try:
+            data = self._path.read_bytes()
+            accepted = bool(data) and self.cache.deserialize(data)
+        except (OSError, RuntimeError) as error:
+            _LOG.info("%s is ignored: %s", self._path, str(error))
+            return b""
+        if not accepted:
+            _LOG.info(
+                "%s is ignored: it is damaged, or of another GPU, driver or TensorRT-RTX; it is "
+                "written anew when the engine is closed",
+                self._path,
+            )
+            return b""
+        return _digest(data)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

@@ -1,0 +1,116 @@
+"""How many kernels LoRA adds to an engine, by TensorRT's own list: no GPU is needed.
+
+The engine's ONNX file is built again, four times: without LoRA, with the plugin, and with native
+matrix products, whose ranks are dynamic, as an engine for many adapters must have them, or fixed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trt_lora.builder.compile import Compiler
+from trt_lora.builder.kernel_list import Kernel
+from trt_lora.builder.progress import Progress
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour, flavour_named
+from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range, read_manifest
+from trt_lora.scripts.console import print_table
+from trt_lora.scripts.plain_engine import remove_lora
+
+Profiles = Mapping[str, Mapping[str, Range]]
+
+PLAIN = "without LoRA"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to build an engine, and what it runs."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+
+    def count(self, profile: int) -> int:
+        """Return the number of kernels of an optimization profile."""
+        return sum(kernel.profile == profile for kernel in self.kernels)
+
+    def pad_copies(self, profile: int) -> int:
+        """Return how many of them copy a tensor to pad it."""
+        return sum(kernel.is_pad_copy for kernel in self.kernels if kernel.profile == profile)
+
+
+def kernel_layouts(directory: Path, progress: Progress) -> list[Layout]:
+    """Build an engine directory's ONNX file in every layout; `PLAIN` comes first.
+
+    Raises:
+        ConfigError: the engine has no profiles, because it was built without TensorRT.
+        BackendError: the flavour is not installed.
+        ModelError: TensorRT cannot build a layout.
+    """
+    manifest = read_manifest(directory)
+    if not manifest.sites or not manifest.profiles:
+        raise ConfigError(f"{directory} has no LoRA sites: there is nothing to compare")
+    flavour = TENSORRT_RTX if manifest.flavour == "none" else flavour_named(manifest.flavour)
+    return list(_layouts(directory, manifest, flavour, progress))
+
+
+def _layouts(
+    directory: Path, manifest: Manifest, flavour: Flavour, progress: Progress
+) -> Iterator[Layout]:
+    onnx, rank = directory / ONNX_FILE, manifest.opt_lora_rank
+    changes: list[tuple[str, str, Callable[[ir.Model], Profiles]]] = [
+        (PLAIN, "native", lambda model: _plain(model, manifest)),
+        ("plugin", "plugin", lambda _: manifest.profiles),
+        ("native, dynamic rank", "native", lambda _: manifest.profiles),
+        (f"native, rank {rank} fixed", "native", lambda model: _fixed(model, manifest)),
+    ]
+    for name, lora_plugin, change in changes:
+        if lora_plugin == "plugin" and flavour.plugin_obstacle():
+            continue
+        progress.stage(name)
+        model = ir.load(onnx)
+        profiles = change(model)
+        proto = ir.to_proto(model).SerializeToString()
+        kernels = Compiler(flavour, progress, lora_plugin).kernels(proto, onnx, profiles)
+        yield Layout(name, tuple(kernels))
+
+
+def _plain(model: ir.Model, manifest: Manifest) -> Profiles:
+    remove_lora(model, manifest.lora_bindings)
+    return {
+        profile: {name: r for name, r in ranges.items() if name not in manifest.lora_bindings}
+        for profile, ranges in manifest.profiles.items()
+    }
+
+
+def _fixed(model: ir.Model, manifest: Manifest) -> Profiles:
+    """Give every LoRA input the rank that the engine is tuned for."""
+    shapes = {
+        name: site.shape(factor, manifest.opt_lora_rank)
+        for name, (site, factor) in manifest.lora_bindings.items()
+    }
+    for value in model.graph.inputs:
+        if value.name in shapes:
+            value.shape = ir.Shape(shapes[value.name])
+    fixed = {name: Range(shape, shape, shape) for name, shape in shapes.items()}
+    return {profile: {**ranges, **fixed} for profile, ranges in manifest.profiles.items()}
+
+
+def print_layouts(layouts: list[Layout], manifest: Manifest) -> None:
+    """Print a table for every optimization profile."""
+    plain, *_ = layouts
+    layers = len({site.layer for site in manifest.sites if site.layer is not None}) or 1
+    for index, profile in enumerate(manifest.profiles):
+        print_table(
+            (profile, "kernels", "added", "added a layer", "copies of A and B", "streams"),
+            [_row(layout, plain, index, layers) for layout in layouts],
+        )
+
+
+def _row(layout: Layout, plain: Layout, profile: int, layers: int) -> tuple[str, ...]:
+    added = layout.count(profile) - plain.count(profile)
+    copies = layout.pad_copies(profile) - plain.pad_copies(profile)
+    streams = len({kernel.stream for kernel in layout.kernels if kernel.profile == profile})
+    counts = (layout.count(profile), added, f"{added / layers:.1f}", copies, streams)
+    return layout.name, *map(str, counts)

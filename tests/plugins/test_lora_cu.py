@@ -1,0 +1,189 @@
+"""The text that the GPU is given, run on a CPU: right for every shape, and within its memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulation.cases import DTYPES, Call, make_call
+from emulation.emulator import Array, Arrays, compiler, load, run
+
+from trt_lora.plugins.compile_kernels import KERNELS
+from trt_lora.plugins.group import GroupShape, SiteShape
+from trt_lora.plugins.launch import Chip, Launch, fused_launch, plan_launches, workspace_bytes
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")
+
+A100, A10, H200, RTX5090 = (
+    Chip((8, 0), 108),
+    Chip((8, 6), 72),
+    Chip((9, 0), 132),
+    Chip((12, 0), 170),
+)
+RANKS = (1, 3, 8, 16, 17, 64, 256)
+ROWS = (1, 2, 7, 8, 33)
+
+
+def outputs(
+    call: Call, launches: tuple[Launch, ...], *, shift: int = 0, order: int = 0
+) -> list[Array]:
+    nbytes = workspace_bytes(call.shape)
+    return run(call.shape, call.arrays, launches, workspace_bytes=nbytes, shift=shift, order=order)
+
+
+def check(call: Call, chip: Chip, *, shift: int = 0) -> None:
+    """The outputs are as close to numpy's as the bound says, and the same bits in any order."""
+    launches = plan_launches(call.shape, chip)
+    first = outputs(call, launches, shift=shift)
+    assert call.worst(first) <= 1
+    for one, other in zip(first, outputs(call, launches, shift=shift, order=1), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("m", ROWS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
+def test_every_rank_and_number_of_rows_is_computed(
+    chip: Chip, dtype: str, m: int, rank: int
+) -> None:
+    check(make_call(m, 136, [(136, rank), (40, 8)], dtype, adds=True), chip)
+    check(make_call(m, 136, [(136, rank)], dtype, adds=False), chip)
+
+
+@pytest.mark.parametrize("rank", [1, 8, 17, 64])
+@pytest.mark.parametrize("m", [1, 3, 8, 21])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [A10, RTX5090], ids=["sm86", "sm120"])
+def test_odd_sizes_and_unaligned_addresses_are_computed(
+    chip: Chip, dtype: str, m: int, rank: int
+) -> None:
+    item = np.dtype(DTYPES[dtype]).itemsize
+    check(make_call(m, 77, [(35, rank), (64, 16)], dtype), chip)
+    check(make_call(m, 80, [(72, rank)], dtype), chip, shift=item)
+
+
+@pytest.mark.parametrize("m", [1, 5, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
+def test_each_site_of_a_group_has_its_own_rank(chip: Chip, dtype: str, m: int) -> None:
+    qkv = [(96, 16), (24, 1), (24, 40)]
+    eight = [
+        (n, rank) for n, rank in zip(range(1, 40, 5), (1, 16, 3, 8, 1, 32, 9, 24), strict=True)
+    ]
+    check(make_call(m, 96, qkv, dtype), chip)
+    check(make_call(m, 50, eight, dtype, adds=False), chip)
+
+
+@pytest.mark.parametrize("m", [511, 512, 577])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
+def test_prefill_is_computed(chip: Chip, dtype: str, m: int) -> None:
+    check(make_call(m, 40, [(24, 16), (136, 72)], dtype), chip)
+
+
+def test_prefill_in_float32_is_computed() -> None:
+    check(make_call(513, 12, [(24, 16), (40, 5)], "float32"), A100)
+
+
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
+def test_a_long_k_is_split(chip: Chip, dtype: str, m: int) -> None:
+    call = make_call(m, 4360, [(40, 136)], dtype, adds=False)
+    assert plan_launches(call.shape, chip)[0].splits > 1
+    check(call, chip)
+
+
+@pytest.mark.parametrize("sites", [[(24, 512)] * 3, [(16, 512)] * 8], ids=["three", "eight"])
+@pytest.mark.parametrize(("dtype", "m"), [*((dtype, 1) for dtype in DTYPES), ("bfloat16", 9)])
+def test_the_largest_ranks_are_computed(dtype: str, m: int, sites: list[tuple[int, int]]) -> None:
+    check(make_call(m, 16, sites, dtype), H200)
+
+
+@pytest.mark.parametrize(
+    ("m", "sites"),
+    [(20, [(40, 16)]), (3, [(40, 200)]), (1, [(72, 512)] * 3), (8, [(9, 5)] * 8)],
+    ids=["rows", "rank", "columns", "sites"],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [A100, H200], ids=["alone", "clusters"])
+def test_the_single_kernel_is_right_for_every_shape(
+    chip: Chip, dtype: str, m: int, sites: list[tuple[int, int]]
+) -> None:
+    call = make_call(m, 90, sites, dtype)
+    assert call.worst(outputs(call, (fused_launch(call.shape, chip),))) <= 1
+
+
+def test_the_tests_above_launch_every_kernel() -> None:
+    launched = {
+        launch.kernel
+        for dtype in DTYPES
+        for m in (1, 3, *ROWS)
+        for rank in RANKS
+        for chip in (A100, H200)
+        for launch in plan_launches(
+            GroupShape(m, 136, (SiteShape(136, rank),), dtype, adds=True), chip
+        )
+    }
+    assert launched == set(KERNELS)
+
+
+@pytest.mark.parametrize("m", [1, 8, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
+def test_a_zero_adapter_changes_no_bit(chip: Chip, dtype: str, m: int) -> None:
+    call = make_call(m, 64, [(48, 1), (33, 16)], dtype)
+    zeros = tuple(np.zeros_like(b) for b in call.arrays.b)
+    minus = tuple(np.where(y > 1, -np.zeros_like(y), y) for y in call.arrays.y)
+    zero = Call(call.shape, Arrays(call.arrays.x, call.arrays.a, zeros, minus))
+    for z, y in zip(outputs(zero, plan_launches(call.shape, chip)), minus, strict=True):
+        assert z.tobytes() == y.tobytes()
+    delta = Call(replace(call.shape, adds=False), Arrays(call.arrays.x, call.arrays.a, zeros))
+    for out in outputs(delta, plan_launches(delta.shape, chip)):
+        assert not np.any(out)
+
+
+@pytest.mark.parametrize("m", [1, 8, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
+def test_a_large_t_does_not_overflow(chip: Chip, dtype: str, m: int) -> None:
+    """T is far beyond float16, the output is not; next to it a row whose t is tiny."""
+    call = make_call(m, 64, [(48, 16), (24, 80)], dtype, adds=False)
+    large, small = (2.0**9, 2.0**-12) if dtype == "float16" else (2.0**60, 2.0**-70)
+    by, down = DTYPES[dtype](large), DTYPES[dtype](small)
+    x = call.arrays.x * by
+    x[1:2] = call.arrays.x[1:2] / by
+    a = tuple(a * by for a in call.arrays.a)
+    b = tuple(b * down for b in call.arrays.b)
+    scaled = Call(call.shape, Arrays(x, a, b))
+    assert scaled.worst(outputs(scaled, plan_launches(call.shape, chip))) <= 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("m", [1, 8, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
+def test_what_is_not_finite_reaches_its_row_and_no_other(
+    chip: Chip, dtype: str, m: int, value: float
+) -> None:
+    call = make_call(m, 70, [(48, 1), (33, 12), (16, 80)], dtype)
+    call.arrays.x[m // 2, 69] = value
+    actual = outputs(call, plan_launches(call.shape, chip))
+    for out, exact, bound in zip(actual, call.expected(), call.bounds(), strict=True):
+        finite = np.isfinite(exact)
+        assert not np.any(finite[m // 2])
+        np.testing.assert_array_equal(out[~finite].astype(np.float64), exact[~finite])
+        assert np.all(np.abs(out[finite].astype(np.float64) - exact[finite]) <= bound[finite])
+
+
+def test_a_half_is_rounded_as_numpy_rounds_it() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    widened = np.array([load().widened(bits) for bits in range(1 << 16)], np.float32)
+    np.testing.assert_array_equal(widened, every.astype(np.float32))
+    values = np.random.default_rng(0).integers(0, 1 << 32, 20000, np.uint32).view(np.float32)
+    small = (values.view(np.uint32) & 0x8FFFFFFF | 0x30000000).view(np.float32)  # about 2^-31 to 1
+    for value in (*values[np.isfinite(values)], *small):
+        for to_bfloat, dtype in enumerate((np.float16, DTYPES["bfloat16"])):
+            with np.errstate(over="ignore"):
+                expected = np.asarray(value).astype(dtype).view(np.uint16)
+            assert load().narrow(value, to_bfloat) == expected

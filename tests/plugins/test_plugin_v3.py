@@ -1,0 +1,245 @@
+"""The plugin in TensorRT-RTX's real bindings: built without a GPU, its callbacks called here."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny import save_model, tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.plugins.errors import BackendError, ConfigError, ModelError, TensorError
+from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour
+from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
+from trt_lora.plugins.operator import OPERATORS, Operator
+from trt_lora.plugins.plugin_node import PluginNode, safe
+from trt_lora.plugins.plugin_shapes import check_ranges, group_shape
+from trt_lora.plugins.plugin_v3 import LoraPlugins, register_plugins
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+
+ADD, DELTA = Operator(2, adds=True), Operator(2, adds=False)
+SHAPES = [(2, 3, 8), (8, 4), (4, 16), (8, 1), (1, 6), (2, 3, 16), (2, 3, 6)]  # of ADD
+
+
+@pytest.fixture
+def trt() -> Any:
+    return TENSORRT_RTX.load()
+
+
+@pytest.fixture
+def plugins(trt: Any) -> Iterator[LoraPlugins]:
+    registered = register_plugins(trt)
+    registered.failures.clear()
+    yield registered
+    registered.failures.clear()
+
+
+def described(trt: Any, shapes: Sequence[Sequence[int]], dtype: str = "HALF") -> list[Any]:
+    """What TensorRT says of tensors."""
+    kind, linear = getattr(trt.DataType, dtype), trt.TensorFormat.LINEAR
+    return [SimpleNamespace(dims=tuple(s), type=kind, format=linear) for s in shapes]
+
+
+def ranges(trt: Any, low: Sequence[Sequence[int]], high: Sequence[Sequence[int]]) -> list[Any]:
+    """What TensorRT says of tensors whose shapes are not known yet."""
+    pairs = zip(described(trt, low), low, high, strict=True)
+    return [SimpleNamespace(desc=desc, min=tuple(a), max=tuple(b)) for desc, a, b in pairs]
+
+
+# ---------------------------------------------------------------------------------------- building
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("Llama", tmp_path_factory.mktemp("plugin") / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_an_engine_with_the_plugin_builds(
+    dtype: str, model: Path, tmp_path: Path, plugins: LoraPlugins
+) -> None:
+    config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype=dtype)
+    manifest = build_engine(config)
+    assert manifest.lora_plugin == "plugin"
+    assert b"LoraDelta3" in (tmp_path / "e" / "engine.plan").read_bytes()
+    assert plugins.failures == []
+
+
+@pytest.mark.slow
+def test_native_leaves_the_plugin_out(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoraPlugins, "make", lambda *_: pytest.fail("a plugin was made"))
+    config = tiny_config(
+        model, tmp_path / "e", flavour="tensorrt-rtx", lora_plugin="native", dtype="float16"
+    )
+    assert build_engine(config).lora_plugin == "native"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "callback",
+    ["get_output_shapes", "supports_format_combination", "get_workspace_size", "configure_plugin"],
+)
+def test_a_callback_that_fails_fails_the_build_with_its_reason(
+    callback: str,
+    model: Path,
+    tmp_path: Path,
+    plugins: LoraPlugins,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: Any, *args: Any) -> Any:
+        raise TensorError("out of luck")
+
+    fallback = False if callback.startswith("supports") else 0 if "size" in callback else ()
+    monkeypatch.setattr(PluginNode, callback, safe(fallback)(fail))
+    config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype="float16")
+    with pytest.raises(ModelError, match=r"Lora\w+: out of luck"):
+        build_engine(config)
+    assert not (tmp_path / "e").exists()
+
+
+def test_registering_twice_is_registering_once(trt: Any, plugins: LoraPlugins) -> None:
+    assert register_plugins(trt) is plugins
+    names = {creator.name for creator in trt.get_plugin_registry().all_creators}
+    assert {operator.name for operator in OPERATORS} <= names
+
+
+def test_a_registry_that_refuses_is_an_error(trt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = SimpleNamespace(register_creator=lambda creator, namespace: False)
+    monkeypatch.setattr(trt, "get_plugin_registry", lambda: registry)
+    with pytest.raises(BackendError, match=r"refuses the plugin LoraDelta1"):
+        register_plugins.__wrapped__(trt)
+
+
+def test_the_plugin_is_refused_or_left_out_where_it_cannot_be(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flavour, "plugin_obstacle", lambda self: "the moon is full")
+    config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", lora_plugin="plugin")
+    with pytest.raises(ConfigError, match=r"the moon is full; pass --lora-plugin native"):
+        build_engine(config)
+
+
+# --------------------------------------------------------------------------------------- callbacks
+
+
+def test_a_node_has_one_output_for_a_site(trt: Any, plugins: LoraPlugins) -> None:
+    plugin = plugins.make(ADD)
+    assert plugin.num_outputs == 2
+    assert plugin.get_output_data_types([trt.DataType.HALF] * 7) == [trt.DataType.HALF] * 2
+
+
+@pytest.mark.parametrize("dtype", ["HALF", "BF16", "FLOAT"])
+def test_row_major_tensors_of_one_type_are_taken(
+    dtype: str, trt: Any, plugins: LoraPlugins
+) -> None:
+    plugin = plugins.make(ADD)
+    tensors = [SimpleNamespace(desc=item) for item in described(trt, SHAPES, dtype)]
+    assert all(plugin.supports_format_combination(i, tensors, 7) for i in range(len(tensors)))
+    tensors[3].desc.type = trt.DataType.INT8
+    assert not plugin.supports_format_combination(3, tensors, 7)
+    tensors[3].desc.type = getattr(trt.DataType, dtype)
+    tensors[3].desc.format = trt.TensorFormat.CHW32
+    assert not plugin.supports_format_combination(3, tensors, 7)
+
+
+def test_integers_are_not_taken(trt: Any, plugins: LoraPlugins) -> None:
+    tensors = [SimpleNamespace(desc=item) for item in described(trt, SHAPES, "INT32")]
+    assert not plugins.make(ADD).supports_format_combination(0, tensors, 7)
+
+
+def test_a_call_launches_the_group_with_its_addresses(
+    trt: Any, plugins: LoraPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    recorder = SimpleNamespace(launch=lambda *args: calls.append(args))
+    monkeypatch.setattr(plugins, "kernels", recorder)
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), described(trt, SHAPES[5:]))
+    clone = plugin.attach_to_context(None)
+    clone.enqueue([], [], [10, 11, 12, 21, 22, 13, 23], [14, 24], 99, 7)
+    shape = GroupShape(6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", adds=True)
+    buffers = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99)
+    assert calls == [(shape, buffers, 7)]
+
+
+def test_a_call_before_the_shapes_are_known_is_an_error(plugins: LoraPlugins) -> None:
+    plugins.make(DELTA).enqueue([], [], [0] * 5, [0] * 2, 0, 0)
+    assert plugins.failures == ["LoraDelta2: TensorRT runs the node before it has told the shapes"]
+
+
+def test_an_empty_batch_is_refused_clearly(trt: Any, plugins: LoraPlugins) -> None:
+    shapes = [(0, 3, 8), *SHAPES[1:5], (0, 3, 16), (0, 3, 6)]
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    plugin.on_shape_change(described(trt, shapes), [])
+    plugin.enqueue([], [], [0] * 7, [0] * 2, 0, 0)  # not with the shapes of before
+    first, second = plugins.failures
+    assert "LoraAdd2: x has shape [0, 3, 8], an empty batch" in first
+    assert "before it has told the shapes" in second
+
+
+def test_the_workspace_is_that_of_the_largest_shapes(trt: Any, plugins: LoraPlugins) -> None:
+    plugin = plugins.make(ADD)
+    small = plugin.get_workspace_size(ranges(trt, SHAPES, SHAPES), [])
+    large = [(2, 300, 8), (8, 64), (64, 16), (8, 32), (32, 6), (2, 300, 16), (2, 300, 6)]
+    assert plugin.get_workspace_size(ranges(trt, SHAPES, large), []) > small > 0
+
+
+def test_a_plan_says_all_that_makes_the_plugin_again(trt: Any, plugins: LoraPlugins) -> None:
+    creators = {creator.operator: creator for creator in plugins.creators}
+    for operator in OPERATORS:
+        fields = plugins.make(operator).get_fields_to_serialize()
+        assert {field.name: int(field.data[0]) for field in fields} == {
+            "sites": operator.sites,
+            "adds": int(operator.adds),
+        }
+        again = creators[operator].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME)
+        assert plugins.failures == []
+        assert again.operator == operator
+    other = plugins.make(DELTA).get_fields_to_serialize()
+    empty = trt.PluginFieldCollection([])
+    for fields in (other, empty):
+        assert creators[ADD].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME) is None
+    first, second = plugins.failures
+    assert "of a LoraAdd2, expected" in first
+    assert "build the engine again" in first
+    assert "the plan says {}" in second
+    assert creators[ADD].create_plugin("node", empty, trt.TensorRTPhase.BUILD).operator == ADD
+
+
+# ------------------------------------------------------------------------------------------ shapes
+
+
+def changed(index: int, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [*SHAPES[:index], shape, *SHAPES[index + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (changed(1, (7, 4)), r"LoraAdd2, site 0: A \[7, 4\] and B \[4, 16\] do not fit x"),
+        (changed(4, (2, 6)), r"LoraAdd2, site 1: A \[8, 1\] and B \[2, 6\] do not fit x"),
+        (changed(1, (8,)), r"site 0: A \[8\]"),
+        (changed(5, (1, 3, 16)), r"the addend is \[1, 3, 16\], expected \[2, 3, 16\]"),
+        (changed(6, (6,)), r"the addend is \[6\], expected \[2, 3, 6\]"),
+        ([(2, 3, 8), (8, 0), (0, 16), *SHAPES[3:]], r"a rank is 0"),
+        ([(2, 3, 8), (8, 513), (513, 16), *SHAPES[3:]], r"a rank is 513"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    shapes: list[tuple[int, ...]], message: str, trt: Any
+) -> None:
+    with pytest.raises(TensorError, match=message):
+        group_shape(ADD, shapes, "float16")
+    with pytest.raises(TensorError, match=message):
+        check_ranges(ADD, ranges(trt, SHAPES, shapes))
+
+
+def test_a_dtype_without_kernels_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'int8' is unknown"):
+        group_shape(ADD, SHAPES, "int8")

@@ -1,0 +1,42 @@
+"""A GPU, a TensorRT and an engine, all of them fakes that notice what is left behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_cuda import FakeCuda
+from fake_tensorrt import FakeTensorRT, engine_directory, small_manifest
+
+from trt_lora.runtime.cuda_graphs import GraphOptions
+from trt_lora.runtime.tensorrt_backend import TensorRTEngine
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """A GPU on which every test must leave nothing behind."""
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    yield fake
+    fake.check()
+
+
+@pytest.fixture
+def trt(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorRT]:
+    """A TensorRT in which every test must leave no context behind."""
+    fake = FakeTensorRT(cuda)
+    fake.install(monkeypatch)
+    yield fake
+    assert not list(fake.contexts)
+
+
+@pytest.fixture
+def engine(trt: FakeTensorRT, tmp_path: Path) -> TensorRTEngine:
+    """The tiny model's engine, not entered."""
+    return TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest())
+
+
+@pytest.fixture
+def plain(trt: FakeTensorRT, tmp_path: Path) -> TensorRTEngine:
+    """As `engine`, without CUDA graphs: every run is enqueued."""
+    directory = engine_directory(tmp_path / "engine")
+    return TensorRTEngine(directory, small_manifest(), graphs=GraphOptions(max_graphs=0))
