@@ -1,5 +1,6 @@
-# The words a person types: demo, test, lint, types, fuzz, bench. Each installs what it needs first.
-.PHONY: demo test lint types fuzz bench dev
+# The words a person types: demo, test, lint, types, fuzz, bench. Each installs what it needs first;
+# gpu installs nothing.
+.PHONY: demo test lint types fuzz bench gpu dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,6 +31,14 @@ fuzz: $(VENV)/ready        ## throw damaged files at every reader for a minute
 
 bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.json
 	$(BIN)/python scripts/bench.py
+
+# In the virtual environment if there is one, else with $(PYTHON) as it is: needs torch, numpy,
+# safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only W2'.
+gpu:                       ## check and measure on an NVIDIA GPU, write docs/benchmarks/gpu-*.json
+	mkdir -p build/typing/trt_lora
+	ln -sfn $(PACKAGES:%=$(CURDIR)/%) build/typing/trt_lora/
+	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
+	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench_gpu $(GPU)
 
 dev: $(VENV)/ready
 

@@ -1,0 +1,1 @@
+"""The GPU benchmark: what `make gpu` checks and measures."""

@@ -1,0 +1,62 @@
+"""Ratios inside one run: versions in alternating order, medians, and the spread between rounds."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+ROUNDS = 20  # of each version; even, so that every order comes as often as its reverse
+
+# Runs versions one after another and returns the microseconds of each, in the order given.
+Sample = Callable[[Sequence[str]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median over rounds, and the quarters that lie below and above."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of every version, one for each round."""
+
+    samples: Mapping[str, Sequence[float]]
+
+    def median(self, name: str) -> float:
+        """Return the median of a version."""
+        return statistics.median(self.samples[name])
+
+    def ratio(self, name: str, base: str) -> Spread:
+        """Return `name / base`, round by round."""
+        return _spread([a / b for a, b in self._pairs(name, base)])
+
+    def overhead_percent(self, name: str, base: str) -> Spread:
+        """Return what `name` takes more than `base`, in percent of it, round by round."""
+        return _spread([100 * (a / b - 1) for a, b in self._pairs(name, base)])
+
+    def _pairs(self, name: str, base: str) -> list[tuple[float, float]]:
+        return list(zip(self.samples[name], self.samples[base], strict=True))
+
+
+def alternate(names: Sequence[str], sample: Sample, rounds: int = ROUNDS) -> Times:
+    """Time versions against each other: A B C, C B A, A B C, ...
+
+    A drift of the clock then meets both of a pair alike, and so does what the version before leaves
+    in the caches.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds):
+        order = names if index % 2 == 0 else names[::-1]
+        for name, us in zip(order, sample(order), strict=True):
+            samples[name].append(us)
+    return Times(samples)
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high)

@@ -1,0 +1,130 @@
+"""The benchmark's device on a CPU: torch, and our kernels by emulation, at tiny sizes."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from emulation import emulator
+
+from trt_lora.plugins.group import GroupBuffers, GroupShape
+from trt_lora.plugins.kernels import group_of
+from trt_lora.plugins.launch import Chip, plan_launches
+from trt_lora.scripts.gpu.device import Replay
+from trt_lora.scripts.gpu.shapes import ModelShape
+
+H200 = Chip((9, 0), 132)
+TINY = ModelShape(hidden=64, keys=16, inner=128, vocabulary=96, layers=2)
+ANYWHERE: Any = SimpleNamespace(range=emulator.Range(1, 2**62, 1))
+
+
+@dataclass
+class EmulatedKernels:
+    """lora.cu itself, compiled for this CPU; it may read and write everywhere."""
+
+    chip: Chip = H200
+    launches: int = 0
+
+    def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
+        """Run the call now."""
+        for launch in plan_launches(shape, self.chip):
+            group = group_of(shape, buffers, launch.splits)
+            emulator.emulate(emulator.load(), launch, group, [ANYWHERE], 0)
+            self.launches += 1
+
+
+class TorchGlue:
+    """What scripts/gpu/glue.py computes, by torch."""
+
+    def __init__(self) -> None:
+        self.nodes = 0
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write the norm."""
+        values = x.float()
+        scale = torch.rsqrt(values.pow(2).mean(dim=1, keepdim=True) + 1e-5)
+        return out.copy_(values * scale * weight.float())
+
+    def gated(
+        self, y: Sequence[torch.Tensor], deltas: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> torch.Tensor:
+        """Write SiLU(gate) * up."""
+        gate, up = (each.float() for each in y)
+        if deltas:
+            gate, up = gate + deltas[0].float(), up + deltas[1].float()
+        return out.copy_(torch.nn.functional.silu(gate) * up)
+
+    def nothing(self, *, clusters: bool = False) -> None:
+        """Count."""
+        self.nodes += 1
+
+
+@dataclass(frozen=True)
+class CpuReplay:
+    """Work that is run again."""
+
+    work: Callable[[], object]
+    nodes: int | None = None
+
+    def run(self) -> None:
+        """Run it."""
+        self.work()
+
+
+class CpuDevice:
+    """A device without streams: everything has happened when a call returns."""
+
+    def __init__(self, dtype: torch.dtype = torch.float16) -> None:
+        self.dtype = dtype
+        self.where = torch.device("cpu")
+        self.kernels = EmulatedKernels()
+        self.glue = TorchGlue()
+        self.order: list[str] = []  # of forks and joins
+        self.memory_bytes = 1 << 40
+
+    def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        """Return normally distributed values."""
+        return (torch.randn(shape) * scale).to(self.dtype)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return NaNs."""
+        return torch.full(shape, float("nan"), dtype=dtype or self.dtype)
+
+    def stream(self) -> int:
+        """Return the default stream."""
+        return 0
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """Note the fork."""
+        self.order.append("fork")
+        yield
+
+    def join(self) -> None:
+        """Note the join."""
+        assert self.order[-1:] == ["fork"]
+        self.order.append("join")
+
+    def capture(self, run: Callable[[], object]) -> CpuReplay:
+        """Run once."""
+        run()
+        return CpuReplay(run)
+
+    def times_us(self, replays: Sequence[Replay]) -> list[float]:
+        """Run and time on the wall's clock."""
+        marks = [time.perf_counter()]
+        for replay in replays:
+            replay.run()
+            marks.append(time.perf_counter())
+        return [1e6 * (b - a) for a, b in itertools.pairwise(marks)]
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def free_bytes(self) -> int:
+        """Return what the test says."""
+        return self.memory_bytes
