@@ -7,24 +7,45 @@ engine without workspace, from others it may end the process. So callbacks note 
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.plugins.group import GroupBuffers
+from trt_lora.plugins.kernels import Kernels
 from trt_lora.plugins.launch import workspace_bytes
 from trt_lora.plugins.operator import DOMAIN_VERSION, Operator
 from trt_lora.plugins.plugin_shapes import check_ranges, group_shape
-
-if TYPE_CHECKING:
-    from trt_lora.plugins.plugin_v3 import LoraPlugins
 
 VERSION = str(DOMAIN_VERSION)
 NAMESPACE = ""  # where the parser looks for a plugin that overrides a function of the same name
 FIELDS = ("sites", "adds")  # all that a plan must say of a node; the rest is in its tensors
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Owner(Protocol):
+    """What all plugins of a flavour share."""
+
+    @property
+    def trt(self) -> Any:
+        """The flavour's module."""
+        ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """What launches a group."""
+        ...
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong in callbacks."""
+        ...
+
+    def make(self, operator: Operator) -> Any:
+        """Return a new plugin."""
+        ...
 
 
 def safe(otherwise: object = None) -> Callable[[F], F]:
@@ -47,7 +68,7 @@ def safe(otherwise: object = None) -> Callable[[F], F]:
 class PluginNode:
     """The callbacks of one node; its other bases come from the flavour."""
 
-    def __init__(self, owner: "LoraPlugins", operator: Operator) -> None:
+    def __init__(self, owner: Owner, operator: Operator) -> None:
         for base in bases(owner.trt):
             base.__init__(self)
         self.owner, self.operator = owner, operator

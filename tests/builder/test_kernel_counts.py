@@ -6,6 +6,7 @@ projection, k and v are outputs. Few values are made, and repeated, to keep it q
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -75,7 +76,9 @@ def layer() -> ir.Model:
     """The layer with constants for weights and gains, as the exporter would leave it."""
     model = ir.from_onnx_text(LAYER)
     graph = model.graph
-    constants = {f"W_{name}": weight(k, n, name) for name, (_, k, n) in LINEARS.items()}
+    constants: dict[str, np.ndarray[Any, Any]] = {
+        f"W_{name}": weight(k, n, name) for name, (_, k, n) in LINEARS.items()
+    }
     constants |= {name: np.ones(HIDDEN, np.float16) for name in ("g1", "g2")}
     for value in [value for value in graph.inputs if value.name in constants]:
         graph.inputs.remove(value)
