@@ -11,9 +11,9 @@ from typing import Any
 
 from trt_lora.plugins.cuda_library import checked
 from trt_lora.plugins.errors import BackendError
-from trt_lora.plugins.launch import TILES
+from trt_lora.plugins.launch import TILE_CTAS, TILES
 
-_FILES = ("device.cuh", "lora.cu", "tiles.cu")  # one text; they include nothing
+_FILES = ("device.cuh", "lora.cu", "tiles.cu", "fused_tiles.cu")  # one text; they include nothing
 _OPTIONS = ("--std=c++17",)
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -28,7 +28,7 @@ KERNELS = {
     for rows in TILES
 } | {
     f"{family}_tiles_{dtype}": f"{family}_tiles<{_ELEMENTS[dtype]}>"
-    for family in ("shrink", "expand")
+    for family in ("fused", "shrink", "expand")
     for dtype in ("float16", "bfloat16")  # float32 stays exact: no tensor core multiplies it
 }
 
@@ -42,7 +42,7 @@ def source() -> str:
 def entry_point(kernel: str) -> str:
     """Return the C++ that makes its template a kernel of that name."""
     clusters = "" if kernel.startswith("expand") else "IN_CLUSTERS "
-    ctas = 2 if "tiles" in kernel else 1  # on a multiprocessor: one multiplies while one loads
+    ctas = TILE_CTAS if "tiles" in kernel else 1  # on a multiprocessor
     return (
         f'extern "C" __global__ void {clusters}__launch_bounds__(THREADS, {ctas}) '
         f"{kernel}(const __grid_constant__ Group group) {{ {KERNELS[kernel]}(group); }}\n"

@@ -12,6 +12,7 @@ BLOCK = 256  # threads of every kernel
 CLUSTER = 8  # CTAs that share a shrink: the most that every GPU with clusters can place
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 TILES = (1, 4, 8)  # rows of a CTA, in the kernels on CUDA cores
+TILE_CTAS = 2  # on a multiprocessor, in those on tensor cores: one multiplies while one loads
 
 _SUM_BYTES = 4
 _WARPS = BLOCK // 32
@@ -22,12 +23,20 @@ _SHARED_BYTES = 48 * 1024  # what every GPU grants without being asked for more
 
 _FEW_ROWS = 8  # up to here CUDA cores keep up with tensor cores, which multiply 16 rows at once
 _FUSED_COLUMNS = 128  # every cluster repeats the shrink, so it has to be small
+# Every tile of 16 rows reads A and B again, so more rows than one tile of the pair go there.
+_FUSED_TILE_ROWS = 64
 
 _TILE_ROWS = 64  # of a CTA, in the kernels on tensor cores
 _TILE_COLUMNS = 128  # of A in shrink_tiles, of B in expand_tiles
 _SHRINK_TILES_BYTES = 3 * 2 * (_TILE_ROWS * (32 + _PAD) + 32 * (_TILE_COLUMNS + _PAD))
 _EXPAND_TILES_BYTES = 4 * _TILE_ROWS + 2 * (
     2 * _TILE_ROWS * (64 + _PAD) + 64 * (_TILE_COLUMNS + _PAD)
+)
+
+_FEW_TILE_ROWS = 16  # of a CTA, in fused_tiles
+_FUSED_TILES_BYTES = (  # t, a part and a tile of sums, then a block as in expand_tiles
+    _SUM_BYTES * _FEW_TILE_ROWS * (_TILE_COLUMNS + 2 * (_TILE_COLUMNS + _PAD) + 1)
+    + 2 * (2 * _FEW_TILE_ROWS * (64 + _PAD) + 64 * (_TILE_COLUMNS + _PAD))
 )
 
 _LOADS = 1024  # of 16 bytes of B for a CTA: four for each thread, under way at once
@@ -77,6 +86,8 @@ def plan_launches(shape: GroupShape, chip: Chip) -> tuple[Launch, ...]:
             "build the engine without the plugin"
         )
     if shape.m > _FEW_ROWS and shape.dtype != "float32":
+        if chip.cluster > 1 and shape.m <= _FUSED_TILE_ROWS and _chunks(shape) == 1:
+            return (_fused_tiles(shape, chip),)
         return _tile_pair(shape, chip)
     if chip.cluster > 1 and shape.m <= _FEW_ROWS and shape.columns <= _FUSED_COLUMNS:
         return (fused_launch(shape, chip),)
@@ -154,10 +165,23 @@ def _pair(shape: GroupShape, chip: Chip) -> tuple[Launch, Launch]:
 def _tile_pair(shape: GroupShape, chip: Chip) -> tuple[Launch, Launch]:
     kernel = f"shrink_tiles_{shape.dtype}"
     shrink = _shrink(kernel, shape, _TILE_ROWS, chip, _SHRINK_TILES_BYTES)
-    tiles = sum(math.ceil(site.n / _TILE_COLUMNS) for site in shape.sites)
-    grid = (math.ceil(shape.m / _TILE_ROWS) * tiles, 1, 1)
+    grid = (math.ceil(shape.m / _TILE_ROWS) * _tiles_of_b(shape), 1, 1)
     kernel = f"expand_tiles_{shape.dtype}"
     return shrink, Launch(kernel, grid, BLOCK, 1, _EXPAND_TILES_BYTES, shrink.splits)
+
+
+def _fused_tiles(shape: GroupShape, chip: Chip) -> Launch:
+    """A launch that the GPU has room for at once: a cluster that waits shrinks when others end.
+
+    No more clusters than share out B as evenly, for each repeats the shrink.
+    """
+    tiles = math.ceil(shape.m / _FEW_TILE_ROWS)
+    room = max(1, chip.multiprocessors // chip.cluster * TILE_CTAS // tiles)
+    tiles_of_a_cta = math.ceil(_tiles_of_b(shape) / (chip.cluster * room))
+    clusters = math.ceil(_tiles_of_b(shape) / (chip.cluster * tiles_of_a_cta))
+    grid = (chip.cluster * clusters, tiles, 1)
+    kernel = f"fused_tiles_{shape.dtype}"
+    return Launch(kernel, grid, BLOCK, chip.cluster, _FUSED_TILES_BYTES, splits=1)
 
 
 def _shrink(kernel: str, shape: GroupShape, rows: int, chip: Chip, shared_bytes: int) -> Launch:
@@ -177,6 +201,10 @@ def slices(shape: GroupShape) -> int:
 
 def _chunks(shape: GroupShape) -> int:
     return math.ceil(sum(_strips(site.rank, shape.dtype) for site in shape.sites) / _CHUNK)
+
+
+def _tiles_of_b(shape: GroupShape) -> int:
+    return sum(math.ceil(site.n / _TILE_COLUMNS) for site in shape.sites)
 
 
 def _strips(columns: int, dtype: str) -> int:

@@ -8,7 +8,7 @@
 //
 //   fused           one launch for few rows and columns: each cluster shrinks, each CTA expands a slice
 //   shrink, expand  otherwise: t goes through the workspace, as the sums of `splits` parts of k
-//   tiles.cu        the same on tensor cores, for 16-bit elements and more rows
+//   tiles.cu, fused_tiles.cu  the same on tensor cores, for 16-bit elements and more rows
 //
 // The CTAs of a cluster share k in every shrink, and add their sums through distributed shared memory in
 // the order of their ranks.
@@ -233,6 +233,17 @@ template <class T, int Rows> DEVICE Kept fold(float (&sum)[Rows][WIDTH<T>], int 
   return kept;
 }
 
+// part = the sum of the copies of it in scratch, `floats` each, where a column is one of the first `columns`.
+template <class T> DEVICE void add_copies(const float* scratch, int copies, int floats, int columns, float* part) {
+  for (int i = threadIdx.x; i < floats; i += THREADS) {
+    if (i % PITCH<T> >= columns) continue;
+    float total = 0.0f;
+#pragma unroll
+    for (int copy = 0; copy < copies; ++copy) total += scratch[copy * floats + i];
+    part[i] = total;
+  }
+}
+
 // part [Rows, CHUNK strips] = x [tile, k] @ A [k, strips]. Scratch: as large for each warp.
 template <class T, int Rows>
 DEVICE void shrink_chunk(const Group& group, int row0, Span k, int first_strip, float* scratch, float* part) {
@@ -251,13 +262,7 @@ DEVICE void shrink_chunk(const Group& group, int row0, Span k, int first_strip, 
     for (int j = 0; j < WIDTH<T>; ++j)
       if (i < kept.rows && kept.mine) mine[i * PITCH<T> + j] = sum[i][j];
   __syncthreads();
-  for (int i = threadIdx.x; i < Rows * PITCH<T>; i += THREADS) {
-    if (i % PITCH<T> >= strips * WIDTH<T>) continue;
-    float total = 0.0f;
-#pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp) total += scratch[warp * Rows * PITCH<T> + i];
-    part[i] = total;
-  }
+  add_copies<T>(scratch, WARPS, Rows * PITCH<T>, strips * WIDTH<T>, part);
   __syncthreads();
 }
 

@@ -1,25 +1,30 @@
 // shrink and expand of lora.cu on tensor cores, for 16-bit elements: mma.m16n8k16 with float32 sums. A CTA
-// computes tiles of 64 rows; its eight warps are 4 (16 rows each) x 2 (turns of 16 columns).
+// computes tiles of 64 rows, or of 16 in fused_tiles.cu; its eight warps are so many times 16 rows, and turns
+// of 16 columns.
 
 constexpr int TILE_ROWS = 64;
 constexpr int TILE_COLUMNS = 8 * CHUNK;
-constexpr int STEP = 32;    // of k, in shrink_tiles
+constexpr int STEP = 32;    // of k, that a warp multiplies at once
 constexpr int STAGES = 3;   // of the pipeline from global memory
-constexpr int RANKS = 64;   // that expand_tiles multiplies at once; a smaller rank is one block
-constexpr int X_PITCH = STEP + PAD;
+constexpr int RANKS = 64;   // that expand_tile multiplies at once; a smaller rank is one block
 constexpr int T_PITCH = RANKS + PAD;
 constexpr int WIDE_PITCH = TILE_COLUMNS + PAD;
 
-// A warp's place: its first row in the tile, and whether it takes the even or the odd 16 columns.
-struct Place {
+template <int Rows> constexpr int TURNS = WARPS / (Rows / 16);  // of warps, at the columns of a tile
+template <int Rows> constexpr int PAIRS = 8 / TURNS<Rows>;      // of 8 columns, in each warp's turns
+template <int Rows> using Sums = float[2 * PAIRS<Rows>][4];     // of a warp
+
+// A warp's place: its first row in the tile, which turn it takes, and its first k of a step.
+template <int Rows> struct Place {
   int row;
   int turn;
-  DEVICE int columns(int pair) const { return (2 * pair + turn) * 16; }
+  int k;
+  DEVICE int columns(int pair) const { return (TURNS<Rows> * pair + turn) * 16; }
 };
 
-DEVICE Place place_of_warp() {
+template <int Rows> DEVICE Place<Rows> place_of_warp() {
   const int warp = threadIdx.x / 32;
-  return {warp % 4 * 16, warp / 4};
+  return {warp % (Rows / 16) * 16, warp / (Rows / 16), 0};
 }
 
 // The address that a lane gives for 16 x 16 elements whose first is `from`.
@@ -34,35 +39,48 @@ template <class T> DEVICE void stage(T* to, const T* from, int valid, bool whole
   else *reinterpret_cast<Pack*>(to) = gather(from, valid);
 }
 
-// One step of k in shared memory.
-template <class T> struct alignas(16) Step {
-  T x[TILE_ROWS * X_PITCH];
-  T a[STEP * WIDE_PITCH];
+// A step of k in shared memory, x [Rows, k] and then A [k, strips]. The fewer strips, the longer the step:
+// each thread stages two strips of A whatever the rank, so that as many loads are under way.
+template <int Rows> struct Step {
+  int strips;  // of A: a power of two up to CHUNK
+
+  DEVICE int k() const { return STEP * CHUNK / strips; }
+  DEVICE int x_pitch() const { return k() + PAD; }
+  DEVICE int a_pitch() const { return strips * 8 + PAD; }
+  DEVICE int a() const { return Rows * x_pitch(); }
+  DEVICE int size() const { return a() + k() * a_pitch(); }
 };
 
-// Each thread stages the same strip of A at every step, and one of x.
-template <class T>
-DEVICE void stage_step(Step<T>& to, const Group& group, int row0, const Strip<T>& strip, int k, int end) {
-  const int row = threadIdx.x / 4, column = threadIdx.x % 4 * 8;
-  const T* x = static_cast<const T*>(group.x) + offset(row0 + row, group.k) + k + column;
-  const int valid = row0 + row < group.m ? at_least(at_most(end - k - column, 8), 0) : 0;
-  stage(to.x + row * X_PITCH + column, x, valid, group.k % 8 == 0 && is_aligned(group.x));
+// Each thread stages the same strip of A at every step, and perhaps one of x.
+template <class T, int Rows>
+DEVICE void stage_step(T* to, Step<Rows> step, const Group& group, int row0, const Strip<T>& strip, int k, int end) {
+  const int row = threadIdx.x / (step.k() / 8), column = threadIdx.x % (step.k() / 8) * 8;
+  if (row < Rows) {
+    const T* x = static_cast<const T*>(group.x) + offset(row0 + row, group.k) + k + column;
+    const int valid = row0 + row < group.m ? at_least(at_most(end - k - column, 8), 0) : 0;
+    stage(to + row * step.x_pitch() + column, x, valid, group.k % 8 == 0 && is_aligned(group.x));
+  }
+  T* a = to + step.a() + threadIdx.x % step.strips * 8;
 #pragma unroll
-  for (int i = threadIdx.x / CHUNK; i < STEP; i += THREADS / CHUNK)
-    stage(to.a + i * WIDE_PITCH + threadIdx.x % CHUNK * 8, strip.first + offset(k + i, strip.stride),
-          k + i < end ? strip.valid : 0, strip.whole);
+  for (int half = 0; half < 2; ++half) {
+    const int i = half * (step.k() / 2) + threadIdx.x / step.strips;
+    stage(a + i * step.a_pitch(), strip.first + offset(k + i, strip.stride), k + i < end ? strip.valid : 0,
+          strip.whole);
+  }
 }
 
-// sum [16 rows of the warp, its columns] += x @ A of one step.
-template <class T> DEVICE void multiply_step(float (&sum)[8][4], const Step<T>& step, Place place, int strips) {
+// sum [16 rows of the warp, its columns] += x @ A of the warp's k of one step.
+template <class T, int Rows>
+DEVICE void multiply_step(Sums<Rows>& sum, const T* from, Step<Rows> step, Place<Rows> place, int strips) {
 #pragma unroll
   for (int k = 0; k < STEP; k += 16) {
     unsigned x[4], a[4];
-    load_matrices(x, matrix_row(step.x + place.row * X_PITCH + k, X_PITCH));
+    load_matrices(x, matrix_row(from + place.row * step.x_pitch() + place.k + k, step.x_pitch()));
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
+    for (int pair = 0; pair < PAIRS<Rows>; ++pair) {
       if (place.columns(pair) < 8 * strips) {
-        load_matrices_across(a, matrix_row(step.a + k * WIDE_PITCH + place.columns(pair), WIDE_PITCH));
+        const T* first = from + step.a() + (place.k + k) * step.a_pitch() + place.columns(pair);
+        load_matrices_across(a, matrix_row(first, step.a_pitch()));
         multiply(sum[2 * pair], x, a[0], a[1], T{});
         multiply(sum[2 * pair + 1], x, a[2], a[3], T{});
       }
@@ -75,9 +93,9 @@ DEVICE int row_of_part(int part) { return threadIdx.x % 32 / 4 + part / 2 * 8; }
 DEVICE int column_of_part(int part) { return threadIdx.x % 4 * 2 + part % 2; }
 
 // A warp's sums to shared memory, as rows of the tile.
-DEVICE void spread(float* to, const float (&sum)[8][4], Place place) {
+template <int Rows> DEVICE void spread(float* to, const Sums<Rows>& sum, Place<Rows> place) {
 #pragma unroll
-  for (int tile = 0; tile < 8; ++tile)
+  for (int tile = 0; tile < 2 * PAIRS<Rows>; ++tile)
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
       const int column = place.columns(tile / 2) + tile % 2 * 8 + column_of_part(part);
@@ -85,93 +103,120 @@ DEVICE void spread(float* to, const float (&sum)[8][4], Place place) {
     }
 }
 
-// A tile's x is read once, or by CTAs side by side where the columns are more than a chunk.
-// Shared memory: STAGES steps, then a part.
-template <class T> DEVICE void shrink_tiles(const Group& group) {
-  Step<T>* steps = reinterpret_cast<Step<T>*>(shared_memory());
-  float* part = reinterpret_cast<float*>(shared_memory());
-  const Share mine = share_of_cta<T>(group, TILE_ROWS, STEP);
+// sum += x [tile, k] @ A [k, strips of a chunk]. Shared memory, which is free afterwards: STAGES steps.
+template <class T, int Rows>
+DEVICE void shrink_tile(Sums<Rows>& sum, const Group& group, const Share& mine, Step<Rows> step, Place<Rows> place) {
+  T* steps = reinterpret_cast<T*>(shared_memory());
   const int strips = at_most(count_strips<T, Of::A>(group) - mine.first_strip, CHUNK);
-  const Strip<T> strip = strip_of<T, Of::A>(group, mine.first_strip + threadIdx.x % CHUNK);
-  const int count = ceil_div(mine.k.end - mine.k.first, STEP);
-  const Place place = place_of_warp();
+  const Strip<T> strip = strip_of<T, Of::A>(group, mine.first_strip + threadIdx.x % step.strips);
+  const int count = ceil_div(mine.k.end - mine.k.first, step.k());
   const auto stage_next = [&](int i) {
-    if (i < count) stage_step(steps[i % STAGES], group, mine.row0, strip, mine.k.first + i * STEP, mine.k.end);
+    T* to = steps + i % STAGES * step.size();
+    if (i < count) stage_step(to, step, group, mine.row0, strip, mine.k.first + i * step.k(), mine.k.end);
     close_copies();
   };
-  float sum[8][4] = {};
   for (int i = 0; i < STAGES - 1; ++i) stage_next(i);
   for (int i = 0; i < count; ++i) {
     wait_for_copies<STAGES - 2>();
     __syncthreads();  // step i has come for all threads, and all have left step i - 1
     stage_next(i + STAGES - 1);
-    if (mine.row0 + place.row < group.m) multiply_step(sum, steps[i % STAGES], place, strips);
+    if (mine.row0 + place.row < group.m) multiply_step(sum, steps + i % STAGES * step.size(), step, place, strips);
   }
   __syncthreads();
-  spread(part, sum, place);
+}
+
+// A tile's x is read once, or by CTAs side by side where the columns are more than a chunk.
+// Shared memory: STAGES steps, then a part.
+template <class T> DEVICE void shrink_tiles(const Group& group) {
+  float* part = reinterpret_cast<float*>(shared_memory());
+  const Share mine = share_of_cta<T>(group, TILE_ROWS, STEP);
+  const Place<TILE_ROWS> place = place_of_warp<TILE_ROWS>();
+  Sums<TILE_ROWS> sum = {};
+  shrink_tile<T, TILE_ROWS>(sum, group, mine, {CHUNK}, place);
+  spread<TILE_ROWS>(part, sum, place);
   save_parts<T>(group, mine, TILE_ROWS, part);
 }
 
 // A block of t as two 16-bit numbers each, t = scale (high + low): 22 bits of a Float16 pair and 16 of a
 // BFloat16 pair. The scale, a power of two for each row, keeps a large t inside the range of Float16.
-template <class T> struct alignas(16) Block {
-  float scale[TILE_ROWS];
-  T high[TILE_ROWS * T_PITCH];
-  T low[TILE_ROWS * T_PITCH];
+template <class T, int Rows> struct alignas(16) Block {
+  float scale[Rows];
+  T high[Rows * T_PITCH];
+  T low[Rows * T_PITCH];
   T b[RANKS * WIDE_PITCH];
 };
 
-// Four lanes split a row of t: `ranks` columns from `column`, zeros behind them and below m.
-template <class T> DEVICE void split_t(Block<T>& to, const Group& group, int row0, int column, int ranks) {
-  const int local = threadIdx.x / 4;
-  float t[RANKS / 4] = {};
-  for (int split = 0; split < group.splits && row0 + local < group.m; ++split) {
-    const float* sums = sums_of(group, split, row0 + local) + column;
+template <int Rows> constexpr int LANES = THREADS / Rows;  // that share a row of t
+
+// What a lane has of a row of t: every LANES-th of RANKS columns, zeros behind the last.
+template <int Rows> struct LaneOfT {
+  float value[RANKS / LANES<Rows>] = {};
+
+  DEVICE static int row() { return threadIdx.x / LANES<Rows>; }
+  DEVICE static int rank(int i) { return threadIdx.x % LANES<Rows> + i * LANES<Rows>; }
+
+  template <class From> DEVICE void add(int ranks, const From& from) {
 #pragma unroll
-    for (int i = 0; i < RANKS / 4; ++i) {
-      const int rank = threadIdx.x % 4 + 4 * i;
-      if (rank < ranks) t[i] += read(sums + rank);
-    }
+    for (int i = 0; i < RANKS / LANES<Rows>; ++i)
+      if (rank(i) < ranks) value[i] += from(rank(i));
   }
+};
+
+// t as the workspace has it, from a tile's first row on; zeros below m.
+struct SplitsOfT {
+  const Group& group;
+  int row0;
+  template <int Rows> DEVICE LaneOfT<Rows> lane(int column, int ranks) const {
+    LaneOfT<Rows> t;
+    const int row = row0 + t.row();
+    for (int split = 0; split < group.splits && row < group.m; ++split) {
+      const float* sums = sums_of(group, split, row) + column;
+      t.add(ranks, [&](int rank) { return read(sums + rank); });
+    }
+    return t;
+  }
+};
+
+template <class T, int Rows> DEVICE void split_t(Block<T, Rows>& to, const LaneOfT<Rows>& t) {
   float largest = 0.0f;  // of the finite ones
 #pragma unroll
-  for (int i = 0; i < RANKS / 4; ++i) {
-    const unsigned magnitude = bits_of(t[i]) & 0x7FFFFFFFu;
+  for (float value : t.value) {
+    const unsigned magnitude = bits_of(value) & 0x7FFFFFFFu;
     if (magnitude < 0x7F800000u && float_of(magnitude) > largest) largest = float_of(magnitude);
   }
 #pragma unroll
-  for (int mask = 1; mask < 4; mask *= 2) {
+  for (int mask = 1; mask < LANES<Rows>; mask *= 2) {
     const float other = shuffle_xor(largest, mask);
     if (other > largest) largest = other;
   }
   const unsigned exponent = bits_of(largest) >> 23 < 15u ? 15u : bits_of(largest) >> 23;
-  if (threadIdx.x % 4 == 0) to.scale[local] = float_of((exponent - 14) << 23);
+  if (threadIdx.x % LANES<Rows> == 0) to.scale[t.row()] = float_of((exponent - 14) << 23);
 #pragma unroll
-  for (int i = 0; i < RANKS / 4; ++i) {
-    const float scaled = t[i] * float_of((268 - exponent) << 23);  // below 2^15
-    const int at = local * T_PITCH + threadIdx.x % 4 + 4 * i;
+  for (int i = 0; i < RANKS / LANES<Rows>; ++i) {
+    const float scaled = t.value[i] * float_of((268 - exponent) << 23);  // below 2^15
+    const int at = t.row() * T_PITCH + t.rank(i);
     round_to(to.high[at], scaled);
     const float rest = scaled - widen(to.high[at]);
     round_to(to.low[at], rest == rest ? rest : 0.0f);  // no rest where t is not finite
   }
 }
 
-template <class T> DEVICE void stage_b(Block<T>& to, const Strip<T>& strip, int first, int ranks) {
+template <class T> DEVICE void stage_b(T* to, const Strip<T>& strip, int first, int ranks) {
   for (int i = threadIdx.x / CHUNK; i < ceil_div(ranks, 16) * 16; i += THREADS / CHUNK)
-    stage(to.b + i * WIDE_PITCH + threadIdx.x % CHUNK * 8, strip.first + offset(first + i, strip.stride),
+    stage(to + i * WIDE_PITCH + threadIdx.x % CHUNK * 8, strip.first + offset(first + i, strip.stride),
           i < ranks ? strip.valid : 0, strip.whole);
 }
 
 // sum [16 rows of the warp, its columns] += t @ B of one block.
-template <class T>
-DEVICE void multiply_block(float (&sum)[8][4], const Block<T>& block, Place place, int ranks, int columns) {
-  float product[8][4] = {};
+template <class T, int Rows>
+DEVICE void multiply_block(Sums<Rows>& sum, const Block<T, Rows>& block, Place<Rows> place, int ranks, int columns) {
+  Sums<Rows> product = {};
   for (int rank = 0; rank < ranks; rank += 16) {
     unsigned high[4], low[4], b[4];
     load_matrices(high, matrix_row(block.high + place.row * T_PITCH + rank, T_PITCH));
     load_matrices(low, matrix_row(block.low + place.row * T_PITCH + rank, T_PITCH));
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair)
+    for (int pair = 0; pair < PAIRS<Rows>; ++pair)
       if (place.columns(pair) < columns) {
         load_matrices_across(b, matrix_row(block.b + rank * WIDE_PITCH + place.columns(pair), WIDE_PITCH));
 #pragma unroll
@@ -182,20 +227,16 @@ DEVICE void multiply_block(float (&sum)[8][4], const Block<T>& block, Place plac
       }
   }
 #pragma unroll
-  for (int tile = 0; tile < 8; ++tile)
+  for (int tile = 0; tile < 2 * PAIRS<Rows>; ++tile)
 #pragma unroll
     for (int part = 0; part < 4; ++part)
       sum[tile][part] += block.scale[place.row + row_of_part(part)] * product[tile][part];
 }
 
-// The tile's sums go through shared memory, so that y and out move in whole strips.
-template <class T>
-DEVICE void write_tile(const Group& group, const Site& site, int row0, int start, const float (&sum)[8][4],
-                       Place place) {
-  float* tile = reinterpret_cast<float*>(shared_memory());
-  spread(tile, sum, place);
-  __syncthreads();
-  for (int i = threadIdx.x; i < TILE_ROWS * CHUNK; i += THREADS) {
+// The rows of a tile in shared memory, so that y and out move in whole strips.
+template <class T, int Rows>
+DEVICE void write_tile(const Group& group, const Site& site, int row0, int start, const float* tile) {
+  for (int i = threadIdx.x; i < Rows * CHUNK; i += THREADS) {
     const int row = i / CHUNK, column = i % CHUNK * 8;
     const int valid = at_most(site.n - start - column, 8);
     if (row0 + row < group.m && valid > 0)
@@ -220,26 +261,40 @@ DEVICE TileOfB tile_of_b(const Group& group, int index) {
   return found;
 }
 
-// Grid: [tiles of 64 rows x tiles of B]. Shared memory: a block, then the tile of sums.
-template <class T> DEVICE void expand_tiles(const Group& group) {
-  Block<T>& block = *reinterpret_cast<Block<T>*>(shared_memory());
-  const TileOfB tile = tile_of_b(group, blockIdx.x);
-  const int row0 = blockIdx.x / tile.tiles * TILE_ROWS;
+// The strip of a tile of B that a thread stages.
+template <class T> DEVICE Strip<T> strip_of_thread(const Group& group, const TileOfB& tile) {
+  return strip_at<T, Of::B>(group, tile.site, tile.start + threadIdx.x % CHUNK * 8);
+}
+
+// Rows of a tile of an output, from t. `sums`, for the tile's, may lie where the block is.
+template <class T, int Rows, class RowsOfSums>
+DEVICE void expand_tile(const Group& group, int row0, const TileOfB& tile, const RowsOfSums& t, Block<T, Rows>& block,
+                        float* sums) {
   const Site& site = group.site[tile.site];
   const Factors<T> factors = factors_of<T>(site);
-  const Strip<T> strip = strip_at<T, Of::B>(group, tile.site, tile.start + threadIdx.x % CHUNK * 8);
-  const Place place = place_of_warp();
-  const bool busy = row0 + place.row < group.m;
-  float sum[8][4] = {};
+  const Strip<T> strip = strip_of_thread<T>(group, tile);
+  const Place<Rows> place = place_of_warp<Rows>();
+  Sums<Rows> sum = {};
   for (int first = 0; first < factors.rank; first += RANKS) {
     const int ranks = at_most(factors.rank - first, RANKS);
-    stage_b(block, strip, first, ranks);
+    stage_b(block.b, strip, first, ranks);
     close_copies();
-    split_t(block, group, row0, site.column + first, ranks);
+    split_t(block, t.template lane<Rows>(site.column + first, ranks));
     wait_for_copies<0>();
     __syncthreads();
-    if (busy) multiply_block(sum, block, place, ranks, at_most(site.n - tile.start, TILE_COLUMNS));
+    if (row0 + place.row < group.m)
+      multiply_block(sum, block, place, ranks, at_most(site.n - tile.start, TILE_COLUMNS));
     __syncthreads();
   }
-  write_tile<T>(group, site, row0, tile.start, sum, place);
+  spread<Rows>(sums, sum, place);
+  __syncthreads();
+  write_tile<T, Rows>(group, site, row0, tile.start, sums);
+}
+
+// Grid: [tiles of 64 rows x tiles of B]. Shared memory: a block, then the tile of sums.
+template <class T> DEVICE void expand_tiles(const Group& group) {
+  const TileOfB tile = tile_of_b(group, blockIdx.x);
+  const int row0 = blockIdx.x / tile.tiles * TILE_ROWS;
+  auto& block = *reinterpret_cast<Block<T, TILE_ROWS>*>(shared_memory());
+  expand_tile(group, row0, tile, SplitsOfT{group, row0}, block, reinterpret_cast<float*>(shared_memory()));
 }

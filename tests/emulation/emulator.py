@@ -159,7 +159,9 @@ def load() -> ctypes.CDLL:
 def kernel_text() -> str:
     """What the GPU is given too: all but device.cuh."""
     folder = files("trt_lora.plugins")
-    return "".join(folder.joinpath(name).read_text() for name in ("lora.cu", "tiles.cu"))
+    return "".join(
+        folder.joinpath(name).read_text() for name in ("lora.cu", "tiles.cu", "fused_tiles.cu")
+    )
 
 
 def build(

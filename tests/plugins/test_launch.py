@@ -47,6 +47,21 @@ def strips(width: int, dtype: str) -> int:
     return math.ceil(width * ITEM_BYTES[dtype] / 16)
 
 
+def strips_of_a(shape: GroupShape) -> int:
+    return sum(strips(site.rank, shape.dtype) for site in shape.sites)
+
+
+def tiles_of_b(shape: GroupShape) -> int:
+    return sum(math.ceil(site.n / 128) for site in shape.sites)
+
+
+def rows_of(kernel: str) -> int:
+    """Rows of a CTA."""
+    if "tiles" in kernel:
+        return 16 if kernel.startswith("fused") else 64
+    return int(kernel.rpartition("_")[2])
+
+
 @given(shapes, chips)
 def test_every_launch_is_one_that_cuda_takes(shape: GroupShape, chip: Chip) -> None:
     for launch in (*plan_launches(shape, chip), fused_launch(shape, chip)):
@@ -64,25 +79,50 @@ def test_every_launch_is_one_that_cuda_takes(shape: GroupShape, chip: Chip) -> N
 def test_the_shrink_covers_every_row_and_rank(shape: GroupShape, chip: Chip) -> None:
     launches = plan_launches(shape, chip)
     if len(launches) == 1:
-        rows = int(launches[0].kernel.rpartition("_")[2])
-        assert launches[0].grid[1] * rows >= shape.m
+        assert launches[0].grid[1] * rows_of(launches[0].kernel) >= shape.m
         return
     shrink, expand = launches
-    rows = 64 if "tiles" in shrink.kernel else int(shrink.kernel.rpartition("_")[2])
-    chunks = math.ceil(sum(strips(site.rank, shape.dtype) for site in shape.sites) / 16)
-    assert shrink.grid[0] == math.ceil(shape.m / rows) * chunks * shrink.cluster
+    chunks = math.ceil(strips_of_a(shape) / 16)
+    tiles = math.ceil(shape.m / rows_of(shrink.kernel))
+    assert shrink.grid[0] == tiles * chunks * shrink.cluster
     assert shrink.grid[1] == shrink.splits == expand.splits
 
 
 @given(shapes, chips)
 def test_the_expand_covers_every_row_and_output(shape: GroupShape, chip: Chip) -> None:
     expand = plan_launches(shape, chip)[-1]
-    if "tiles" in expand.kernel:
-        tiles = sum(math.ceil(site.n / 128) for site in shape.sites)
-        assert expand.grid[0] == math.ceil(shape.m / 64) * tiles
+    if expand.kernel.startswith("expand_tiles"):
+        assert expand.grid[0] == math.ceil(shape.m / 64) * tiles_of_b(shape)
     elif "expand" in expand.kernel:  # the second dimension shares out all strips, however many
-        rows = int(expand.kernel.rpartition("_")[2])
-        assert expand.grid[0] * rows >= shape.m
+        assert expand.grid[0] * rows_of(expand.kernel) >= shape.m
+
+
+narrow = st.builds(
+    GroupShape,
+    m=st.integers(1, 80),
+    k=sizes,
+    sites=st.lists(
+        st.builds(SiteShape, sizes, st.integers(1, 40)), min_size=1, max_size=MAX_SITES
+    ).map(tuple),
+    dtype=st.sampled_from(sorted(ITEM_BYTES)),
+    adds=st.booleans(),
+)
+
+
+@given(narrow, chips)
+def test_decode_on_tensor_cores_is_one_launch_that_runs_all_at_once(
+    shape: GroupShape, chip: Chip
+) -> None:
+    launch, *others = plan_launches(shape, chip)
+    fits = 9 <= shape.m <= 64 and strips_of_a(shape) <= 16 and shape.dtype != "float32"
+    assert launch.kernel.startswith("fused_tiles") == (fits and chip.cluster > 1)
+    if launch.kernel.startswith("fused_tiles"):
+        assert not others
+        ctas, tiles, _ = launch.grid
+        assert (tiles - 1) * 16 < shape.m <= tiles * 16
+        assert ctas == CLUSTER or ctas * tiles <= 2 * chip.multiprocessors
+        each = math.ceil(tiles_of_b(shape) / ctas)
+        assert (ctas - CLUSTER) * each < tiles_of_b(shape)  # no cluster has nothing to expand
 
 
 @given(shapes, chips, st.data())
@@ -99,10 +139,13 @@ def test_no_call_needs_more_workspace_than_the_largest(
         assert 4 * splits * shape.m * shape.columns <= workspace_bytes(largest)
 
 
-@pytest.mark.parametrize("m", [1, 8])
-def test_decode_of_a_small_rank_is_one_launch_where_there_are_clusters(m: int) -> None:
+@pytest.mark.parametrize(
+    ("m", "family"),
+    [(1, "fused_bfloat16_1"), (8, "fused_bfloat16_8"), (9, "fused_tiles_"), (32, "fused_tiles_")],
+)
+def test_decode_of_a_small_rank_is_one_launch_where_there_are_clusters(m: int, family: str) -> None:
     (launch,) = plan_launches(qkv(m, 16), H200)
-    assert launch.kernel.startswith("fused_bfloat16")
+    assert launch.kernel.startswith(family)
     assert launch.grid[0] % CLUSTER == 0
     assert launch.grid[0] <= H200.multiprocessors
 
@@ -112,7 +155,10 @@ def test_decode_of_a_small_rank_is_one_launch_where_there_are_clusters(m: int) -
     [
         (qkv(1, 16), A100, "shrink_bfloat16_1"),
         (qkv(1, 64), H200, "shrink_bfloat16_1"),
-        (qkv(9, 16), H200, "shrink_tiles_bfloat16"),
+        (qkv(9, 16), A100, "shrink_tiles_bfloat16"),
+        (qkv(9, 64), H200, "shrink_tiles_bfloat16"),
+        (qkv(65, 16), H200, "shrink_tiles_bfloat16"),
+        (qkv(9, 16, "float32"), H200, "shrink_float32_8"),
         (qkv(2048, 16), H200, "shrink_tiles_bfloat16"),
         (qkv(2048, 16, "float32"), H200, "shrink_float32_8"),
     ],

@@ -19,6 +19,7 @@ A100, A10, H200, RTX5090 = (
     Chip((9, 0), 132),
     Chip((12, 0), 170),
 )
+FEW_SMS = Chip((9, 0), 8)  # as many as a cluster has CTAs
 RANKS = (1, 3, 8, 16, 17, 64, 256)
 ROWS = (1, 2, 7, 8, 33)
 
@@ -72,6 +73,32 @@ def test_each_site_of_a_group_has_its_own_rank(chip: Chip, dtype: str, m: int) -
     ]
     check(make_call(m, 96, qkv, dtype), chip)
     check(make_call(m, 50, eight, dtype, adds=False), chip)
+
+
+@pytest.mark.parametrize("rank", [rank for rank in RANKS if rank <= 64])
+@pytest.mark.parametrize("m", [9, 16, 17, 64])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_few_tiles_of_rows_are_one_launch_on_tensor_cores(dtype: str, m: int, rank: int) -> None:
+    call = make_call(m, 203, [(133, rank), (40, 8)], dtype, adds=m != 16)
+    assert [launch.kernel for launch in plan_launches(call.shape, H200)] == [f"fused_tiles_{dtype}"]
+    check(call, H200)
+
+
+@pytest.mark.parametrize("sites", range(1, 9))
+@pytest.mark.parametrize("m", [9, 33])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_that_launch_takes_a_rank_for_each_site(dtype: str, m: int, sites: int) -> None:
+    """A CTA has several tiles of B, of more than one site."""
+    group = [(70, 1), (129, 3), (1, 16), (260, 17), (8, 8), (15, 9), (300, 24), (33, 2)][:sites]
+    call = make_call(m, 77, group, dtype)
+    assert len(plan_launches(call.shape, FEW_SMS)) == 1
+    check(call, FEW_SMS, shift=2)
+
+
+@pytest.mark.parametrize(("rank", "k"), [(1, 5003), (17, 4608), (48, 2563), (128, 1288)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_long_k_passes_through_every_stage(dtype: str, rank: int, k: int) -> None:
+    check(make_call(9, k, [(24, rank)], dtype), H200)
 
 
 @pytest.mark.parametrize("m", [511, 512, 577])
