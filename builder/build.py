@@ -28,6 +28,7 @@ from trt_lora.runtime.files import publish_directory
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
     PLAN_FILE,
     Binding,
     Manifest,
@@ -35,7 +36,6 @@ from trt_lora.runtime.manifest import (
     file_record,
 )
 
-WEIGHTS_FILE = f"{ONNX_FILE}.data"
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _TOOLS = ("trt-lora", "torch", "transformers", "onnx-ir", "onnxscript")
 
@@ -106,7 +106,7 @@ def _save(
     progress.stage("save")
     _check_space(graph.model, work, flavour)
     strip_metadata(graph.model)
-    ir.save(graph.model, work / ONNX_FILE, external_data=WEIGHTS_FILE)
+    ir.save(graph.model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
     values = graph.model.graph
     return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
 

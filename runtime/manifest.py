@@ -18,6 +18,7 @@ SCHEMA_VERSION = 1
 _MAX_BYTES = 32 << 20  # of 20 thousand sites
 MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
+ONNX_WEIGHTS_FILE = "model.onnx.data"
 PLAN_FILE = "engine.plan"
 
 Dimension = int | str  # a str is a symbol, such as "batch"

@@ -1,6 +1,6 @@
 """Measure what the project claims, print tables, write JSON: ratios inside one run on one machine.
 
-    python scripts/bench.py [decode|dummies|switch|load|build ...]
+    python scripts/bench.py [decode|dummies|switch|load|build|compare ...]
 
 Needs the demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a
 noisy neighbour slows both.
@@ -145,8 +145,19 @@ def build() -> Results:
     return results
 
 
+def compare() -> Results:
+    """`trt-lora compare` with every adapter of the demo, against merged weights."""
+    adapters = [f"{path.name}={path}" for path in sorted(ADAPTERS.iterdir())]
+    measured = json.loads(_in_process("bench_compare", ENGINE, *adapters))
+    return {
+        "adapters": len(adapters),
+        "seconds (target: under 180)": measured["seconds"],
+        "peak memory, GB (target: under 4)": measured["peak"] / 1e9,
+    }
+
+
 MEASUREMENTS: dict[str, Callable[[], Results]] = {
-    function.__name__: function for function in (decode, dummies, switch, load, build)
+    function.__name__: function for function in (decode, dummies, switch, load, build, compare)
 }
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from trt_lora.builder.build import WEIGHTS_FILE
 from trt_lora.plugins.operator import DOMAIN, Operator, operator_named
-from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, read_manifest
 
 
 def engine_without_lora(engine: Path, directory: Path) -> Path:
@@ -22,7 +21,7 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
     model = ir.load(engine / ONNX_FILE)
     remove_lora(model, manifest.lora_bindings)
     ir.save(model, directory / ONNX_FILE)
-    shutil.copyfile(engine / WEIGHTS_FILE, directory / WEIGHTS_FILE)
+    shutil.copyfile(engine / ONNX_WEIGHTS_FILE, directory / ONNX_WEIGHTS_FILE)
     inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_bindings)
     plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files={}, flavour="none")
     (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")

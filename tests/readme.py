@@ -1,4 +1,4 @@
-"""The README's fenced blocks, which are tests."""
+"""The fenced blocks of the README and of other documents, which are tests."""
 
 import os
 import subprocess
@@ -17,9 +17,9 @@ class Block:
     text: str
 
 
-def blocks() -> list[Block]:
-    """Return the README's blocks in their order."""
-    parts = (ROOT / "README.md").read_text(encoding="utf-8").split("```")
+def blocks(document: str = "README.md") -> list[Block]:
+    """Return a document's blocks in their order."""
+    parts = (ROOT / document).read_text(encoding="utf-8").split("```")
     return [Block(*part.split("\n", 1)) for part in parts[1::2]]
 
 

@@ -1,0 +1,119 @@
+"""Merge an adapter into the weights of an engine's ONNX graph: W + A @ B, and no LoRA nodes.
+
+Only the weights that change are written; the others stay in the engine's own file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from trt_lora.plugins.contract import FACTORS
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.tensors import Array
+from trt_lora.scripts.plain_engine import remove_lora
+from trt_lora.scripts.site_calls import SiteCall
+
+_ALIGNMENT = 4096  # of a weight in its file, so that it can be mapped
+
+
+@dataclass
+class LoRAMerger:
+    """Merges one set of LoRA inputs into one model, in place."""
+
+    model: ir.Model
+    manifest: Manifest  # of the engine
+    inputs: Mapping[str, Array]  # A [k, r] and B [r, n] by the engine's names
+    file: Path  # for the weights that change; it lies beside the merged model
+    _merged: dict[tuple[int, str], ir.Value] = field(default_factory=dict)
+
+    def merge(self, calls: list[SiteCall]) -> None:
+        """Add A @ B to the weight of every call, and take LoRA out of the model.
+
+        A weight that other nodes read too, such as a tied embedding, keeps its value for them; a
+        site that is called twice is merged once.
+
+        Raises:
+            ModelError: the weight of a site is no constant matrix.
+        """
+        with self.file.open("wb") as file:
+            for call in calls:
+                delta = self._delta(call)
+                if delta.any():
+                    self._replace_weight(call, delta, file)
+        remove_lora(self.model, self.manifest.lora_bindings)
+
+    def _delta(self, call: SiteCall) -> npt.NDArray[np.float64]:
+        """A @ B [k, n] of the inputs that the site should read, whatever its node does read."""
+        names = (self.manifest.binding_names.binding(factor, call.path) for factor in FACTORS)
+        a, b = (np.asarray(self.inputs[name], np.float64) for name in names)
+        return a @ b
+
+    def _replace_weight(
+        self, call: SiteCall, delta: npt.NDArray[np.float64], file: BinaryIO
+    ) -> None:
+        old = call.linear.inputs[1]
+        assert old is not None  # a linear has a weight
+        key = id(old), call.path
+        if key not in self._merged:
+            self._merged[key] = self._written(call, old, delta, file)
+        call.linear.replace_input_with(1, self._merged[key])
+        self._drop(old)
+
+    def _written(
+        self, call: SiteCall, old: ir.Value, delta: npt.NDArray[np.float64], file: BinaryIO
+    ) -> ir.Value:
+        weight = _matrix(old, call.path)
+        change = delta / _attribute(call.linear, "alpha", 1.0)
+        values = weight + (change.T if _attribute(call.linear, "transB", 0) else change)
+        stored = values.astype(weight.dtype)  # rounded once, to nearest even
+        file.write(bytes(-file.tell() % _ALIGNMENT))
+        tensor = ir.ExternalTensor(
+            self.file.name,
+            file.tell(),
+            stored.nbytes,
+            ir.DataType.from_numpy(stored.dtype),
+            shape=ir.Shape(stored.shape),
+            name=f"merged_{len(self._merged)}_{call.path}",
+            base_dir=self.file.parent,
+        )
+        stored.tofile(file)
+        new = ir.val(tensor.name, tensor.dtype, tensor.shape, const_value=tensor)
+        self.model.graph.register_initializer(new)
+        return new
+
+    def _drop(self, value: ir.Value) -> None:
+        """Take an unread weight out, with the Transpose that it was read through."""
+        if value.uses() or value.is_graph_output():
+            return
+        node = value.producer()
+        if node is None:
+            self.model.graph.initializers.pop(str(value.name))
+            return
+        (source,) = node.inputs
+        self.model.graph.remove(node, safe=True)
+        assert source is not None  # a Transpose has an operand
+        self._drop(source)
+
+
+def _matrix(value: ir.Value, path: str) -> Array:
+    """The constant [k, n], or [n, k] for a Gemm, that a linear reads directly or transposed."""
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        permutation = node.attributes.get("perm")
+        return _matrix(node.inputs[0], path).transpose(
+            *(permutation.as_ints() if permutation else (1, 0))
+        )
+    if value.const_value is None or len(value.const_value.shape) != 2:
+        raise ModelError(f"the weight of {path} is no constant matrix: it cannot be merged")
+    return value.const_value.numpy()
+
+
+def _attribute(node: ir.Node, name: str, default: float) -> float:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else float(attribute.value)
