@@ -14,6 +14,8 @@ PRINTED = {
     "--against native": "native: ",
     "--against peft": "onnxrt vs peft   pirate      122",
     "--against engines/previous": "onnxrt vs other   letter      122     0.00e+00",
+    "polygraphy run engines/smollm2/model.onnx --onnxrt --trt-lora": "Pass Rate: 100.00%",
+    "--data-loader-script": "PASSED | Runtime",
     "tar -czf": "",
     "sh commands.sh": "Pass Rate: 100.00%",
     "polygraphy check": "PASSED | Accuracy results passed the requested thresholds",
@@ -40,6 +42,7 @@ def checkout(real_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     folder = tmp_path_factory.mktemp("comparing")
     links = {
         "build/smollm2": ROOT / "build" / "smollm2",
+        "scripts": ROOT / "scripts",
         "tests/adapters": ROOT / "tests" / "adapters",
         "engines/smollm2": real_engine,
         "engines/previous": real_engine,
