@@ -7,6 +7,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from exported import come_from
 from onnx_ir.passes.common import ShapeInferencePass
 
 from trt_lora.builder.insert_lora import InsertLoRA
@@ -37,11 +38,7 @@ def graph(body: str, outputs: str, inputs: str = "") -> ir.Model:
             model.graph.register_initializer(value)
     for node in model.graph:
         if node.op_type == "MatMul":
-            path = PATHS[str(node.outputs[0].name).partition("_")[0]]
-            scopes = ["", "model_", f"model_.{path}", "linear"]
-            classes = ["C", "M", "torch.nn.modules.linear.Linear", "aten"]
-            node.metadata_props["pkg.torch.onnx.name_scopes"] = repr(scopes)
-            node.metadata_props["pkg.torch.onnx.class_hierarchy"] = repr(classes)
+            come_from(node, PATHS[str(node.outputs[0].name).partition("_")[0]])
     ShapeInferencePass()(model)
     return model
 
@@ -186,8 +183,7 @@ def test_a_large_group_is_several_nodes(count: int) -> None:
     outputs = ", ".join(f"float[a, c] e_{i}" for i in range(count))
     model = graph(body, outputs)
     for number, node in enumerate(n for n in model.graph if n.op_type == "MatMul"):
-        scopes = ["", "model_", f"model_.h.{number}.attn.q_proj", "linear"]
-        node.metadata_props["pkg.torch.onnx.name_scopes"] = repr(scopes)
+        come_from(node, f"h.{number}.attn.q_proj")
     sizes = [operator_named(name) for name in nodes_of(model)]
     assert sum(operator.sites for operator in sizes if operator) == count
     assert len(sizes) == -(-count // MAX_SITES)

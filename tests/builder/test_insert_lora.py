@@ -5,6 +5,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from exported import LINEAR, come_from
 from onnx_ir.passes.common import ShapeInferencePass
 
 from trt_lora.builder.insert_lora import InsertLoRA, InsertLoRAResult
@@ -12,8 +13,6 @@ from trt_lora.plugins.contract import BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.modules import resolve_targets
 from trt_lora.plugins.operator import DOMAIN
-
-LINEAR = "torch.nn.modules.linear.Linear"
 
 
 def graph(body: str, paths: dict[str, str], *, output: str = "z", kind: str = LINEAR) -> ir.Model:
@@ -29,9 +28,7 @@ def graph(body: str, paths: dict[str, str], *, output: str = "z", kind: str = LI
     for node in model.graph:
         path = paths.get(str(node.outputs[0].name))
         if path is not None:
-            scopes, classes = ["", "model_", f"model_.{path}", "linear"], ["C", "M", kind, "aten"]
-            node.metadata_props["pkg.torch.onnx.name_scopes"] = repr(scopes)
-            node.metadata_props["pkg.torch.onnx.class_hierarchy"] = repr(classes)
+            come_from(node, path, kind)
     ShapeInferencePass()(model)
     return model
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from exported import come_from
 from onnx_ir.passes.common import ShapeInferencePass
 
 from trt_lora.builder.compile import Compiler
@@ -89,11 +90,7 @@ def layer() -> ir.Model:
         graph.register_initializer(values[name])
     for node in graph:
         if node.op_type == "MatMul":
-            path = f"model.layers.0.{LINEARS[str(node.outputs[0].name)][0]}"
-            scopes = ["", "model_", f"model_.{path}", "linear"]
-            classes = ["C", "M", "torch.nn.modules.linear.Linear", "aten"]
-            node.metadata_props["pkg.torch.onnx.name_scopes"] = repr(scopes)
-            node.metadata_props["pkg.torch.onnx.class_hierarchy"] = repr(classes)
+            come_from(node, f"model.layers.0.{LINEARS[str(node.outputs[0].name)][0]}")
     ShapeInferencePass()(model)
     return model
 

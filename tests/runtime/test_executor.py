@@ -1,7 +1,6 @@
 """`open_engine`: which backend runs an engine here, and why not the other."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,6 @@ from trt_lora.runtime.manifest import MANIFEST_FILE, PLAN_FILE
 from trt_lora.runtime.onnxruntime_backend import OnnxRuntimeEngine
 from trt_lora.runtime.tensorrt_backend import TensorRTEngine
 from trt_lora.runtime.tensors import Tensor, TensorMap
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """A GPU."""
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    yield fake
-    fake.check()
-
-
-@pytest.fixture
-def trt(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeTensorRT:
-    """A TensorRT-RTX for that GPU."""
-    fake = FakeTensorRT(cuda)
-    fake.install(monkeypatch)
-    return fake
 
 
 @pytest.fixture
