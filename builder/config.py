@@ -5,10 +5,11 @@ from pathlib import Path
 
 from trt_lora.plugins.contract import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.manifest import LORA_PLUGINS
 
 DTYPES = ("float16", "bfloat16", "float32")
 FLAVOUR_CHOICES = ("auto", "tensorrt", "tensorrt-rtx", "none")
-PLUGIN_CHOICES = ("auto", "plugin", "native", "aot")
+PLUGIN_CHOICES = ("auto", *LORA_PLUGINS)
 DEFAULT_MAX_LORA_RANK = 64
 
 

@@ -21,6 +21,8 @@ ONNX_FILE = "model.onnx"
 ONNX_WEIGHTS_FILE = "model.onnx.data"
 PLAN_FILE = "engine.plan"
 
+LORA_PLUGINS = ("native", "plugin", "aot")  # what LoRA nodes can be in a plan
+
 Dimension = int | str  # a str is a symbol, such as "batch"
 
 
@@ -82,7 +84,7 @@ class Manifest:
     versions: Mapping[str, str]  # of the tools that made the engine
     files: Mapping[str, FileRecord]
     schema_version: int = SCHEMA_VERSION
-    lora_plugin: str = "native"  # what LoRA nodes are in the plan; "plugin", or "aot" inside it
+    lora_plugin: str = "native"  # one of LORA_PLUGINS
 
     @cached_property
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:
@@ -169,6 +171,9 @@ def _parse(data: dict[str, Any]) -> Manifest:
         }
     )
     check_types(manifest, Manifest, "manifest")
+    if manifest.lora_plugin not in LORA_PLUGINS:
+        choices = ", ".join(LORA_PLUGINS)
+        raise ValueError(f"lora_plugin is {shown(manifest.lora_plugin)}, expected one of {choices}")
     sizes = [
         manifest.max_lora_rank,
         *(size for site in manifest.sites for size in (site.k, site.n)),

@@ -60,7 +60,7 @@ class Plan:
 
     def plugin_failures(self) -> list[str]:
         """Return what went wrong in the LoRA plugin, of which TensorRT says nothing; each once."""
-        if self._plugins is None:
+        if self._plugins is None or not self._plugins.failures:
             return []
         failures = list(dict.fromkeys(self._plugins.failures))
         self._plugins.failures.clear()

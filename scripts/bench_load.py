@@ -8,63 +8,22 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from trt_lora.plugins.contract import BindingNames, Site
 from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.manager import LoRAManager
-from trt_lora.runtime.manifest import BaseModel, Manifest
+from trt_lora.runtime.memory import HostMemory
 from trt_lora.runtime.peft_format import WEIGHTS_FILE
 from trt_lora.runtime.save import save_adapter
 from trt_lora.runtime.tensors import Array, narrow
 from trt_lora.runtime.weight import Weight
 from trt_lora.scripts.bench_build import resident_bytes
+from trt_lora.scripts.gpu.manager import llama_manifest, manager_of
 
-LAYERS, HIDDEN, KEYS, INNER = 32, 4096, 1024, 14336
-LINEARS = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.k_proj": (HIDDEN, KEYS),
-    "self_attn.v_proj": (HIDDEN, KEYS),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (HIDDEN, INNER),
-    "mlp.up_proj": (HIDDEN, INNER),
-    "mlp.down_proj": (INNER, HIDDEN),
-}
 ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class Unrun:
-    """All that a manager asks of an executor before it runs."""
-
-    manifest: Manifest
-    input_names: tuple[str, ...] = ()
-    output_names: tuple[str, ...] = ()
-
-    def execute(self, tensor_map: object) -> Any:
-        """Nothing is run here."""
-        raise NotImplementedError
-
-
-def llama(dtype: str) -> Manifest:
-    """Return a manifest with the seven linears of 32 layers."""
-    sites = tuple(
-        Site(f"model.layers.{layer}.{name}", k, n, dtype)
-        for layer in range(LAYERS)
-        for name, (k, n) in LINEARS.items()
-    )
-    base = BaseModel("Llama-3-8B", "LlamaForCausalLM", "", (), 0, 128)
-    return Manifest(
-        base, BindingNames.LORA, sites, (), (), {},
-        max_batch_size=1, max_input_len=1, max_seq_len=2, max_lora_rank=512, opt_lora_rank=16,
-        dtype=dtype, flavour="none", versions={}, files={},
-    )  # fmt: skip
 
 
 def write(directory: Path, rank: int, dtype: str, scale: float) -> None:
@@ -79,23 +38,16 @@ def write(directory: Path, rank: int, dtype: str, scale: float) -> None:
 
     pairs = {
         site.path: (weight("A", (site.k, rank)), weight("B", (rank, site.n), scale))
-        for site in llama(dtype).sites
+        for site in llama_manifest(dtype).sites
     }
     save_adapter(Adapter.of_pairs("random", pairs), directory, "peft")
-
-
-def manager_of(dtype: str) -> LoRAManager:
-    """Return a manager of an engine of `dtype`, without adapters."""
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(Unrun(llama(dtype)))
-    return manager
 
 
 def measure_time(directory: Path, dtype: str) -> dict[str, float]:
     """Seconds of our load and of the library's, the best of some rounds in turns."""
     ours, theirs = [], []
     for _ in range(ROUNDS):
-        ours.append(_seconds(partial(manager_of(dtype).load_weights, "a", directory)))
+        ours.append(_seconds(partial(manager_of(HostMemory(), dtype).load_weights, "a", directory)))
         theirs.append(_seconds(lambda: load_file(directory / WEIGHTS_FILE)))
     return {"ours": min(ours), "load_file": min(theirs)}
 
@@ -110,7 +62,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def measure_peak(directory: Path, dtype: str) -> dict[str, float]:
     """Peak of the memory in RAM above what the imports hold."""
-    manager = manager_of(dtype)
+    manager = manager_of(HostMemory(), dtype)
     before = resident_bytes()
     manager.load_weights("a", directory)
     return {"peak": _peak_bytes() - before, "adapters": len(manager.get_adapter_names())}

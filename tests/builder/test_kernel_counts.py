@@ -149,7 +149,6 @@ def test_the_plugin_adds_four_kernels_to_a_llama_layer_and_copies_no_weight(plai
 def test_native_lora_adds_many_more_and_copies_every_weight(plain: Counts) -> None:
     dynamic = kernels(with_lora(), "native")
     fixed = kernels(with_lora(RANK), "native")
-    print(plain, dynamic, fixed)
     assert dynamic.kernels - plain.kernels == 25
     assert dynamic.copies == 14
     assert fixed.kernels - plain.kernels == 11

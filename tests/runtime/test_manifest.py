@@ -95,6 +95,11 @@ def test_a_field_of_another_type_is_refused(tmp_path: Path, name: str) -> None:
     assert_refused(tmp_path, "build the engine again")
 
 
+def test_an_unknown_form_of_the_plugin_is_refused_with_the_choices(tmp_path: Path) -> None:
+    write_engine(tmp_path, lora_plugin="magic")
+    assert_refused(tmp_path, "expected one of native, plugin, aot")
+
+
 def test_a_field_of_a_later_release_is_refused_by_name(tmp_path: Path) -> None:
     write_engine(tmp_path, slots=4)
     assert_refused(tmp_path, "slots")

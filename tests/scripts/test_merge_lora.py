@@ -11,13 +11,13 @@ import pytest
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.tensors import Array
-from trt_lora.scripts.bench_load import llama
+from trt_lora.scripts.gpu.manager import llama_manifest
 from trt_lora.scripts.merge_lora import LoRAMerger
 from trt_lora.scripts.site_calls import site_calls
 
 W = np.arange(9, dtype=np.float32).reshape(3, 3)
 X, A, B = map(np.random.default_rng(0).standard_normal, [(2, 3), (3, 2), (2, 3)])
-MANIFEST = replace(llama("float32"), sites=(Site("s", 3, 3, "float32"),))
+MANIFEST = replace(llama_manifest("float32"), sites=(Site("s", 3, 3, "float32"),))
 HEADER = """<ir_version: 10, opset_import: ["" : 18, "trt_lora" : 1]>
 agraph (float[2,3] x, float[3,r] lora_A_s, float[r,3] lora_B_s) => (float[2,3] y, float[3,3] same)
 <float[3,3] w = {0, 1, 2, 3, 4, 5, 6, 7, 8}> { same = Identity(w) """
