@@ -14,8 +14,8 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 demo: $(VENV)/ready        ## build an engine for a real model and answer as three adapters
 	$(BIN)/python -m trt_lora.scripts.demo
 
-test: $(VENV)/ready        ## run the whole test suite
-	$(BIN)/pytest
+test: $(VENV)/ready        ## run the whole test suite, one file per process at a time
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

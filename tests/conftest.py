@@ -1,11 +1,13 @@
 """The real model, its engine, and a GPU where there is one."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from readme import ROOT, build_block, run_block
 from tiny import save_adapter, save_model, tiny_config
 
@@ -16,7 +18,8 @@ from trt_lora.scripts.demo_model import DEFAULT_DIRECTORY, ensure_demo_model
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """SmolLM2-135M-Instruct as a transformers directory."""
-    return ensure_demo_model(ROOT / DEFAULT_DIRECTORY)
+    with _shared("demo_model"):
+        return ensure_demo_model(ROOT / DEFAULT_DIRECTORY)
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +34,11 @@ def readme_folder(demo_model: Path) -> Path:
     for name in ("build/smollm2", "scripts", "tests/adapters"):
         link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink():
+        with contextlib.suppress(FileExistsError):
             link.symlink_to(ROOT / name)
-    if not (folder / "engines" / "readme").exists():
-        run_block(build_block(), folder)
+    with _shared("readme_engine"):
+        if not (folder / "engines" / "readme").exists():
+            run_block(build_block(), folder)
     return folder
 
 
@@ -67,6 +71,12 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> TinyEngine:
     adapter = save_adapter(model, folder / "a", r=4, target_modules=["q_proj", "v_proj"])
     build_engine(tiny_config(model, folder / "engine", target_modules=("attn_q", "attn_v")))
     return TinyEngine(model, folder / "engine", adapter)
+
+
+def _shared(name: str) -> FileLock:
+    """A lock between the processes that run the tests: the first of them makes what all use."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    return FileLock(ROOT / "build" / f"{name}.lock")
 
 
 def _sources_hash() -> str:
