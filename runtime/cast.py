@@ -5,6 +5,7 @@ matrix takes several times as long.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -13,14 +14,16 @@ from operator import or_
 import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.float_bits import is_finite, power_of_two, times_power_of_two
-from trt_lora.runtime.tensors import Array, narrow, widen
-from trt_lora.runtime.weight import Float32, Weight
+from trt_lora.runtime.dtypes import Array, Float32, is_finite
+from trt_lora.runtime.float16 import Float16Rounder
+from trt_lora.runtime.lookup import CastTable, cast_table
+from trt_lora.runtime.weight import Weight
 
-_TILE = 1 << 16  # elements; with the scratch memory, a tile fits a processor's second cache
+_TILE = 1 << 15  # elements; with the scratch memory, a tile fits a processor's second cache
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
-_WIDEST = 4  # bytes of an element
 _GAP = 16  # elements between the rows of a tile
+_TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many without it
+_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)  # every one
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,12 @@ class Caster:
     """
 
     def __init__(self) -> None:
-        elements = _TILE + _TILE * _GAP // _SIDE  # rows with a gap have at least _SIDE
-        self._memory = tuple(np.empty(elements * _WIDEST, np.uint8) for _ in range(2))
+        self._exact, self._found = (np.empty(_TILE, np.float32) for _ in range(2))
+        self._stored = np.empty(_TILE, np.uint16)
+        self._apart = np.empty(_TILE + _TILE * _GAP // _SIDE, np.uint16)
+        self._float16 = Float16Rounder(_TILE)
+        self._tables: dict[tuple[str, str, float], CastTable] = {}
+        self._values: Counter[tuple[str, str, float]] = Counter()
 
     def write(self, weight: Weight, dtype: str, out: Array, what: str) -> Conversion:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
@@ -66,56 +73,84 @@ class Caster:
         source = weight.read()
         if source.flags.f_contiguous:  # go through the source in the order of its memory
             source, out = source.T, out.T
-        if weight.dtype == dtype and weight.scale == 1:
-            conversion = self._copy(source, dtype, out)
-        elif weight.dtype == dtype != "float32" and power_of_two(weight.scale) is not None:
-            conversion = self._shift(source, weight, out)
+        if source.itemsize > 2 or out.itemsize > 2:
+            conversion = self._round(source, weight.scale, out)
+        elif weight.dtype == dtype and weight.scale == 1:
+            conversion = self._copy(source, out)
+        elif table := self._table(weight, dtype):
+            conversion = self._look_up(source, table, out)
         else:
-            conversion = _round(source, weight, dtype, out)
+            conversion = self._round(source, weight.scale, out)
         if conversion is None:
             raise AdapterError(_not_finite(source, weight, dtype, what))
         return conversion
 
-    def _copy(self, source: Array, dtype: str, out: Array) -> Conversion | None:
+    def _copy(self, source: Array, out: Array) -> Conversion | None:
         for tile in _tiles(source.shape):
-            copy, scratch = self._scratch(source[tile])
-            np.copyto(copy, source[tile])
-            if not is_finite(copy, dtype, scratch):
+            copy = self._set_apart(source[tile])
+            if not is_finite(copy):
                 return None
             out[tile] = copy
         return Conversion()
 
-    def _shift(self, source: Array, weight: Weight, out: Array) -> Conversion | None:
-        """Times a power of two, several times faster than by way of float32."""
-        exponent = power_of_two(weight.scale) or 0
-        places = []
+    def _table(self, weight: Weight, dtype: str) -> CastTable | None:
+        """The table of this cast, once it pays."""
+        key = weight.dtype, dtype, weight.scale
+        self._values[key] += math.prod(weight.shape)
+        if key not in self._tables and self._values[key] >= _TABLE_PAYS:
+            self._tables[key] = cast_table(*key)
+        return self._tables.get(key)
+
+    def _look_up(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
+        rank = flushed = 0
         for tile in _tiles(source.shape):
-            stored, scratch = self._scratch(source[tile])
-            others = times_power_of_two(source[tile], exponent, weight.dtype, stored, scratch)
-            out[tile] = stored
-            if others.size:
-                rows, columns = np.divmod(others, stored.shape[1])
-                places.append((rows + tile[0].start, columns + tile[1].start))
-        if not places:
-            return Conversion()
-        index = tuple(np.concatenate(parts) for parts in zip(*places, strict=True))
-        rest = _scaled(source[index], weight)
-        out[index] = stored = narrow(rest, weight.dtype)
-        if not is_finite(stored, weight.dtype):
-            return None
-        return Conversion() if exponent >= 0 else _compare(rest, stored, weight.dtype)
+            codes = source[tile].view(np.uint16)
+            entries = self._found[: codes.size].view(np.uint32).reshape(codes.shape)
+            np.take(table.entries, codes, out=entries, mode="wrap")  # none is out of bounds
+            rank = max(rank, int(entries.max()) >> 16)
+            flushed += table.count_lost(codes)
+            out.view(np.uint16)[tile] = self._set_apart(entries)
+        error = float(table.errors[rank])
+        return Conversion(error, flushed) if math.isfinite(error) else None
 
-    def _scratch(self, like: Array) -> list[Array]:
-        """Both pieces of memory in the shape and dtype of a tile.
+    @np.errstate(over="ignore", invalid="ignore")
+    def _round(self, source: Array, scale: float, out: Array) -> Conversion | None:
+        """Cast by way of float32, and compare the result with it."""
+        conversion = Conversion()
+        for tile in _tiles(source.shape):
+            values = source[tile]
+            exact, found = self._exact[: values.size], self._found[: values.size]
+            _widen(values, exact.reshape(values.shape))
+            if scale != 1:
+                exact *= np.float32(scale)
+            if not np.isfinite(_largest(exact).astype(out.dtype)):
+                return None
+            if out.dtype == np.float32:
+                out[tile] = exact.reshape(values.shape)
+                continue
+            stored = self._stored[: values.size].view(out.dtype)
+            if out.dtype == np.float16:
+                self._float16.round(exact, stored, found)
+            else:
+                np.copyto(stored, exact, casting="unsafe")
+                np.copyto(found, stored)
+            out[tile] = self._set_apart(stored.reshape(values.shape))
+            conversion |= _compare(exact, found)
+        return conversion
 
-        Wide rows are set apart: starting a power of two apart, they would share the same few cache
-        lines, and a transposed copy would take twice as long.
+    def _set_apart(self, values: Array) -> Array:
+        """Copy 16-bit values, or the low half of larger ones, to rows that lie apart.
+
+        Rows that start a power of two apart would share the same few cache lines, and a transposed
+        copy of them would take twice as long.
         """
-        rows, columns = like.shape
+        rows, columns = values.shape
         width = columns + (_GAP if columns >= _SIDE else 0)
-        size = rows * width * like.itemsize
-        spaced = (memory[:size].view(like.dtype).reshape(rows, width) for memory in self._memory)
-        return [memory[:, :columns] for memory in spaced]
+        apart = self._apart[: rows * width].reshape(rows, width)[:, :columns]
+        if values.itemsize == 2:
+            apart = apart.view(values.dtype)
+        np.copyto(apart, values, casting="unsafe")
+        return apart
 
 
 def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
@@ -129,36 +164,30 @@ def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
             yield slice(row, row + rows), slice(column, column + columns)
 
 
-def _round(source: Array, weight: Weight, dtype: str, out: Array) -> Conversion | None:
-    """Cast by way of float32, and compare the result with it."""
-    conversion = Conversion()
-    for tile in _tiles(source.shape):
-        exact = _scaled(source[tile], weight)
-        out[tile] = stored = narrow(exact, dtype)
-        if not is_finite(stored, dtype):
-            return None
-        if dtype != "float32":
-            conversion |= _compare(exact, stored, dtype)
-    return conversion
+def _widen(values: Array, out: Float32) -> None:
+    """Copy values to float32; numpy converts those of float16 one by one."""
+    if values.dtype == np.float16:
+        np.take(_FLOAT16, values.view(np.uint16), out=out, mode="wrap")  # none is out of bounds
+    else:
+        np.copyto(out, values)
 
 
-def _scaled(values: Array, weight: Weight) -> Float32:
-    wide = widen(values, weight.dtype).astype(np.float32, copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return wide if weight.scale == 1 else wide * np.float32(weight.scale)
+def _largest(values: Float32) -> np.float32:
+    """The largest magnitude; NaN if a value is."""
+    return np.maximum(values.max(initial=0), -values.min(initial=0))
 
 
-def _compare(exact: Float32, stored: Array, dtype: str) -> Conversion:
-    found = widen(stored, dtype).astype(np.float32, copy=False)
-    error = float(np.abs(exact - found).max(initial=0))
-    return Conversion(error, int(np.count_nonzero(exact) - np.count_nonzero(found)))
+def _compare(exact: Float32, found: Float32) -> Conversion:
+    """What a cast changed; `found` is overwritten."""
+    flushed = int(np.count_nonzero(exact != 0) - np.count_nonzero(found != 0))
+    return Conversion(float(_largest(np.subtract(found, exact, out=found))), flushed)
 
 
 def _not_finite(source: Array, weight: Weight, dtype: str, what: str) -> str:
     """Tell a damaged source from a range that is too small."""
     largest = 0.0
     for tile in _tiles(source.shape):
-        values = np.abs(widen(source[tile], weight.dtype).astype(np.float32))
+        values = np.abs(source[tile].astype(np.float32))
         largest = float(np.maximum(largest, values.max()))  # NaN stays
     if not math.isfinite(largest):
         why = "the training diverged, the file is damaged, or a scale is too large"

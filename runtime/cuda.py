@@ -7,7 +7,7 @@ from typing import Any
 
 from trt_lora.plugins.cuda_library import bindings, checked
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.tensors import Array
+from trt_lora.runtime.dtypes import Array
 
 
 def cuda_obstacle() -> str:

@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime.dtypes import storage_dtype
 from trt_lora.runtime.executor import Executor
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.sampling import Logits
-from trt_lora.runtime.tensors import Tensor, TensorMap, storage_dtype, tensor_from_storage
+from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_storage
 
 Ids = npt.NDArray[np.int64]
 

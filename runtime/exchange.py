@@ -11,7 +11,8 @@ import numpy as np
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.cuda import call
-from trt_lora.runtime.tensors import DTYPES, HOST, Tensor, tensor_from_numpy
+from trt_lora.runtime.dtypes import DTYPES
+from trt_lora.runtime.tensors import HOST, Tensor, tensor_from_numpy
 
 
 def tensor_from(obj: object) -> Tensor:

@@ -13,7 +13,7 @@ from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.base_check import base_warnings, check_fingerprint, missing_sites
 from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.coverage import Coverage, SiteCoverage
-from trt_lora.runtime.float_bits import is_finite
+from trt_lora.runtime.dtypes import is_finite
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.match import match_weights, refusal
 from trt_lora.runtime.packed import pack_weights
@@ -151,7 +151,7 @@ def _check_borrowed(adapter: Adapter, name: str, tensor: Tensor, dtype: str) -> 
     if adapter.owned:
         return
     what = f"{adapter.source}: {name}"
-    if tensor.device == HOST and not is_finite(tensor.storage(), tensor.dtype):
+    if tensor.device == HOST and not is_finite(tensor.storage()):
         raise AdapterError(f"{what} holds NaN or infinity")
     if tensor.dtype != dtype:
         raise AdapterError(

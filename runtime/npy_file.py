@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter_file import AdapterFile
-from trt_lora.runtime.tensors import Array, storage_dtype
+from trt_lora.runtime.dtypes import Array, storage_dtype
 
 _DTYPES = {"<f4": "float32", "<f2": "float16", "|V2": "bfloat16", "<i4": "int32"}
 _MAX_HEADER = 10_000  # numpy's own limit

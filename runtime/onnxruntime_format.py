@@ -15,9 +15,10 @@ from trt_lora.plugins.errors import AdapterError, BackendError
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.adapter_file import AdapterFile
 from trt_lora.runtime.cast import Conversion
+from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.packed import pack_weights
 from trt_lora.runtime.safetensors_file import check_tensor
-from trt_lora.runtime.tensors import Array, Tensor, storage_dtype
+from trt_lora.runtime.tensors import Tensor
 from trt_lora.runtime.weight import Weight
 
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16"}

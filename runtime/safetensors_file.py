@@ -16,7 +16,7 @@ import safetensors
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter_file import AdapterFile
-from trt_lora.runtime.tensors import Array, storage_dtype
+from trt_lora.runtime.dtypes import Array, storage_dtype
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_NAME = 1024

@@ -5,34 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime.dtypes import Array, storage_dtype
 
-Array = npt.NDArray[Any]
-
-# numpy has no bfloat16: such a tensor is stored as the bits of each element.
-_STORAGE: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),
-    "int64": np.dtype(np.int64),
-    "int32": np.dtype(np.int32),
-    "bool": np.dtype(np.bool_),
-}
-DTYPES = tuple(_STORAGE)
 HOST = "cpu"
-
-
-def storage_dtype(dtype: str) -> np.dtype[Any]:
-    """Return the numpy dtype that stores `dtype`.
-
-    Raises:
-        TensorError: no tensor has that dtype.
-    """
-    if dtype not in _STORAGE:
-        raise TensorError(f"dtype {dtype!r} is not supported; choose from: {', '.join(DTYPES)}")
-    return _STORAGE[dtype]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -63,7 +40,7 @@ class Tensor:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The numpy protocol by which `storage` sees the memory in place.
+        """The numpy protocol by which `storage` sees the memory in place, bfloat16 as two bytes.
 
         Raises:
             TensorError: the tensor is not in host memory.
@@ -78,15 +55,15 @@ class Tensor:
         }
 
     def storage(self) -> Array:
-        """Return the elements in place, bfloat16 as its bits.
+        """Return the elements in place.
 
         Raises:
             TensorError: the tensor is not in host memory.
         """
-        return np.asarray(self)
+        return np.asarray(self).view(storage_dtype(self.dtype))
 
     def read_storage(self) -> Array:
-        """Return the elements: in place on the host, a copy from a GPU, bfloat16 as its bits."""
+        """Return the elements: in place on the host, a copy from a GPU."""
         if self.device == HOST:
             return self.storage()
         from trt_lora.runtime.cuda import read
@@ -97,7 +74,8 @@ class Tensor:
 
     def numpy(self) -> Array:
         """Return the values: in place on the host, a copy from a GPU, bfloat16 as float32."""
-        return widen(self.read_storage(), self.dtype)
+        storage = self.read_storage()
+        return storage.astype(np.float32) if self.dtype == "bfloat16" else storage
 
 
 class TensorMap(dict[str, Tensor]):
@@ -131,23 +109,3 @@ def tensor_from_numpy(array: Array) -> Tensor:
             f"dtype {array.dtype} has swapped bytes; pass array.astype({array.dtype.name!r})"
         )
     return tensor_from_storage(array, array.dtype.name)
-
-
-def widen(storage: Array, dtype: str) -> Array:
-    """Return values that numpy can compute with: bfloat16 bits become float32, exactly."""
-    if dtype != "bfloat16":
-        return storage
-    return (storage.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def narrow(values: npt.NDArray[np.float32], dtype: str) -> Array:
-    """Return finite float32 `values` rounded to nearest even in the storage of a float `dtype`.
-
-    A value beyond the dtype's range becomes infinity; the caller checks.
-    """
-    if dtype != "bfloat16":
-        with np.errstate(over="ignore"):
-            return values.astype(storage_dtype(dtype), copy=False)
-    bits = values.view(np.uint32)
-    rounding = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return ((bits + rounding) >> np.uint32(16)).astype(np.uint16)

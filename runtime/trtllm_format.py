@@ -19,10 +19,11 @@ from trt_lora.plugins.modules import MODULES, PARTS, Module, module_of, parts_of
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.adapter_file import file_inside
 from trt_lora.runtime.cast import Conversion
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.npy_file import NpyFile, open_npy
 from trt_lora.runtime.packed import pack_weights
-from trt_lora.runtime.tensors import Array, Tensor
+from trt_lora.runtime.tensors import Tensor
 from trt_lora.runtime.weight import Pair, Weight, concatenate
 
 TRTLLM_WEIGHTS = "model.lora_weights.npy"

@@ -4,11 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from trt_lora.runtime.tensors import Array, Tensor, storage_dtype, widen
-
-Float32 = npt.NDArray[np.float32]
+from trt_lora.runtime.dtypes import Array, Float32, storage_dtype
+from trt_lora.runtime.tensors import Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,14 +16,14 @@ class Weight:
     names: tuple[str, ...]  # the tensors of the source that it is made of, for messages
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], Array]  # of that shape, in any memory order; bfloat16 as its bits
+    read: Callable[[], Array]  # of that shape, in any memory order
     scale: float = 1.0
     folded: float = 1.0  # a scale that the values have already, for reports
     tensor: Tensor | None = None  # where the values already are, in their own dtype and unscaled
 
     def values(self) -> Float32:
         """Return the values, computed in float32."""
-        values = widen(self.read(), self.dtype).astype(np.float32, copy=False)
+        values = self.read().astype(np.float32, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):
             return values if self.scale == 1 else values * np.float32(self.scale)
 

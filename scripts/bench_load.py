@@ -15,10 +15,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory import HostMemory
 from trt_lora.runtime.peft_format import WEIGHTS_FILE
 from trt_lora.runtime.save import save_adapter
-from trt_lora.runtime.tensors import Array, narrow
 from trt_lora.runtime.weight import Weight
 from trt_lora.scripts.bench_build import resident_bytes
 from trt_lora.scripts.gpu.manager import llama_manifest, manager_of
@@ -32,7 +32,8 @@ def write(directory: Path, rank: int, dtype: str, scale: float) -> None:
 
     def weight(name: str, shape: tuple[int, int], scale: float = 1.0) -> Weight:
         def read() -> Array:
-            return narrow(rng.standard_normal(shape, np.float32) * np.float32(0.02), dtype)
+            values = rng.standard_normal(shape, np.float32) * np.float32(0.02)
+            return values.astype(storage_dtype(dtype))
 
         return Weight((name,), shape, dtype, read, scale)
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from trt_lora.plugins.contract import FACTORS
 from trt_lora.runtime.coverage import SiteCoverage
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.tensors import Array
 
 Steps = Sequence[dict[str, Array]]  # of every step: tensors as `site_calls.mark_sites` names them
 

@@ -19,8 +19,8 @@ from transformers.cache_utils import DynamicCache
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.decoding import PAST, PRESENT
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import read_manifest
-from trt_lora.runtime.tensors import Array
 from trt_lora.scripts.compare_polygraphy import load_inputs, save_outputs
 from trt_lora.scripts.console import run
 from trt_lora.scripts.peft_reference import PeftReference

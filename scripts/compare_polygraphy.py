@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.tensors import Array
+from trt_lora.runtime.dtypes import Array
 
 MINIMUM = (0, 53, 6)  # saves the result of a comparison; an older one only prints it
 PYTHON, POLYGRAPHY = "python", "polygraphy"

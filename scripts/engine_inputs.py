@@ -14,11 +14,11 @@ import numpy as np
 from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime.decoding import PAST, Ids
+from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.run_inputs import allows
-from trt_lora.runtime.tensors import Array, narrow, storage_dtype
 from trt_lora.runtime.text import TextTokenizer
 
 Inputs = dict[str, Any]  # numpy arrays; torch's for bfloat16, which numpy does not have
@@ -135,7 +135,7 @@ def _cache(
             _, heads, _, head_dim = binding.shape
             shape = (batch, int(heads), past, int(head_dim))
             values = np.zeros(shape) if rng is None else rng.standard_normal(shape)
-            cache[binding.name] = narrow(values.astype(np.float32), binding.dtype)
+            cache[binding.name] = values.astype(storage_dtype(binding.dtype))
     return cache
 
 

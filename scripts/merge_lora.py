@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from trt_lora.plugins.contract import FACTORS
 from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.tensors import Array
 from trt_lora.scripts.plain_engine import remove_lora
 from trt_lora.scripts.site_calls import SiteCall
 

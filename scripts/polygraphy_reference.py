@@ -17,7 +17,7 @@ from polygraphy.backend.base import BaseRunner
 from polygraphy.backend.onnx.util import get_input_metadata
 
 from trt_lora.plugins.operator import DOMAIN, OPERATORS, Operator
-from trt_lora.runtime.tensors import Array
+from trt_lora.runtime.dtypes import Array
 
 
 def lora_float64(operator: Operator, *operands: Array) -> tuple[Array, ...]:

@@ -24,6 +24,7 @@ import pytest
 from fake_cuda import ALIGNMENT, Block, FakeCuda, Work
 
 from trt_lora.plugins.contract import BindingNames, Site
+from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     PLAN_FILE,
@@ -33,7 +34,6 @@ from trt_lora.runtime.manifest import (
     Range,
     file_record,
 )
-from trt_lora.runtime.tensors import Array, storage_dtype
 
 Floats = npt.NDArray[np.float64]
 

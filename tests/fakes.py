@@ -9,9 +9,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from trt_lora.plugins.contract import BindingNames, Factor, Site
+from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.manifest import BaseModel, Binding, Manifest, Range
 from trt_lora.runtime.memory import HostMemory, Stream
-from trt_lora.runtime.tensors import Array, Tensor, TensorMap, storage_dtype, tensor_from_storage
+from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_storage
 
 FACTORS: tuple[Factor, Factor] = ("A", "B")
 VOCAB = 11

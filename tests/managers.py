@@ -8,8 +8,9 @@ from fakes import (
     make_manifest,
 )
 
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manager import LoRAManager
-from trt_lora.runtime.tensors import Array, Tensor, TensorMap
+from trt_lora.runtime.tensors import Tensor, TensorMap
 
 MANIFEST = make_manifest()
 BINDINGS = list(MANIFEST.lora_bindings)

@@ -13,7 +13,7 @@ import numpy as np
 
 from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
 from trt_lora.plugins.launch import Chip, plan_launches, workspace_bytes
-from trt_lora.runtime.tensors import Array, narrow, storage_dtype, widen
+from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.scripts.gpu.launcher import Launcher
 from trt_lora.scripts.gpu.raw_memory import Guarded, RawMemory
 from trt_lora.scripts.gpu.shapes import LLAMA_3_8B
@@ -99,7 +99,7 @@ def check(case: Case, chip: Chip, kernels: Launcher, memory: RawMemory) -> Outco
 
 @dataclass(frozen=True)
 class _Inputs:
-    """As stored: bfloat16 as bits."""
+    """As stored."""
 
     x: Array
     a: tuple[Array, ...]
@@ -112,7 +112,7 @@ class _Inputs:
 
         def draw(rows: int, columns: int, scale: float) -> Array:
             values = rng.standard_normal((rows, columns), np.float32) * np.float32(scale)
-            return narrow(values, shape.dtype)
+            return values.astype(storage_dtype(shape.dtype))
 
         return cls(
             draw(shape.m, shape.k, 1.0),
@@ -165,23 +165,19 @@ class _Call:
 
 def _errors(shape: GroupShape, inputs: _Inputs, site: int, output: Array) -> tuple[float, float]:
     """||out - ref|| / ||ref||, and the worst element's error in parts of what is allowed."""
-    x, a, b = (_exact(array, shape.dtype) for array in (inputs.x, inputs.a[site], inputs.b[site]))
+    x, a, b = (array.astype(np.float64) for array in (inputs.x, inputs.a[site], inputs.b[site]))
     t = x @ a
-    y = _exact(inputs.y[site], shape.dtype) if shape.adds else np.zeros((1, 1))
+    y = inputs.y[site].astype(np.float64) if shape.adds else np.zeros((1, 1))
     expected = y + t @ b
     sums = 4 * np.sqrt(shape.k + shape.sites[site].rank) + 16
     allowed = _HALF_ULP[shape.dtype] * np.abs(expected) + _LOST_OF_T[shape.dtype] * (
         np.abs(t) @ np.abs(b)
     )
     allowed += _FLOAT_ULP * sums * (np.abs(y) + (np.abs(x) @ np.abs(a)) @ np.abs(b))
-    error = np.abs(_exact(output, shape.dtype) - expected)
+    error = np.abs(output.astype(np.float64) - expected)
     of_allowed = np.nan_to_num(error / allowed, nan=np.inf)
     relative = np.linalg.norm(error) / np.linalg.norm(expected)
     return float(np.nan_to_num(relative, nan=np.inf)), float(of_allowed.max())
-
-
-def _exact(array: Array, dtype: str) -> Array:
-    return widen(array, dtype).astype(np.float64)
 
 
 def _same_bits(one: Array, other: Array) -> bool:

@@ -14,8 +14,9 @@ import numpy as np
 from trt_lora.plugins.flavour import flavour_named
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.decoding import empty_cache
+from trt_lora.runtime.dtypes import storage_dtype
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Manifest, read_manifest
-from trt_lora.runtime.tensors import narrow, tensor_from_storage
+from trt_lora.runtime.tensors import tensor_from_storage
 from trt_lora.scripts.gpu.results import Expectation, Expectations, Row
 from trt_lora.scripts.gpu.run import Skipped
 from trt_lora.scripts.gpu.shapes import LLAMA_3_8B, ModelShape
@@ -120,12 +121,11 @@ def inputs(engine: Engine, m: int, rank: int) -> TensorMap:
 
 def _weights(manifest: Manifest, rank: int) -> dict[str, object]:
     rng = np.random.default_rng(0)
-    return {
-        name: narrow(
-            rng.standard_normal(site.shape(factor, rank), np.float32) * np.float32(0.02), site.dtype
-        )
-        for name, (site, factor) in manifest.lora_bindings.items()
-    }
+    weights: dict[str, object] = {}
+    for name, (site, factor) in manifest.lora_bindings.items():
+        values = rng.standard_normal(site.shape(factor, rank)) * 0.02
+        weights[name] = values.astype(storage_dtype(site.dtype))
+    return weights
 
 
 def _without_lora(engine: Path, directory: Path, flavour: str) -> Path:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.memory import Memory
 from trt_lora.runtime.save import save_adapter
-from trt_lora.runtime.tensors import Array
 from trt_lora.runtime.weight import Weight
 from trt_lora.scripts.gpu.bench import Bench
 from trt_lora.scripts.gpu.chain import Chain

@@ -9,7 +9,7 @@ import pytest
 
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.decoding import Decoder
-from trt_lora.runtime.tensors import Array
+from trt_lora.runtime.dtypes import Array
 from trt_lora.scripts.gpu.tensorrt import Answer
 
 pytestmark = pytest.mark.gpu

@@ -22,13 +22,14 @@ from managers import MANIFEST, SITE, manager_with, pair, refreshed, state_of
 from safetensors.numpy import save
 
 from trt_lora.plugins.errors import LoRAError
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.edgellm_format import PROCESSED_FILE
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest, file_record, read_manifest
 from trt_lora.runtime.onnxruntime_format import save_onnxruntime
 from trt_lora.runtime.peft_config import CONFIG_FILE
 from trt_lora.runtime.peft_format import INDEX_FILE, WEIGHTS_FILE
-from trt_lora.runtime.tensors import Array, tensor_from_numpy
+from trt_lora.runtime.tensors import tensor_from_numpy
 from trt_lora.runtime.trtllm_format import TRTLLM_CONFIG, TRTLLM_WEIGHTS
 from trt_lora.runtime.weight import weight_of
 

@@ -16,9 +16,10 @@ from tiny import save_adapter, save_model
 
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import AdapterError, LoRAError, UnknownAdapterError
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.tensors import Array, TensorMap
+from trt_lora.runtime.tensors import TensorMap
 from trt_lora.scripts.peft_reference import PeftReference
 
 ELSEWHERE = "model.layers.0.self_attn.q_proj"

@@ -24,8 +24,9 @@ from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.cuda_graphs import GraphOptions
 from trt_lora.runtime.decoding import Decoder
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.tensorrt_backend import TensorRTEngine
-from trt_lora.runtime.tensors import Array, tensor_from_numpy
+from trt_lora.runtime.tensors import tensor_from_numpy
 
 
 def launches(cuda: FakeCuda) -> int:

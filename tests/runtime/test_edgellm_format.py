@@ -13,9 +13,9 @@ from safetensors.torch import load_file as load_torch_file
 
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.save import save_adapter
-from trt_lora.runtime.tensors import Array
 
 PROCESSED = "processed_adapter_model.safetensors"
 Q, LM_HEAD = "model.layers.0.self_attn.q_proj", "lm_head"

@@ -11,9 +11,10 @@ from fakes import make_manifest, make_weights
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.tensors import Array, Tensor, tensor_from_numpy, tensor_from_storage
+from trt_lora.runtime.tensors import Tensor, tensor_from_numpy, tensor_from_storage
 from trt_lora.runtime.weight import weight_of
 
 MANIFEST = make_manifest()

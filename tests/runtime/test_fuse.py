@@ -11,10 +11,11 @@ from fakes import make_manifest, write_peft
 from trt_lora.plugins.contract import BindingNames, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.fit import Fitted, fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.tensors import Array, tensor_from_numpy
+from trt_lora.runtime.tensors import tensor_from_numpy
 from trt_lora.runtime.weight import weight_of
 
 ATTN, MLP = "model.layers.0.self_attn.", "model.layers.0.mlp."

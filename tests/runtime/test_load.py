@@ -15,9 +15,10 @@ from safetensors.torch import save_file as save_torch_file
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.named_format import adapter_from_safetensors
-from trt_lora.runtime.tensors import Array, tensor_from_numpy
+from trt_lora.runtime.tensors import tensor_from_numpy
 from trt_lora.runtime.weight import Weight, weight_of
 
 WEIGHTS = {

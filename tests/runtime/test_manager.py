@@ -36,8 +36,9 @@ from trt_lora.plugins.errors import (
     UnknownAdapterError,
     UnknownBindingError,
 )
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manager import LoRAManager
-from trt_lora.runtime.tensors import Array, Tensor, TensorMap, tensor_from_numpy
+from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_numpy
 
 # ------------------------------------------------------------------------------- load_weights
 

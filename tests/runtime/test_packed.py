@@ -5,9 +5,10 @@ import pytest
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import packed
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.memory import ALIGNMENT
 from trt_lora.runtime.packed import pack_weights
-from trt_lora.runtime.tensors import Array, tensor_from_numpy
+from trt_lora.runtime.tensors import tensor_from_numpy
 from trt_lora.runtime.weight import Weight, weight_of
 
 

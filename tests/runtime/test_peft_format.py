@@ -15,8 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.peft_format import adapter_from_peft
-from trt_lora.runtime.tensors import Array
 
 Q = "model.layers.0.self_attn.q_proj"
 A, B = f"lora_A_{Q}", f"lora_B_{Q}"

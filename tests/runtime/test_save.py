@@ -23,11 +23,12 @@ from trt_lora.builder.quiet import quiet
 from trt_lora.plugins.contract import FACTORS, BindingNames
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.save import DTYPES, FORMATS, save_adapter
-from trt_lora.runtime.tensors import Array, tensor_from_numpy
+from trt_lora.runtime.tensors import tensor_from_numpy
 from trt_lora.runtime.weight import weight_of
 
 MANIFEST = make_manifest()

@@ -11,9 +11,10 @@ from fakes import make_manifest
 from trt_lora.plugins.contract import BindingNames, Site
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.shard import shard_adapter
-from trt_lora.runtime.tensors import Array, tensor_from_numpy
+from trt_lora.runtime.tensors import tensor_from_numpy
 from trt_lora.runtime.weight import weight_of
 
 HEAD, HIDDEN, INNER, RANK = 3, 24, 20, 2

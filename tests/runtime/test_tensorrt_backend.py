@@ -41,10 +41,11 @@ from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.cuda import call
 from trt_lora.runtime.decoding import Decoder
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import PLAN_FILE, Range
 from trt_lora.runtime.run_inputs import select_profile
 from trt_lora.runtime.tensorrt_backend import TensorRTEngine
-from trt_lora.runtime.tensors import Array, tensor_from_numpy
+from trt_lora.runtime.tensors import tensor_from_numpy
 
 DECODE, PREFILL = 0, 1
 TOKENS = {"input_ids", "attention_mask", "position_ids", "logits_to_keep"}

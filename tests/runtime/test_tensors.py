@@ -1,89 +1,25 @@
-"""Tensors seen in place, and bfloat16 against torch's own rounding."""
+"""Tensors seen in place."""
 
 import copy
 import dataclasses
 import pickle
 import weakref
 from collections.abc import Callable
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime.dtypes import DTYPES, Array, storage_dtype
 from trt_lora.runtime.tensors import (
-    DTYPES,
-    Array,
     Tensor,
     TensorMap,
-    narrow,
-    storage_dtype,
     tensor_from_numpy,
     tensor_from_storage,
-    widen,
 )
-
-
-def every_bfloat16() -> Array:
-    """Bits of all bfloat16 values that are numbers."""
-    bits = np.arange(1 << 16, dtype=np.uint16)
-    return bits[np.isfinite(widen(bits, "bfloat16"))]
-
-
-def dense_float32() -> Array:
-    """Finite float32 values at, just beside and half-way between all bfloat16 values."""
-    low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFF], np.uint32)
-    bits = (np.arange(1 << 16, dtype=np.uint32)[:, None] << 16) | low
-    values = bits.view(np.float32).ravel()
-    return values[np.isfinite(values)]
-
-
-def bits_of(tensor: torch.Tensor) -> Array:
-    return np.asarray(tensor.view(torch.int16).numpy().view(np.uint16))
-
-
-# ---------------------------------------------------------------------------------- widen, narrow
-
-
-def test_every_bfloat16_widens_to_the_value_that_torch_gives_it() -> None:
-    bits = every_bfloat16()
-    expected = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).float().numpy()
-    np.testing.assert_array_equal(widen(bits, "bfloat16").view(np.uint32), expected.view(np.uint32))
-
-
-def test_narrowing_to_bfloat16_rounds_as_torch_does() -> None:
-    values = dense_float32()
-    expected = bits_of(torch.from_numpy(values).to(torch.bfloat16))
-    np.testing.assert_array_equal(narrow(values, "bfloat16"), expected)
-
-
-def test_narrowing_to_float16_rounds_as_torch_does() -> None:
-    values = dense_float32()
-    expected = bits_of(torch.from_numpy(values).to(torch.float16))
-    np.testing.assert_array_equal(narrow(values, "float16").view(np.uint16), expected)
-
-
-def test_narrowing_a_widened_bfloat16_gives_its_bits_back() -> None:
-    bits = every_bfloat16()
-    np.testing.assert_array_equal(narrow(widen(bits, "bfloat16"), "bfloat16"), bits)
-
-
-@pytest.mark.parametrize(("dtype", "value"), [("bfloat16", 3.4e38), ("float16", 65520.0)])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_value_beyond_the_range_becomes_infinity(dtype: str, value: float, sign: int) -> None:
-    narrowed = widen(narrow(np.array([sign * value], np.float32), dtype), dtype)
-    np.testing.assert_array_equal(narrowed, [sign * np.inf])
-
-
-def test_float32_is_neither_widened_nor_narrowed() -> None:
-    values = np.ones((2, 3), np.float32)
-    assert widen(values, "float32") is values
-    assert narrow(values, "float32") is values
-
-
-def test_the_shape_survives_both_ways() -> None:
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(widen(narrow(values, "bfloat16"), "bfloat16"), values)
 
 
 # ----------------------------------------------------------------------------------------- tensor
@@ -114,17 +50,27 @@ def test_an_array_is_taken_and_seen_in_place(dtype: str) -> None:
         np.testing.assert_array_equal(seen, array)
 
 
-def test_bfloat16_is_stored_as_bits_and_read_as_float32() -> None:
-    bits = np.array([[0x3FC0, 0xC000]], np.uint16)  # 1.5, -2
-    tensor = tensor_from_storage(bits, "bfloat16")
-    assert np.shares_memory(tensor.storage(), bits)
-    assert tensor.nbytes == 4
+def test_bfloat16_is_taken_and_stored_in_place_and_read_as_float32() -> None:
+    array = np.array([[1.5, -2]], ml_dtypes.bfloat16)
+    tensor = tensor_from_numpy(array)
+    assert (tensor.pointer, tensor.dtype, tensor.nbytes) == (array.ctypes.data, "bfloat16", 4)
+    assert np.shares_memory(tensor.storage(), array)
+    assert tensor.storage().dtype == array.dtype
+    assert tensor.numpy().dtype == np.float32
     np.testing.assert_array_equal(tensor.numpy(), np.array([[1.5, -2]], np.float32))
 
 
+def test_bits_are_taken_as_bfloat16_in_place() -> None:
+    bits = np.array([[0x3FC0, 0xC000]], np.uint16)  # 1.5, -2
+    tensor = tensor_from_storage(bits, "bfloat16")
+    assert np.shares_memory(tensor.storage(), bits)
+    np.testing.assert_array_equal(tensor.numpy(), np.array([[1.5, -2]], np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 0), (1, 2, 3)])
-def test_every_shape_is_seen_as_it_is(shape: tuple[int, ...]) -> None:
-    assert tensor_from_numpy(np.zeros(shape, np.float32)).numpy().shape == shape
+def test_every_shape_is_seen_as_it_is(shape: tuple[int, ...], dtype: Any) -> None:
+    assert tensor_from_numpy(np.zeros(shape, dtype)).numpy().shape == shape
 
 
 def test_a_tensor_keeps_its_memory_alive_and_so_does_what_was_read_from_it() -> None:

@@ -12,11 +12,11 @@ from safetensors.numpy import save_file
 
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.save import save_adapter
-from trt_lora.runtime.tensors import Array
 
 WEIGHTS, CONFIG = "model.lora_weights.npy", "model.lora_config.npy"
 LAYER = "model.layers.{}.self_attn.{}"

@@ -20,8 +20,8 @@ from tiny import save_adapter, save_model, tiny_config
 from trt_lora.builder import build_engine
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.plugins.flavour import TENSORRT_RTX
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
-from trt_lora.runtime.tensors import Array
 from trt_lora.scripts.compare_models import write_model
 from trt_lora.scripts.compare_polygraphy import (
     Command,

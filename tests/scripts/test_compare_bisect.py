@@ -13,10 +13,10 @@ from tiny import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.runtime.coverage import SiteCoverage
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import read_manifest
-from trt_lora.runtime.tensors import Array
 from trt_lora.scripts.compare_bisect import SiteFault, first_fault
 from trt_lora.scripts.compare_models import write_model
 from trt_lora.scripts.compare_polygraphy import save_inputs

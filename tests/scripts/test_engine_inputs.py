@@ -14,7 +14,7 @@ from trt_lora.runtime import LoRAManager, TensorMap, open_engine, read_manifest
 from trt_lora.runtime.decoding import Decoder
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.run_inputs import allows
-from trt_lora.runtime.tensors import tensor_from_storage, widen
+from trt_lora.runtime.tensors import tensor_from_storage
 from trt_lora.scripts.engine_inputs import Feed, Inputs, lora_inputs, make_inputs
 from trt_lora.scripts.plain_engine import engine_without_lora
 
@@ -157,4 +157,4 @@ def test_bfloat16_is_torchs(tiny_engine: TinyEngine, tmp_path: Path) -> None:
     name = next(iter(built.lora_bindings))
     assert step[name].dtype == step["past_key_values.0.key"].dtype == torch.bfloat16
     stored = lora_inputs(built, tiny_engine.adapter)[name]
-    assert np.array_equal(step[name].float().numpy(), widen(stored, "bfloat16"))
+    assert np.array_equal(step[name].float().numpy(), stored.astype(np.float32))
