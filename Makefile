@@ -26,7 +26,7 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-fuzz: $(VENV)/ready        ## throw damaged files at every reader for a minute
+fuzz: $(VENV)/ready        ## throw damaged files at every reader, then stress threads and rewritten files
 	$(BIN)/python scripts/fuzz.py
 
 bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.json

@@ -4,6 +4,7 @@ They reach a network through the ONNX parser alone: TensorRT-RTX has no other wa
 """
 
 import functools
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class LoraPlugins:
         self.trt = trt
         self.kernels = Kernels()
         self.failures: list[str] = []
+        self.lock = Lock()  # held by a run until it has read `failures`
         self.plugin_class = type("LoraPlugin", (PluginNode, *bases(trt)), {})
         creator_class = type("LoraCreator", (_Creator, trt.IPluginCreatorV3One), {})
         self.creators = [creator_class(self, operator) for operator in OPERATORS]

@@ -71,6 +71,20 @@ class Event:
 
 
 @contextlib.contextmanager
+def on_device(index: int) -> Iterator[None]:
+    """Make a GPU the one that this thread uses, and afterwards again the one it used before."""
+    before = int(call("cudaGetDevice"))
+    if before == index:
+        yield
+        return
+    call("cudaSetDevice", index)
+    try:
+        yield
+    finally:
+        release("cudaSetDevice", before)
+
+
+@contextlib.contextmanager
 def finished(stream: int) -> Iterator[None]:
     """Wait for `stream` after the block, also when the block raises: its memory may go then."""
     try:

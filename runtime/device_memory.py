@@ -37,7 +37,7 @@ class CudaMemory:
 
     def __init__(self, index: int = 0, options: MemoryOptions | None = None) -> None:
         options = options or MemoryOptions()
-        self.device = f"cuda:{index}"
+        self.index, self.device = index, f"cuda:{index}"
         self._pool = DevicePool(options.max_free_bytes)
         self._staging = Staging(options.staging_bytes)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from trt_lora.plugins.errors import BackendError, TensorError
+from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.plugins.flavour import flavour_named
 from trt_lora.runtime.cuda import cuda_obstacle
 from trt_lora.runtime.manifest import Manifest, read_manifest
@@ -36,6 +36,9 @@ class Executor(Protocol):
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Run the engine once and return every output, in memory that the result owns.
 
+        Any number of threads may call it; each has the outputs of its own inputs, which nobody
+        may write to before it returns.
+
         Raises:
             TensorError: an input is missing, or has a shape, dtype or device the engine refuses.
             StateError: called outside `with`.
@@ -44,7 +47,10 @@ class Executor(Protocol):
 
 
 class Engine(Executor, Protocol):
-    """An executor as `open_engine` returns it: a context manager with memory of its own."""
+    """An executor as `open_engine` returns it: a context manager with memory of its own.
+
+    It is open once at a time, and may be entered again after it was left.
+    """
 
     @property
     def memory(self) -> Memory:
@@ -57,7 +63,12 @@ class Engine(Executor, Protocol):
         ...
 
     def __enter__(self) -> Self:
-        """Load the engine."""
+        """Load the engine.
+
+        Raises:
+            BackendError: it cannot be loaded.
+            StateError: it is open already.
+        """
         ...
 
     def __exit__(
@@ -66,7 +77,7 @@ class Engine(Executor, Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release everything."""
+        """Refuse further runs, wait for those under way in other threads, release everything."""
         ...
 
 
@@ -119,3 +130,13 @@ def check_inputs(tensor_map: TensorMap, input_names: Sequence[str]) -> None:
             f"the tensor map lacks {', '.join(missing[:3])}{more}; "
             "LoRA bindings are written by LoRAManager.refresh_tensor_map"
         )
+
+
+def closed() -> StateError:
+    """Return the error of a run outside `with`."""
+    return StateError("the engine is closed; use: with open_engine(directory) as engine")
+
+
+def open_already() -> StateError:
+    """Return the error of an engine that is entered twice."""
+    return StateError("the engine is open already; make another one of the same directory")

@@ -1,5 +1,7 @@
 """A plan on the GPU: what its execution contexts are made of and share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,14 @@ class Plan:
         self._trt = trt = flavour.load()
         self._plugins = register_plugins(trt) if manifest.lora_plugin == "plugin" else None
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))  # must outlive the rest
-        self._engine = self._runtime.deserialize_cuda_engine((directory / PLAN_FILE).read_bytes())
-        if self._engine is None:
-            raise BackendError(
-                f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU "
-                f"(built with {dict(manifest.versions)}); build it on this machine"
-                + "".join(f"; {failure}" for failure in self.plugin_failures())
-            )
+        plan = (directory / PLAN_FILE).read_bytes()
+        with self.plugin_calls():
+            self._engine = self._runtime.deserialize_cuda_engine(plan)
+            if self._engine is None:
+                raise BackendError(
+                    f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU "
+                    f"(built with {dict(manifest.versions)}); build it on this machine"
+                )
         self._memory_bytes = int(self._engine.device_memory_size_v2)
         self._memory = memory.allocate(self._memory_bytes)
         has_cache = flavour.has_runtime_cache
@@ -58,13 +61,28 @@ class Plan:
         context.set_device_memory(self._memory.pointer, self._memory_bytes)
         return context
 
-    def plugin_failures(self) -> list[str]:
-        """Return what went wrong in the LoRA plugin, of which TensorRT says nothing; each once."""
-        if self._plugins is None or not self._plugins.failures:
-            return []
-        failures = list(dict.fromkeys(self._plugins.failures))
-        self._plugins.failures.clear()
-        return failures
+    @contextmanager
+    def plugin_calls(self) -> Iterator[None]:
+        """Let TensorRT call the LoRA plugin, and raise what went wrong in it.
+
+        TensorRT says nothing of that, and the plugin notes it for the process: so only one engine
+        may call it at a time.
+
+        Raises:
+            BackendError: the plugin failed; what the block raised is its context.
+        """
+        if self._plugins is None:
+            yield
+            return
+        with self._plugins.lock:
+            self._plugins.failures.clear()  # of calls that nobody has looked after
+            try:
+                yield
+            finally:
+                failures = dict.fromkeys(self._plugins.failures)  # each once
+                self._plugins.failures.clear()
+                if failures:
+                    raise BackendError(f"the LoRA plugin failed: {'; '.join(failures)}")
 
     def save_cache(self) -> None:
         """Write the runtime cache, where there is one; never raises for a file."""

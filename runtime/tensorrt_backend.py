@@ -1,23 +1,26 @@
 """Run an engine's plan on a GPU with TensorRT or TensorRT-RTX."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Self
 
 from trt_lora.plugins.contract import MIN_RANK
-from trt_lora.plugins.errors import BackendError, StateError
+from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.flavour import flavour_named
 from trt_lora.runtime.bound_context import BoundContext
-from trt_lora.runtime.cuda import Event, call, constant, finished, release
+from trt_lora.runtime.cuda import Event, call, constant, finished, on_device, release
 from trt_lora.runtime.cuda_graphs import GraphCache, GraphOptions
 from trt_lora.runtime.device_memory import CudaMemory, MemoryOptions
+from trt_lora.runtime.executor import closed, open_already
 from trt_lora.runtime.manifest import Manifest, Range
 from trt_lora.runtime.output_shapes import OutputShapes
 from trt_lora.runtime.plan import Plan
 from trt_lora.runtime.run_inputs import RunInputs
-from trt_lora.runtime.run_state import RunState
+from trt_lora.runtime.run_state import RunKey, RunState
 from trt_lora.runtime.tensors import Tensor, TensorMap
 
 _DEFAULT_STREAM = 0
@@ -33,8 +36,10 @@ class TensorRTEngine:
     it returns, so that every stream and the host may use the outputs, and inputs may be let go of.
 
     The stream does not wait for the default stream by itself, nor that for it: work of other
-    threads on the default stream would make a capture fail. One thread at a time may call
-    `execute`; other threads may upload and let go of tensors meanwhile.
+    threads on the default stream would make a capture fail. Any number of threads may call
+    `execute`: one run follows the other, whole, for all contexts share the stream and the
+    activation memory. Each runs on the engine's GPU, whichever is the thread's own. Other threads
+    may upload and let go of tensors meanwhile.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class TensorRTEngine:
         self._memory_options, self._graph_options = memory, graphs or GraphOptions()
         self._output_shapes = OutputShapes(manifest)
         self._open: _OpenEngine | None = None
+        self._lock = Lock()  # held by a run from its first binding to its last byte
 
     def __enter__(self) -> Self:
         """Load the plan onto the current GPU; `warm_up` is left to the caller.
@@ -63,12 +69,13 @@ class TensorRTEngine:
             BackendError: the library cannot be imported, or refuses the plan on this GPU.
             StateError: the engine is open already.
         """
-        if self._open is not None:
-            raise StateError("the engine is open already; make another one of the same directory")
-        memory = CudaMemory(int(call("cudaGetDevice")), self._memory_options)
-        plan = Plan(self.directory, self.manifest, self._flavour, memory)
-        self._open = _OpenEngine(self, plan, memory, self._graph_options)
-        self.memory = memory
+        with self._lock:
+            if self._open is not None:
+                raise open_already()
+            memory = CudaMemory(int(call("cudaGetDevice")), self._memory_options)
+            plan = Plan(self.directory, self.manifest, self._flavour, memory)
+            self._open = _OpenEngine(self, plan, memory, self._graph_options)
+            self.memory = memory
         return self
 
     def __exit__(
@@ -79,18 +86,18 @@ class TensorRTEngine:
     ) -> None:
         """Release graphs, contexts, plan, stream and memory, and write the runtime cache.
 
-        Tensors stay until their owners let go.
+        It waits for the run under way in another thread. Tensors stay until their owners let go.
         """
-        engine, self._open = self._open, None
-        if engine is not None:
-            engine.close()
-        self.memory.close()
+        with self._lock:
+            engine, self._open = self._open, None
+            if engine is not None:
+                engine.close()
+            self.memory.close()
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Run the plan once and wait for it; see `Executor.execute`."""
-        if self._open is None:
-            raise StateError("the engine is closed; use: with open_engine(directory) as engine")
-        return self._open.execute(tensor_map, self._output_shapes)
+        with self._alone() as engine:
+            return engine.execute(tensor_map, self._output_shapes)
 
     def warm_up(self) -> None:
         """Run every profile once, at the shapes it is tuned for, on zeros and the base model.
@@ -105,6 +112,15 @@ class TensorRTEngine:
         """
         for ranges in self.manifest.profiles.values():
             self.execute(self._zeros(ranges))
+
+    @contextmanager
+    def _alone(self) -> Iterator["_OpenEngine"]:
+        """Give this thread the engine and its GPU, one thread at a time."""
+        with self._lock:
+            if self._open is None:
+                raise closed()
+            with on_device(self.memory.index):
+                yield self._open
 
     def _zeros(self, ranges: Mapping[str, Range]) -> TensorMap:
         """All inputs of one run, in one buffer of zeros: they are only read."""
@@ -146,23 +162,24 @@ class _OpenEngine:
         profile = self._inputs.update(tensor_map, self._state)
         outputs: dict[str, Tensor] = {}
         staged: dict[str, Tensor] = {}  # held, as the outputs are, until the stream has passed
-        with finished(self._stream):
-            self._written.record(_DEFAULT_STREAM)
-            self._written.hold(self._stream)
-            staged.update(self._stage(tensor_map))
-            outputs.update(self._memory.empty(output_shapes.of(self._state.places)))
-            self._put(outputs)
-            key = self._state.key(profile)
-            if not self._graphs.run(key):
-                self._context.run(key)
-        self._check_plugin()
+        try:
+            with finished(self._stream):
+                self._written.record(_DEFAULT_STREAM)
+                self._written.hold(self._stream)
+                staged.update(self._stage(tensor_map))
+                outputs.update(self._memory.empty(output_shapes.of(self._state.places)))
+                self._put(outputs)
+                self._enqueue(self._state.key(profile))
+        except BackendError:
+            # A LoRA node that failed has written nothing, and a graph may have been made of that.
+            self._graphs.clear()
+            raise
         return outputs
 
-    def _check_plugin(self) -> None:
-        """A LoRA node that failed has written nothing, and a graph may have been made of that."""
-        if failures := self._plan.plugin_failures():
-            self._graphs.clear()
-            raise BackendError(f"the LoRA plugin failed: {'; '.join(failures)}")
+    def _enqueue(self, key: RunKey) -> None:
+        with self._plan.plugin_calls():
+            if not self._graphs.run(key):
+                self._context.run(key)
 
     def close(self) -> None:
         """Release all but the memory of tensors."""

@@ -15,6 +15,7 @@
 import ctypes
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -161,7 +162,7 @@ class FakeCuda(ModuleType):
     def __init__(self, devices: int = 1) -> None:
         super().__init__("cuda.bindings.runtime")
         self.devices = devices
-        self.current_device = 0
+        self._thread = threading.local()
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.copies: list[Copy] = []
         self.violations: list[str] = []
@@ -182,6 +183,15 @@ class FakeCuda(ModuleType):
         self._next_stream = 0x5000
 
     # What tests ask and arrange.
+
+    @property
+    def current_device(self) -> int:
+        """The GPU of this thread: 0 until it chooses another."""
+        return int(getattr(self._thread, "device", 0))
+
+    @current_device.setter
+    def current_device(self, index: int) -> None:
+        self._thread.device = index
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be what `import cuda.bindings.runtime` finds."""
@@ -285,6 +295,13 @@ class FakeCuda(ModuleType):
         """Return the GPU that this thread uses."""
         status = self._enter("cudaGetDevice")
         return status, None if status else self.current_device
+
+    def cudaSetDevice(self, device: int) -> tuple[Status]:
+        """Choose the GPU that this thread uses."""
+        if status := self._enter("cudaSetDevice", device):
+            return (status,)
+        self.current_device = device
+        return (SUCCESS,)
 
     def cudaGetErrorString(self, error: Status) -> tuple[Status, bytes]:
         """Explain a status; asking is no work for the GPU and is not recorded."""

@@ -11,7 +11,7 @@ sites of different shapes:
 # the classes and methods have NVIDIA's names
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -215,6 +215,7 @@ class FakeTensorRT(ModuleType):
         self.profiles: list[int] = []  # profile of every run that was enqueued or captured
         self.capturable = True  # what TensorRT-RTX says of every context
         self.plugin_waits = False  # a plugin synchronises inside a run
+        self.call_plugin: Callable[[], object] = lambda: None  # when a plan is loaded, and in runs
         self.environment = b"a GPU and its driver"  # a runtime cache is of one
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +242,7 @@ class Runtime:
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
         """Return the engine of a plan, which keeps the runtime, or None."""
+        self._trt.call_plugin()
         if serialized_engine != PLAN or "deserialize_cuda_engine" in self._trt.refusals:
             return None
         return ICudaEngine(self._trt, self)
@@ -446,6 +448,7 @@ class IExecutionContext:
         if captured:
             self._captured.append(work)
         self._compile(places)
+        self._trt.call_plugin()
         if self._trt.plugin_waits:
             cuda.cudaStreamSynchronize(stream_handle)
             cuda.cudaGetLastError()

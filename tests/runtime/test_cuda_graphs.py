@@ -81,6 +81,7 @@ def test_a_launch_touches_no_context_and_copies_the_tokens_alone(
         engine.execute(tensor_map)
 
         assert cuda.names()[before:] == [
+            "cudaGetDevice",
             "cudaEventRecord",
             "cudaStreamWaitEvent",
             "cudaEventSynchronize",

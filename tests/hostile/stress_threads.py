@@ -1,0 +1,87 @@
+"""Threads with a manager each on one engine: every answer is that of a thread alone."""
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+from tiny import save_adapter, save_model, tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.runtime import Engine, LoRAManager, Sampling, generate, open_engine
+
+THREADS = 4
+PROMPTS = ([[5, 6, 7, 8, 9, 10, 11]], [[40, 41], [3]], [[3, 4, 5] * 7])
+TEMPERATURES = (0.0, 2.0)
+
+Case = tuple[str, int, float]  # adapter, prompt, temperature
+Answer = list[tuple[int, ...]]
+
+
+def run(seconds: float) -> int:
+    """Build a tiny engine with two adapters and stress it; return the number of answers checked."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model = save_model("Llama", folder / "model")
+        adapters = {
+            name: save_adapter(model, folder / name, seed=rank, r=rank)
+            for name, rank in (("a", 4), ("b", 16))
+        }
+        build_engine(tiny_config(model, folder / "engine"))
+        with open_engine(folder / "engine", "onnxruntime") as engine:
+            return stress(engine, adapters, seconds)
+
+
+def stress(engine: Engine, adapters: Mapping[str, Path], seconds: float) -> int:
+    """Let threads answer the same questions in any order; return the number of answers checked.
+
+    Raises:
+        AssertionError: an answer is not that of a thread alone.
+    """
+    cases = list(product(["", *adapters], range(len(PROMPTS)), TEMPERATURES))
+    alone = answerer(engine, adapters)
+    expected = {case: alone(case) for case in cases}
+    end = time.monotonic() + seconds
+    barrier = threading.Barrier(THREADS)
+
+    def check(seed: int) -> int:
+        answer = answerer(engine, adapters)
+        barrier.wait(60)  # nobody is done before the last one begins
+        checked = 0
+        for case in _endless(cases, seed):
+            if time.monotonic() > end:
+                break
+            found = answer(case)
+            assert found == expected[case], f"{case}: {found}, alone {expected[case]}"
+            checked += 1
+        return checked
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return sum(pool.map(check, range(THREADS)))
+
+
+def answerer(engine: Engine, adapters: Mapping[str, Path]) -> Callable[[Case], Answer]:
+    """Return what answers a case, with a manager of its own."""
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    for name, path in adapters.items():
+        manager.load_weights(name, path)
+
+    def answer(case: Case) -> Answer:
+        adapter, prompt, temperature = case
+        manager.switch_weights(adapter) if adapter else manager.reset_weights()
+        sampling = Sampling(max_new_tokens=8, temperature=temperature, stop_token_ids=())
+        answers = generate(engine, PROMPTS[prompt], manager=manager, sampling=sampling)
+        return [completion.token_ids for completion in answers]
+
+    return answer
+
+
+def _endless(cases: list[Case], seed: int) -> Iterator[Case]:
+    order = random.Random(seed)
+    while True:
+        yield order.choice(cases)
