@@ -21,6 +21,7 @@ from trt_lora.builder.lora_plan import LoRAPlan, plan_lora
 from trt_lora.builder.profiles import make_profiles
 from trt_lora.builder.progress import Progress, Silent
 from trt_lora.builder.strip_metadata import strip_metadata
+from trt_lora.builder.unsupported import check_supported
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
@@ -136,6 +137,7 @@ def make_graph(config: BuildConfig, plan: LoRAPlan, progress: Progress) -> Graph
     """
     progress.stage("load")
     model = load_model(config.model, config.dtype)
+    check_supported(model)
     progress.stage("export")
     exported, _ = export_causal_lm(model)
     progress.stage("insert")
