@@ -139,13 +139,14 @@ def make_graph(config: BuildConfig, plan: LoRAPlan, progress: Progress) -> Graph
     model = load_model(config.model, config.dtype)
     check_supported(model)
     progress.stage("export")
-    exported, _ = export_causal_lm(model)
+    exported = export_causal_lm(model)
     progress.stage("insert")
     head = model.get_output_embeddings()
     head_path = next((path for path, module in model.named_modules() if module is head), "")
-    inserted = InsertLoRA(plan.targets, config.binding_names, head_path)(exported)
+    insert = InsertLoRA(plan.targets, config.binding_names, head_path, exported.linears)
+    inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
-    return Graph(exported, inserted)
+    return Graph(exported.model, inserted)
 
 
 def _check_output(config: BuildConfig) -> None:

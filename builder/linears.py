@@ -3,8 +3,10 @@
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import onnx_ir as ir
+import torch
 
 # The attribute of the exporter's wrapper that holds the model: the first part of every module path
 # in the metadata.
@@ -97,3 +99,49 @@ def _permutation(transpose: ir.Node) -> list[int]:
     assert value is not None  # it holds a constant
     assert value.shape is not None
     return list(reversed(range(len(value.shape))))
+
+
+def module_linears(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and module of every linear of a torch model; a shared module has one path."""
+    for path, module in model.named_modules():
+        if type(module).__name__.endswith(_LINEAR_CLASSES):
+            yield path, module
+
+
+def untie_linears(model: Any) -> None:
+    """Give linears that share a weight their own, in place.
+
+    The exporter makes one node of two that read the same x and weight.
+    """
+    seen = set[int]()
+    for _, linear in module_linears(model):
+        if id(linear.weight) in seen:
+            linear.weight = torch.nn.Parameter(linear.weight.detach().clone())
+        seen.add(id(linear.weight))
+
+
+class LinearsRun:
+    """Notes which linears of a torch model run inside the block."""
+
+    def __init__(self, model: Any) -> None:
+        """Watch `model`; no linear has run."""
+        self.ran = {path: False for path, _ in module_linears(model)}
+        self._model = model
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        for path, linear in module_linears(self._model):
+            self._hooks.append(linear.register_forward_hook(self._noting(path)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the model without hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _noting(self, path: str) -> Any:
+        def note(*_: object) -> None:
+            self.ran[path] = True
+
+        return note

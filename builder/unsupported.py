@@ -8,6 +8,8 @@ from typing import Any
 
 from trt_lora.plugins.errors import ModelError
 
+_CROSS_ATTENTION = ("encoder_attn", "cross_attn", "crossattention")
+_PLAIN_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _NEXT_STEP = "pass a dense decoder-only model; docs/supported-models.md lists them"
 
 
@@ -22,9 +24,10 @@ def check_supported(model: Any) -> None:
             raise ModelError(f"{type(model).__name__} cannot be built: {words}; {_NEXT_STEP}")
 
 
-def _encoder(model: Any) -> str:
-    if model.config.is_encoder_decoder:
-        return "it has an encoder, and its decoder attends to that (cross attention)"
+def _cross_attention(model: Any) -> str:
+    names = [name for name, _ in model.named_modules() if name.endswith(_CROSS_ATTENTION)]
+    if model.config.is_encoder_decoder or names:
+        return "its layers attend to an encoder (cross attention)"
     return ""
 
 
@@ -51,14 +54,36 @@ def _sinks(model: Any) -> str:
     return ""
 
 
+def _layer_types(model: Any) -> str:
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    other = sorted(set(kinds) - _PLAIN_ATTENTION)
+    return f"its config has layers of type {', '.join(other)}" if other else ""
+
+
+def _dynamic_rope(model: Any) -> str:
+    if "dynamic" in _rope_types(getattr(model.config.get_text_config(), "rope_parameters", None)):
+        return "its rope is dynamic: frequencies change with the length of a sequence"
+    return ""
+
+
+def _rope_types(parameters: Any) -> Iterator[str]:
+    """Of one set of rope parameters, or of one for each type of layer."""
+    if isinstance(parameters, dict):
+        yield str(parameters.get("rope_type"))
+        for inner in parameters.values():
+            yield from _rope_types(inner)
+
+
 def _class_names(model: Any) -> Iterator[str]:
     return (type(module).__name__ for module in model.modules())
 
 
 _REASONS: tuple[Callable[[Any], str], ...] = (
-    _encoder,
+    _cross_attention,
     _not_causal,
     _recurrent,
     _experts,
     _sinks,
+    _layer_types,
+    _dynamic_rope,
 )
