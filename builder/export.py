@@ -13,9 +13,15 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from trt_lora.builder.linears import WRAPPER_ATTRIBUTE, LinearsRun, untie_linears
+from trt_lora.builder.linears import (
+    WRAPPER_ATTRIBUTE,
+    module_linears,
+    traced_paths,
+    untie_linears,
+)
 from trt_lora.builder.optimize import optimize
 from trt_lora.builder.quiet import quiet
 from trt_lora.builder.symbols import name_symbols
@@ -40,7 +46,7 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class Exported:
-    """The graph, its cache layer by layer, and which linears of the model ran."""
+    """The graph, its cache layer by layer, and whether the logits need each linear of the model."""
 
     model: ir.Model
     cache: tuple[CacheLayout, ...]
@@ -98,8 +104,7 @@ def export_causal_lm(model: Any) -> Exported:
         ModelError: the model cannot be run or traced, or has another kind of cache.
     """
     name = type(model).__name__
-    with LinearsRun(model) as linears:
-        cache = _cache_layouts(model.eval())
+    cache = _cache_layouts(model.eval())
     untie_linears(model)
     try:
         with quiet(), torch.no_grad():
@@ -117,10 +122,13 @@ def export_causal_lm(model: Any) -> Exported:
     except torch.onnx.OnnxExporterError as error:
         raise _cannot("traced by torch.onnx.export", name, error) from error
     assert program is not None  # None only from the exporter that dynamo=True replaces
+    RemoveUnusedNodesPass()(program.model)
+    traced = traced_paths(program.model)
     with quiet():
         optimize(program.model)
     name_symbols(program.model)
-    return Exported(program.model, cache, linears.ran)
+    linears = {path: path in traced for path, _ in module_linears(model)}
+    return Exported(program.model, cache, linears)
 
 
 def _cannot(verb: str, name: str, error: BaseException) -> ModelError:

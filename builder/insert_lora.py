@@ -50,7 +50,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     targets: dict[str, frozenset[str]]
     names: BindingNames = BindingNames.LORA
     head: str = ""  # path of the output head, which `all-linear` leaves out, as PEFT does
-    # The linears of the torch model by path, and whether it runs them: the graph must have those.
+    # The linears of the torch model by path, and whether the logits need them.
     modules: Mapping[str, bool] = field(default_factory=dict)
 
     def requires(self, model: ir.Model) -> None:
@@ -66,10 +66,10 @@ class InsertLoRA(ir.passes.InPlacePass):
 
         Raises:
             ConfigError: a target matches no linear of this model, or two modules clash.
-            ModelError: a target that the model runs is not in the graph by itself.
+            ModelError: a target that the logits need is not in the graph by itself.
         """
         linears, left_alone = self._choose(model)
-        left_alone += self._absent({linear.path for linear in linears})
+        left_alone += self._absent({item.path for item in (*linears, *left_alone)})
         sites = _sites(linears)
         self._check_every_target_matched(sites, left_alone)
         known = {value.name for value in model.graph.inputs}
@@ -106,18 +106,18 @@ class InsertLoRA(ir.passes.InPlacePass):
             return "it is the output head" if path == self.head else ""
         return f"{module.name if module else 'its module'} is not a target"
 
-    def _absent(self, sites: set[str]) -> Iterator[LeftAlone]:
-        """Modules that should be sites and are not in the graph, because the model has no use."""
-        for path, runs in self.modules.items():
-            if path in sites or self._not_targeted(path):
+    def _absent(self, found: set[str]) -> Iterator[LeftAlone]:
+        """Targets that are not in the graph because the logits do not need them."""
+        for path, is_needed in self.modules.items():
+            if path in found or self._not_targeted(path):
                 continue
-            if runs:
+            if is_needed:
                 raise ModelError(
                     f"{path} is not in the exported graph as a linear of its own, so that an "
                     "adapter for it could not be told from another's; leave its kind out of "
                     "--lora-target-modules"
                 )
-            yield LeftAlone(path, "the model does not run it")
+            yield LeftAlone(path, "the logits do not depend on it")
 
     def _check_every_target_matched(
         self, sites: dict[str, Site], left_alone: list[LeftAlone]

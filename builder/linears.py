@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -45,6 +45,11 @@ def has_module_paths(model: ir.Model) -> bool:
     return any(_SCOPES in node.metadata_props for node in model.graph)
 
 
+def traced_paths(model: ir.Model) -> set[str]:
+    """Return the path of every module that a node of the main graph comes from."""
+    return {_path(node) for node in model.graph}
+
+
 def find_linears(model: ir.Model) -> Iterator[Linear]:
     """Yield every MatMul and Gemm of the main graph, in order, as a linear or with a refusal."""
     for node in model.graph:
@@ -54,7 +59,7 @@ def find_linears(model: ir.Model) -> Iterator[Linear]:
 
 def _read(node: ir.Node) -> Linear:
     scopes, classes = _metadata(node, _SCOPES), _metadata(node, _CLASSES)
-    path = scopes[-2].removeprefix(f"{WRAPPER_ATTRIBUTE}.") if len(scopes) > 1 else str(node.name)
+    path = _path(node)
     weight = _constant_shape(node.inputs[1])
     if weight is None:
         return Linear(node, path, refusal="its second operand is not a constant weight")
@@ -68,6 +73,11 @@ def _read(node: ir.Node) -> Linear:
         return Linear(node, path, refusal="its input is transposed")
     k, n = reversed(weight) if _flag(node, "transB") else weight
     return Linear(node, path, k, n)
+
+
+def _path(node: ir.Node) -> str:
+    scopes = _metadata(node, _SCOPES)
+    return scopes[-2].removeprefix(f"{WRAPPER_ATTRIBUTE}.") if len(scopes) > 1 else str(node.name)
 
 
 def _metadata(node: ir.Node, key: str) -> list[str]:
@@ -118,30 +128,3 @@ def untie_linears(model: Any) -> None:
         if id(linear.weight) in seen:
             linear.weight = torch.nn.Parameter(linear.weight.detach().clone())
         seen.add(id(linear.weight))
-
-
-class LinearsRun:
-    """Notes which linears of a torch model run inside the block."""
-
-    def __init__(self, model: Any) -> None:
-        """Watch `model`; no linear has run."""
-        self.ran = {path: False for path, _ in module_linears(model)}
-        self._model = model
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> Self:
-        """Begin to watch."""
-        for path, linear in module_linears(self._model):
-            self._hooks.append(linear.register_forward_hook(self._noting(path)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the model without hooks."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def _noting(self, path: str) -> Any:
-        def note(*_: object) -> None:
-            self.ran[path] = True
-
-        return note

@@ -1,4 +1,4 @@
-"""A small random model of every architecture that transformers has for causal language modelling."""
+"""A small random model of every causal language model that transformers has."""
 
 from typing import Any
 
@@ -46,21 +46,31 @@ _SIZES: dict[str, Any] = {
 _ALWAYS = ("head_dim", "num_key_value_heads", "pad_token_id", "bos_token_id", "eos_token_id")
 
 # What makes the generic sizes invalid, or a part of the architecture unused.
-_DECODER = {"is_decoder": True}
-_DENSE = {"first_k_dense_replace": 2}
+_DECODER = (
+    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"),
+    *("megatron-bert", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"),
+    *("roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_INDEXED = {
+    **{"indexer_budget": 8, "indexer_compress_ratio": 4, "indexer_n_heads": 2},
+    **{"indexer_kv_heads": 1, "indexer_head_dim": 8},
+}
 _OVERRIDES: dict[str, dict[str, Any]] = {
+    **{name: {"is_decoder": True} for name in _DECODER},
     "bamba": _MAMBA,
-    **dict.fromkeys(("bert", "bert-generation", "big_bird", "camembert", "data2vec-text"), _DECODER),
-    **dict.fromkeys(("electra", "ernie", "megatron-bert", "rembert", "roberta"), _DECODER),
-    **dict.fromkeys(("roberta-prelayernorm", "roc_bert", "roformer", "reformer"), _DECODER),
-    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod"), _DECODER),
-    "cohere_compass_text": {"layer_types": ["full_attention", "sliding_attention"]},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "youtu"), _DENSE),
-    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
-    **dict.fromkeys(("dots3_note_text",), {"num_key_value_heads": 4}),
-    "gemma3n_text": {
+    "big_bird": {"is_decoder": True, "attention_type": "original_full"},
+    "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
+    },
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
+    "deepseek_v2": {"first_k_dense_replace": 2},
+    "deepseek_v3": {"first_k_dense_replace": 2},
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "gemma3n_text": {
         "num_kv_shared_layers": 0,
         "vocab_size_per_layer_input": VOCABULARY,
         "hidden_size_per_layer_input": 8,
@@ -68,10 +78,16 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": _MAMBA,
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
-    "zamba": {"num_hidden_layers": 3},
+    "moshi": {"audio_vocab_size": VOCABULARY},
+    "qwen4_exp": {"text_config": _INDEXED},
+    "qwen4_exp_text": _INDEXED,
+    "youtu": {"first_k_dense_replace": 2},
     "zaya": {"num_experts_per_tok": 1},
 }
+_OVERRIDES["reformer"] |= {"axial_pos_embds": False}
 
 
 def small_config(model_type: str) -> Any:
@@ -88,7 +104,8 @@ def _small(kind: Any, overrides: dict[str, Any]) -> Any:
         fields["layer_types"] = (kinds * 2)[-2:]
     for name, inner in kind.sub_configs.items():
         if isinstance(defaults.get(name), dict) and inner is not AutoConfig:
-            fields[name] = _small(inner, {}).to_dict()
+            fields[name] = _small(inner, overrides.get(name, {})).to_dict()
+    overrides = {key: value for key, value in overrides.items() if key not in kind.sub_configs}
     return kind(**fields | overrides)
 
 
