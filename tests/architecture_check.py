@@ -24,7 +24,7 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one model type: not made, refused with a reason, or built with these errors."""
+    """What became of one model type: not made, refused with a reason, or built."""
 
     architecture: str = ""
     not_made: str = ""  # why transformers makes no small model of this type

@@ -54,8 +54,11 @@ _DECODER = (
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _INDEXED = {
-    **{"indexer_budget": 8, "indexer_compress_ratio": 4, "indexer_n_heads": 2},
-    **{"indexer_kv_heads": 1, "indexer_head_dim": 8},
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
 }
 _OVERRIDES: dict[str, dict[str, Any]] = {
     **{name: {"is_decoder": True} for name in _DECODER},

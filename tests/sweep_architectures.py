@@ -2,8 +2,8 @@
 
     python tests/sweep_architectures.py [--jobs N] [MODEL_TYPE ...]
 
-Each runs in a process of its own; a result is kept as soon as it is there, so that a few model types
-can be done again without the others.
+Each runs in a process of its own; a result is kept as soon as it is there, so that a few model
+types can be done again without the others.
 """
 
 import argparse
