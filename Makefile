@@ -1,6 +1,6 @@
-# The words a person types: demo, test, lint, types, fuzz, bench. Each installs what it needs first;
+# The words a person types: demo, test, architectures, lint, types, fuzz, bench. Each installs what it needs first;
 # gpu installs nothing.
-.PHONY: demo test lint types fuzz bench gpu dev
+.PHONY: demo test architectures lint types fuzz bench gpu dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,6 +16,9 @@ demo: $(VENV)/ready        ## build an engine for a real model and answer as thr
 
 test: $(VENV)/ready        ## run the whole test suite, one file per process at a time
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
+
+architectures: $(VENV)/ready  ## build and compare every architecture, write docs/supported-models.md
+	$(BIN)/python tests/sweep_architectures.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -11,6 +11,12 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
+from transformers.models.gpt_neo.modeling_gpt_neo import (
+    GPT_NEO_ATTENTION_CLASSES,
+    GPTNeoSelfAttention,
+)
+from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES, GPTJAttention
 
 from trt_lora.plugins.errors import ModelError
 
@@ -77,3 +83,7 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 AttentionInterface.register(ATTENTION, _attention)
 AttentionMaskInterface.register(ATTENTION, _mask)
+# These choose their own attention by name and know no interface; they take our mask.
+FALCON_ATTENTION_CLASSES[ATTENTION] = FalconAttention
+GPT_NEO_ATTENTION_CLASSES[ATTENTION] = GPTNeoSelfAttention
+GPTJ_ATTENTION_CLASSES[ATTENTION] = GPTJAttention

@@ -21,6 +21,7 @@ from trt_lora.builder.lora_plan import LoRAPlan, plan_lora
 from trt_lora.builder.profiles import make_profiles
 from trt_lora.builder.progress import Progress, Silent
 from trt_lora.builder.strip_metadata import strip_metadata
+from trt_lora.builder.unsupported import check_supported
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
@@ -136,14 +137,16 @@ def make_graph(config: BuildConfig, plan: LoRAPlan, progress: Progress) -> Graph
     """
     progress.stage("load")
     model = load_model(config.model, config.dtype)
+    check_supported(model)
     progress.stage("export")
-    exported, _ = export_causal_lm(model)
+    exported = export_causal_lm(model)
     progress.stage("insert")
     head = model.get_output_embeddings()
     head_path = next((path for path, module in model.named_modules() if module is head), "")
-    inserted = InsertLoRA(plan.targets, config.binding_names, head_path)(exported)
+    insert = InsertLoRA(plan.targets, config.binding_names, head_path, exported.linears)
+    inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
-    return Graph(exported, inserted)
+    return Graph(exported.model, inserted)
 
 
 def _check_output(config: BuildConfig) -> None:

@@ -2,18 +2,27 @@
 
 Inputs   input_ids, position_ids [batch, sequence], attention_mask [batch, total_sequence],
          logits_to_keep [kept] (which positions get logits: decoding needs the last one only),
-         past_key_values.<layer>.{key,value} [batch, kv_heads, past_sequence, head_dim]
-Outputs  logits [batch, kept, vocab], present.<layer>.{key,value} [.., total_sequence, head_dim]
+         past_key_values.<layer>.{key,value} [batch, kv_heads, past_sequence, dim]
+Outputs  logits [batch, kept, vocab], present.<layer>.{key,value} [.., total_sequence, dim]
 """
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from trt_lora.builder.linears import WRAPPER_ATTRIBUTE
+from trt_lora.builder.linears import (
+    WRAPPER_ATTRIBUTE,
+    module_linears,
+    traced_paths,
+    untie_linears,
+)
+from trt_lora.builder.optimize import optimize
 from trt_lora.builder.quiet import quiet
 from trt_lora.builder.symbols import name_symbols
 from trt_lora.plugins.errors import ModelError
@@ -22,13 +31,26 @@ from trt_lora.plugins.errors import ModelError
 # the exporter's RMSNorm fusion writes an invalid float16 Gemma.
 OPSET = 18
 
+_REASON_CHARACTERS = 200
+_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The KV cache of one layer: `[batch, heads, past_sequence, head_dim]`, keys and values."""
+    """The KV cache of one layer: `[batch, heads, past_sequence, key_dim or value_dim]`."""
 
     heads: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The graph, its cache layer by layer, and whether the logits need each linear of the model."""
+
+    model: ir.Model
+    cache: tuple[CacheLayout, ...]
+    linears: Mapping[str, bool]  # by module path
 
 
 class _CausalLM(torch.nn.Module):
@@ -37,6 +59,8 @@ class _CausalLM(torch.nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         setattr(self, WRAPPER_ATTRIBUTE, model)
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self._first_position = _first_position(model)
 
     def forward(
         self,
@@ -49,62 +73,97 @@ class _CausalLM(torch.nn.Module):
         cache = DynamicCache()
         for layer, (key, value) in enumerate(past_key_values):
             cache.update(key, value, layer)
+        positions, kept = position_ids + self._first_position, logits_to_keep
+        optional = {"position_ids": positions, "logits_to_keep": kept}
         out = getattr(self, WRAPPER_ATTRIBUTE)(
             input_ids=input_ids,
             attention_mask=attention_mask,
-            position_ids=position_ids,
             past_key_values=cache,
-            logits_to_keep=logits_to_keep,
             use_cache=True,
+            **{name: value for name, value in optional.items() if name in self._takes},
         )
+        logits = out.logits if "logits_to_keep" in self._takes else out.logits[:, kept]
         present = out.past_key_values.layers
-        return out.logits, *(tensor for layer in present for tensor in (layer.keys, layer.values))
+        return logits, *(tensor for layer in present for tensor in (layer.keys, layer.values))
 
 
-def export_causal_lm(model: Any) -> tuple[ir.Model, tuple[CacheLayout, ...]]:
-    """Return the ONNX graph of a `PreTrainedModel` and its cache, layer by layer.
+def _first_position(model: Any) -> int:
+    """The position of a first token: RoBERTa and its kin leave out those up to the padding's."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+def export_causal_lm(model: Any) -> Exported:
+    """Return the ONNX graph of a `PreTrainedModel`.
 
     The graph's weights are the model's own memory, or transposed copies of it.
 
     Raises:
-        ModelError: the exporter cannot trace the model.
+        ModelError: the model cannot be run or traced, or has another kind of cache.
     """
-    layouts = _cache_layouts(model)
+    name = type(model).__name__
+    cache = _cache_layouts(model.eval())
+    untie_linears(model)
     try:
         with quiet(), torch.no_grad():
             program = torch.onnx.export(
-                _CausalLM(model.eval()),
-                _example_inputs(layouts, model.dtype),
+                _CausalLM(model),
+                _example_inputs(cache, model.dtype),
                 dynamo=True,
-                dynamic_shapes=_dynamic_shapes(len(layouts)),
-                input_names=_input_names(len(layouts)),
-                output_names=["logits", *_cache_names("present", len(layouts))],
+                dynamic_shapes=_dynamic_shapes(len(cache)),
+                input_names=_input_names(len(cache)),
+                output_names=["logits", *_cache_names("present", len(cache))],
                 opset_version=OPSET,
-                optimize=True,
+                optimize=False,
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        raise ModelError(
-            f"torch.onnx.export cannot trace {type(model).__name__}: {error}. "
-            "Dense decoder-only models are supported; see the README's list"
-        ) from error
+        raise _cannot("traced by torch.onnx.export", name, error) from error
     assert program is not None  # None only from the exporter that dynamo=True replaces
-    graph = program.model
-    name_symbols(graph)
-    return graph, layouts
+    RemoveUnusedNodesPass()(program.model)
+    traced = traced_paths(program.model)
+    with quiet():
+        optimize(program.model)
+    name_symbols(program.model)
+    linears = {path: path in traced for path, _ in module_linears(model)}
+    return Exported(program.model, cache, linears)
+
+
+def _cannot(verb: str, name: str, error: BaseException) -> ModelError:
+    """One line about an error that we do not know: what caused it, without torch's report."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+    return ModelError(
+        f"{name} cannot be {verb}: {reason[:_REASON_CHARACTERS]}; "
+        "docs/supported-models.md lists the architectures that can be built"
+    )
 
 
 def _cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
     """Run one token through the model and look, since configs name these sizes in many ways."""
-    with torch.no_grad():
-        out = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
+    name, token = type(model).__name__, torch.zeros(1, 1, dtype=torch.long)
+    try:
+        with quiet(), torch.no_grad():
+            out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        raise _cannot("run on a token", name, error) from error
     layers = getattr(getattr(out, "past_key_values", None), "layers", ())
-    if not layers or not all(isinstance(layer, DynamicLayer) for layer in layers):
+    if not layers or not all(type(layer) in _PLAIN_LAYERS for layer in layers):
         raise ModelError(
-            f"{type(model).__name__} has no cache of keys and values in every layer; "
+            f"{name} has no cache of keys and values in every layer; "
             "decoder-only models with plain attention are supported"
         )
-    return tuple(CacheLayout(layer.keys.shape[1], layer.keys.shape[3]) for layer in layers)
+    return tuple(_cache_layout(layer.keys.shape, layer.values.shape) for layer in layers)
+
+
+def _cache_layout(keys: torch.Size, values: torch.Size) -> CacheLayout:
+    return CacheLayout(heads=keys[1], key_dim=keys[3], value_dim=values[3])
 
 
 def _example_inputs(layouts: tuple[CacheLayout, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -116,8 +175,8 @@ def _example_inputs(layouts: tuple[CacheLayout, ...], dtype: torch.dtype) -> tup
     attention_mask[0, :2] = 0
     cache = [
         (
-            torch.zeros(batch, layout.heads, past, layout.head_dim, dtype=dtype),
-            torch.zeros(batch, layout.heads, past, layout.head_dim, dtype=dtype),
+            torch.zeros(batch, layout.heads, past, layout.key_dim, dtype=dtype),
+            torch.zeros(batch, layout.heads, past, layout.value_dim, dtype=dtype),
         )
         for layout in layouts
     ]

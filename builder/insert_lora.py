@@ -12,8 +12,8 @@
 6. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -22,7 +22,7 @@ from trt_lora.builder.groups import Group, Operand, make_groups
 from trt_lora.builder.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.lora_function import lora_function
 from trt_lora.plugins.contract import BindingNames, Factor, Site
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.plugins.modules import ALL_LINEAR, module_of
 from trt_lora.plugins.operator import DOMAIN, DOMAIN_VERSION, operator_named
 
@@ -50,6 +50,8 @@ class InsertLoRA(ir.passes.InPlacePass):
     targets: dict[str, frozenset[str]]
     names: BindingNames = BindingNames.LORA
     head: str = ""  # path of the output head, which `all-linear` leaves out, as PEFT does
+    # The linears of the torch model by path, and whether the logits need them.
+    modules: Mapping[str, bool] = field(default_factory=dict)
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there."""
@@ -64,8 +66,10 @@ class InsertLoRA(ir.passes.InPlacePass):
 
         Raises:
             ConfigError: a target matches no linear of this model, or two modules clash.
+            ModelError: a target that the logits need is not in the graph by itself.
         """
         linears, left_alone = self._choose(model)
+        left_alone += self._absent({item.path for item in (*linears, *left_alone)})
         sites = _sites(linears)
         self._check_every_target_matched(sites, left_alone)
         known = {value.name for value in model.graph.inputs}
@@ -101,6 +105,19 @@ class InsertLoRA(ir.passes.InPlacePass):
         if ALL_LINEAR in wanted:
             return "it is the output head" if path == self.head else ""
         return f"{module.name if module else 'its module'} is not a target"
+
+    def _absent(self, found: set[str]) -> Iterator[LeftAlone]:
+        """Targets that are not in the graph because the logits do not need them."""
+        for path, is_needed in self.modules.items():
+            if path in found or self._not_targeted(path):
+                continue
+            if is_needed:
+                raise ModelError(
+                    f"{path} is not in the exported graph as a linear of its own, so that an "
+                    "adapter for it could not be told from another's; leave its kind out of "
+                    "--lora-target-modules"
+                )
+            yield LeftAlone(path, "the logits do not depend on it")
 
     def _check_every_target_matched(
         self, sites: dict[str, Site], left_alone: list[LeftAlone]

@@ -3,8 +3,10 @@
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
+import torch
 
 # The attribute of the exporter's wrapper that holds the model: the first part of every module path
 # in the metadata.
@@ -43,6 +45,11 @@ def has_module_paths(model: ir.Model) -> bool:
     return any(_SCOPES in node.metadata_props for node in model.graph)
 
 
+def traced_paths(model: ir.Model) -> set[str]:
+    """Return the path of every module that a node of the main graph comes from."""
+    return {_path(node) for node in model.graph}
+
+
 def find_linears(model: ir.Model) -> Iterator[Linear]:
     """Yield every MatMul and Gemm of the main graph, in order, as a linear or with a refusal."""
     for node in model.graph:
@@ -52,7 +59,7 @@ def find_linears(model: ir.Model) -> Iterator[Linear]:
 
 def _read(node: ir.Node) -> Linear:
     scopes, classes = _metadata(node, _SCOPES), _metadata(node, _CLASSES)
-    path = scopes[-2].removeprefix(f"{WRAPPER_ATTRIBUTE}.") if len(scopes) > 1 else str(node.name)
+    path = _path(node)
     weight = _constant_shape(node.inputs[1])
     if weight is None:
         return Linear(node, path, refusal="its second operand is not a constant weight")
@@ -66,6 +73,11 @@ def _read(node: ir.Node) -> Linear:
         return Linear(node, path, refusal="its input is transposed")
     k, n = reversed(weight) if _flag(node, "transB") else weight
     return Linear(node, path, k, n)
+
+
+def _path(node: ir.Node) -> str:
+    scopes = _metadata(node, _SCOPES)
+    return scopes[-2].removeprefix(f"{WRAPPER_ATTRIBUTE}.") if len(scopes) > 1 else str(node.name)
 
 
 def _metadata(node: ir.Node, key: str) -> list[str]:
@@ -97,3 +109,22 @@ def _permutation(transpose: ir.Node) -> list[int]:
     assert value is not None  # it holds a constant
     assert value.shape is not None
     return list(reversed(range(len(value.shape))))
+
+
+def module_linears(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and module of every linear of a torch model; a shared module has one path."""
+    for path, module in model.named_modules():
+        if type(module).__name__.endswith(_LINEAR_CLASSES):
+            yield path, module
+
+
+def untie_linears(model: Any) -> None:
+    """Give linears that share a weight their own, in place.
+
+    The exporter makes one node of two that read the same x and weight.
+    """
+    seen = set[int]()
+    for _, linear in module_linears(model):
+        if id(linear.weight) in seen:
+            linear.weight = torch.nn.Parameter(linear.weight.detach().clone())
+        seen.add(id(linear.weight))

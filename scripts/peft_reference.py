@@ -21,6 +21,10 @@ def _weight(linear: Any) -> Matrix:
     return np.asarray(linear.weight.detach().double().numpy())
 
 
+def _makes_positions(module: torch.nn.Module) -> bool:
+    return hasattr(module, "create_position_ids_from_input_ids")
+
+
 class PeftReference:
     """A base model with PEFT adapters; the empty name is the base model."""
 
@@ -51,6 +55,8 @@ class PeftReference:
                 else:
                     self._wrapped.load_adapter(path, adapter_name=name)
         self.model: Any = (self._wrapped or base).eval()
+        # RoBERTa and its kin count in their own way, and leave out padding themselves.
+        self._counts_tokens = any(map(_makes_positions, self.model.modules()))
 
     def factors(self, adapter: str) -> dict[str, tuple[Matrix, Matrix]]:
         """Return A [k, r] and B [r, n], times the scale, of every layer that PEFT adapted."""
@@ -64,12 +70,10 @@ class PeftReference:
     @torch.inference_mode()
     def logits(self, adapter: str, ids: Ids, mask: Ids) -> npt.NDArray[np.float32]:
         """Return logits [batch, s, vocab] of ids [batch, s], without a cache, in one pass."""
-        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
-        arguments = {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(mask),
-            "position_ids": torch.from_numpy(positions),
-        }
+        arguments = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+        if not self._counts_tokens:
+            positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
+            arguments["position_ids"] = torch.from_numpy(positions)
         if self._wrapped is not None and not adapter:
             with self._wrapped.disable_adapter():
                 out = self.model(**arguments)

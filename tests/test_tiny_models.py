@@ -3,46 +3,14 @@
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from tiny import ARCHITECTURES, VOCABULARY, save_adapter, save_model, tiny_config
+from architecture_check import Logits, batch, engine_logits, largest_error
+from tiny import ARCHITECTURES, save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.contract import BindingNames
-from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.decoding import Decoder
-from trt_lora.scripts.adapter_arguments import activate
+from trt_lora.runtime import LoRAManager, open_engine
 from trt_lora.scripts.peft_reference import PeftReference
-
-PROMPT, STEPS = 9, 8
-Logits = npt.NDArray[np.float32]
-
-
-def batch() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Ids and mask [2, PROMPT + STEPS]; the first row is left-padded by three."""
-    ids = np.random.default_rng(0).integers(3, VOCABULARY, (2, PROMPT + STEPS))
-    mask = np.ones_like(ids)
-    mask[0, :3], ids[0, :3] = 0, 0
-    return ids, mask
-
-
-def engine_logits(engine: Engine, manager: LoRAManager, name: str) -> Logits:
-    """Logits [2, PROMPT + STEPS, vocab]: one prefill, then token by token."""
-    activate(manager, name)
-    tensor_map = TensorMap()
-    manager.refresh_tensor_map(tensor_map)
-    decoder = Decoder(engine, tensor_map, batch_size=2)
-    ids, mask = batch()
-    steps = [decoder.step(ids[:, :PROMPT], mask[:, :PROMPT], keep=PROMPT)]
-    for i in range(PROMPT, PROMPT + STEPS):
-        steps.append(decoder.step(ids[:, i : i + 1], mask[:, i : i + 1]))  # noqa: PERF401 - ordered
-    return np.concatenate(steps, axis=1)
-
-
-def largest_error(ours: Logits, theirs: Logits) -> float:
-    """The largest difference at positions that are not padding."""
-    real = batch()[1].astype(bool)
-    return float(np.abs(ours[real] - theirs[real]).max())
 
 
 @pytest.mark.slow

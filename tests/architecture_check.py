@@ -1,0 +1,110 @@
+"""Whether an architecture builds, and whether its engine answers as transformers and PEFT do."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from architectures import small_model
+from tiny import VOCABULARY, save_adapter, tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.builder.quiet import quiet
+from trt_lora.plugins.errors import ConfigError, ModelError
+from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.decoding import Decoder
+from trt_lora.scripts.adapter_arguments import activate
+from trt_lora.scripts.peft_reference import PeftReference
+
+PROMPT, STEPS = 9, 8  # the window of small models, 4, is passed in the prompt and while decoding
+TOLERANCE = 1e-4
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one model type: not made, refused with a reason, or built."""
+
+    architecture: str = ""
+    not_made: str = ""  # why transformers makes no small model of this type
+    refusal: str = ""
+    base_error: float = 0.0  # largest difference of a logit, prompt and decoding
+    adapter_error: float = 0.0
+    effect: float = 0.0  # what the adapter changes: the largest difference to the base model
+    sites: int = 0
+
+    @property
+    def is_built(self) -> bool:
+        """Whether an engine was made."""
+        return not (self.not_made or self.refusal)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the engine answers as transformers and PEFT do, and the adapter shows in it."""
+        error = max(self.base_error, self.adapter_error)
+        return self.is_built and error < TOLERANCE < 100 * TOLERANCE < self.effect
+
+
+def batch() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Ids and mask [2, PROMPT + STEPS]; the first row is left-padded by three."""
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (2, PROMPT + STEPS))
+    mask = np.ones_like(ids)
+    mask[0, :3], ids[0, :3] = 0, 0
+    return ids, mask
+
+
+def engine_logits(engine: Engine, manager: LoRAManager, name: str) -> Logits:
+    """Logits [2, PROMPT + STEPS, vocab]: one prefill, then token by token."""
+    activate(manager, name)
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    decoder = Decoder(engine, tensor_map, batch_size=2)
+    ids, mask = batch()
+    steps = [decoder.step(ids[:, :PROMPT], mask[:, :PROMPT], keep=PROMPT)]
+    for i in range(PROMPT, PROMPT + STEPS):
+        steps.append(decoder.step(ids[:, i : i + 1], mask[:, i : i + 1]))  # noqa: PERF401 - ordered
+    return np.concatenate(steps, axis=1)
+
+
+def largest_error(ours: Logits, theirs: Logits) -> float:
+    """The largest difference at positions that are not padding."""
+    real = batch()[1].astype(bool)
+    return float(np.abs(ours[real] - theirs[real]).max())
+
+
+def check_architecture(model_type: str, folder: Path) -> Verdict:
+    """Build a small model of this type, float32 and without a plan, and compare."""
+    try:
+        base = small_model(model_type)
+    except Exception as error:  # whatever a model's own code raises
+        return Verdict(not_made=f"{type(error).__name__}: {' '.join(str(error).split())}"[:200])
+    model = folder / "model"
+    with quiet():
+        base.save_pretrained(model)
+    try:
+        manifest = build_engine(tiny_config(model, folder / "engine"))
+    except (ConfigError, ModelError) as refusal:
+        return Verdict(type(base).__name__, refusal=str(refusal))
+    adapter = save_adapter(model, folder / "a", r=4, lora_alpha=8)
+    reference = PeftReference(model, {"a": adapter})
+    with open_engine(folder / "engine") as engine:
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        manager.load_weights("a", adapter)
+        plain, adapted = (engine_logits(engine, manager, name) for name in ("", "a"))
+    positions = largest_error(plain, reference.logits("", *batch()))
+    return Verdict(
+        type(base).__name__,
+        base_error=max(positions, float(np.abs(plain[1:] - _logits_by_itself(base)).max())),
+        adapter_error=largest_error(adapted, reference.logits("a", *batch())),
+        effect=largest_error(plain, adapted),
+        sites=len(manifest.sites),
+    )
+
+
+@torch.inference_mode()
+def _logits_by_itself(model: torch.nn.Module) -> Logits:
+    """The second row, which has no padding, from a model that makes mask and positions itself."""
+    ids = torch.from_numpy(batch()[0][1:])
+    return np.asarray(model.eval()(input_ids=ids).logits.float().numpy())
