@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trt_lora.builder.attention import ATTENTION
-from trt_lora.builder.check_config import check_architecture, check_fields, check_values
+from trt_lora.builder.check_config import check_architecture, check_choices, check_fields
 from trt_lora.builder.checkpoint import check_weights, read_header, weight_files
 from trt_lora.builder.generation_config import pad_token_id, stop_token_ids
-from trt_lora.builder.loaded_weights import check_finite, check_names, check_report, check_ties
+from trt_lora.builder.loaded_weights import check_finite, check_report, check_ties, check_values
 from trt_lora.builder.model_directory import CONFIG_FILE, NEXT_STEP, check_directory, read_object
 from trt_lora.builder.quiet import quiet
 from trt_lora.plugins.errors import LoRAError, ModelError
@@ -38,7 +38,7 @@ def read_config(directory: Path) -> Any:
     with _one_line(f"{path} cannot be read"), quiet():
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     check_architecture(path, config)
-    check_values(path, config)
+    check_choices(path, config)
     pad_token_id(directory, config)  # checks the stop tokens too
     return config
 
@@ -50,7 +50,8 @@ def load_model(directory: Path, dtype: str) -> Any:
         ModelError: weights are missing, unknown, damaged, quantised, or not finite in `dtype`.
     """
     check_directory(directory)
-    stored = check_weights(directory)
+    files = weight_files(directory)
+    check_weights(files)
     with _one_line(f"{directory} cannot be loaded"), quiet():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -62,9 +63,9 @@ def load_model(directory: Path, dtype: str) -> Any:
         )
     model, report = loaded
     check_report(directory, report)
-    check_names(directory, stored, model)
     check_ties(directory, model)
     check_finite(directory, model)
+    check_values(files, model)
     return model.eval()
 
 

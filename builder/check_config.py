@@ -75,7 +75,7 @@ def check_architecture(path: Path, config: Any) -> None:
     )
 
 
-def check_values(path: Path, config: Any) -> None:
+def check_choices(path: Path, config: Any) -> None:
     """Refuse activations and rotary embeddings that transformers does not have.
 
     Raises:
@@ -103,7 +103,7 @@ def _check_rope(path: Path, rope: Mapping[str, Any]) -> None:
         raise ModelError(f"{path}: rope_theta is {shown(theta)}, expected a number above 0")
     if kind == "default" and factor not in (None, 1):
         raise ModelError(
-            f"{path}: rope_scaling has the factor {shown(factor)} and no rope_type, so that it would "
+            f"{path}: rope_scaling has the factor {shown(factor)} and no rope_type, so it would "
             f"do nothing; add one of {', '.join(ROPE_INIT_FUNCTIONS)}"
         )
     if kind != "default" and factor is not None and not _is_number(factor):

@@ -1,7 +1,7 @@
 """The files that hold a base model's weights: which ones, and what their headers say."""
 
-from collections import defaultdict
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,29 +32,19 @@ class StoredWeight:
     shape: tuple[int, ...]
 
 
-def check_weights(directory: Path) -> set[str]:
-    """Refuse weights that are incomplete, damaged, ambiguous or quantised; reads headers only.
-
-    Returns:
-        Their names.
+def check_weights(files: Iterable[Path]) -> None:
+    """Refuse files that are damaged or quantised; reads headers only.
 
     Raises:
-        ModelError: they are.
+        ModelError: one is.
     """
-    homes: dict[str, list[str]] = defaultdict(list)
-    for path in weight_files(directory):
-        weights = read_header(path)
-        quantised = [weight.name for weight in weights if _is_quantised(weight)]
+    for path in files:
+        quantised = [weight.name for weight in read_header(path) if _is_quantised(weight)]
         if quantised:
             raise ModelError(
                 f"{path} has quantised weights that nothing dequantises: {listed(quantised)}; pass "
                 "the model as it was before, or save a dequantised copy"
             )
-        for weight in weights:
-            homes[weight.name].append(path.name)
-    if twice := [f"{name} in {' and '.join(files)}" for name, files in homes.items() if files[1:]]:
-        raise ModelError(f"{directory} has weights twice: {listed(twice)}; {NEXT_STEP}")
-    return set(homes)
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -96,6 +86,16 @@ def read_header(path: Path) -> list[StoredWeight]:
         raise ModelError(
             f"{path} is damaged or no {path.suffix} file ({reason:.200}); {NEXT_STEP}"
         ) from error
+
+
+def read_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of a file whose header has been read, one at a time."""
+    if path.suffix == _SAFETENSORS:
+        with safetensors.safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                yield name, file.get_tensor(name)
+    else:
+        yield from torch.load(path, mmap=zipfile.is_zipfile(path), weights_only=True).items()
 
 
 def _read_safetensors(path: Path) -> Iterator[StoredWeight]:

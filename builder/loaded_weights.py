@@ -1,11 +1,13 @@
 """What transformers made of a checkpoint: every weight of the model, from the file, and finite."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import __version__
 
+from trt_lora.builder.checkpoint import read_weights
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.match import listed
 
@@ -40,31 +42,6 @@ def _faults(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     yield "could not be read", [" ".join(text.split()) for text in report["error_msgs"]]
 
 
-def check_names(directory: Path, stored: set[str], model: Any) -> None:
-    """Refuse two weights of a checkpoint for one of the model: transformers takes either.
-
-    It reads names with and without the base model's prefix, such as `model.`.
-
-    Args:
-        directory: of the model.
-        stored: the checkpoint's names.
-        model: what it was loaded into.
-
-    Raises:
-        ModelError: there are two.
-    """
-    prefix = f"{model.base_model_prefix}."
-    own = model.state_dict().keys()
-    twice = [
-        f"{name} and {twin}"
-        for name in sorted(stored - own)
-        for twin in (prefix + name, name.removeprefix(prefix))
-        if twin != name and twin in stored
-    ]
-    if twice:
-        raise ModelError(f"{directory} has weights twice, under two names: {listed(twice)}")
-
-
 def check_ties(directory: Path, model: Any) -> None:
     """Refuse two different weights where the config says that they are one.
 
@@ -91,6 +68,31 @@ def check_finite(directory: Path, model: Any) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
             raise ModelError(f"{directory}: {name} {_what_is_wrong(tensor.detach())}")
+
+
+def check_values(files: Iterable[Path], model: Any) -> None:
+    """Refuse weights that are not those of the file: transformers initialises some models anew.
+
+    Names are taken with and without the base model's prefix, such as `model.`; weights that
+    transformers renames or fuses are not compared.
+
+    Args:
+        files: of the checkpoint.
+        model: what they were loaded into.
+
+    Raises:
+        ModelError: a weight has other values; two of the files' weights may be for one of these.
+    """
+    loaded: dict[str, torch.Tensor] = model.state_dict()
+    prefix = f"{model.base_model_prefix}."
+    for path in files:
+        for name, stored in read_weights(path):
+            for own in {name, prefix + name, name.removeprefix(prefix)} & loaded.keys():
+                if not torch.equal(loaded[own], stored.to(loaded[own].dtype)):
+                    raise ModelError(
+                        f"{path}: {name} has other values than {own} has once transformers "
+                        f"{__version__} has loaded it"
+                    )
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
