@@ -37,9 +37,9 @@ def read_config(directory: Path) -> Any:
     check_fields(path, read_object(path))
     with _one_line(f"{path} cannot be read"), quiet():
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    check_architecture(path, config)
-    check_choices(path, config)
-    pad_token_id(directory, config)  # checks the stop tokens too
+        check_architecture(path, config)
+        check_choices(path, config)
+        pad_token_id(directory, config)  # checks the stop tokens too
     return config
 
 

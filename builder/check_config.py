@@ -28,7 +28,7 @@ def check_fields(path: Path, fields: Mapping[str, Any]) -> None:
         ModelError: the weights are quantised or in a file of another name, or transformers does not
             have such a model.
     """
-    for part in (fields, fields.get("text_config") or {}):
+    for part in (fields, *(value for value in fields.values() if isinstance(value, Mapping))):
         for key in _QUANTISATION:
             if quantisation := part.get(key):
                 raise ModelError(
@@ -40,7 +40,8 @@ def check_fields(path: Path, fields: Mapping[str, Any]) -> None:
             f"{path}: transformers_weights is {shown(weights)}; name that file "
             "model.safetensors and remove the field"
         )
-    if (model_type := fields.get("model_type")) not in CONFIG_MAPPING:
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         own = ", and code that a model brings along (auto_map) is never run"
         raise ModelError(
             f"{path}: model_type is {shown(model_type)}, which transformers {__version__} does not "
@@ -55,24 +56,14 @@ def check_architecture(path: Path, config: Any) -> None:
         ModelError: it is not.
     """
     named = config.architectures if isinstance(config.architectures, list) else []
+    names = [str(name) for name in named]
     made = _class_names(config.model_type)
-    if set(map(str, named)) & set(made):
-        return
-    what = ", ".join(map(str, named)) or "a model without architectures"
-    every = {
-        name
-        for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        for name in _class_names(model_type)
-    }
-    if every.isdisjoint(named) or not made:
+    if not set(names) & set(made):
         raise ModelError(
-            f"{path.parent} holds {what}, not a causal language model; expected a class such as "
-            "LlamaForCausalLM"
+            f"{path.parent} holds {', '.join(names) or 'a model without architectures'}, not a "
+            f"causal language model of model_type {config.model_type}; expected "
+            f"{' or '.join(made) or 'a class such as LlamaForCausalLM'}"
         )
-    raise ModelError(
-        f"{path}: architectures is {what}, but model_type {config.model_type} is "
-        f"{' or '.join(made)}; correct the one that is wrong"
-    )
 
 
 def check_choices(path: Path, config: Any) -> None:
