@@ -3,18 +3,23 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trt_lora.builder.attention import ATTENTION
+from trt_lora.builder.check_config import check_architecture, check_choices, check_fields
+from trt_lora.builder.checkpoint import check_weights, read_header, weight_files
+from trt_lora.builder.generation_config import pad_token_id, stop_token_ids
+from trt_lora.builder.loaded_weights import check_finite, check_report, check_ties, check_values
+from trt_lora.builder.model_directory import CONFIG_FILE, NEXT_STEP, check_directory, read_object
 from trt_lora.builder.quiet import quiet
-from trt_lora.plugins.errors import ModelError
+from trt_lora.plugins.errors import LoRAError, ModelError
 from trt_lora.plugins.modules import parts_of
+from trt_lora.runtime.hub_cache import model_name
 from trt_lora.runtime.manifest import BaseModel
 
 # They change with the release that saved the config, not with the model.
@@ -22,50 +27,58 @@ _VOLATILE_FIELDS = ("transformers_version", "_name_or_path", "torch_dtype", "dty
 
 
 def read_config(directory: Path) -> Any:
-    """Return the transformers config of a causal language model.
+    """Return the transformers config of a causal language model; reads no weights.
 
     Raises:
-        ModelError: there is no model, or it is of another kind.
+        ModelError: there is no model, it is of another kind, or its small files are damaged.
     """
-    path = directory / "config.json"
-    if not path.is_file():
-        raise ModelError(
-            f"{directory} has no config.json: it is not a model directory. "
-            "Pass the folder that save_pretrained wrote or the model hub downloaded"
-        )
-    try:
-        with quiet():
-            config = AutoConfig.from_pretrained(directory)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    architectures = config.architectures or []
-    if not set(architectures) & set(_causal_classes()):
-        raise ModelError(
-            f"{directory} holds {', '.join(architectures) or 'a model without architectures'}, "
-            "not a causal language model; expected a class such as LlamaForCausalLM"
-        )
+    check_directory(directory)
+    path = directory / CONFIG_FILE
+    check_fields(path, read_object(path))
+    with _one_line(f"{path} cannot be read"), quiet():
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        check_architecture(path, config)
+        check_choices(path, config)
+        pad_token_id(directory, config)  # checks the stop tokens too
     return config
 
 
-def _causal_classes() -> Iterator[str]:
-    for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        yield from (names,) if isinstance(names, str) else names
-
-
 def load_model(directory: Path, dtype: str) -> Any:
-    """Return the model in `dtype` on the CPU, in evaluation mode.
+    """Return the model in `dtype` on the CPU, in evaluation mode, with the file's weights.
 
     Raises:
-        ModelError: its weights are missing or damaged.
+        ModelError: weights are missing, unknown, damaged, quantised, or not finite in `dtype`.
     """
-    try:
-        with quiet():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
-            )
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise ModelError(f"the weights in {directory} cannot be loaded: {error}") from error
+    check_directory(directory)
+    files = weight_files(directory)
+    check_weights(files)
+    with _one_line(f"{directory} cannot be loaded"), quiet():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=getattr(torch, dtype),
+            attn_implementation=ATTENTION,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    model, report = loaded
+    check_report(directory, report)
+    check_ties(directory, model)
+    check_finite(directory, model)
+    check_values(files, model)
     return model.eval()
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn what transformers raises, which is every kind of exception, into a message."""
+    try:
+        yield
+    except (LoRAError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelError(f"{what}: {reason:.500}; {NEXT_STEP}") from error
 
 
 def head_dim(config: Any) -> int:
@@ -95,23 +108,23 @@ def output_widths(config: Any, path: str, n: int) -> tuple[int, ...]:
 
 def describe(directory: Path, config: Any) -> BaseModel:
     """Return what the manifest says of the model."""
-    generation = _read_json(directory / "generation_config.json")
-    stops = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
-    stop_ids = tuple(stops) if isinstance(stops, list) else () if stops is None else (stops,)
-    pad = generation.get("pad_token_id", getattr(config, "pad_token_id", None))
     return BaseModel(
-        name=directory.resolve().name,
+        name=model_name(directory.resolve()),
         architecture=config.architectures[0],
         fingerprint=fingerprint(directory),
-        stop_token_ids=stop_ids,
-        pad_token_id=pad if pad is not None else next(iter(stop_ids), 0),
+        stop_token_ids=stop_token_ids(directory, config),
+        pad_token_id=pad_token_id(directory, config),
         head_dim=head_dim(config),
     )
 
 
 def fingerprint(directory: Path) -> str:
-    """Return the SHA-256 over config.json and the name, dtype and shape of every weight."""
-    config = _read_json(directory / "config.json")
+    """Return the SHA-256 over config.json and the name, dtype and shape of every weight.
+
+    Raises:
+        ModelError: the files are missing or damaged.
+    """
+    config = read_object(directory / CONFIG_FILE)
     for name in _VOLATILE_FIELDS:
         config.pop(name, None)
     content = json.dumps([config, sorted(_weight_headers(directory))], sort_keys=True)
@@ -119,12 +132,6 @@ def fingerprint(directory: Path) -> str:
 
 
 def _weight_headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
-    for path in directory.glob("*.safetensors"):
-        with safetensors.safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                weight = file.get_slice(name)
-                yield name, str(weight.get_dtype()), list(weight.get_shape())
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    for path in weight_files(directory):
+        for weight in read_header(path):
+            yield weight.name, weight.dtype, list(weight.shape)

@@ -18,6 +18,7 @@ from trt_lora.builder.dtypes import dtype_name
 from trt_lora.builder.export import export_causal_lm
 from trt_lora.builder.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.lora_plan import LoRAPlan, plan_lora
+from trt_lora.builder.model_directory import TEXT_FILES
 from trt_lora.builder.profiles import make_profiles
 from trt_lora.builder.progress import Progress, Silent
 from trt_lora.builder.strip_metadata import strip_metadata
@@ -37,7 +38,6 @@ from trt_lora.runtime.manifest import (
     file_record,
 )
 
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _TOOLS = ("trt-lora", "torch", "transformers", "onnx-ir", "onnxscript")
 
 

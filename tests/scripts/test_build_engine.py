@@ -75,7 +75,7 @@ def test_bad_options_are_refused_and_nothing_is_written(
 def test_a_missing_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--model", str(tmp_path / "no"), "--output", str(tmp_path / "e")]
     message = refusal(capsys, *argv, "--lora-target-modules", "attn_q", "--flavour", "none")
-    assert "no has no config.json: it is not a model directory" in message
+    assert "no does not exist. Pass the folder that save_pretrained wrote" in message
 
 
 def test_an_existing_output_is_refused(
