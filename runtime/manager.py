@@ -163,6 +163,11 @@ class LoRAManager:
         """Return the name of the active adapter, or an empty string."""
         return self._active
 
+    @property
+    def active_scale(self) -> float:
+        """The strength of the active adapter; 1.0 if none is active."""
+        return self._scale
+
     def get_binding_names(self) -> list[str]:
         """Return the binding names of all loaded adapters, each once, in the order of loading."""
         names = (name for loaded in self._loaded.values() for name in loaded.tensors)

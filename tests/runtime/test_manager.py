@@ -185,6 +185,18 @@ def test_resetting_deactivates_and_may_be_repeated() -> None:
     assert manager.get_adapter_names() == ["a"]
 
 
+def test_the_strength_of_the_active_adapter_can_be_asked_for() -> None:
+    manager = manager_with(a=pair())
+    assert manager.active_scale == 1
+    manager.switch_weights("a", scale=0.5)
+    assert manager.active_scale == 0.5
+    manager.switch_weights("a")
+    assert manager.active_scale == 1
+    manager.switch_weights("a", scale=-2)
+    manager.reset_weights()
+    assert manager.active_scale == 1
+
+
 # --------------------------------------------------------------------------- asking for weights
 
 
