@@ -23,6 +23,7 @@ class OnnxRuntimeEngine:
         self.directory = directory
         self.manifest = manifest
         self.memory = HostMemory()
+        self.rank_multiple = 1  # it runs no plugin
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
         self._dtypes = {binding.name: binding.dtype for binding in manifest.inputs}

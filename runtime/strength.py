@@ -1,0 +1,22 @@
+"""An adapter at another strength: every A as it is, every B times a factor in memory of its own."""
+
+from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.packed import pack_weights
+from trt_lora.runtime.tensors import Tensor
+
+
+def scaled_factors(adapter: Adapter, scale: float, dtype: str | None = None) -> dict[str, Tensor]:
+    """Return every B times `scale`, rounded once, in one buffer of the host.
+
+    Args:
+        adapter: its weights are read, from a GPU where they lie there.
+        scale: a finite number.
+        dtype: of the result; that of each weight if None.
+
+    Raises:
+        AdapterError: a product leaves the range of its dtype, or a factor lacks its other.
+    """
+    every_b = {b for _, b in adapter.pairs().values()}
+    weights = {n: w.times(scale) for n, w in adapter.weights.items() if w in every_b}
+    dtypes = {name: dtype or weight.dtype for name, weight in weights.items()}
+    return pack_weights(weights, dtypes, adapter.source)[0]
