@@ -15,7 +15,7 @@ class SiteCoverage:
     dtype: str = ""
     rounding_error: float = 0.0  # largest absolute difference that a cast made, A and B
     flushed: int = 0  # values that the cast made zero
-    nbytes: int = 0
+    nbytes: int = 0  # of A and B as they are held, in `dtype` and with zeros that pad the rank
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,8 @@ class Coverage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the adapter in the engine's dtypes."""
+        """Bytes of the adapter's tensors as they are held: in the engine's dtypes, ranks padded.
+
+        In one buffer, each begins at a multiple of 256 bytes; these gaps are not counted.
+        """
         return sum(site.nbytes for site in self.sites)

@@ -24,6 +24,16 @@ class Executor(Protocol):
         ...
 
     @property
+    def memory(self) -> Memory:
+        """Where its tensors live."""
+        ...
+
+    @property
+    def rank_multiple(self) -> int:
+        """What ranks are padded to, with zeros, when an adapter is loaded; 1 pads nothing."""
+        ...
+
+    @property
     def input_names(self) -> Sequence[str]:
         """Names of all inputs, in the engine's order."""
         ...
@@ -47,15 +57,10 @@ class Executor(Protocol):
 
 
 class Engine(Executor, Protocol):
-    """An executor as `open_engine` returns it: a context manager with memory of its own.
+    """An executor as `open_engine` returns it: a context manager over an engine directory.
 
     It is open once at a time, and may be entered again after it was left.
     """
-
-    @property
-    def memory(self) -> Memory:
-        """Where its tensors live."""
-        ...
 
     @property
     def directory(self) -> Path:

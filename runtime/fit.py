@@ -29,7 +29,9 @@ class Fitted:
     coverage: Coverage
 
 
-def fit_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) -> Fitted:
+def fit_adapter(
+    adapter: Adapter, manifest: Manifest, *, strict: bool = True, rank_multiple: int = 1
+) -> Fitted:
     """Fit an adapter to an engine.
 
     Everything but the values is checked before the first value is read.
@@ -38,6 +40,7 @@ def fit_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) ->
         adapter: what a file or a caller gave.
         manifest: of the engine.
         strict: False turns a tensor without a binding into an entry of the coverage.
+        rank_multiple: what the executor wants ranks padded to, with zeros.
 
     Raises:
         AdapterError: the adapter is for another base model; a tensor has no binding (in strict
@@ -45,8 +48,9 @@ def fit_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) ->
             the range of the engine's dtype.
     """
     weights, unbound = match_adapter(adapter, manifest, strict=strict)
-    tensors, conversions = _take(adapter, _with_padded_ranks(adapter, weights, manifest), manifest)
-    coverage = _coverage(adapter, manifest, weights, unbound, conversions)
+    padded_weights = _with_padded_ranks(adapter, weights, manifest, rank_multiple)
+    tensors, conversions = _take(adapter, padded_weights, manifest)
+    coverage = _coverage(adapter, manifest, weights, unbound, tensors, conversions)
     return Fitted(tensors, coverage)
 
 
@@ -106,15 +110,16 @@ def _check_ranks(
 
 
 def _with_padded_ranks(
-    adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest
+    adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest, multiple: int
 ) -> dict[str, Weight]:
-    """Pad ranks as the engine's kernels like them; what is taken in place stays as it is."""
+    """Pad ranks as the executor's kernels like them; what is taken in place stays as it is."""
     taken = dict(weights)
     for site in manifest.sites:
         names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
         pair = [weights[name] for name in names if name in weights]
         if len(pair) == 2 and all(_is_read(weight, adapter) for weight in pair):
-            rank = _padded_rank(pair[0].shape[1], manifest)
+            rank = -(-pair[0].shape[1] // multiple) * multiple
+            rank = min(rank, manifest.max_lora_rank)
             for name, factor, weight in zip(names, FACTORS, pair, strict=True):
                 if weight.shape != site.shape(factor, rank):
                     taken[name] = padded(weight, site.shape(factor, rank))
@@ -125,15 +130,14 @@ def _is_read(weight: Weight, adapter: Adapter) -> bool:
     return weight.tensor is None or (adapter.owned and weight.tensor.device == HOST)
 
 
-def _padded_rank(rank: int, manifest: Manifest) -> int:
-    multiple = manifest.rank_multiple
-    return min(-(-rank // multiple) * multiple, manifest.max_lora_rank)
-
-
 def _take(
     adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest
 ) -> tuple[dict[str, Tensor], dict[str, Conversion]]:
-    """Bind what is in memory already; cast the rest."""
+    """Bind what is in memory already; cast the rest.
+
+    An adapter that was read into one buffer is bound in place as a whole or not at all: a part
+    would keep all of the buffer.
+    """
     dtypes = {name: manifest.lora_bindings[name][0].dtype for name in weights}
     in_place: dict[str, Tensor] = {}
     for name, weight in weights.items():
@@ -141,6 +145,8 @@ def _take(
             _check_borrowed(adapter, name, weight.tensor, dtypes[name])
             if weight.dtype == dtypes[name]:
                 in_place[name] = weight.tensor
+    if adapter.owned and len(in_place) < len(adapter.weights):
+        in_place = {}
     rest = {name: weight for name, weight in weights.items() if name not in in_place}
     packed, conversions = pack_weights(rest, dtypes, adapter.source)
     return {name: in_place.get(name) or packed[name] for name in weights}, conversions
@@ -165,6 +171,7 @@ def _coverage(
     manifest: Manifest,
     weights: Mapping[str, Weight],
     unbound: Mapping[str, str],
+    tensors: Mapping[str, Tensor],
     conversions: Mapping[str, Conversion],
 ) -> Coverage:
     sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
@@ -172,11 +179,15 @@ def _coverage(
         name: weights[name].names if name in weights else () for name in manifest.lora_bindings
     }
     missing = missing_sites(adapter, manifest, weights)
+
+    def of_site(site: Site) -> SiteCoverage:
+        return _of_site(site, manifest, weights, sources, tensors, conversions)
+
     return Coverage(
         source=adapter.source,
         bindings=bindings,
         unbound=unbound,
-        sites=tuple(_of_site(s, manifest, weights, sources, conversions) for s in manifest.sites),
+        sites=tuple(map(of_site, manifest.sites)),
         missing=missing,
         warnings=base_warnings(adapter, manifest, missing),
     )
@@ -187,6 +198,7 @@ def _of_site(
     manifest: Manifest,
     weights: Mapping[str, Weight],
     sources: Mapping[str, Weight],
+    tensors: Mapping[str, Tensor],
     conversions: Mapping[str, Conversion],
 ) -> SiteCoverage:
     names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
@@ -202,5 +214,5 @@ def _of_site(
         dtype=site.dtype,
         rounding_error=change.rounding_error,
         flushed=change.flushed,
-        nbytes=sum(Tensor(0, weight.shape, site.dtype).nbytes for weight in (a, b)),
+        nbytes=sum(tensors[name].nbytes for name in names),
     )

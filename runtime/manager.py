@@ -2,24 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import NoReturn
 
 import numpy as np
 
-from trt_lora.plugins.errors import (
-    AdapterError,
-    StateError,
-    TensorError,
-    UnknownAdapterError,
-    UnknownBindingError,
-)
+from trt_lora.plugins.errors import AdapterError, StateError, TensorError, UnknownBindingError
 from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.blend import blend_adapters, scaled_adapter
+from trt_lora.runtime.arguments import check_new_name, check_string, checked_scale
+from trt_lora.runtime.blend import blend_adapters
 from trt_lora.runtime.coverage import Coverage
 from trt_lora.runtime.engine_bindings import EngineBindings, Loaded
 from trt_lora.runtime.exchange import tensor_from
 from trt_lora.runtime.executor import Executor
 from trt_lora.runtime.load import load_adapter
+from trt_lora.runtime.manager_state import ManagerState
 from trt_lora.runtime.memory import Stream
 from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_numpy
 from trt_lora.runtime.weight import weight_of
@@ -31,18 +28,31 @@ class LoRAManager:
     Load adapters with `load_weights` or `add_weights`, activate one with `switch_weights`, then
     write it into a tensor map with `refresh_tensor_map`. A load that fails leaves the manager as it
     was. The manager owns device memory, so it cannot be copied; hand it over instead.
+
+    Threads: every method may be called from any thread. A load reads, casts and copies without
+    holding anybody up, and then takes effect at once: others see the manager before or after it,
+    never in between. `refresh_tensor_map` waits for nobody. Which adapter is active is the
+    manager's and not a thread's: threads that answer with other adapters at the same time have a
+    manager each, or take turns from `switch_weights` to `refresh_tensor_map`.
+
+    Memory: a tensor lives as long as anybody holds it. Beside the manager, which lets go of it in
+    `unload` and in a load with `replace`, that is every tensor map it was written into, until the
+    map is refreshed or dropped, and an engine that has run with it, until its next run or its end.
     """
 
     def __init__(self) -> None:
-        self._engine: EngineBindings | None = None
-        self._loaded: dict[str, Loaded] = {}
-        self._scaled: dict[str, tuple[float, Loaded]] = {}  # the last other strength of an adapter
-        self._dummy = tensor_from_numpy(np.zeros(1, np.float32))
-        self._active, self._scale = "", 1.0  # "" is the base model
-        self._current: Loaded | None = None  # the active adapter at its strength
+        self._state = ManagerState()  # replaced as a whole, by whoever has the lock
+        self._lock = Lock()
+        self._dummy = tensor_from_numpy(np.zeros(1, np.float32))  # before an engine is bound
 
     def load_weights(
-        self, name: str, path: str | Path, stream: Stream = None, *, strict: bool = True
+        self,
+        name: str,
+        path: str | Path,
+        stream: Stream = None,
+        *,
+        strict: bool = True,
+        replace: bool = False,
     ) -> Coverage | None:
         """Load an adapter from disk and register it.
 
@@ -52,20 +62,26 @@ class LoRAManager:
             stream: CUDA stream of the copy to the device.
             strict: False leaves tensors without a binding out and lists them, instead of refusing
                 the adapter.
+            replace: take the place of an adapter of that name, if there is one. If it is active,
+                the new one is active at the same strength, from the next `refresh_tensor_map` on.
+                Until it is there, both are in memory; blends of the old one stay as they are.
 
         Returns:
             What became of every tensor and every binding; None before an engine is bound: ask
             `get_coverage` then.
 
         Raises:
-            AdapterError: the name is taken, the adapter cannot be read, or the engine (if one is
-                bound) cannot take it.
+            AdapterError: the name is taken or is no name, the adapter cannot be read, or the engine
+                (if one is bound) cannot take it. What had the name before keeps it.
         """
-        self._check_name_is_free(name)
-        adapter = load_adapter(path, self._engine.manifest if self._engine else None)
-        return self._register(name, adapter, stream, strict=strict)
+        self._check_name(self._state, name, replace=replace)
+        engine = self._state.engine
+        adapter = load_adapter(path, engine.manifest if engine else None)
+        return self._register(name, adapter, stream, strict=strict, replace=replace)
 
-    def add_weights(self, name: str, weights: Mapping[str, object]) -> Coverage | None:
+    def add_weights(
+        self, name: str, weights: Mapping[str, object], *, replace: bool = False
+    ) -> Coverage | None:
         """Register weights that are in memory already; nothing is copied on their own device.
 
         Args:
@@ -73,45 +89,76 @@ class LoRAManager:
             weights: binding name -> numpy array, `Tensor`, or an object with `__dlpack__` or
                 `__cuda_array_interface__`; A [k, r], B [r, n], the scale folded into B. Nobody may
                 write to them afterwards.
+            replace: as `load_weights`.
 
         Returns:
             As `load_weights`.
 
         Raises:
-            AdapterError: the name is taken, there are no weights, or the engine (if one is bound)
-                cannot take them.
+            AdapterError: the name is taken or is no name, there are no weights, or the engine (if
+                one is bound) cannot take them.
             TensorError: an object is no tensor, or its dtype or layout is not supported.
         """
-        self._check_name_is_free(name)
+        self._check_name(self._state, name, replace=replace)
         if not weights:
             raise AdapterError(f"adapter {name!r} has no weights")
         taken = {binding: weight_of(binding, _taken(binding, w)) for binding, w in weights.items()}
-        return self._register(name, Adapter(name, taken, owned=False))
+        return self._register(name, Adapter(name, taken, owned=False), replace=replace)
 
-    def blend(self, name: str, parts: Mapping[str, float]) -> Coverage | None:
+    def blend(
+        self, name: str, parts: Mapping[str, float], *, replace: bool = False
+    ) -> Coverage | None:
         """Register a weighted sum of loaded adapters as an adapter of its own.
 
         Exact but for one rounding of each scaled B to the engine's dtype: the ranks of a site add
-        up. The parts may be used as before.
+        up. The sum has memory of its own: its parts may be used, replaced and unloaded.
 
         Args:
             name: what the caller will call the sum.
             parts: adapter -> weight, such as `{"a": 0.7, "b": 0.3}`.
+            replace: as `load_weights`.
 
         Returns:
             As `load_weights`.
 
         Raises:
             UnknownAdapterError: a part is not loaded.
-            AdapterError: the name is taken, a weight is not finite, there are no parts, or a
-                site's ranks add up to more than the engine's maximum.
+            AdapterError: the name is taken or is no name, a weight is no finite number, there are
+                no parts, or a site's ranks add up to more than the engine's maximum.
         """
-        self._check_name_is_free(name)
+        state = self._state
+        self._check_name(state, name, replace=replace)
         if not parts:
             raise AdapterError(f"blend {name!r} has no parts; name at least one adapter")
-        adapters = [(self._get(part).adapter, weight) for part, weight in parts.items()]
-        strict = all(self._get(part).strict for part in parts)
-        return self._register(name, blend_adapters(name, adapters), strict=strict)
+        loaded = {part: state.get(part) for part in parts}
+        scales = {part: checked_scale(weight, f"{name}: {part}") for part, weight in parts.items()}
+        blended = blend_adapters(name, [(loaded[part].adapter, scales[part]) for part in parts])
+        strict = all(part.strict for part in loaded.values())
+        return self._register(name, blended, strict=strict, replace=replace)
+
+    def unload(self, name: str, *, force: bool = False) -> None:
+        """Forget an adapter and let go of its memory; its name is free afterwards.
+
+        The memory returns at once, unless a tensor map or an engine still holds it (see the class).
+        Blends of the adapter stay as they are.
+
+        Args:
+            name: of a loaded adapter.
+            force: unload it even if it is active; the base model is active afterwards.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            StateError: it is active, and `force` is not given.
+        """
+        with self._lock:
+            self._state.get(name)
+            active = self._state.active
+            if active and active.name == name and not force:
+                raise StateError(
+                    f"adapter {name!r} is active; switch to another or call reset_weights first, "
+                    "or pass force=True, which leaves the base model active"
+                )
+            self._state = self._state.without(name)
 
     def get_coverage(self, name: str) -> Coverage | None:
         """Return what became of an adapter in the engine; None before an engine is bound.
@@ -119,13 +166,16 @@ class LoRAManager:
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
         """
-        return self._get(name).coverage
+        return self._state.get(name).coverage
 
     def switch_weights(self, name: str, scale: float = 1.0) -> None:
-        """Activate an adapter; O(1), no device work.
+        """Activate an adapter; O(1) and without device work at a strength of 1.
 
-        Another strength than 1 needs a B of its own: it is made at the first switch to it, from
-        the weights as loaded, and kept until the adapter is switched to a third one.
+        Another strength needs a B of its own: every B is multiplied, rounded once and copied to the
+        device, from the weights as loaded, in some tens of milliseconds for 100 MB. The last such
+        strength is kept, of one adapter in all: a switch back to it costs nothing, and a switch to
+        another takes its place. So strengths cost the memory of one adapter's B's, and of two while
+        one takes the place of another.
 
         Args:
             name: of a loaded adapter.
@@ -133,15 +183,17 @@ class LoRAManager:
 
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
-            AdapterError: the scale is not finite, or a weight times it leaves the engine's dtype.
-                In both cases the active adapter stays active.
+            AdapterError: the scale is no finite number, or a weight times it leaves the engine's
+                dtype. In both cases the active adapter stays active.
         """
-        self._current = self._at_strength(name, scale)
-        self._active, self._scale = name, scale
+        scale = checked_scale(scale, str(name))
+        with self._lock:
+            self._state = self._state.switched(name, scale)
 
     def reset_weights(self) -> None:
         """Deactivate any adapter: the base model answers, through dummies."""
-        self._active, self._scale, self._current = "", 1.0, None
+        with self._lock:
+            self._state = self._state.with_base_active()
 
     def get_active_weight(self, binding: str) -> Tensor:
         """Return the active adapter's tensor for a binding; a zero of shape [1] if none is active.
@@ -149,19 +201,27 @@ class LoRAManager:
         Raises:
             UnknownBindingError: the active adapter has no weight under that name.
         """
-        if self._current is None:
-            return self._dummy
+        state = self._state
+        if state.active is None:
+            return state.engine.dummy if state.engine else self._dummy
         try:
-            return self._current.tensors[binding]
+            return state.active.tensors[binding]
         except KeyError:
             raise UnknownBindingError(
-                f"binding {binding!r} is not in the active adapter {self._active!r}, "
-                f"which has {len(self._current.tensors)} bindings; ask has_weight_for first"
+                f"binding {binding!r} is not in the active adapter {state.active.name!r}, "
+                f"which has {len(state.active.tensors)} bindings; ask has_weight_for first"
             ) from None
 
     def get_active_adapter_name(self) -> str:
         """Return the name of the active adapter, or an empty string."""
-        return self._active
+        active = self._state.active
+        return active.name if active else ""
+
+    @property
+    def active_scale(self) -> float:
+        """The strength of the active adapter; 1.0 if none is active."""
+        active = self._state.active
+        return active.scale if active else 1.0
 
     @property
     def active_scale(self) -> float:
@@ -170,20 +230,21 @@ class LoRAManager:
 
     def get_binding_names(self) -> list[str]:
         """Return the binding names of all loaded adapters, each once, in the order of loading."""
-        names = (name for loaded in self._loaded.values() for name in loaded.tensors)
+        names = (name for loaded in self._state.adapters.values() for name in loaded.tensors)
         return list(dict.fromkeys(names))
 
     def get_adapter_names(self) -> list[str]:
         """Return the names of the loaded adapters, in the order of loading."""
-        return list(self._loaded)
+        return list(self._state.adapters)
 
     def has_active_adapter(self) -> bool:
         """Return whether an adapter is active."""
-        return bool(self._active)
+        return self._state.active is not None
 
     def has_weight_for(self, binding: str) -> bool:
         """Return whether the active adapter has a weight under that name; False if none is."""
-        return self._current is not None and binding in self._current.tensors
+        active = self._state.active
+        return active is not None and binding in active.tensors
 
     def initialize_engine_bindings(self, executor: Executor) -> None:
         """Register the engine's LoRA bindings and make their rank-1 dummies; call it once.
@@ -195,19 +256,12 @@ class LoRAManager:
             StateError: an engine is bound already.
             AdapterError: an adapter loaded before does not fit; then no engine is bound.
         """
-        if self._engine is not None:
-            raise StateError("this manager has an engine already; make a LoRAManager per engine")
-        engine = EngineBindings.of(executor)
-        pending = self._loaded.items()
-        loaded = {name: engine.load(item.adapter, strict=item.strict) for name, item in pending}
-        before = self._engine, self._loaded, self._scaled
-        self._engine, self._loaded, self._scaled = engine, loaded, {}
-        try:
-            self._current = self._at_strength(self._active, self._scale) if self._active else None
-        except AdapterError:
-            self._engine, self._loaded, self._scaled = before
-            raise
-        self._dummy = engine.dummy
+        with self._lock:
+            if self._state.engine is not None:
+                raise StateError(
+                    "this manager has an engine already; make a LoRAManager per engine"
+                )
+            self._state = self._state.bound_to(executor)
 
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
         """Write the active adapter's tensor, or the dummy, for every LoRA binding of the engine.
@@ -218,45 +272,37 @@ class LoRAManager:
         Raises:
             StateError: no engine is bound; call `initialize_engine_bindings` first.
         """
-        if self._engine is None:
+        state = self._state
+        if state.engine is None:
             raise StateError("no engine is bound; call initialize_engine_bindings(executor) first")
-        tensor_map.update(self._current.bound if self._current else self._engine.dummies)
+        tensor_map.update(state.active.bound if state.active else state.engine.dummies)
 
     def _register(
-        self, name: str, adapter: Adapter, stream: Stream = None, *, strict: bool = True
+        self,
+        name: str,
+        adapter: Adapter,
+        stream: Stream = None,
+        *,
+        strict: bool = True,
+        replace: bool,
     ) -> Coverage | None:
-        self._loaded[name] = loaded = self._placed(adapter, stream, strict=strict)
+        """Do what takes long first, then publish."""
+        engine = self._state.engine
+        loaded = _placed(engine, adapter, stream, strict=strict)
+        with self._lock:
+            if self._state.engine is not engine:  # bound by another thread meanwhile
+                loaded = _placed(self._state.engine, adapter, stream, strict=strict)
+            self._check_name(self._state, name, replace=replace)
+            self._state = self._state.with_adapter(name, loaded)
         return loaded.coverage
 
-    def _placed(self, adapter: Adapter, stream: Stream = None, *, strict: bool = True) -> Loaded:
-        if self._engine is None:
-            return Loaded.pending(adapter, strict=strict)
-        return self._engine.load(adapter, strict=strict, stream=stream)
-
-    def _at_strength(self, name: str, scale: float) -> Loaded:
-        loaded = self._get(name)
-        if scale == 1:
-            return loaded
-        kept = self._scaled.get(name)
-        if kept is None or kept[0] != scale:
-            adapter = scaled_adapter(loaded.adapter, scale)
-            kept = self._scaled[name] = scale, self._placed(adapter, strict=loaded.strict)
-        return kept[1]
-
-    def _get(self, name: str) -> Loaded:
-        if name not in self._loaded:
-            raise UnknownAdapterError(
-                f"unknown adapter {name!r}; loaded: {', '.join(self._loaded) or 'none'}"
-            )
-        return self._loaded[name]
-
-    def _check_name_is_free(self, name: str) -> None:
-        if not name:
-            raise AdapterError("an adapter needs a name; the empty one means the base model")
-        if name in self._loaded:
+    @staticmethod
+    def _check_name(state: ManagerState, name: str, *, replace: bool) -> None:
+        check_new_name(name)
+        if name in state.adapters and not replace:
             raise AdapterError(
                 f"an adapter named {name!r} is loaded already; choose another name than "
-                f"{', '.join(self._loaded)}"
+                f"{', '.join(state.adapters)}, or pass replace=True"
             )
 
     def __copy__(self) -> NoReturn:
@@ -272,7 +318,16 @@ class LoRAManager:
         self.__copy__()
 
 
+def _placed(
+    engine: EngineBindings | None, adapter: Adapter, stream: Stream, *, strict: bool
+) -> Loaded:
+    if engine is None:
+        return Loaded.pending(adapter, strict=strict)
+    return engine.load(adapter, strict=strict, stream=stream)
+
+
 def _taken(binding: str, weight: object) -> Tensor:
+    check_string(binding, "the name of a binding")
     try:
         return tensor_from(weight)
     except TensorError as error:

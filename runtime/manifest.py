@@ -97,7 +97,7 @@ class Manifest:
 
     @property
     def rank_multiple(self) -> int:
-        """What adapters' ranks are padded to, with zeros, when they are loaded.
+        """What adapters' ranks are padded to, with zeros, when they are loaded for the plan.
 
         The plugin's kernels then load 16 bytes at a time; nothing is padded on a run.
         """

@@ -1,9 +1,12 @@
 """Where an executor's tensors live: the interface, and host memory."""
 
+import contextlib
+import mmap
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.tensors import HOST, Tensor, tensor_from_numpy
@@ -52,6 +55,28 @@ class HostMemory:
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         return tensor_from_numpy(np.zeros(nbytes, np.bool_))
+
+
+def host_buffer(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return zeros [nbytes] in whole pages, which the system has back with the last user.
+
+    What malloc frees below 32 MB stays with the process, and adapters are as small as that.
+    """
+    pages = mmap.mmap(-1, max(nbytes, 1), access=mmap.ACCESS_COPY)
+    with contextlib.suppress(AttributeError, OSError):  # of Linux, where it is compiled in
+        pages.madvise(mmap.MADV_HUGEPAGE)  # a fault for 2 MB instead of 512
+    return np.frombuffer(pages, np.uint8, nbytes)
+
+
+def packed_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return host tensors of these shapes and dtypes in one buffer, laid out by `pack`."""
+    nbytes, layout = pack(tensors, HOST)
+    buffer = host_buffer(nbytes)
+    base = buffer.ctypes.data
+    return {
+        name: Tensor(base + place.pointer, place.shape, place.dtype, HOST, buffer)
+        for name, place in layout.items()
+    }
 
 
 def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Tensor]]:

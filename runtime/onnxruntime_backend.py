@@ -29,6 +29,7 @@ class OnnxRuntimeEngine:
         self.directory = directory
         self.manifest = manifest
         self.memory = HostMemory()
+        self.rank_multiple = 1  # it runs no plugin
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
         self._open: SessionPool | None = None

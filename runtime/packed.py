@@ -4,11 +4,9 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
 from trt_lora.runtime.cast import Caster, Conversion
-from trt_lora.runtime.memory import ALIGNMENT, pack
-from trt_lora.runtime.tensors import HOST, Tensor
+from trt_lora.runtime.memory import packed_on_host
+from trt_lora.runtime.tensors import Tensor
 from trt_lora.runtime.weight import Weight
 
 _MAX_THREADS = 4
@@ -29,13 +27,7 @@ def pack_weights(
         AdapterError: a value is not finite, or leaves the range of its dtype.
     """
     wanted = {name: Tensor(0, weight.shape, dtypes[name]) for name, weight in weights.items()}
-    nbytes, layout = pack(wanted, HOST)
-    buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
-    base = buffer.ctypes.data + -buffer.ctypes.data % ALIGNMENT
-    tensors = {
-        name: Tensor(base + place.pointer, place.shape, place.dtype, HOST, buffer)
-        for name, place in layout.items()
-    }
+    tensors = packed_on_host(wanted)
 
     def write(names: list[str]) -> dict[str, Conversion]:
         caster, changes = Caster(), {}
@@ -45,7 +37,7 @@ def pack_weights(
             changes[name] = caster.write(weights[name], dtypes[name], out, what)
         return changes
 
-    threads = _threads(nbytes, len(weights))
+    threads = _threads(sum(tensor.nbytes for tensor in wanted.values()), len(weights))
     if threads == 1:  # memory is cheaper in the thread that is there
         return tensors, write(list(weights))
     shares = [list(weights)[i::threads] for i in range(threads)]

@@ -54,6 +54,7 @@ class TensorRTEngine:
         self.directory = directory
         self.manifest = manifest
         self.memory = CudaMemory()
+        self.rank_multiple = manifest.rank_multiple
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
         self._flavour = flavour_named(manifest.flavour)

@@ -1,6 +1,6 @@
 """Measure what the project claims, print tables, write JSON: ratios inside one run on one machine.
 
-    python scripts/bench.py [decode|dummies|switch|load|build|compare ...]
+    python scripts/bench.py [decode|dummies|switch|strength|load|build|compare ...]
 
 Needs the demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a
 noisy neighbour slows both.
@@ -51,6 +51,8 @@ LOADS = (
     (64, "float32", "float16", 2.0),
     (64, "float16", "float16", 16 / 63**0.5),
 )
+
+STRENGTHS = (("float16", 16), ("bfloat16", 16), ("float32", 8))  # dtype and rank: 84 MB each
 
 Results = dict[str, float | str]
 
@@ -125,6 +127,22 @@ def load() -> Results:
     return results
 
 
+def strength() -> Results:
+    """Switch adapters of Llama-3-8B's shapes to other strengths, each with B's of its own."""
+    results: Results = {}
+    for dtype, rank in STRENGTHS:
+        measured = json.loads(_in_process("bench_strength", dtype, rank))
+        what = f"rank {rank}, {dtype}, {measured['size'] / 1e6:.0f} MB"
+        for scale in ("0.5", "0.3"):
+            results[f"{what}: ms to strength {scale} (target: under 60)"] = measured[scale] * 1e3
+            results[f"{what}: time of {scale} / copy of B"] = measured[scale] / measured["copy"]
+        results[f"{what}: ms of the first switch"] = measured["first"] * 1e3
+        results[f"{what}: memory of two adapters' strengths / size (target: under 0.6)"] = (
+            measured["more"] / measured["size"]
+        )
+    return results
+
+
 def _in_process(script: str, *arguments: object) -> str:
     """Run a script of this folder in a process of its own and return what it prints."""
     command = [sys.executable, "-m", f"trt_lora.scripts.{script}", *map(str, arguments)]
@@ -157,7 +175,8 @@ def compare() -> Results:
 
 
 MEASUREMENTS: dict[str, Callable[[], Results]] = {
-    function.__name__: function for function in (decode, dummies, switch, load, build, compare)
+    function.__name__: function
+    for function in (decode, dummies, switch, strength, load, build, compare)
 }
 
 

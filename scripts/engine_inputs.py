@@ -83,7 +83,9 @@ def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
         for name, (site, factor) in manifest.lora_bindings.items()
     }
     if adapter is not None:
-        fitted = fit_adapter(load_adapter(adapter, manifest), manifest)
+        fitted = fit_adapter(
+            load_adapter(adapter, manifest), manifest, rank_multiple=manifest.rank_multiple
+        )
         inputs |= {name: tensor.storage() for name, tensor in fitted.tensors.items()}
     return inputs
 

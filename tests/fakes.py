@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 from trt_lora.plugins.contract import BindingNames, Factor, Site
 from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.manifest import BaseModel, Binding, Manifest, Range
-from trt_lora.runtime.memory import HostMemory, Stream
+from trt_lora.runtime.memory import HostMemory, Memory, Stream
 from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_storage
 
 FACTORS: tuple[Factor, Factor] = ("A", "B")
@@ -76,9 +77,12 @@ def write_peft(directory: Path, tensors: Mapping[str, Array], **fields: object) 
 
 
 class FakeExecutor:
-    """Answers every token t with t + 1 and grows the cache; has no `memory`."""
+    """Answers every token t with t + 1 and grows the cache."""
 
-    def __init__(self, manifest: Manifest | None = None) -> None:
+    rank_multiple = 1
+
+    def __init__(self, manifest: Manifest | None = None, memory: Memory | None = None) -> None:
+        self.memory: Any = memory or HostMemory()
         self.manifest = manifest or make_manifest()
         self.input_names = tuple(binding.name for binding in self.manifest.inputs)
         self.output_names = tuple(binding.name for binding in self.manifest.outputs)
@@ -115,8 +119,7 @@ class FakeMemory:
 
 
 class FakeExecutorWithMemory(FakeExecutor):
-    """An executor that says where its tensors live."""
+    """An executor whose tensors live elsewhere."""
 
     def __init__(self, manifest: Manifest | None = None) -> None:
-        super().__init__(manifest)
-        self.memory = FakeMemory()
+        super().__init__(manifest, FakeMemory())

@@ -31,6 +31,7 @@ class OnDevice:
 
     manifest: Manifest
     memory: Memory
+    rank_multiple: int = 1
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
 

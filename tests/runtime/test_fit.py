@@ -233,14 +233,14 @@ def test_the_report_of_an_adapter_read_before_the_engine_was_known_has_its_scale
 # ----------------------------------------------------------------------------------- padded ranks
 
 
-def plugin_manifest(max_rank: int = 64) -> Manifest:
-    return replace(MANIFEST, lora_plugin="plugin", max_lora_rank=max_rank)
+def wide_manifest(max_rank: int = 64) -> Manifest:
+    return replace(MANIFEST, max_lora_rank=max_rank)
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(1, 8), (3, 8), (8, 8), (12, 16), (17, 24)])
-def test_ranks_are_padded_with_zeros_for_the_plugin(rank: int, expected: int) -> None:
+def test_ranks_are_padded_with_zeros_where_the_executor_wants_it(rank: int, expected: int) -> None:
     weights = pair((8, rank), (rank, 6))
-    fitted = fit_adapter(adapter(weights), plugin_manifest())
+    fitted = fit_adapter(adapter(weights), wide_manifest(), rank_multiple=8)
     a, b = fitted.tensors[A].numpy(), fitted.tensors[B].numpy()
     assert (a.shape, b.shape) == ((8, expected), (expected, 6))
     np.testing.assert_array_equal(a[:, :rank], weights[A])
@@ -250,17 +250,19 @@ def test_ranks_are_padded_with_zeros_for_the_plugin(rank: int, expected: int) ->
     assert [site.rank for site in fitted.coverage.adapted] == [rank]
 
 
-def test_native_engines_get_the_rank_as_it_is() -> None:
-    tensors = fit_adapter(adapter(pair((8, 3), (3, 6))), MANIFEST).tensors
+def test_ranks_stay_as_they_are_where_it_does_not_whatever_its_plan_has() -> None:
+    plan = replace(MANIFEST, lora_plugin="plugin")
+    tensors = fit_adapter(adapter(pair((8, 3), (3, 6))), plan).tensors
     assert tensors[A].shape == (8, 3)
 
 
 def test_padding_does_not_exceed_the_engines_rank() -> None:
-    tensors = fit_adapter(adapter(pair((8, 9), (9, 6))), plugin_manifest(max_rank=12)).tensors
+    source = adapter(pair((8, 9), (9, 6)))
+    tensors = fit_adapter(source, wide_manifest(max_rank=12), rank_multiple=8).tensors
     assert (tensors[A].shape, tensors[B].shape) == ((8, 12), (12, 6))
 
 
 def test_what_is_taken_in_place_is_not_padded() -> None:
     source = adapter(pair((8, 3), (3, 6)), owned=False)
-    tensors = fit_adapter(source, plugin_manifest()).tensors
+    tensors = fit_adapter(source, wide_manifest(), rank_multiple=8).tensors
     assert tensors[A] is source.weights[A].tensor
