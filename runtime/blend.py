@@ -8,6 +8,7 @@ so a blend has the sum of the ranks, and rounds nothing but each scaled B, once.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
@@ -37,7 +38,8 @@ def blend_adapters(name: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter
             sites.setdefault(path, []).append((a, b.times(scale)))
     for path, pairs in sites.items():
         _check_shapes(pairs, f"{name}: {path}")
-    return Adapter.of_pairs(name, {path: _sum(pairs) for path, pairs in sites.items()})
+    summed = Adapter.of_pairs(name, {path: _sum(pairs) for path, pairs in sites.items()})
+    return replace(summed, targets=sites.__contains__)  # what it lacks, its parts lack
 
 
 def _check_shapes(pairs: Sequence[Pair], what: str) -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from trt_lora.plugins.contract import FACTORS, MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.base_check import base_warnings, check_fingerprint, missing_sites
+from trt_lora.runtime.base_check import check_fingerprint, missing_sites
 from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.coverage import Coverage, SiteCoverage
+from trt_lora.runtime.coverage_warnings import coverage_warnings
 from trt_lora.runtime.float_bits import is_finite
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.match import match_weights, refusal
@@ -50,6 +51,16 @@ def fit_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) ->
     return Fitted(tensors, coverage)
 
 
+def preview_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) -> Coverage:
+    """Return the coverage of `fit_adapter` without what casts do: no value is read.
+
+    Raises:
+        AdapterError: as `match_adapter`.
+    """
+    weights, unbound = match_adapter(adapter, manifest, strict=strict)
+    return _coverage(adapter, manifest, weights, unbound, {})
+
+
 def match_adapter(
     adapter: Adapter, manifest: Manifest, *, strict: bool = True
 ) -> tuple[dict[str, Weight], dict[str, str]]:
@@ -72,7 +83,8 @@ def match_adapter(
     if strict and unbound:
         raise AdapterError(refusal(adapter, manifest, unbound))
     if strict and not weights:
-        raise AdapterError(f"{adapter.source} holds no tensors; save the adapter again")
+        why = next(iter(adapter.warnings), "save the adapter again")
+        raise AdapterError(f"{adapter.source} holds no tensors for this engine; {why}")
     return weights, unbound
 
 
@@ -171,14 +183,16 @@ def _coverage(
     bindings = {
         name: weights[name].names if name in weights else () for name in manifest.lora_bindings
     }
+    sites = tuple(_of_site(s, manifest, weights, sources, conversions) for s in manifest.sites)
     missing = missing_sites(adapter, manifest, weights)
     return Coverage(
         source=adapter.source,
         bindings=bindings,
         unbound=unbound,
-        sites=tuple(_of_site(s, manifest, weights, sources, conversions) for s in manifest.sites),
+        sites=sites,
         missing=missing,
-        warnings=base_warnings(adapter, manifest, missing),
+        ignored=adapter.ignored,
+        warnings=coverage_warnings(adapter, manifest, unbound, sites, missing),
     )
 
 

@@ -16,6 +16,7 @@ from trt_lora.plugins.errors import (
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.blend import blend_adapters, scaled_adapter
 from trt_lora.runtime.coverage import Coverage
+from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.engine_bindings import EngineBindings, Loaded
 from trt_lora.runtime.exchange import tensor_from
 from trt_lora.runtime.executor import Executor
@@ -30,7 +31,8 @@ class LoRAManager:
 
     Load adapters with `load_weights` or `add_weights`, activate one with `switch_weights`, then
     write it into a tensor map with `refresh_tensor_map`. A load that fails leaves the manager as it
-    was. The manager owns device memory, so it cannot be copied; hand it over instead.
+    was; what is suspicious about one that succeeds is in its coverage, and goes to the log
+    `trt_lora`. The manager owns device memory, so it cannot be copied; hand it over instead.
     """
 
     def __init__(self) -> None:
@@ -203,6 +205,8 @@ class LoRAManager:
             self._engine, self._loaded, self._scaled = before
             raise
         self._dummy = engine.dummy
+        for item in loaded.values():
+            _log(item)
 
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
         """Write the active adapter's tensor, or the dummy, for every LoRA binding of the engine.
@@ -221,6 +225,7 @@ class LoRAManager:
         self, name: str, adapter: Adapter, stream: Stream = None, *, strict: bool = True
     ) -> Coverage | None:
         self._loaded[name] = loaded = self._placed(adapter, stream, strict=strict)
+        _log(loaded)
         return loaded.coverage
 
     def _placed(self, adapter: Adapter, stream: Stream = None, *, strict: bool = True) -> Loaded:
@@ -265,6 +270,11 @@ class LoRAManager:
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: device memory does not travel."""
         self.__copy__()
+
+
+def _log(loaded: Loaded) -> None:
+    if loaded.coverage is not None:
+        log_warnings(loaded.coverage.source, loaded.coverage.warnings)
 
 
 def _taken(binding: str, weight: object) -> Tensor:
