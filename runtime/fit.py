@@ -191,7 +191,7 @@ def _coverage(
         unbound=unbound,
         sites=sites,
         missing=missing,
-        ignored=adapter.ignored,
+        ignored=dict(adapter.ignored),
         warnings=coverage_warnings(adapter, manifest, unbound, sites, missing),
     )
 

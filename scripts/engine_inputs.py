@@ -13,6 +13,7 @@ import numpy as np
 
 from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.plugins.errors import BackendError, ConfigError
+from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.decoding import PAST, Ids
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
@@ -84,6 +85,7 @@ def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
     }
     if adapter is not None:
         fitted = fit_adapter(load_adapter(adapter, manifest), manifest)
+        log_warnings(fitted.coverage.source, fitted.coverage.warnings)
         inputs |= {name: tensor.storage() for name, tensor in fitted.tensors.items()}
     return inputs
 
