@@ -51,10 +51,12 @@ def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]
 
     Raises:
         AdapterError: the adapter cannot be read, or the engine refuses it.
-        ConfigError: the engine has no LoRA inputs or no tokenizer, or the shapes leave its
-            profiles.
+        ConfigError: the engine has no LoRA inputs or no tokenizer, the shapes leave its profiles,
+            or there are no iterations.
         BackendError: a bfloat16 engine without torch, or a prompt without tokenizers.
     """
+    if feed.iterations < 1:
+        raise ConfigError(f"--iterations is {feed.iterations}, expected 1 or more")
     lora = lora_inputs(manifest, feed.adapter)
     steps = []
     for iteration in range(feed.iterations):
