@@ -7,6 +7,7 @@ from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, BuildConfig
 from trt_lora.plugins.contract import MAX_RANK
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.modules import ALL_LINEAR, module_of, resolve_targets
+from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.load import load_adapter
 
 
@@ -32,6 +33,7 @@ def plan_lora(config: BuildConfig) -> LoRAPlan:
     adapters = [load_adapter(directory) for directory in config.lora_dirs]
     for adapter in adapters:
         adapter.check_usable()
+        log_warnings(adapter.source, adapter.warnings)
     ranks = [(path, rank) for adapter in adapters for path, rank in adapter.ranks.items()]
     targets = resolve_targets(config.target_modules or _modules_of(ranks))
     max_rank = _max_rank(config, ranks)

@@ -25,13 +25,16 @@ class Adapter:
     base_model: str | None = None  # the name that the adapter's config gives
     base_fingerprint: str | None = None  # that of the engine it was converted for
     unused: Mapping[str, str] = field(default_factory=dict)  # tensor -> why nothing can take it
-    targets: Callable[[str], bool] | None = None  # whether its config says that it adapts a path
+    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT does not apply it
+    targets: Callable[[str], bool | None] | None = None  # what its config says of a path, if it can
+    warnings: tuple[str, ...] = ()  # what its file alone makes suspicious, a line each
     owned: bool = True  # False: memory of another library, taken in place or not at all
 
     def __post_init__(self) -> None:
         """Freeze the mappings."""
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         object.__setattr__(self, "unused", MappingProxyType(dict(self.unused)))
+        object.__setattr__(self, "ignored", MappingProxyType(dict(self.ignored)))
 
     @cached_property
     def ranks(self) -> dict[str, int]:

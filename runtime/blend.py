@@ -29,7 +29,8 @@ def blend_adapters(name: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter
             sites.setdefault(path, []).append(own)
     for path, pairs in sites.items():
         _check_shapes(pairs, f"{name}: {path}")
-    return Adapter.of_pairs(name, {path: _sum(pairs) for path, pairs in sites.items()})
+    summed = Adapter.of_pairs(name, {path: _sum(pairs) for path, pairs in sites.items()})
+    return replace(summed, targets=sites.__contains__)  # what it lacks, its parts lack
 
 
 def _check_shapes(pairs: Sequence[Pair], what: str) -> None:

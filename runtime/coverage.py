@@ -1,7 +1,7 @@
 """What became of an adapter in an engine: every tensor, every binding, every cast."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Coverage:
     unbound: Mapping[str, str]  # tensor of the adapter -> why it has no binding
     sites: tuple[SiteCoverage, ...]  # every site of the engine, in its order
     missing: tuple[str, ...] = ()  # sites that its config targets and its file leaves out
-    warnings: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT ignores it too
+    warnings: tuple[str, ...] = ()  # a line each
 
     @property
     def bound(self) -> dict[str, tuple[str, ...]]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from trt_lora.plugins.contract import FACTORS, MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.base_check import base_warnings, check_fingerprint, missing_sites
+from trt_lora.runtime.base_check import check_fingerprint, missing_sites
 from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.coverage import Coverage, SiteCoverage
+from trt_lora.runtime.coverage_warnings import coverage_warnings
 from trt_lora.runtime.dtypes import is_finite
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.match import match_weights, refusal
@@ -54,6 +55,16 @@ def fit_adapter(
     return Fitted(tensors, coverage)
 
 
+def preview_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) -> Coverage:
+    """Return the coverage of `fit_adapter` without what casts do: no value is read.
+
+    Raises:
+        AdapterError: as `match_adapter`.
+    """
+    weights, unbound = match_adapter(adapter, manifest, strict=strict)
+    return _coverage(adapter, manifest, weights, unbound, {})
+
+
 def match_adapter(
     adapter: Adapter, manifest: Manifest, *, strict: bool = True
 ) -> tuple[dict[str, Weight], dict[str, str]]:
@@ -76,7 +87,8 @@ def match_adapter(
     if strict and unbound:
         raise AdapterError(refusal(adapter, manifest, unbound))
     if strict and not weights:
-        raise AdapterError(f"{adapter.source} holds no tensors; save the adapter again")
+        why = next(iter(adapter.warnings), "save the adapter again")
+        raise AdapterError(f"{adapter.source} holds no tensors for this engine; {why}")
     return weights, unbound
 
 
@@ -183,13 +195,15 @@ def _coverage(
     def of_site(site: Site) -> SiteCoverage:
         return _of_site(site, manifest, weights, sources, tensors, conversions)
 
+    sites = tuple(map(of_site, manifest.sites))
     return Coverage(
         source=adapter.source,
         bindings=bindings,
         unbound=unbound,
-        sites=tuple(map(of_site, manifest.sites)),
+        sites=sites,
         missing=missing,
-        warnings=base_warnings(adapter, manifest, missing),
+        ignored=dict(adapter.ignored),
+        warnings=coverage_warnings(adapter, manifest, unbound, sites, missing),
     )
 
 

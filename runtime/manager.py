@@ -12,6 +12,7 @@ from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.arguments import check_new_name, check_string, checked_scale
 from trt_lora.runtime.blend import blend_adapters
 from trt_lora.runtime.coverage import Coverage
+from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.engine_bindings import EngineBindings, Loaded
 from trt_lora.runtime.exchange import tensor_from
 from trt_lora.runtime.executor import Executor
@@ -27,7 +28,8 @@ class LoRAManager:
 
     Load adapters with `load_weights` or `add_weights`, activate one with `switch_weights`, then
     write it into a tensor map with `refresh_tensor_map`. A load that fails leaves the manager as it
-    was. The manager owns device memory, so it cannot be copied; hand it over instead.
+    was; what is suspicious about one that succeeds is in its coverage, and goes to the log
+    `trt_lora`. The manager owns device memory, so it cannot be copied; hand it over instead.
 
     Threads: every method may be called from any thread. A load reads, casts and copies without
     holding anybody up, and then takes effect at once: others see the manager before or after it,
@@ -223,11 +225,6 @@ class LoRAManager:
         active = self._state.active
         return active.scale if active else 1.0
 
-    @property
-    def active_scale(self) -> float:
-        """The strength of the active adapter; 1.0 if none is active."""
-        return self._scale
-
     def get_binding_names(self) -> list[str]:
         """Return the binding names of all loaded adapters, each once, in the order of loading."""
         names = (name for loaded in self._state.adapters.values() for name in loaded.tensors)
@@ -262,6 +259,8 @@ class LoRAManager:
                     "this manager has an engine already; make a LoRAManager per engine"
                 )
             self._state = self._state.bound_to(executor)
+            for item in self._state.adapters.values():
+                _log(item)
 
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
         """Write the active adapter's tensor, or the dummy, for every LoRA binding of the engine.
@@ -294,6 +293,7 @@ class LoRAManager:
                 loaded = _placed(self._state.engine, adapter, stream, strict=strict)
             self._check_name(self._state, name, replace=replace)
             self._state = self._state.with_adapter(name, loaded)
+        _log(loaded)
         return loaded.coverage
 
     @staticmethod
@@ -324,6 +324,11 @@ def _placed(
     if engine is None:
         return Loaded.pending(adapter, strict=strict)
     return engine.load(adapter, strict=strict, stream=stream)
+
+
+def _log(loaded: Loaded) -> None:
+    if loaded.coverage is not None:
+        log_warnings(loaded.coverage.source, loaded.coverage.warnings)
 
 
 def _taken(binding: str, weight: object) -> Tensor:

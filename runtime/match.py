@@ -1,6 +1,6 @@
 """Find the binding of every tensor of an adapter: either spelling, fused and split modules."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trt_lora.plugins.contract import FACTORS, Factor, parse_binding
 from trt_lora.plugins.errors import AdapterError
@@ -100,7 +100,7 @@ def refusal(adapter: Adapter, manifest: Manifest, unbound: Mapping[str, str]) ->
     )
 
 
-def listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -6,7 +6,7 @@ another release; it is refused unless it is unset, for nobody knows what it does
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,21 +14,21 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter_file import file_inside
-from trt_lora.runtime.peft_patterns import MAX_STEPS, ModulePatterns, pattern_problem, target_rule
+from trt_lora.runtime.peft_patterns import MAX_STEPS, ModulePatterns, pattern_problem
+from trt_lora.runtime.peft_targets import FIELDS
 from trt_lora.runtime.read_json import read_json, shown
 
 CONFIG_FILE = "adapter_config.json"
 
-_HONOURED = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+_HONOURED = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"} | {*FIELDS}
 
-# The tensors in the file say which modules are adapted; the rest steers training or bookkeeping.
+# They steer training or bookkeeping.
 # fan_in_fan_out is used by PEFT for merging alone; VeLoRA's forward pass differs in training alone.
 _WITHOUT_EFFECT = frozenset({
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
-    "inference_mode", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size", "runtime_config",
-    "ensure_weight_tying", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
-    "velora_config",
+    "inference_mode", "lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size",
+    "runtime_config", "ensure_weight_tying", "loftq_config", "eva_config", "corda_config",
+    "lora_ga_config", "velora_config",
 })  # fmt: skip
 
 _RETRAIN = "train the adapter without it, or merge it into the base model and build from that"
@@ -58,7 +58,7 @@ _BASE_CHANGING_INIT = (
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """The fields that decide the scale of each module."""
+    """The fields that decide which modules are adapted, and the scale of each."""
 
     r: int
     lora_alpha: float
@@ -66,7 +66,7 @@ class PeftConfig:
     rank_pattern: dict[str, int] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     base_model: str | None = None
-    targets: Callable[[str], bool] | None = field(default=None, compare=False)
+    targeting: dict[str, Any] = field(default_factory=dict, compare=False)  # fields of target_rule
 
     @cached_property
     def _ranks(self) -> ModulePatterns:
@@ -129,10 +129,7 @@ def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
         rank_pattern=_pattern(fields, "rank_pattern", path),
         alpha_pattern=_pattern(fields, "alpha_pattern", path),
         base_model=_text(fields, "base_model_name_or_path", path),
-        targets=target_rule(
-            *(fields.get(name) for name in ("target_modules", "exclude_modules")),
-            *(fields.get(name) for name in ("layers_to_transform", "layers_pattern")),
-        ),
+        targeting={name: fields[name] for name in FIELDS if fields.get(name) is not None},
     )
     for rank in (config.r, *config.rank_pattern.values()):
         if rank < 1 or rank != int(rank):

@@ -15,6 +15,7 @@ from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.named_format import FINGERPRINT_KEY, save_safetensors
 from trt_lora.runtime.packed import pack_weights
 from trt_lora.runtime.peft_config import CONFIG_FILE, read_peft_config
+from trt_lora.runtime.peft_ignored import targeting_of
 from trt_lora.runtime.read_json import read_json, shown
 from trt_lora.runtime.safetensors_file import StoredTensor, read_safetensors
 from trt_lora.runtime.weight import Weight
@@ -51,13 +52,15 @@ def adapter_from_peft(directory: Path) -> Adapter:
     """
     config = read_peft_config(directory)
     stored, metadata = _stored(directory)
-    config.check_work([tensor.name for _, tensor in stored], directory / CONFIG_FILE)
+    names = [tensor.name for _, tensor in stored]
+    config.check_work(names, directory / CONFIG_FILE)
     if not stored:
         raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
+    targeting = targeting_of(config.targeting, names)
     weights, unused = {}, {}
     for path, tensor in stored:
         match = _KEY.fullmatch(tensor.name)
-        if match is None and tensor.name.endswith(_TRAINING_ONLY):
+        if tensor.name in targeting.ignored or tensor.name.endswith(_TRAINING_ONLY):
             continue
         if match is None:
             unused[tensor.name] = _why_unusable(tensor.name)
@@ -73,7 +76,9 @@ def adapter_from_peft(directory: Path) -> Adapter:
         config.base_model,
         metadata.get(FINGERPRINT_KEY),
         unused,
-        config.targets,
+        targeting.ignored,
+        targeting.targets,
+        targeting.warnings,
     )
 
 

@@ -8,9 +8,10 @@ Plain names, which may be thousands, are looked up.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-_MAX_LENGTH, _MAX_PATH = 1024, 256
+_MAX_LENGTH = 1024
+MAX_PATH = 256  # of what a pattern is matched with
 _MAX_REPEATS, _MAX_OPTIONS, _MAX_GROUPS = 3, 4, 4
 MAX_STEPS = 100_000_000  # of the regular expressions' engine: some seconds
 
@@ -73,13 +74,13 @@ class ModulePatterns:
         for order, _, compiled in self._expressions:
             if order > first:
                 break
-            if len(path) <= _MAX_PATH and compiled.match(path):
+            if len(path) <= MAX_PATH and compiled.match(path):
                 return self._values[order]
         return self._values[first] if first < len(self._values) else default
 
     def _named(self, path: str) -> Iterator[int]:
         """The orders of the names that match."""
-        ends = {len(end): end for end in _ends(path)}
+        ends = {len(end): end for end in ends_of(path)}
         for (length, dots, whole), names in self._names.items():
             end = path if whole else ends.get(length)
             if end is not None and len(end) == length:
@@ -89,95 +90,31 @@ class ModulePatterns:
                     yield order
 
     def steps(self, paths: Iterable[str]) -> int:
-        """Estimate the steps of matching every expression with every path."""
-        counts = [(_repeats(pattern), _options(pattern)) for _, pattern, _ in self._expressions]
-        known = [path for path in paths if len(path) <= _MAX_PATH]
-        return sum(_steps(path, *count) for path in known for count in counts)
+        """Estimate the steps of matching every expression with every path, after each dot."""
+        freedoms = [pattern_freedom(pattern) for _, pattern, _ in self._expressions]
+        known = [path for path in paths if len(path) <= MAX_PATH]
+        return sum(
+            len(path) + (path.count(".") + 1) * pattern_ways(path, freedom)
+            for path in known
+            for freedom in freedoms
+        )
 
 
-def _steps(path: str, repeats: int, options: int) -> int:
-    """Estimate the steps of matching one expression with a path, after each of its dots."""
-    ways: int = math.comb(len(path), repeats) * 2**options
-    return len(path) + (path.count(".") + 1) * ways
+def pattern_freedom(pattern: str) -> tuple[int, int]:
+    """Return how many repetitions and how many options a pattern has."""
+    return _repeats(pattern), _options(pattern)
+
+
+def pattern_ways(path: str, freedom: tuple[int, int]) -> int:
+    """Return in how many ways at most a pattern of that freedom is tried at a path."""
+    ways: int = math.comb(len(path), freedom[0]) * 2 ** freedom[1]
+    return ways
 
 
 _Names = defaultdict[tuple[int, tuple[int, ...], bool], dict[str, int]]
 
 
-def target_rule(
-    targets: object, excluded: object, layers: object, layers_pattern: object
-) -> Callable[[str], bool] | None:
-    """Return PEFT's rule for which paths an adapter targets (`check_target_module_exists`).
-
-    Args:
-        targets: `target_modules`, a list of names or one pattern.
-        excluded: `exclude_modules`, likewise.
-        layers: `layers_to_transform`, numbers; they restrict a list of names.
-        layers_pattern: what stands before a layer's number.
-
-    Returns:
-        The rule, or None if the fields do not say, or only by a pattern too complex to evaluate.
-    """
-    # Named by its whole path, a module is taken whatever its layer.
-    whole = frozenset(map(str, targets)) if isinstance(targets, list) else ()
-    named, kept_out = _names_rule(targets), _names_rule(excluded) if excluded else _never
-    layer = _layer_rule(layers, layers_pattern) if isinstance(targets, list) else _always
-    if named is None or kept_out is None or layer is None:
-        return None
-    return lambda path: (
-        len(path) <= _MAX_PATH
-        and not kept_out(path)
-        and named(path)
-        and (path in whole or layer(path))
-    )
-
-
-def _names_rule(names: object) -> Callable[[str], bool] | None:
-    if isinstance(names, str) and not pattern_problem(names):
-        pattern, count = re.compile(names), (_repeats(names), _options(names))
-        limit = MAX_STEPS // 1000  # one path of many
-        return lambda path: _steps(path, *count) < limit and pattern.fullmatch(path) is not None
-    if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        known = frozenset(names)
-        return lambda path: any(end in known for end in _ends(path))
-    return None
-
-
-def _ends(path: str) -> Iterator[str]:
-    """The path, and what follows each of its dots."""
+def ends_of(path: str) -> Iterator[str]:
+    """Yield the path, and what follows each of its dots."""
     yield path
     yield from (path[i + 1 :] for i, sign in enumerate(path) if sign == ".")
-
-
-def _layer_rule(layers: object, prefixes: object) -> Callable[[str], bool] | None:
-    if layers is None or layers == []:
-        return _always
-    numbers = layers if isinstance(layers, list) else [layers]
-    whole = [number for number in numbers if isinstance(number, int)]
-    if len(whole) < len(numbers):
-        return None
-    if not prefixes:
-        return _layer_test(whole, [r".*?\.[^.]*"])
-    written = prefixes if isinstance(prefixes, list) else [prefixes]
-    if any(not isinstance(prefix, str) or pattern_problem(prefix) for prefix in written):
-        return None
-    return _layer_test(whole, [rf"(?:^|.*?\.)(?:{prefix})" for prefix in written])
-
-
-def _layer_test(numbers: Collection[int], prefixes: list[str]) -> Callable[[str], bool]:
-    patterns = [re.compile(rf"{prefix}\.(?P<layer>[0-9]{{1,9}})\.") for prefix in prefixes]
-
-    def test(path: str) -> bool:
-        found = (match for pattern in patterns if (match := pattern.match(path)))
-        match = next(found, None)
-        return match is not None and int(match["layer"]) in numbers
-
-    return test
-
-
-def _always(path: str) -> bool:
-    return True
-
-
-def _never(path: str) -> bool:
-    return False

@@ -1,9 +1,12 @@
 """What the commands that take `--adapter NAME=PATH` share; the empty name is the base model."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime import LoRAManager
+from trt_lora.runtime import LoRAManager, Manifest, load_adapter
+from trt_lora.runtime.coverage_warnings import log_warnings
+from trt_lora.runtime.fit import preview_adapter
 
 BASE = "(base)"  # how tables call the empty name
 
@@ -31,6 +34,17 @@ def load_adapters(manager: LoRAManager, arguments: list[str]) -> dict[str, Path]
     for name, path in paths:
         manager.load_weights(name, path)
     return dict(paths)
+
+
+def warn_of_adapters(paths: Iterable[Path], manifest: Manifest) -> None:
+    """Log what is suspicious about adapters in an engine; their values are not read.
+
+    Raises:
+        AdapterError: one of them cannot be read, or has tensors that do not fit.
+    """
+    for path in paths:
+        coverage = preview_adapter(load_adapter(path, manifest), manifest, strict=False)
+        log_warnings(coverage.source, coverage.warnings)
 
 
 def activate(manager: LoRAManager, name: str) -> None:

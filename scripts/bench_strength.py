@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from trt_lora.runtime.dtypes import storage_dtype
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.memory import HostMemory
-from trt_lora.runtime.tensors import Tensor, narrow, tensor_from_storage
+from trt_lora.runtime.tensors import Tensor, tensor_from_storage
 from trt_lora.scripts.bench_build import resident_bytes
 from trt_lora.scripts.gpu.manager import llama_manifest, manager_of
 
@@ -57,7 +58,8 @@ def _switch(manager: LoRAManager, name: str, scale: float) -> float:
 def _weights(dtype: str, rank: int) -> dict[str, Tensor]:
     """Small random values, the same few in every weight."""
     rng = np.random.default_rng(0)
-    pool = narrow(rng.standard_normal(1 << 22, np.float32) * np.float32(0.02), dtype)
+    pool = rng.standard_normal(1 << 22, np.float32) * np.float32(0.02)
+    pool = pool.astype(storage_dtype(dtype))
     return {
         name: tensor_from_storage(np.resize(pool, site.shape(factor, rank)), dtype)
         for name, (site, factor) in llama_manifest(dtype).lora_bindings.items()

@@ -11,6 +11,7 @@ from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, DTYPES, FLAVOUR_CHOIC
 from trt_lora.builder.insert_lora import InsertLoRAResult
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.runtime import Manifest
+from trt_lora.scripts.adapter_arguments import warn_of_adapters
 from trt_lora.scripts.build_progress import build_progress
 from trt_lora.scripts.console import run
 
@@ -149,7 +150,9 @@ def _build(args: argparse.Namespace) -> None:
         if args.dry_run:
             report = _sites(list_sites(config, progress))
         else:
-            report = _summary(build_engine(config, progress), config.output)
+            manifest = build_engine(config, progress)
+            report = _summary(manifest, config.output)
+            warn_of_adapters(config.lora_dirs, manifest)
     print(report)
 
 

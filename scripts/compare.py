@@ -23,24 +23,20 @@ from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE
 from trt_lora.scripts.adapter_arguments import name_and_path
 from trt_lora.scripts.compare_bisect import SiteFault, first_fault
+from trt_lora.scripts.compare_files import load_accuracy, load_outputs, same_outputs
 from trt_lora.scripts.compare_inputs import Subjects, check_subjects, write_inputs
-from trt_lora.scripts.compare_polygraphy import (
-    Command,
-    load_accuracy,
-    load_outputs,
-    require_tools,
-    run_command,
-)
+from trt_lora.scripts.compare_polygraphy import Command, require_tools, run_command
 from trt_lora.scripts.compare_references import ENGINE, Case, Reference, run_model, write_variant
 from trt_lora.scripts.compare_report import (
     Row,
     file_hashes,
     print_rows,
     report,
-    row_of,
     write_commands,
     write_json,
 )
+from trt_lora.scripts.compare_runners import compared_row
+from trt_lora.scripts.tolerances import chosen_tolerance
 
 BASE_CASE = "base"  # how files and tables call the base model
 DEFAULT_AGAINST = "merged"  # needs nothing but the engine, and shares the least with it
@@ -78,7 +74,7 @@ def _compare(args: argparse.Namespace) -> None:
     """Print a table; exit with 1 beyond tolerance."""
     require_tools()
     subjects = check_subjects(args.engine, args.against, args.model, bisect=args.bisect)
-    limit = subjects.tolerance if args.tolerance is None else args.tolerance
+    limit = chosen_tolerance(args.tolerance, subjects.tolerance)
     adapters = _adapters(args.adapter)
     folder = _folder(args.keep, args.engine, subjects.reference)
     comparison = Comparison(subjects, adapters, folder, limit, args.bisect, args.keep_models)
@@ -93,7 +89,10 @@ def _compare(args: argparse.Namespace) -> None:
             print(subjects.reference.note)
         print_rows(rows)
         print(f"tolerance {limit:g}, relative {limit / 10:g}; kept in {folder}")
-    if not all(row.same for row in rows):
+    idle = comparison.idle_adapters()
+    for name in idle:
+        print(f"error: {name} changes no output, so that nothing was compared", file=sys.stderr)
+    if idle or not all(row.same for row in rows):
         sys.exit(1)
 
 
@@ -156,11 +155,17 @@ class Comparison:
         for command in reference.commands(case):
             self._run(case, command)
         self._run(case, self._engine_command(case))
-        runners = f"{reference.engine_runner[2:]} vs {reference.name}"
-        row = row_of(runners, case.name, load_accuracy(self.folder / case.accuracy))
+        accuracy = load_accuracy(self.folder / case.accuracy)
+        row = compared_row(accuracy, reference, self.subjects.manifest, case.name)
         if self.bisect and not row.same:
             row = replace(row, site=self._first_fault(case), bisected=True)
         return row
+
+    def idle_adapters(self) -> list[str]:
+        """Return the adapters with which the engine answers as without."""
+        outputs = {case.name: self.folder / case.outputs("engine") for case in self.cases}
+        base = load_outputs(outputs.pop(BASE_CASE)) if self.adapters else []
+        return [name for name, path in outputs.items() if same_outputs(base, load_outputs(path))]
 
     def _engine_command(self, case: Case) -> Command:
         reference = self.subjects.reference

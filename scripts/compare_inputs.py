@@ -8,7 +8,7 @@ from pathlib import Path
 from trt_lora.plugins.errors import BackendError, ConfigError, LoRAError
 from trt_lora.runtime.cuda import cuda_obstacle
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, Manifest, read_manifest
-from trt_lora.scripts.compare_polygraphy import save_inputs
+from trt_lora.scripts.compare_files import save_inputs
 from trt_lora.scripts.compare_references import (
     Case,
     NativePlan,
@@ -18,7 +18,7 @@ from trt_lora.scripts.compare_references import (
     Variant,
 )
 from trt_lora.scripts.engine_inputs import Feed, make_inputs
-from trt_lora.scripts.verify import TOLERANCES
+from trt_lora.scripts.tolerances import TOLERANCES
 
 AGAINST = ("merged", "native", "peft")
 
@@ -50,8 +50,8 @@ def check_subjects(engine: Path, against: str, model: Path | None, *, bisect: bo
 
     Raises:
         ManifestError: a directory is no engine, or incomplete.
-        ConfigError: `against` is neither a known word nor an engine of the same base model, the
-            engine has no LoRA inputs, or an option is missing or has no effect.
+        ConfigError: `against` is neither a known word nor another engine of the same base model,
+            the engine has no LoRA inputs, or an option is missing or has no effect.
         BackendError: an engine cannot run here.
     """
     manifest = _runnable(engine)
@@ -69,6 +69,11 @@ def check_subjects(engine: Path, against: str, model: Path | None, *, bisect: bo
         )
     if isinstance(reference, OtherEngine):
         places["OTHER"] = Path(against).resolve()
+        if places["OTHER"] == places["ENGINE"]:
+            raise ConfigError(
+                f"--against {against} is the engine itself, which always agrees; give another one, "
+                f"or one of: {', '.join(AGAINST)}"
+            )
     elif model is not None:
         places["MODEL"] = model.resolve()
     return Subjects(manifest, reference, places)
@@ -88,7 +93,7 @@ def _runnable(engine: Path) -> Manifest:
 
 def _reference(against: str, manifest: Manifest, model: Path | None) -> Reference:
     if against == "merged":
-        return Variant("merged", "merged")
+        return Variant("merged", "merged", "merged weights")
     if against == "native":
         return _native(manifest)
     if against == "peft":
@@ -108,6 +113,7 @@ def _native(manifest: Manifest) -> Reference:
     return Variant(
         "native",
         "float64",
+        "LoRA in float64",
         note=f"native: no plan runs here ({obstacle}); ONNX Runtime is compared with itself, the "
         "LoRA nodes in float64",
     )
@@ -138,7 +144,9 @@ def _other(engine: Path, manifest: Manifest) -> Reference:
     if odd:
         raise ConfigError(f"{engine} has other outputs: {', '.join(sorted(odd)[:5])}")
     same = (other.inputs, other.rank_multiple) == (manifest.inputs, manifest.rank_multiple)
-    return OtherEngine(other, has_inputs=not same)
+    weights = [{n: r for n, r in m.files.items() if ONNX_FILE in n} for m in (other, manifest)]
+    graph = "an equal file" if weights[0] == weights[1] else "the other engine"
+    return OtherEngine(other, graph, has_inputs=not same)
 
 
 # ------------------------------------------------------------------------------------------- inputs

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.files import publish_file
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
-from trt_lora.scripts.compare_polygraphy import load_inputs
+from trt_lora.scripts.compare_files import load_inputs
 from trt_lora.scripts.console import run
 from trt_lora.scripts.float64_lora import evaluate_in_float64
 from trt_lora.scripts.merge_lora import LoRAMerger

@@ -8,6 +8,7 @@ The tokens, positions, mask and cache are those of the inputs; the LoRA inputs a
 """
 
 import argparse
+import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.decoding import PAST, PRESENT
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import read_manifest
-from trt_lora.scripts.compare_polygraphy import load_inputs, save_outputs
+from trt_lora.scripts.compare_files import load_inputs, save_outputs
 from trt_lora.scripts.console import run
 from trt_lora.scripts.peft_reference import PeftReference
 
@@ -47,7 +48,12 @@ def _run(args: argparse.Namespace) -> None:
     if args.sites is not None:
         paths = [site.path for site in read_manifest(args.sites).sites]
         compute = partial(_sites, model, paths)
-    save_outputs(map(compute, load_inputs(args.inputs)), "peft", args.output)
+    save_outputs(map(compute, load_inputs(args.inputs)), _runner(args.dtype), args.output)
+
+
+def _runner(dtype: str) -> str:
+    tools = (f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "peft"))
+    return f"{' + '.join(tools)} (CPU, {dtype})"
 
 
 def _load(model: Path, adapter: Path | None, dtype: str) -> Any:

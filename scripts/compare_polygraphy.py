@@ -1,4 +1,4 @@
-"""polygraphy as `trt-lora compare` uses it: as commands, and as files that they read and write."""
+"""polygraphy as `trt-lora compare` uses it: as commands."""
 
 import importlib.metadata
 import importlib.util
@@ -7,16 +7,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.dtypes import Array
 
 MINIMUM = (0, 53, 6)  # saves the result of a comparison; an older one only prints it
 PYTHON, POLYGRAPHY = "python", "polygraphy"
@@ -41,9 +36,6 @@ def require_tools() -> None:
             f"polygraphy is {version}, compare needs {'.'.join(map(str, MINIMUM))} or later; "
             "pip install 'trt-lora[polygraphy]'"
         )
-
-
-# ----------------------------------------------------------------------------------------- commands
 
 
 @dataclass(frozen=True)
@@ -131,84 +123,3 @@ def _reason(printed: str) -> str:
     errors = [line for line in lines if line.startswith(_ERRORS)]
     reason = (errors or lines or ["nothing was printed"])[-1]
     return next((reason.removeprefix(e).strip() for e in _ERRORS if reason.startswith(e)), reason)
-
-
-# -------------------------------------------------------------------------------------------- files
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep polygraphy's log of files out of stdout, where only the answer belongs."""
-    from polygraphy.logger import G_LOGGER
-
-    with G_LOGGER.verbosity(G_LOGGER.WARNING):
-        yield
-
-
-def _save(what: Any, path: Path) -> None:
-    from polygraphy.json import save_json
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _quietly():
-        save_json(what, str(path))
-
-
-def _load(path: Path) -> Any:
-    from polygraphy.json import load_json
-
-    with _quietly():
-        return load_json(str(path))
-
-
-def save_inputs(steps: Iterable[Mapping[str, Any]], folder: Path) -> None:
-    """Write one file per step, as `--load-inputs FOLDER` reads them."""
-    for number, step in enumerate(steps):
-        _save(dict(step), folder / f"{number:010}.json")
-
-
-def load_inputs(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the steps that `save_inputs` wrote; the LoRA inputs are the same in all."""
-    yield from map(_load, sorted(folder.glob("*.json")))
-
-
-def save_outputs(steps: Iterable[Mapping[str, Array]], runner: str, path: Path) -> None:
-    """Write the outputs of every step as `--load-outputs` reads them."""
-    from polygraphy.comparator import RunResults
-
-    results = RunResults()
-    results.add([dict(step) for step in steps], runner_name=runner)
-    _save(results, path)
-
-
-def load_outputs(path: Path) -> list[dict[str, Array]]:
-    """Return the outputs of every step of the only runner in a file of `--save-outputs`."""
-    ((_, steps),) = _load(path).items()
-    return [dict(step.items()) for step in steps]
-
-
-@dataclass(frozen=True)
-class OutputError:
-    """How far one output of one step is from the reference; NaN where shapes differ."""
-
-    name: str
-    step: int
-    largest: float
-    mean: float
-    within: bool
-
-
-def load_accuracy(path: Path) -> list[OutputError]:
-    """Return what `--save-accuracy-results` wrote, in the order of steps and outputs."""
-    (result,) = _load(path)
-    ((_, steps),) = result.items()
-    return [
-        _error(name, number, compared)
-        for number, step in enumerate(steps)
-        for name, compared in step.items()
-    ]
-
-
-def _error(name: str, step: int, compared: Any) -> OutputError:
-    if isinstance(compared, bool):  # it compares nothing where shapes differ
-        return OutputError(name, step, np.nan, np.nan, compared)
-    return OutputError(name, step, compared.max_absdiff, compared.mean_absdiff, bool(compared))

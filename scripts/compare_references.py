@@ -51,6 +51,11 @@ class Reference(Protocol):
         ...
 
     @property
+    def graph(self) -> str:
+        """What its runner ran, where that is not the engine itself; may be empty."""
+        ...
+
+    @property
     def note(self) -> str:
         """What the reader must know of it here; may be empty."""
         ...
@@ -82,6 +87,7 @@ class Variant:
 
     name: str
     kind: str
+    graph: str
     note: str = ""
     engine_runner: str = ONNXRT
 
@@ -100,6 +106,7 @@ class NativePlan:
 
     flavour: str
     name: str = "native"
+    graph: str = "LoRA as matrix products"
     note: str = ""
     engine_runner: str = TRT_LORA
 
@@ -119,6 +126,7 @@ class Peft:
 
     dtype: str
     name: str = "peft"
+    graph: str = ""
     note: str = ""
     engine_runner: str = ONNXRT
 
@@ -136,6 +144,7 @@ class OtherEngine:
     """Another engine directory, on inputs of its own where it takes other names or dtypes."""
 
     manifest: Manifest
+    graph: str
     has_inputs: bool
     name: str = "other"
     note: str = ""

@@ -14,20 +14,21 @@ import numpy as np
 
 from trt_lora.runtime.manifest import file_record
 from trt_lora.scripts.compare_bisect import SiteFault
-from trt_lora.scripts.compare_polygraphy import Command, OutputError
+from trt_lora.scripts.compare_files import STEPS, OutputError
+from trt_lora.scripts.compare_polygraphy import Command
 from trt_lora.scripts.console import print_table
 
 REPORT_FILE, COMMANDS_FILE = "report.json", "commands.sh"
 
 _TOOLS = ("trt-lora", "polygraphy", "onnxruntime", "onnx", "onnx-ir", "numpy", "peft", "torch")
-_STEPS = ("prefill", "decode")
 
 
 @dataclass(frozen=True)
 class Row:
     """One adapter, or the base model, on the engine and on the reference."""
 
-    runners: str
+    engine: str  # what ran the engine
+    reference: str  # what it was compared with, and what ran that
     adapter: str
     outputs: int  # tensors compared, in all steps
     largest: float  # absolute error; NaN if shapes differ or a value is NaN
@@ -42,16 +43,17 @@ class Row:
         return not self.first_out_of_tolerance
 
 
-def row_of(runners: str, adapter: str, errors: Sequence[OutputError]) -> Row:
+def row_of(engine: str, reference: str, adapter: str, errors: Sequence[OutputError]) -> Row:
     """Return the row of what polygraphy compared."""
     wrong = next((error for error in errors if not error.within), None)
     return Row(
-        runners,
+        engine,
+        reference,
         adapter,
         len(errors),
         float(np.max([error.largest for error in errors])),
         float(np.mean([error.mean for error in errors])),
-        f"{wrong.name} ({_STEPS[wrong.step % 2]})" if wrong else "",
+        f"{wrong.name} ({STEPS[wrong.step % 2]})" if wrong else "",
     )
 
 
@@ -59,13 +61,14 @@ def print_rows(rows: Iterable[Row]) -> None:
     """Print the table, and what was found of every adapter that differs."""
     found = list(rows)
     header = (
-        "runners", "adapter", "outputs", "max |error|", "mean |error|", "first out of tolerance",
+        "engine", "compared with", "adapter", "outputs", "max |error|", "mean |error|",
+        "first out of tolerance",
     )  # fmt: skip
     print_table(
         header,
         [
-            (row.runners, row.adapter, f"{row.outputs}", f"{row.largest:.2e}", f"{row.mean:.2e}",
-             row.first_out_of_tolerance or "-")
+            (row.engine, row.reference, row.adapter, f"{row.outputs}", f"{row.largest:.2e}",
+             f"{row.mean:.2e}", row.first_out_of_tolerance or "-")
             for row in found
         ],
     )  # fmt: skip

@@ -4,10 +4,17 @@ import sys
 from collections.abc import Callable, Sequence
 
 from trt_lora.plugins.errors import LoRAError
+from trt_lora.scripts.warnings_shown import warnings_shown
 
 FAILED = 2  # the exit status of every error that is not a defect of the package
 
 
+def warn(message: str) -> None:
+    """Print a warning of one line on stderr."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+@warnings_shown(warn)
 def run(command: Callable[[], None]) -> None:
     """Run a command; print an input's fault as one message and exit with FAILED."""
     try:

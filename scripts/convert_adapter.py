@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.coverage_warnings import log_warnings
+from trt_lora.runtime.fit import preview_adapter
 from trt_lora.runtime.load import load_adapter
-from trt_lora.runtime.manifest import read_manifest
+from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.peft_config import CONFIG_FILE
 from trt_lora.runtime.peft_format import WEIGHTS_FILE
 from trt_lora.runtime.save import DTYPES, FORMATS, save_adapter
@@ -43,9 +46,16 @@ def _convert(args: argparse.Namespace) -> None:
         change = save_adapter(
             adapter, args.output, args.format, dtype=args.dtype, manifest=manifest
         )
+        log_warnings(str(args.source), _warnings(adapter, manifest))
     print(f"{args.output}: {len(adapter.weights)} tensors from {args.source}")
     if change.rounding_error or change.flushed:
         print(f"rounded by at most {change.rounding_error:.2g}; {change.flushed} values became 0")
+
+
+def _warnings(adapter: Adapter, manifest: Manifest | None) -> tuple[str, ...]:
+    if manifest is None:
+        return adapter.warnings
+    return preview_adapter(adapter, manifest).warnings
 
 
 @contextmanager

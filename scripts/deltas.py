@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.scripts.console import print_table
 
 Matrix = npt.NDArray[np.float64]
 Factors = tuple[Matrix, Matrix]  # A [k, r], B [r, n], the scale in B
@@ -36,8 +37,8 @@ def delta_errors(ours: Mapping[str, Factors], theirs: Mapping[str, Factors]) -> 
 
 
 def _error(ours: Factors | None, theirs: Factors | None) -> float:
-    size = _norm(theirs)
-    difference = _norm(_difference(ours, theirs))
+    size = delta_norm(theirs)
+    difference = delta_norm(_difference(ours, theirs))
     if not size:
         return float("inf") if difference else 0.0
     return difference / size
@@ -51,11 +52,39 @@ def _difference(ours: Factors | None, theirs: Factors | None) -> Factors | None:
     return np.hstack([ours[0], -theirs[0]]), np.vstack([ours[1], theirs[1]])
 
 
-def _norm(factors: Factors | None) -> float:
-    """|A B|, without making the [k, n] product: A = Q R, and Q changes no length."""
+def delta_norm(factors: Factors | None) -> float:
+    """Return |A B|, without making the [k, n] product: A = Q R, and Q changes no length."""
     if factors is None:
         return 0.0
     a, b = factors
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("inf")
     return float(np.linalg.norm(np.linalg.qr(a, mode="r") @ b))
+
+
+def print_deltas(errors: Mapping[str, float], limit: float) -> list[str]:
+    """Print a row a layer, a column a module; return what is beyond the limit.
+
+    Args:
+        errors: |engine - PEFT| / |PEFT| of what every site adds.
+        limit: of each.
+    """
+    places = {path: _row_and_column(path) for path in errors}
+    columns = list(dict.fromkeys(column for _, column in places.values()))
+    cells = {place: f"{errors[path]:.1e}" for path, place in places.items()}
+    rows = dict.fromkeys(row for row, _ in places.values())
+    print("\nerror of each site's delta, relative to PEFT's")
+    print_table(
+        ("", *columns), [(row, *(cells.get((row, c), "-") for c in columns)) for row in rows]
+    )
+    return [
+        f"the delta of {path} is off by {error:.2e} of its norm, beyond {limit}"
+        for path, error in errors.items()
+        if not error <= limit
+    ]
+
+
+def _row_and_column(path: str) -> tuple[str, str]:
+    parts = path.split(".")
+    last = next((i for i, part in reversed(list(enumerate(parts))) if part.isdecimal()), -1)
+    return ".".join(parts[: last + 1]), ".".join(parts[last + 1 :])

@@ -13,6 +13,7 @@ import numpy as np
 
 from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.plugins.errors import BackendError, ConfigError
+from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.decoding import PAST, Ids
 from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.fit import fit_adapter
@@ -50,10 +51,12 @@ def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]
 
     Raises:
         AdapterError: the adapter cannot be read, or the engine refuses it.
-        ConfigError: the engine has no LoRA inputs or no tokenizer, or the shapes leave its
-            profiles.
+        ConfigError: the engine has no LoRA inputs or no tokenizer, the shapes leave its profiles,
+            or there are no iterations.
         BackendError: a bfloat16 engine without torch, or a prompt without tokenizers.
     """
+    if feed.iterations < 1:
+        raise ConfigError(f"--iterations is {feed.iterations}, expected 1 or more")
     lora = lora_inputs(manifest, feed.adapter)
     steps = []
     for iteration in range(feed.iterations):
@@ -86,6 +89,7 @@ def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
         fitted = fit_adapter(
             load_adapter(adapter, manifest), manifest, rank_multiple=manifest.rank_multiple
         )
+        log_warnings(fitted.coverage.source, fitted.coverage.warnings)
         inputs |= {name: tensor.storage() for name, tensor in fitted.tensors.items()}
     return inputs
 

@@ -11,6 +11,7 @@ from typing import Any
 from trt_lora.plugins.contract import FACTORS
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.coverage import Coverage, SiteCoverage
+from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
@@ -42,6 +43,7 @@ def _inspect(args: argparse.Namespace) -> None:
     if args.adapter:
         adapter = load_adapter(args.adapter, manifest)
         coverage = fit_adapter(adapter, manifest, strict=False).coverage
+        log_warnings(coverage.source, coverage.warnings)
     if args.json:
         print(json.dumps(_as_json(manifest, coverage), indent=1))
     elif coverage is None:
@@ -109,8 +111,8 @@ def _print_coverage(coverage: Coverage, manifest: Manifest) -> None:
             print(f"{site.path}: dummy")
     for name, reason in coverage.unbound.items():
         print(f"not bound: {name}: {reason}")
-    for warning in coverage.warnings:
-        print(f"warning: {warning}")
+    for name, reason in coverage.ignored.items():
+        print(f"ignored: {name}: {reason}")
     print(_summary(coverage))
 
 
@@ -128,6 +130,6 @@ def _summary(coverage: Coverage) -> str:
     verdict = "the engine refuses it" if _refused(coverage) else "the engine takes it"
     return (
         f"{coverage.source}: {verdict}; {len(coverage.bound)} tensors bound, "
-        f"{len(coverage.unbound)} not; {len(coverage.adapted)} of {len(coverage.sites)} sites "
-        f"adapted, {coverage.nbytes} bytes"
+        f"{len(coverage.unbound)} not, {len(coverage.ignored)} ignored; "
+        f"{len(coverage.adapted)} of {len(coverage.sites)} sites adapted, {coverage.nbytes} bytes"
     )

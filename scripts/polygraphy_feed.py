@@ -38,12 +38,16 @@ def use_inputs(groups: Any, engine: Path, adapter: Path | None, prompt: str | No
     `--seed`, `--iterations` and `--input-shapes` are polygraphy's own.
 
     Raises:
-        ConfigError: shapes are given for another input than the tokens, or with a prompt.
+        ConfigError: shapes are given for another input than the tokens, or with a prompt; or an
+            adapter or a prompt, and the inputs come from elsewhere.
     """
     theirs = groups[DataLoaderArgs]
     if theirs.load_inputs_paths or theirs.data_loader_script:
         if adapter is not None or prompt is not None:
-            G_LOGGER.warning("Inputs are loaded: --lora-use and --lora-prompt do not change them")
+            raise ConfigError(
+                "the inputs are loaded, with the adapter and the tokens that are in them; leave "
+                "out --lora-prompt and --lora-adapter, or give --lora-use none"
+            )
         return
     if theirs.val_range:
         G_LOGGER.warning("--val-range has no effect on the inputs of an engine of trt-lora")

@@ -9,13 +9,18 @@ from polygraphy.logger import G_LOGGER
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.scripts.engine_inputs import Feed, Inputs, make_inputs
+from trt_lora.scripts.warnings_shown import warnings_shown
 
 
 @contextlib.contextmanager
 def polygraphy_errors() -> Iterator[None]:
-    """Report an input's fault as polygraphy reports its own: one message, exit status 1."""
+    """Report an input's fault as polygraphy reports its own, and warnings as its own.
+
+    A fault is one message, and ends with exit status 1.
+    """
     try:
-        yield
+        with warnings_shown(G_LOGGER.warning):
+            yield
     except LoRAError as error:
         message = str(error)
     except OSError as error:

@@ -14,6 +14,7 @@ from polygraphy.tools.script import make_invocable
 TENSORRT_LORA, FLOAT64 = "trt-lora", "lora-float64"  # the options of the runners
 FLOAT64_NAME = "numpy with LoRA in float64"
 NO_ADAPTER = "none"
+FALLBACK = "trt-lora-fallback"
 
 
 def argument_groups() -> list[Any]:
@@ -105,6 +106,13 @@ class LoraArgs(BaseArgs):  # type: ignore[misc] # polygraphy has no types
             help="The engine directory, for a model that lies elsewhere. "
             "Defaults to the model's own",
         )
+        add(
+            f"--{FALLBACK}",
+            action="store_true",
+            default=None,
+            help=f"Without a GPU, run --{FLOAT64} in the place of --{TENSORRT_LORA} and --trt, "
+            "instead of failing",
+        )
 
     def parse_impl(self, args: Any) -> None:
         """Parse the options, and fit polygraphy's own groups to the engine.
@@ -114,7 +122,7 @@ class LoraArgs(BaseArgs):  # type: ignore[misc] # polygraphy has no types
         """
         self.engine: Path | None = None
         given = (args.lora_adapter, args.lora_use, args.lora_prompt, args.lora_engine)
-        is_asked = any(option is not None for option in given)
+        is_asked = any(option is not None for option in (*given, args.trt_lora_fallback))
         if not is_asked and not {TENSORRT_LORA, FLOAT64} & set(args.runners):
             return
         from trt_lora.scripts.polygraphy_setup import LoraOptions, prepare
@@ -126,5 +134,6 @@ class LoraArgs(BaseArgs):  # type: ignore[misc] # polygraphy has no types
                 use=args.lora_use,
                 prompt=args.lora_prompt,
                 engine=args.lora_engine,
+                fallback=bool(args.trt_lora_fallback),
             ),
         )

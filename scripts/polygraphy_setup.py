@@ -3,7 +3,8 @@
 1. The data loader is ours, unless inputs are loaded from elsewhere (`polygraphy_feed.py`).
 2. `--trt` builds with one profile that holds all of the manifest's, because its runner cannot
    change profiles between iterations; and strongly typed, as the engine is.
-3. Without a GPU, what needs TensorRT is replaced by the float64 reference, and a line says so.
+3. Without a GPU, what needs TensorRT is an error, or replaced by the float64 reference if that is
+   asked for.
 4. What is compared, and how closely, depends on the runners and the engine
    (`polygraphy_limits.py`).
 """
@@ -23,7 +24,7 @@ from polygraphy.tools.args import (
     TrtLoadNetworkArgs,
 )
 
-from trt_lora.plugins.errors import ConfigError, UnknownAdapterError
+from trt_lora.plugins.errors import BackendError, ConfigError, UnknownAdapterError
 from trt_lora.runtime.cuda import cuda_obstacle
 from trt_lora.runtime.fit import match_adapter
 from trt_lora.runtime.load import load_adapter
@@ -31,7 +32,13 @@ from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range, read_manifest
 from trt_lora.scripts.polygraphy_feed import use_inputs
 from trt_lora.scripts.polygraphy_inputs import polygraphy_errors
 from trt_lora.scripts.polygraphy_limits import lora_outputs, mark_sites, use_tolerance
-from trt_lora.scripts.polygraphy_lora import FLOAT64, FLOAT64_NAME, NO_ADAPTER, TENSORRT_LORA
+from trt_lora.scripts.polygraphy_lora import (
+    FALLBACK,
+    FLOAT64,
+    FLOAT64_NAME,
+    NO_ADAPTER,
+    TENSORRT_LORA,
+)
 
 Shape = tuple[int, ...]
 
@@ -47,6 +54,7 @@ class LoraOptions:
     use: str | None = None
     prompt: str | None = None
     engine: str | None = None
+    fallback: bool = False  # without a GPU, the float64 reference runs in the place of TensorRT
 
 
 def prepare(groups: Any, options: LoraOptions) -> Path:
@@ -66,7 +74,7 @@ def prepare(groups: Any, options: LoraOptions) -> Path:
         sites = lora_outputs(Path(model), manifest) if is_onnx else {}
         use_inputs(groups, engine, adapter_in_use(options, manifest), options.prompt)
         _use_profile(groups, manifest)
-        _replace_runners(groups)
+        _replace_runners(groups, fallback=options.fallback)
         runners = _runners(groups)
         _check_runners(groups, manifest, runners)
         compared = sites if FLOAT64 in runners and not runners & set(_TENSORRT) else {}
@@ -143,21 +151,30 @@ def union(
     }
 
 
-def _replace_runners(groups: Any) -> None:
+def _replace_runners(groups: Any, *, fallback: bool) -> None:
+    """Refuse runners that cannot run here, or replace them."""
     select = groups[RunnerSelectArgs]
-    dropped = [option for option, _ in select.runners.items() if option in _TENSORRT]
+    asked = list(select.runners.items())
+    dropped = " and ".join(f"--{option}" for option, _ in asked if option in _TENSORRT)
     obstacle = cuda_obstacle() if dropped else ""
     if not obstacle:
         return
+    if not fallback:
+        raise BackendError(
+            f"{dropped} cannot run here: {obstacle}; leave it out, or add --{FALLBACK} to run "
+            f"--{FLOAT64}, {FLOAT64_NAME}, instead"
+        )
     G_LOGGER.warning(
-        f"--{' and --'.join(dropped)} cannot run here ({obstacle}): "
-        f"--{FLOAT64}, {FLOAT64_NAME}, runs instead"
+        f"{dropped} cannot run here ({obstacle}): --{FLOAT64}, {FLOAT64_NAME}, runs instead"
     )
-    replaced = [
-        (FLOAT64, FLOAT64_NAME) if option in _TENSORRT else (option, name)
-        for option, name in select.runners.items()
-    ]
-    select.runners = type(select.runners)(list(dict.fromkeys(replaced)))
+    float64 = (FLOAT64, FLOAT64_NAME)
+    left = list(dict.fromkeys(float64 if runner[0] in _TENSORRT else runner for runner in asked))
+    if len(left) == 1 < len(asked):
+        raise ConfigError(
+            f"with --{FALLBACK} every runner would be --{FLOAT64}, and nothing be compared; "
+            "add --onnxrt"
+        )
+    select.runners = type(select.runners)(left)
 
 
 def _runners(groups: Any) -> set[str]:

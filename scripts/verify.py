@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ from trt_lora.runtime.executor import BACKENDS
 from trt_lora.runtime.text import TextTokenizer
 from trt_lora.scripts.adapter_arguments import BASE, activate
 from trt_lora.scripts.console import print_table
-from trt_lora.scripts.deltas import delta_errors, engine_factors
+from trt_lora.scripts.deltas import delta_errors, delta_norm, engine_factors, print_deltas
+from trt_lora.scripts.tolerances import TOLERANCES, chosen_tolerance
 
 if TYPE_CHECKING:
     from trt_lora.scripts.peft_reference import PeftReference
@@ -27,21 +28,6 @@ Ids = npt.NDArray[np.int64]
 ADAPTER = "adapter"  # what the one adapter is called inside
 PROMPTS = ("Name a fruit.", "What is the capital of Portugal?", "Write one line about the sea.")
 RANDOM_IDS = 24  # tokens, where the engine has no tokenizer
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """What rounding explains: of a logit, absolutely; of a site's delta, relative to its norm."""
-
-    logit: float
-    delta: float
-
-
-TOLERANCES = {
-    "float32": Tolerance(1e-3, 1e-6),
-    "float16": Tolerance(0.5, 2e-3),
-    "bfloat16": Tolerance(2.0, 2e-2),
-}
 
 
 def add_command(subparsers: Any) -> None:
@@ -64,6 +50,7 @@ def _verify(args: argparse.Namespace) -> None:
     """Print two tables; exit with 1 beyond tolerance."""
     if not args.model.is_dir():
         raise ConfigError(f"--model is {args.model}, which is not a directory")
+    chosen_tolerance(args.tolerance, 0)  # refused before anything is loaded
     problems: list[str] = []
     with open_engine(args.engine, args.backend) as engine:
         problems += _other_base(engine, args.model)
@@ -74,13 +61,15 @@ def _verify(args: argparse.Namespace) -> None:
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
         reference = _reference(args.model, args.adapter, engine.manifest.dtype)
         tolerance = TOLERANCES[engine.manifest.dtype]
-        limit = tolerance.logit if args.tolerance is None else args.tolerance
+        limit = chosen_tolerance(args.tolerance, tolerance.logit)
         rows = _compared(engine, manager, reference, _prompts(args, engine), args.max_new_tokens)
         problems += _print_logits(rows, limit)
         activate(manager, ADAPTER)
         ours = engine_factors(manager, engine.manifest)
         errors = delta_errors(ours, reference.factors(ADAPTER))
-        problems += _print_deltas(errors, tolerance.delta)
+        problems += print_deltas(errors, tolerance.delta)
+        if not any(map(delta_norm, ours.values())):
+            problems.append("the adapter adds nothing at any site, so that nothing was verified")
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
@@ -212,29 +201,3 @@ def _print_logits(rows: Iterable[Row], limit: float) -> list[str]:
         for row in compared
         if not row.largest <= limit  # NaN is beyond it too
     ]
-
-
-# ------------------------------------------------------------------------------------------- deltas
-
-
-def _print_deltas(errors: Mapping[str, float], limit: float) -> list[str]:
-    """A row a layer, a column a module: |engine - PEFT| / |PEFT| of what the site adds."""
-    places = {path: _row_and_column(path) for path in errors}
-    columns = list(dict.fromkeys(column for _, column in places.values()))
-    cells = {place: f"{errors[path]:.1e}" for path, place in places.items()}
-    rows = dict.fromkeys(row for row, _ in places.values())
-    print("\nerror of each site's delta, relative to PEFT's")
-    print_table(
-        ("", *columns), [(row, *(cells.get((row, c), "-") for c in columns)) for row in rows]
-    )
-    return [
-        f"the delta of {path} is off by {error:.2e} of its norm, beyond {limit}"
-        for path, error in errors.items()
-        if not error <= limit
-    ]
-
-
-def _row_and_column(path: str) -> tuple[str, str]:
-    parts = path.split(".")
-    last = next((i for i, part in reversed(list(enumerate(parts))) if part.isdecimal()), -1)
-    return ".".join(parts[: last + 1]), ".".join(parts[last + 1 :])

@@ -371,7 +371,7 @@ FIELDS: dict[str, list[Taken | Refused]] = {
     "peft_version": [Taken(peft()), Taken(written(peft_version="0.3.0"))],
     "base_model_name_or_path": [
         Taken(peft()),
-        Taken(written(base_model_name_or_path="some/base"), warning="names some/base as its base"),
+        Taken(written(base_model_name_or_path="some/base"), warning="names 'some/base' as its"),
     ],
     "revision": [Taken(peft(revision="main"))],
     "inference_mode": [Taken(peft(inference_mode=True))],

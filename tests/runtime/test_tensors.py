@@ -21,7 +21,6 @@ from trt_lora.runtime.tensors import (
     tensor_from_storage,
 )
 
-
 # ----------------------------------------------------------------------------------------- tensor
 
 

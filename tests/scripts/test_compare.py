@@ -4,6 +4,8 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,26 +17,32 @@ import onnxruntime
 import pytest
 from conftest import TinyEngine
 from faults import copy_of, cross_wires
+from safetensors.numpy import load_file, save_file
 from tiny import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.contract import BindingNames
+from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.flavour import TENSORRT_RTX
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
-from trt_lora.scripts.compare_models import write_model
-from trt_lora.scripts.compare_polygraphy import (
-    Command,
+from trt_lora.scripts.compare_files import (
+    Accuracy,
     OutputError,
+    check_complete,
     load_accuracy,
     save_inputs,
 )
+from trt_lora.scripts.compare_models import write_model
+from trt_lora.scripts.compare_polygraphy import Command
 from trt_lora.scripts.compare_references import Case, NativePlan
 from trt_lora.scripts.compare_report import row_of
+from trt_lora.scripts.compare_runners import runner_text
 from trt_lora.scripts.engine_inputs import Feed, make_inputs
 from trt_lora.scripts.plain_engine import engine_without_lora
 from trt_lora.scripts.trt_lora_command import main
 
+ONNXRT = f"ONNX Runtime {onnxruntime.__version__} (CPU)"
 Q0, Q1 = (f"model.layers.{layer}.self_attn.q_proj" for layer in range(2))
 
 
@@ -130,11 +138,10 @@ def test_a_comparison_is_kept_and_runs_again_elsewhere(
     kept, adapter = tmp_path / "kept", f"a={tiny_engine.adapter}"
     assert compare(tiny_engine.engine, "--adapter", adapter, "--keep", kept) == 0
     header, base, adapted, last = capsys.readouterr().out.splitlines()
-    assert header.split("  ")[0] == "runners"
-    assert base.split()[:5] == ["onnxrt", "vs", "merged", "base", "10"]
-    assert base.split()[5] == "0.00e+00"
-    assert adapted.split()[3] == "a"
-    assert 0 < float(adapted.split()[5]) < 1e-4
+    assert cells(header)[:3] == ["engine", "compared with", "adapter"]
+    assert cells(base)[:5] == [ONNXRT, f"merged weights, {ONNXRT}", "base", "10", "0.00e+00"]
+    assert cells(adapted)[2] == "a"
+    assert 0 < float(cells(adapted)[4]) < 1e-4
     assert last == f"tolerance 0.001, relative 0.0001; kept in {kept}"
     assert not (kept / "models").exists()
 
@@ -142,7 +149,7 @@ def test_a_comparison_is_kept_and_runs_again_elsewhere(
     assert report["versions"]["polygraphy"] == importlib.metadata.version("polygraphy")
     assert set(report["adapters"]["a"]) >= {"adapter_config.json", "adapter_model.safetensors"}
     assert (kept / MANIFEST_FILE).read_bytes() == (tiny_engine.engine / MANIFEST_FILE).read_bytes()
-    found = [asdict_but_step(error) for error in load_accuracy(kept / "accuracy" / "a.json")]
+    found = errors_of(kept / "accuracy" / "a.json")
 
     elsewhere = tmp_path / "elsewhere"
     kept.rename(elsewhere)
@@ -150,13 +157,17 @@ def test_a_comparison_is_kept_and_runs_again_elsewhere(
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "ENGINE": str(tiny_engine.engine)}
     subprocess.run(["sh", "commands.sh"], cwd=elsewhere, env=environment, check=True)
-    again = [asdict_but_step(error) for error in load_accuracy(elsewhere / "accuracy" / "a.json")]
-    assert again == found
+    assert errors_of(elsewhere / "accuracy" / "a.json") == found
     assert not (elsewhere / "models").exists()
 
 
-def asdict_but_step(error: OutputError) -> tuple[str, float, bool]:
-    return error.name, error.largest, error.within
+def cells(line: str) -> list[str]:
+    """The cells of a line of the table."""
+    return re.split(" {2,}", line.strip())
+
+
+def errors_of(path: Path) -> list[tuple[str, float, bool]]:
+    return [(error.name, error.largest, error.within) for error in load_accuracy(path).errors]
 
 
 @pytest.mark.slow
@@ -167,13 +178,16 @@ def test_peft_and_float64_agree_with_the_engine(
     peft = ("--against", "peft", "--model", tiny_engine.model, "--keep", tmp_path / "peft")
     assert compare(tiny_engine.engine, *adapter, *peft) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["runners"] for row in rows] == ["onnxrt vs peft"] * 2
+    versions = [importlib.metadata.version(name) for name in ("transformers", "peft")]
+    peft_text = "transformers {} + peft {} (CPU, float32)".format(*versions)
+    assert [(row["engine"], row["reference"]) for row in rows] == [(ONNXRT, peft_text)] * 2
     assert all(row["outputs"] == 10 and 0 < row["largest"] < 1e-4 for row in rows)
 
     native = ("--against", "native", "--keep", tmp_path / "native")
     assert compare(tiny_engine.engine, *adapter, *native) == 0
     report = json.loads(capsys.readouterr().out)
     assert "the engine has no plan" in report["note"]
+    assert {row["reference"] for row in report["rows"]} == {f"LoRA in float64, {ONNXRT}"}
     assert [row["largest"] < 1e-4 for row in report["rows"]] == [True] * 2
 
 
@@ -195,6 +209,7 @@ def test_another_build_in_another_dtype_with_other_names_and_limits_agrees(
     report = json.loads(capsys.readouterr().out)
     assert report["tolerance"] == {"absolute": 0.5, "relative": 0.05}
     assert all(1e-5 < row["largest"] < 0.1 for row in report["rows"])
+    assert {row["reference"] for row in report["rows"]} == {f"the other engine, {ONNXRT}"}
 
 
 @pytest.mark.slow
@@ -218,11 +233,54 @@ def test_a_difference_is_named_and_exits_with_1(
 def test_a_row_names_the_first_output_out_of_tolerance_and_keeps_nan() -> None:
     good = OutputError("logits", 0, 1e-6, 1e-7, within=True)
     bad = [OutputError(name, 1, 0.5, 0.25, within=False) for name in ("present.0.key", "logits")]
-    row = row_of("a vs b", "x", [good, *bad])
+    row = row_of("a", "b", "x", [good, *bad])
     assert (row.first_out_of_tolerance, row.largest) == ("present.0.key (decode)", 0.5)
     assert not row.same
     shapes = OutputError("logits", 0, float("nan"), float("nan"), within=False)
-    assert np.isnan(row_of("a vs b", "x", [good, shapes]).largest)
+    assert np.isnan(row_of("a", "b", "x", [good, shapes]).largest)
+
+
+def test_an_output_that_one_side_lacks_is_not_passed_over() -> None:
+    errors = [OutputError("logits", step, 0.0, 0.0, within=True) for step in range(2)]
+    check_complete(Accuracy(("a", "b"), errors), ["logits"])
+    with pytest.raises(BackendError, match=r"2 of 4 outputs were not compared: k \(prefill\)"):
+        check_complete(Accuracy(("a", "b"), errors), ["logits", "k"])
+    with pytest.raises(BackendError, match=r"logits \(decode\); a and b returned different ones"):
+        check_complete(Accuracy(("a", "b"), errors[:1]), ["logits"])
+    with pytest.raises(BackendError, match="2 of 2 outputs were not compared"):
+        check_complete(Accuracy(("a", "b"), []), ["logits"])
+
+
+@pytest.mark.slow
+def test_an_adapter_that_changes_nothing_proves_nothing_and_exits_with_1(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "a" / "adapter_model.safetensors"
+    shutil.copytree(tiny_engine.adapter, weights.parent)
+    tensors = load_file(weights)
+    save_file({n: t * 0 if "lora_B" in n else t for n, t in tensors.items()}, weights)
+    config = weights.parent / "adapter_config.json"
+    fields = json.loads(config.read_text()) | {"base_model_name_or_path": "some/base"}
+    config.write_text(json.dumps(fields))
+    kept = ("--keep", tmp_path / "kept")
+    assert compare(tiny_engine.engine, "--adapter", f"a={weights.parent}", *kept) == 1
+    printed = capsys.readouterr().err.splitlines()
+    assert "error: a changes no output, so that nothing was compared" in printed
+    assert sum("names 'some/base' as its base model" in line for line in printed) == 1
+
+
+def test_a_runner_is_named_with_its_version_and_device(tiny_engine: TinyEngine) -> None:
+    manifest = read_manifest(tiny_engine.engine)
+    assert runner_text("onnxrt-runner-N0-11/21/26-22:42:15", manifest) == ONNXRT
+    assert runner_text("transformers 5 (CPU, float32)", manifest) == "transformers 5 (CPU, float32)"
+
+
+def test_a_runner_on_a_gpu_is_named_with_the_flavour(tiny_engine: TinyEngine) -> None:
+    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    manifest = replace(read_manifest(tiny_engine.engine), flavour=TENSORRT_RTX.name)
+    name = f"tensorrt-rtx {trt.__version__}"
+    assert runner_text("trt-runner-N0-1", manifest) == f"{name} (GPU)"
+    assert runner_text("trt-lora-runner-N0-1", manifest) == f"{name} with the LoRA plugin (GPU)"
 
 
 def test_on_a_gpu_the_native_plan_is_compared_with_the_plugin() -> None:
@@ -272,6 +330,22 @@ def test_an_adapter_that_does_not_fit_is_refused(
         assert refused(capsys, engine, "--adapter", f"{name}={tiny_engine.adapter}")
     twice = ("--adapter", f"a={tiny_engine.adapter}") * 2
     assert "a name of its own" in refused(capsys, engine, *twice)
+
+
+@pytest.mark.parametrize("tolerance", ["inf", "nan", "-1"])
+def test_a_tolerance_that_proves_nothing_is_refused(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str], tolerance: str
+) -> None:
+    message = refused(capsys, tiny_engine.engine, f"--tolerance={tolerance}")
+    assert message.endswith("expected a finite number from 0")
+
+
+def test_an_engine_is_not_compared_with_itself(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(tiny_engine.engine)
+    message = refused(capsys, tiny_engine.engine, "--against", tmp_path / "link")
+    assert "is the engine itself, which always agrees" in message
 
 
 def test_a_prompt_that_does_not_fit_is_refused(

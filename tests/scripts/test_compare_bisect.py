@@ -18,8 +18,8 @@ from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.scripts.compare_bisect import SiteFault, first_fault
+from trt_lora.scripts.compare_files import save_inputs
 from trt_lora.scripts.compare_models import write_model
-from trt_lora.scripts.compare_polygraphy import save_inputs
 from trt_lora.scripts.engine_inputs import Feed, make_inputs
 from trt_lora.scripts.trt_lora_command import main
 

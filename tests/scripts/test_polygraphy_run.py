@@ -1,6 +1,7 @@
 """The extension of `polygraphy run`, on a tiny engine and through polygraphy's own command."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ pytestmark = [  # polygraphy asks Python 3.11 for extensions in an old way, and 
 
 WORDS = ("[UNK]", "name", "a", "fruit")
 CANNOT = "runs instead"
+OTHER_BASE = {"base_model_name_or_path": "some/base"}
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,13 @@ def faulty(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_without_a_gpu_tensorrt_says_so_in_one_line_and_onnx_runtime_meets_float64(
+def test_without_a_gpu_a_fallback_says_so_in_one_line_and_onnx_runtime_meets_float64(
     subject: Subject, tmp_path: Path
 ) -> None:
     inputs, outputs = tmp_path / "in.json", tmp_path / "out.json"
     done = polygraphy(
         "run", subject.model, "--onnxrt", "--trt-lora", "--trt", *subject.adapters,
-        "--lora-use", "a", "--seed", "7", "--iterations", "3", "--validate",
+        "--lora-use", "a", "--seed", "7", "--iterations", "3", "--validate", "--trt-lora-fallback",
         "--save-inputs", inputs, "--save-outputs", outputs,
     )  # fmt: skip
     (line,) = done.lines(CANNOT)
@@ -124,11 +126,28 @@ def test_without_a_gpu_tensorrt_says_so_in_one_line_and_onnx_runtime_meets_float
     assert {output.name for output in manifest.outputs} <= compared
 
     again = polygraphy(
-        "run", subject.model, "--onnxrt", *subject.adapters, "--lora-use", "b", "--fail-fast",
+        "run", subject.model, "--onnxrt", *subject.adapters, "--lora-use", "none", "--fail-fast",
         "--load-inputs", inputs, "--load-outputs", outputs,
     )  # fmt: skip
-    assert "--lora-use and --lora-prompt do not change them" in again.text
     assert "Accuracy Summary" in again.text
+
+
+@pytest.mark.parametrize("options", [["--trt-lora"], ["--trt", "--lora-use", "none"]])
+@pytest.mark.slow
+def test_tensorrt_that_cannot_run_fails_and_names_the_cause_and_the_option(
+    subject: Subject, options: list[str]
+) -> None:
+    done = polygraphy("run", subject.model, "--onnxrt", *options, expected=1)
+    (line,) = done.lines("[!]")
+    assert line.startswith(f"[!] {options[0]} cannot run here: ")
+    assert "add --trt-lora-fallback to run --lora-float64" in line
+    assert done.lines("PASSED") == []
+
+
+@pytest.mark.slow
+def test_tensorrt_of_polygraphys_own_without_our_options_fails_too(subject: Subject) -> None:
+    done = polygraphy("run", subject.model, "--onnxrt", "--trt", expected=1)
+    assert done.lines("PASSED") == []
 
 
 @pytest.mark.slow
@@ -205,6 +224,12 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
             ["--lora-use", "a", "--lora-prompt", "a", "--input-shapes", "input_ids:[1,9]"],
             "leave out --input-shapes",
         ),
+        (["--lora-use", "a", "--load-inputs", "x.json"], "with the adapter and the tokens that"),
+        (
+            ["--lora-use", "none", "--lora-prompt", "a", "--load-inputs", "x.json"],
+            "out --lora-prompt and --lora-adapter",
+        ),
+        (["--lora-use", "a", "--iterations", "0"], "--iterations is 0, expected 1 or more"),
     ],
 )
 def test_a_wrong_option_is_one_message_and_polygraphys_exit_status(
@@ -212,6 +237,28 @@ def test_a_wrong_option_is_one_message_and_polygraphys_exit_status(
 ) -> None:
     given = refusal(capsys, "run", subject.model, "--onnxrt", *subject.adapters, *options)
     assert message in given
+
+
+@pytest.mark.parametrize("other", ["--lora-float64", "--trt"])
+def test_a_fallback_that_leaves_nothing_to_compare_is_refused(
+    subject: Subject, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    command = ("run", subject.model, "--trt-lora", other, "--trt-lora-fallback")
+    message = refusal(capsys, *command)
+    assert "every runner would be --lora-float64, and nothing be compared" in message
+
+
+def test_a_warning_of_an_adapter_is_a_warning_of_polygraphys(
+    subject: Subject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = Path(shutil.copytree(subject.a, tmp_path / "a"))
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | OTHER_BASE))
+    options = ("--lora-adapter", f"a={adapter}", "--gen-script", "/dev/null")
+    assert main(["run", str(subject.model), "--onnxrt", *options]) == 0
+    LoraInputs(str(subject.engine), adapter=str(adapter))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "some/base" in line]
+    assert line.startswith("[W] ")
 
 
 def test_an_adapter_of_another_base_is_refused_used_or_not(
