@@ -24,6 +24,7 @@ from trt_lora.builder.strip_metadata import strip_metadata
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
+from trt_lora.runtime.file_record import file_record
 from trt_lora.runtime.files import publish_directory
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
@@ -33,7 +34,6 @@ from trt_lora.runtime.manifest import (
     Binding,
     Manifest,
     Range,
-    file_record,
 )
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -24,6 +24,7 @@ import pytest
 from fake_cuda import ALIGNMENT, Block, FakeCuda, Work
 
 from trt_lora.plugins.contract import BindingNames, Site
+from trt_lora.runtime.file_record import file_record
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     PLAN_FILE,
@@ -31,7 +32,6 @@ from trt_lora.runtime.manifest import (
     Binding,
     Manifest,
     Range,
-    file_record,
 )
 from trt_lora.runtime.tensors import Array, storage_dtype
 

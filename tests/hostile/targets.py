@@ -23,8 +23,9 @@ from safetensors.numpy import save
 
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.edgellm_format import PROCESSED_FILE
+from trt_lora.runtime.file_record import file_record
 from trt_lora.runtime.manager import LoRAManager
-from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest, file_record, read_manifest
+from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest, read_manifest
 from trt_lora.runtime.onnxruntime_format import save_onnxruntime
 from trt_lora.runtime.peft_config import CONFIG_FILE
 from trt_lora.runtime.peft_format import INDEX_FILE, WEIGHTS_FILE

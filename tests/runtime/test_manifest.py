@@ -11,7 +11,8 @@ from fakes import make_manifest
 
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.plugins.errors import ManifestError
-from trt_lora.runtime.manifest import FileRecord, Manifest, file_record, read_manifest
+from trt_lora.runtime.file_record import FileRecord, file_record
+from trt_lora.runtime.manifest import Manifest, read_manifest
 
 PLAN = b"not really a plan"
 
