@@ -71,8 +71,8 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
             continue
         if found := fault(file, record, check):
             raise ManifestError(
-                f"{file} {found}: it is missing, damaged or of another build, and {backend} needs "
-                f"it; copy or build the engine again (trt-lora check {directory} compares it all)"
+                f"{file} {found}: it is missing, damaged or of another build; copy or build the "
+                f"engine again (trt-lora check {directory} compares all its files)"
             )
         if check == FAST and not record.known_sample:
             _LOG.warning(
