@@ -1,5 +1,6 @@
 """Load an adapter from disk, whatever its format."""
 
+import contextlib
 from pathlib import Path
 
 from trt_lora.plugins.errors import AdapterError
@@ -11,6 +12,7 @@ from trt_lora.runtime.onnxruntime_format import adapter_from_onnxruntime
 from trt_lora.runtime.peft_format import adapter_from_peft
 from trt_lora.runtime.trtllm_format import TRTLLM_WEIGHTS, adapter_from_trtllm
 
+_SUFFIXES = (".json", ".safetensors", ".npy", ".onnx_adapter")
 _KINDS = (
     "a directory by PEFT, TensorRT-LLM (model.lora_weights.npy) or TensorRT-Edge-LLM "
     "(processed_adapter_model.safetensors), a .safetensors file of binding names, or an "
@@ -30,10 +32,35 @@ def load_adapter(path: str | Path, manifest: Manifest | None = None) -> Adapter:
         AdapterError: it is none of these, is damaged, or asks for what is not supported.
     """
     path = Path(path)
+    if path.suffix == ".safetensors" and not path.is_dir():  # opened once, and so of one version
+        return adapter_from_safetensors(path)
+    for _ in range(2):  # once more, for a version that was put in place meanwhile
+        before = _versions(path)
+        try:
+            adapter = _load(path, manifest)
+        except AdapterError:
+            if _versions(path) == before:
+                raise
+        else:
+            if _versions(path) == before:
+                return adapter
+    raise AdapterError(f"{path} was replaced or changed while it was read; load it again")
+
+
+def _versions(path: Path) -> dict[str, tuple[int, ...]]:
+    """What tells one version of each of an adapter's files from another."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in path.iterdir() if path.is_dir() else [path]:
+        if file.suffix in _SUFFIXES:
+            with contextlib.suppress(OSError):  # it has gone, or never was there
+                s = file.stat()
+                found[file.name] = (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+    return found
+
+
+def _load(path: Path, manifest: Manifest | None) -> Adapter:
     if path.is_dir():
         return _from_directory(path, manifest)
-    if path.suffix == ".safetensors":
-        return adapter_from_safetensors(path)
     if path.suffix == ".onnx_adapter":
         return adapter_from_onnxruntime(path)
     if not path.exists():
