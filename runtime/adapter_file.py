@@ -27,6 +27,9 @@ from trt_lora.runtime.file_writers import open_for_writing
 
 Bytes = npt.NDArray[np.uint8]
 
+_POINTER = b"version https://git-lfs.github.com/"
+_LARGEST_POINTER = 1024  # bytes, by its specification
+
 _TICK_NS = 10_000_000  # of the clock of files, at the most
 _TICKS = 20  # that a file may take to be written, once it is opened
 
@@ -37,8 +40,8 @@ class AdapterFile:
     """An open file; reads are safe from several threads.
 
     Raises:
-        AdapterError: there is no such file, it is a pipe, a device or a directory, or it is being
-            written to.
+        AdapterError: there is no such file, it is a pipe, a device or a directory, it is being
+            written to, or is a pointer that Git LFS left in its place.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,6 +52,10 @@ class AdapterFile:
         self._last = np.empty(0, np.uint8)
         self._opened = self._settled()
         self.size = self._opened.st_size
+        if self.size < _LARGEST_POINTER and self.read(0, self.size).tobytes().startswith(_POINTER):
+            raise AdapterError(
+                f"{path} is a pointer of Git LFS, not the file itself; fetch it with: git lfs pull"
+            )
 
     def read(self, start: int, size: int) -> Bytes:
         """Return `size` bytes from `start`, in memory of their own.

@@ -75,6 +75,20 @@ def test_a_directory_without_a_manifest_is_no_engine(tmp_path: Path) -> None:
     assert_refused(tmp_path / "nowhere", "has no manifest.json")
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800", "\udcff/a"])
+def test_a_path_that_no_directory_can_have_is_refused_on_one_line(name: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(Path(name))
+    message = str(caught.value)
+    assert "\n" not in message
+    message.encode()  # any stream takes it
+
+
+def test_a_file_is_no_engine(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(PLAN)
+    assert_refused(tmp_path / "file", "is not an engine directory")
+
+
 @pytest.mark.parametrize("version", [0, 2, "1"])
 def test_another_schema_is_refused_with_both_versions(tmp_path: Path, version: object) -> None:
     write_engine(tmp_path, schema_version=version)
