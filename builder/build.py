@@ -26,6 +26,7 @@ from trt_lora.builder.unsupported import check_supported
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
+from trt_lora.runtime.file_record import file_record
 from trt_lora.runtime.files import publish_directory
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
@@ -35,7 +36,6 @@ from trt_lora.runtime.manifest import (
     Binding,
     Manifest,
     Range,
-    file_record,
 )
 
 _TOOLS = ("trt-lora", "torch", "transformers", "onnx-ir", "onnxscript")

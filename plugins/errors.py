@@ -9,8 +9,12 @@ class LoRAError(Exception):
     """Root of every error that is the input's fault and not the package's."""
 
     def __str__(self) -> str:
-        """Return the message as written; `KeyError` would quote it."""
-        return str(self.args[0]) if self.args else ""
+        """Return the message; `KeyError` would quote it.
+
+        Halves of surrogate pairs, as names of files can have, are escaped: no stream takes them.
+        """
+        message = str(self.args[0]) if self.args else ""
+        return message.encode(errors="backslashreplace").decode()
 
 
 class ConfigError(LoRAError, ValueError):

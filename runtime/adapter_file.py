@@ -1,5 +1,11 @@
 """A file of an adapter: inside its directory, read piece by piece, unchanged meanwhile.
 
+What is promised: all pieces are of one version, the one that the file had when it was opened, or
+there is an error. A file that is written to at that moment is waited for, a little while. A file
+that is replaced or removed meanwhile is read to its end. Where `open_for_writing` knows nothing
+(another's file, a network file system), a writer that pauses for longer than a tick halfway, or
+writes through memory, can pass for one that has finished.
+
 Reading instead of mapping: a mapped file that somebody truncates ends the process with a signal,
 and its pages count as memory of the process.
 """
@@ -9,6 +15,7 @@ import os
 import stat
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -16,8 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.file_writers import open_for_writing
 
 Bytes = npt.NDArray[np.uint8]
+
+_POINTER = b"version https://git-lfs.github.com/"
+_LARGEST_POINTER = 1024  # bytes, by its specification
+
+_TICK_NS = 10_000_000  # of the clock of files, at the most
+_TICKS = 20  # that a file may take to be written, once it is opened
 
 _ONLY_OURS = 2  # references, as `sys.getrefcount` counts them: the attribute and its own argument
 
@@ -26,7 +40,8 @@ class AdapterFile:
     """An open file; reads are safe from several threads.
 
     Raises:
-        AdapterError: there is no such file, or it is a pipe, a device or a directory.
+        AdapterError: there is no such file, it is a pipe, a device or a directory, it is being
+            written to, or is a pointer that Git LFS left in its place.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,8 +50,12 @@ class AdapterFile:
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
         self._last = np.empty(0, np.uint8)
-        self._opened = self._state()
-        self.size: int = self._opened[0]
+        self._opened = self._settled()
+        self.size = self._opened.st_size
+        if self.size < _LARGEST_POINTER and self.read(0, self.size).tobytes().startswith(_POINTER):
+            raise AdapterError(
+                f"{path} is a pointer of Git LFS, not the file itself; fetch it with: git lfs pull"
+            )
 
     def read(self, start: int, size: int) -> Bytes:
         """Return `size` bytes from `start`, in memory of their own.
@@ -55,7 +74,7 @@ class AdapterFile:
             self._file.seek(start)
             while done < size and (count := self._file.readinto(view[done:])):
                 done += count
-        if done < size or self._state() != self._opened:
+        if done < size or not self._is_as_opened():
             raise AdapterError(f"{self.path} was changed while it was read; load it again")
         return data
 
@@ -65,9 +84,25 @@ class AdapterFile:
             self._last = np.empty(size, np.uint8)
         return self._last[:size]  # a view holds what it is a view of
 
-    def _state(self) -> tuple[int, int]:
-        status = os.fstat(self._file.fileno())
-        return status.st_size, status.st_mtime_ns
+    def _settled(self) -> os.stat_result:
+        """The state of the file, once any later change to it is sure to make another state.
+
+        The clock of files ticks: two changes within one tick leave the same time.
+        """
+        for _ in range(_TICKS):
+            state = os.fstat(self._file.fileno())
+            age = time.time_ns() - state.st_mtime_ns  # negative where another clock made the time
+            if abs(age) > _TICK_NS and not open_for_writing(self._file.fileno()):
+                return state
+            time.sleep(_TICK_NS / 1e9)
+        raise AdapterError(f"{self.path} is being written to; load it again when that is done")
+
+    def _is_as_opened(self) -> bool:
+        before, now = self._opened, os.fstat(self._file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+            return False
+        # ctime shows a writer that sets the old time again; it changes with the number of links too
+        return before.st_ctime_ns == now.st_ctime_ns or before.st_nlink != now.st_nlink
 
 
 def _open(path: Path) -> io.FileIO:

@@ -1,5 +1,6 @@
 """Load an adapter from disk, whatever its format."""
 
+import contextlib
 from pathlib import Path
 
 from trt_lora.plugins.errors import AdapterError
@@ -8,9 +9,13 @@ from trt_lora.runtime.edgellm_format import PROCESSED_FILE, adapter_from_edgellm
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.named_format import adapter_from_safetensors
 from trt_lora.runtime.onnxruntime_format import adapter_from_onnxruntime
-from trt_lora.runtime.peft_format import adapter_from_peft
+from trt_lora.runtime.peft_format import INDEX_FILE, WEIGHTS_FILE, adapter_from_peft
 from trt_lora.runtime.trtllm_format import TRTLLM_WEIGHTS, adapter_from_trtllm
 
+_SUFFIXES = (".json", ".safetensors", ".npy", ".onnx_adapter")
+# One of these makes a directory an adapter. A .bin beside them is not looked at: that is how PEFT
+# reads a directory with both, and many have both.
+_WEIGHTS = (WEIGHTS_FILE, INDEX_FILE, PROCESSED_FILE, TRTLLM_WEIGHTS)
 _KINDS = (
     "a directory by PEFT, TensorRT-LLM (model.lora_weights.npy) or TensorRT-Edge-LLM "
     "(processed_adapter_model.safetensors), a .safetensors file of binding names, or an "
@@ -30,10 +35,43 @@ def load_adapter(path: str | Path, manifest: Manifest | None = None) -> Adapter:
         AdapterError: it is none of these, is damaged, or asks for what is not supported.
     """
     path = Path(path)
+    try:
+        if path.suffix == ".safetensors" and not path.is_dir():  # opened once: of one version
+            return adapter_from_safetensors(path)
+        return _of_one_version(path, manifest)
+    except OSError as error:  # a name that is too long, a directory that may not be read
+        raise AdapterError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _of_one_version(path: Path, manifest: Manifest | None) -> Adapter:
+    """Load, and see that no file was exchanged between opening the first and opening the last."""
+    for _ in range(2):  # once more, for a version that was put in place meanwhile
+        before = _versions(path)
+        try:
+            adapter = _load(path, manifest)
+        except AdapterError:
+            if _versions(path) == before:
+                raise
+        else:
+            if _versions(path) == before:
+                return adapter
+    raise AdapterError(f"{path} was replaced or changed while it was read; load it again")
+
+
+def _versions(path: Path) -> dict[str, tuple[int, ...]]:
+    """What tells one version of each of an adapter's files from another."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in path.iterdir() if path.is_dir() else [path]:
+        if file.suffix in _SUFFIXES:
+            with contextlib.suppress(OSError, ValueError):  # it has gone, or never was there
+                s = file.stat()
+                found[file.name] = (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+    return found
+
+
+def _load(path: Path, manifest: Manifest | None) -> Adapter:
     if path.is_dir():
         return _from_directory(path, manifest)
-    if path.suffix == ".safetensors":
-        return adapter_from_safetensors(path)
     if path.suffix == ".onnx_adapter":
         return adapter_from_onnxruntime(path)
     if not path.exists():
@@ -44,8 +82,14 @@ def load_adapter(path: str | Path, manifest: Manifest | None = None) -> Adapter:
 
 
 def _from_directory(path: Path, manifest: Manifest | None) -> Adapter:
-    if (path / PROCESSED_FILE).exists():
+    found = [name for name in _WEIGHTS if (path / name).exists()]
+    if len(found) > 1:
+        raise AdapterError(
+            f"{path} holds {' and '.join(found)}: which of them is the adapter cannot be told; "
+            "move all but one, and what belongs to them, to another directory"
+        )
+    if found == [PROCESSED_FILE]:
         return adapter_from_edgellm(path)
-    if (path / TRTLLM_WEIGHTS).exists():
+    if found == [TRTLLM_WEIGHTS]:
         return adapter_from_trtllm(path, manifest)
     return adapter_from_peft(path)

@@ -1,9 +1,8 @@
 """`manifest.json`: what an engine takes, so that an adapter is checked before it is loaded."""
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from trt_lora.plugins.contract import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.errors import ManifestError
+from trt_lora.runtime.file_record import SIZE, FileRecord, fault
 from trt_lora.runtime.read_json import read_json, shown
 from trt_lora.runtime.typed import check_types
 
@@ -20,6 +20,7 @@ MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
 ONNX_WEIGHTS_FILE = "model.onnx.data"
 PLAN_FILE = "engine.plan"
+BACKEND_FILES = {"tensorrt": (PLAN_FILE,), "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE)}
 
 LORA_PLUGINS = ("native", "plugin", "aot")  # what LoRA nodes can be in a plan
 
@@ -42,14 +43,6 @@ class Binding:
     name: str
     dtype: str
     shape: tuple[Dimension, ...]
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """One file of the engine directory."""
-
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -111,43 +104,50 @@ class Manifest:
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of an engine directory and check that its files are there, by size.
 
+    The plan, or the ONNX file with its weights, may have been left out of a copy: what is there
+    runs on the other backend.
+
     Raises:
         ManifestError: the directory is no engine, is incomplete, or has another schema.
     """
+    manifest = load_manifest(directory)
+    absent = left_out(directory, manifest.files)
+    for name, record in manifest.files.items():
+        if name not in absent and (found := fault(directory / name, record, SIZE)):
+            raise ManifestError(
+                f"{directory / name} {found}: the engine is incomplete; copy or build it again"
+            )
+    return manifest
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """Read the manifest of an engine directory, whatever has become of the files beside it.
+
+    Raises:
+        ManifestError: there is none, it cannot be read, or has another schema.
+    """
     path = directory / MANIFEST_FILE
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError as error:  # a name that is too long, a directory that may not be entered
+        raise ManifestError(f"{directory} cannot be opened: {error.strerror}") from error
+    if not found:
         raise ManifestError(
             f"{directory} has no {MANIFEST_FILE}: it is not an engine directory. "
             "Build one with: build-engine --model DIR --output DIR"
         )
     try:
-        manifest = _parse(read_json(path, _MAX_BYTES))
+        return _parse(read_json(path, _MAX_BYTES))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{type(error).__name__}: {error!s:.500}"
         raise ManifestError(f"{path} cannot be read: {what}; build the engine again") from error
-    for name, record in manifest.files.items():
-        file = directory / name
-        found = _size(file)
-        if found != record.size_bytes:
-            raise ManifestError(
-                f"{file} has {found if found is not None else 'no'} bytes, the manifest says "
-                f"{record.size_bytes}: the engine is incomplete; copy or build it again"
-            )
-    return manifest
 
 
-def _size(file: Path) -> int | None:
-    try:
-        return file.stat().st_size if file.is_file() else None
-    except OSError:
-        return None
-
-
-def file_record(path: Path) -> FileRecord:
-    """Return size and SHA-256 of a file."""
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return FileRecord(path.stat().st_size, digest)
+def left_out(directory: Path, files: Iterable[str]) -> set[str]:
+    """Return the files of a backend, if none of them is there and the other has files too."""
+    kinds = [{name for name in files if name in own} for own in BACKEND_FILES.values()]
+    absent = [kind for kind in kinds if not any((directory / name).exists() for name in kind)]
+    return absent[0] if len(absent) == 1 else set()
 
 
 def _parse(data: dict[str, Any]) -> Manifest:

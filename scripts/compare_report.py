@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_lora.runtime.manifest import file_record
+from trt_lora.runtime.file_record import sha256_of
 from trt_lora.scripts.compare_bisect import SiteFault
 from trt_lora.scripts.compare_files import STEPS, OutputError
 from trt_lora.scripts.compare_polygraphy import Command
@@ -94,7 +94,7 @@ def write_json(report: Mapping[str, Any], folder: Path) -> None:
 def file_hashes(path: Path) -> dict[str, str]:
     """Return the SHA-256 of an adapter's files, by name."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return {file.name: file_record(file).sha256 for file in files if file.is_file()}
+    return {file.name: sha256_of(file) for file in files if file.is_file()}
 
 
 def _versions() -> dict[str, str]:

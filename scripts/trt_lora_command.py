@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Sequence
 
-from trt_lora.scripts import compare, convert_adapter, inspect_engine, verify
+from trt_lora.scripts import check_engine, compare, convert_adapter, inspect_engine, verify
 from trt_lora.scripts.console import run
 
-_COMMANDS = (inspect_engine, convert_adapter, verify, compare)
+_COMMANDS = (inspect_engine, check_engine, convert_adapter, verify, compare)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

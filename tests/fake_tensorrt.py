@@ -25,6 +25,7 @@ from fake_cuda import ALIGNMENT, Block, FakeCuda, Work
 
 from trt_lora.plugins.contract import BindingNames, Site
 from trt_lora.runtime.dtypes import Array, storage_dtype
+from trt_lora.runtime.file_record import file_record
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     PLAN_FILE,
@@ -32,7 +33,6 @@ from trt_lora.runtime.manifest import (
     Binding,
     Manifest,
     Range,
-    file_record,
 )
 
 Floats = npt.NDArray[np.float64]

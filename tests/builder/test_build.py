@@ -17,7 +17,7 @@ from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
 from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
 from trt_lora.runtime import read_manifest
-from trt_lora.runtime.manifest import file_record
+from trt_lora.runtime.file_record import file_record
 
 
 class StopAt:

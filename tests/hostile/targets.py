@@ -7,6 +7,7 @@ another exception than ours, a message without the path, or a manager that is no
 
 import dataclasses
 import json
+import os
 import tempfile
 import types
 import typing
@@ -24,8 +25,9 @@ from safetensors.numpy import save
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.edgellm_format import PROCESSED_FILE
+from trt_lora.runtime.file_record import file_record
 from trt_lora.runtime.manager import LoRAManager
-from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest, file_record, read_manifest
+from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest, read_manifest
 from trt_lora.runtime.onnxruntime_format import save_onnxruntime
 from trt_lora.runtime.peft_config import CONFIG_FILE
 from trt_lora.runtime.peft_format import INDEX_FILE, WEIGHTS_FILE
@@ -154,10 +156,11 @@ def _is(value: object, hint: Any) -> bool:
 
 
 def write(directory: Path, files: Mapping[str, bytes]) -> Path:
-    """Write files into a directory."""
+    """Write files into a directory, dated back: a load waits where one was written just now."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (directory / name).write_bytes(data)
+        os.utime(directory / name, (0, 0))
     return directory
 
 

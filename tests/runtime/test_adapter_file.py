@@ -1,6 +1,9 @@
 """Files that are read piece by piece: each piece in memory that nothing else writes to."""
 
+import mmap
+import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +76,73 @@ def test_a_file_that_shrinks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT[:100])
     with pytest.raises(AdapterError, match="was changed while it was read"):
         file.read(0, 1000)
+
+
+# ------------------------------------------------------------------------------------ other writers
+
+
+def assert_changed(file: AdapterFile) -> None:
+    with pytest.raises(AdapterError, match="was changed while it was read; load it again"):
+        file.read(0, 1000)
+
+
+def test_a_file_that_somebody_has_open_for_writing_is_refused(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    with file.path.open("r+b"), pytest.raises(AdapterError, match="is being written to"):
+        AdapterFile(file.path)
+
+
+def test_a_file_that_somebody_has_mapped_for_writing_is_refused(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    with file.path.open("r+b") as stream:
+        memory = mmap.mmap(stream.fileno(), 0)
+    with memory, pytest.raises(AdapterError, match="is being written to"):
+        AdapterFile(file.path)
+
+
+def test_a_file_that_is_soon_complete_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(len(CONTENT)))
+
+    def write() -> None:
+        time.sleep(0.02)
+        stream.write(CONTENT)
+        stream.close()
+
+    stream = path.open("r+b")
+    writer = threading.Thread(target=write)
+    writer.start()
+    file = AdapterFile(path)
+    writer.join()
+    np.testing.assert_array_equal(file.read(0, len(CONTENT)), expected(0, len(CONTENT)))
+
+
+def test_a_file_that_is_written_to_at_once_is_refused(tmp_path: Path) -> None:
+    for _ in range(20):
+        file = file_of(tmp_path)
+        file.path.write_bytes(CONTENT[::-1])  # of the same size
+        assert_changed(file)
+
+
+def test_a_file_that_is_written_to_and_dated_back_is_refused(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    before = file.path.stat()
+    file.path.write_bytes(CONTENT[::-1])
+    os.utime(file.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert_changed(file)
+
+
+def test_a_file_that_is_written_to_through_memory_is_refused(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    with file.path.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as memory:
+        memory[:10] = bytes(10)
+        assert_changed(file)
+
+
+def test_a_file_that_is_linked_or_removed_is_read_to_its_end(tmp_path: Path) -> None:
+    file = file_of(tmp_path)
+    (tmp_path / "another").hardlink_to(file.path)
+    np.testing.assert_array_equal(file.read(5, 10), expected(5, 10))
+    (tmp_path / "another").unlink()
+    file.path.unlink()
+    np.testing.assert_array_equal(file.read(5, 10), expected(5, 10))

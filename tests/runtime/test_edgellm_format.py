@@ -49,10 +49,14 @@ def test_either_spelling_is_read(tmp_path: Path, names: BindingNames) -> None:
     assert found[1].scale == 1  # it is in B already
 
 
-def test_the_processed_file_is_read_even_beside_what_it_was_made_from(tmp_path: Path) -> None:
+def test_the_processed_file_beside_what_it_was_made_from_is_read_by_its_own_name(
+    tmp_path: Path,
+) -> None:
     directory, _, _ = peft(tmp_path / "a")
     save_file({f"{Q}.lora_A.weight": np.ones((4, 2), np.float16)}, directory / PROCESSED)
-    assert load_adapter(directory).weights.keys() == {f"{Q}.lora_A.weight"}
+    with pytest.raises(AdapterError, match=f"holds adapter_model.safetensors and {PROCESSED}"):
+        load_adapter(directory)
+    assert load_adapter(directory / PROCESSED).weights.keys() == {f"{Q}.lora_A.weight"}
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

@@ -123,6 +123,72 @@ def test_a_directory_called_like_a_file_is_no_safetensors_file(tmp_path: Path) -
         adapter_from_safetensors(tmp_path)
 
 
+# ------------------------------------------------------------------------- two in one, and no file
+
+PEFT_FILE = "adapter_model.safetensors"
+OTHERS = (
+    "adapter_model.safetensors.index.json",
+    "processed_adapter_model.safetensors",
+    "model.lora_weights.npy",
+)
+
+
+def peft_directory(path: Path) -> Path:
+    return write_peft(path, {"q.lora_A": WEIGHTS["lora_B_q"], "q.lora_B": WEIGHTS["lora_A_q"]})
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_two_adapters_in_one_directory_are_refused_with_both(tmp_path: Path, other: str) -> None:
+    directory = peft_directory(tmp_path / "a")
+    (directory / other).write_bytes(b"")
+    assert_refused(directory, PEFT_FILE, other, "move all but one")
+
+
+def test_two_adapters_without_peft_s_are_refused_too(tmp_path: Path) -> None:
+    for other in OTHERS[1:]:
+        (tmp_path / other).write_bytes(b"")
+    assert_refused(tmp_path, *OTHERS[1:])
+
+
+def test_a_bin_beside_the_safetensors_is_not_looked_at_as_in_peft(tmp_path: Path) -> None:
+    directory = peft_directory(tmp_path / "a")
+    (directory / "adapter_model.bin").write_bytes(b"not a pickle")
+    assert load_adapter(directory).weights.keys() == {"lora_A_q", "lora_B_q"}
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+
+
+@pytest.mark.parametrize("name", [PEFT_FILE, "adapter_config.json"])
+def test_a_pointer_of_git_lfs_is_refused_with_what_fetches_the_file(
+    tmp_path: Path, name: str
+) -> None:
+    directory = peft_directory(tmp_path / "a")
+    (directory / name).write_bytes(POINTER)
+    assert_refused(directory, name, "pointer of Git LFS", "git lfs pull")
+    assert_refused(file_of(tmp_path, POINTER), "git lfs pull")
+
+
+@pytest.mark.parametrize("suffix", ["", ".safetensors", ".onnx_adapter"])
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800", "\udcff/a"])
+def test_a_path_that_no_file_can_have_is_refused_on_one_line(name: str, suffix: str) -> None:
+    with pytest.raises(AdapterError) as caught:
+        load_adapter(name + suffix)
+    message = str(caught.value)
+    assert "\n" not in message
+    message.encode()  # any stream takes it
+
+
+def test_a_directory_that_may_not_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # the tests may run as root
+    assert_refused(peft_directory(tmp_path / "a"), "cannot be opened: Permission denied")
+
+
 # ----------------------------------------------------------------------------------- damaged files
 
 

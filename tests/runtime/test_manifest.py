@@ -11,7 +11,8 @@ from fakes import make_manifest
 
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.plugins.errors import ManifestError
-from trt_lora.runtime.manifest import FileRecord, Manifest, file_record, read_manifest
+from trt_lora.runtime.file_record import FileRecord, file_record
+from trt_lora.runtime.manifest import Manifest, read_manifest
 
 PLAN = b"not really a plan"
 
@@ -72,6 +73,20 @@ def test_the_lora_bindings_are_a_and_b_of_every_site(names: BindingNames) -> Non
 def test_a_directory_without_a_manifest_is_no_engine(tmp_path: Path) -> None:
     assert_refused(tmp_path, "has no manifest.json", "build-engine --model DIR --output DIR")
     assert_refused(tmp_path / "nowhere", "has no manifest.json")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800", "\udcff/a"])
+def test_a_path_that_no_directory_can_have_is_refused_on_one_line(name: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(Path(name))
+    message = str(caught.value)
+    assert "\n" not in message
+    message.encode()  # any stream takes it
+
+
+def test_a_file_is_no_engine(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(PLAN)
+    assert_refused(tmp_path / "file", "is not an engine directory")
 
 
 @pytest.mark.parametrize("version", [0, 2, "1"])

@@ -1,0 +1,35 @@
+"""Whether anybody has a file open for writing: what Linux knows, and tells by its leases."""
+
+import errno
+import os
+import signal
+import sys
+
+if sys.platform == "linux":
+    import fcntl
+
+    def open_for_writing(descriptor: int) -> bool:
+        """Return whether a file is open for writing, or mapped for it, anywhere on this machine.
+
+        A lease for reading is granted only if it is not. Linux grants one to the owner of the file
+        and to root, on file systems of its own; elsewhere nothing is known, and False returned.
+
+        Args:
+            descriptor: of the file, open for reading alone.
+        """
+        try:
+            # Whoever opens the file before the lease is given back makes a signal, of which the
+            # usual one would end this process.
+            fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+        return False
+
+else:
+
+    def open_for_writing(descriptor: int) -> bool:
+        """Return False: this system does not tell."""
+        os.fstat(descriptor)
+        return False
