@@ -24,7 +24,9 @@ def main() -> None:
     """Run `DTYPE RANK`."""
     dtype, rank = sys.argv[1], int(sys.argv[2])
     weights = _weights(dtype, rank)
-    every_b = [array.storage().reshape(-1) for name, array in weights.items() if name.startswith("lora_B")]
+    every_b = [
+        array.storage().reshape(-1) for name, array in weights.items() if name.startswith("lora_B")
+    ]
     manager = manager_of(HostMemory(), dtype)
     for name in NAMES:
         manager.add_weights(name, weights)

@@ -42,9 +42,7 @@ def _inspect(args: argparse.Namespace) -> None:
     if args.adapter:
         adapter = load_adapter(args.adapter, manifest)
         multiple = _reader(manifest)[1]
-        coverage = fit_adapter(
-            adapter, manifest, strict=False, rank_multiple=multiple
-        ).coverage
+        coverage = fit_adapter(adapter, manifest, strict=False, rank_multiple=multiple).coverage
     if args.json:
         print(json.dumps(_as_json(manifest, coverage), indent=1))
     elif coverage is None:
