@@ -42,7 +42,8 @@ def _inspect(args: argparse.Namespace) -> None:
     coverage = None
     if args.adapter:
         adapter = load_adapter(args.adapter, manifest)
-        coverage = fit_adapter(adapter, manifest, strict=False).coverage
+        multiple = _reader(manifest)[1]
+        coverage = fit_adapter(adapter, manifest, strict=False, rank_multiple=multiple).coverage
         log_warnings(coverage.source, coverage.warnings)
     if args.json:
         print(json.dumps(_as_json(manifest, coverage), indent=1))
@@ -78,7 +79,15 @@ def _refused(coverage: Coverage) -> bool:
 def _as_json(manifest: Manifest, coverage: Coverage | None) -> dict[str, Any]:
     if coverage is None:
         return dataclasses.asdict(manifest)
-    return dataclasses.asdict(coverage) | {"bound": coverage.bound}
+    executor, _ = _reader(manifest)
+    return dataclasses.asdict(coverage) | {"bound": coverage.bound, "executor": executor}
+
+
+def _reader(manifest: Manifest) -> tuple[str, int]:
+    """What reads an adapter of this engine, and what it wants ranks padded to."""
+    if manifest.flavour == "none":
+        return "ONNX Runtime", 1
+    return "TensorRT", manifest.rank_multiple
 
 
 def _print_engine(directory: Path, manifest: Manifest) -> None:
@@ -113,7 +122,7 @@ def _print_coverage(coverage: Coverage, manifest: Manifest) -> None:
         print(f"not bound: {name}: {reason}")
     for name, reason in coverage.ignored.items():
         print(f"ignored: {name}: {reason}")
-    print(_summary(coverage))
+    print(_summary(coverage, manifest))
 
 
 def _site_line(site: SiteCoverage) -> str:
@@ -126,10 +135,13 @@ def _site_line(site: SiteCoverage) -> str:
     return line + (f", {site.flushed} values became 0" if site.flushed else "")
 
 
-def _summary(coverage: Coverage) -> str:
+def _summary(coverage: Coverage, manifest: Manifest) -> str:
+    executor, multiple = _reader(manifest)
+    padding = f", ranks padded to multiples of {multiple}" if multiple > 1 else ""
     verdict = "the engine refuses it" if _refused(coverage) else "the engine takes it"
     return (
         f"{coverage.source}: {verdict}; {len(coverage.bound)} tensors bound, "
         f"{len(coverage.unbound)} not, {len(coverage.ignored)} ignored; "
-        f"{len(coverage.adapted)} of {len(coverage.sites)} sites adapted, {coverage.nbytes} bytes"
+        f"{len(coverage.adapted)} of {len(coverage.sites)} sites adapted, "
+        f"{coverage.nbytes} bytes in {executor}{padding}"
     )

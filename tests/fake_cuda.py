@@ -217,6 +217,10 @@ class FakeCuda(ModuleType):
         """Memory that is not freed, of the device and of the host."""
         return [block for block in (*self._device, *self._pinned) if not block.freed]
 
+    def live_device_bytes(self) -> int:
+        """Memory of the device that is not freed."""
+        return sum(block.memory.size for block in self._device if not block.freed)
+
     def live_streams(self) -> list[int]:
         """Streams that were created and not destroyed."""
         return [handle for handle in self._streams if handle]

@@ -119,3 +119,30 @@ def test_what_is_no_engine_or_no_adapter_is_refused(
     assert "not an engine directory" in inspect(capsys, tmp_path, expected=2)
     message = inspect(capsys, tiny_engine.engine, "--adapter", tmp_path / "x", expected=2)
     assert "does not exist" in message
+
+
+def with_padding_plan(engine: Path, copy: Path) -> Path:
+    """A copy of an engine whose manifest says that a plan with our plugin is there."""
+    copy.mkdir()
+    fields = json.loads((engine / "manifest.json").read_text())
+    fields |= {"flavour": "tensorrt-rtx", "lora_plugin": "plugin"}
+    (copy / "manifest.json").write_text(json.dumps(fields))
+    for name in fields["files"]:
+        (copy / name).symlink_to(engine / name)
+    return copy
+
+
+def test_the_bytes_of_an_adapter_are_those_in_the_executor_that_is_named(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter of rank 4; the plugin reads it with rank 8, ONNX Runtime as it is."""
+    plan = with_padding_plan(tiny_engine.engine, tmp_path / "plan")
+    found: dict[str, int] = {}
+    for engine in (tiny_engine.engine, plan):
+        arguments = (engine, "--adapter", tiny_engine.adapter)
+        report = json.loads(inspect(capsys, *arguments, "--json"))
+        nbytes = found[report["executor"]] = sum(site["nbytes"] for site in report["sites"])
+        assert f", {nbytes} bytes in {report['executor']}" in inspect(capsys, *arguments)
+    values = load_file(tiny_engine.adapter / "adapter_model.safetensors").values()
+    nbytes = sum(array.nbytes for array in values)
+    assert found == {"ONNX Runtime": nbytes, "TensorRT": 2 * nbytes}
