@@ -34,15 +34,16 @@ def meta_model(model_config: Any, dtype: str) -> Any:
     """
     try:
         with quiet(), torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(
+            model = _untyped.from_config(
                 model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
             )
     except (
         Exception
     ) as error:  # whatever the model's code meets in a config that it was not made for
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelError(
-            f"transformers cannot make a {model_config.architectures[0]} of config.json: "
-            f"{type(error).__name__}: {error}"
+            f"transformers cannot make a {model_config.architectures[0]} of this config.json: "
+            f"{reason:.500}"
         ) from error
     return model.eval()
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Engine, LoRAManager, Sampling, TensorMap, generate, open_engine
 from trt_lora.runtime.decoding import Decoder
 from trt_lora.runtime.executor import BACKENDS
@@ -64,6 +65,7 @@ def _verify(args: argparse.Namespace) -> None:
     """Print two tables; exit with 1 beyond tolerance."""
     if not args.model.is_dir():
         raise ConfigError(f"--model is {args.model}, which is not a directory")
+    _require_peft()
     problems: list[str] = []
     with open_engine(args.engine, args.backend) as engine:
         problems += _other_base(engine, args.model)
@@ -88,11 +90,17 @@ def _verify(args: argparse.Namespace) -> None:
     print(f"the engine computes what PEFT does: {args.adapter}")
 
 
+def _require_peft() -> None:
+    """Import what is large, and not part of every installation, before anything is computed."""
+    with extra("export", "verify"):
+        import trt_lora.builder.base_model
+    with extra("demo", "verify"):
+        import trt_lora.scripts.peft_reference  # noqa: F401
+
+
 def _reference(model: Path, adapter: Path, dtype: str) -> "PeftReference":
-    try:  # torch and transformers are large: not before they are needed
-        from trt_lora.scripts.peft_reference import PeftReference
-    except ImportError as error:
-        raise ConfigError(f"verify needs PEFT ({error}); pip install 'trt-lora[demo]'") from error
+    from trt_lora.scripts.peft_reference import PeftReference
+
     try:
         return PeftReference(model, {ADAPTER: adapter}, dtype)
     except (ValueError, RuntimeError, OSError) as error:

@@ -221,7 +221,7 @@ def test_options_that_contradict_a_real_adapter_are_refused(
         ({"max_lora_rank": 0}, "--max-lora-rank is 0, expected a whole number from 1 to 512"),
         ({"max_lora_rank": 513}, "--max-lora-rank is 513"),
         ({"max_batch_size": 0}, "--max-batch-size is 0, expected a whole number 1 or more"),
-        ({"max_input_len": POSITIONS + 1}, "--max-input-len is 65, .* from 1 to 64"),
+        ({"max_input_len": 0}, "--max-input-len is 0, expected a whole number 1 or more"),
         ({"max_seq_len": 1}, "--max-seq-len is 1"),
         ({"dtype": "int8"}, "--dtype is 'int8'; choose from: float16, bfloat16, float32"),
         ({"flavour": "trt"}, "--flavour is 'trt'; choose from: auto, tensorrt"),
