@@ -1,5 +1,6 @@
 """What the commands share: one way to report an error, one way to end, and plain tables."""
 
+import errno
 import io
 import os
 import sys
@@ -47,7 +48,8 @@ def _drop_output() -> None:
 
 def _what_went_wrong(error: OSError) -> str:
     place = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{place}; make room or check the path, and run it again"
+    next_step = "make room" if error.errno == errno.ENOSPC else "check the path"
+    return f"{error.strerror or error}{place}; {next_step}, and run it again"
 
 
 def _fail(message: str) -> None:

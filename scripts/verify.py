@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Engine, LoRAManager, Sampling, TensorMap, generate, open_engine
 from trt_lora.runtime.decoding import Decoder
 from trt_lora.runtime.executor import BACKENDS
@@ -19,6 +18,7 @@ from trt_lora.runtime.text import TextTokenizer
 from trt_lora.scripts.adapter_arguments import BASE, activate
 from trt_lora.scripts.console import print_table
 from trt_lora.scripts.deltas import delta_errors, engine_factors
+from trt_lora.scripts.require_peft import require_peft
 
 if TYPE_CHECKING:
     from trt_lora.scripts.peft_reference import PeftReference
@@ -65,7 +65,7 @@ def _verify(args: argparse.Namespace) -> None:
     """Print two tables; exit with 1 beyond tolerance."""
     if not args.model.is_dir():
         raise ConfigError(f"--model is {args.model}, which is not a directory")
-    _require_peft()
+    require_peft("verify")
     problems: list[str] = []
     with open_engine(args.engine, args.backend) as engine:
         problems += _other_base(engine, args.model)
@@ -88,14 +88,6 @@ def _verify(args: argparse.Namespace) -> None:
     if problems:
         sys.exit(1)
     print(f"the engine computes what PEFT does: {args.adapter}")
-
-
-def _require_peft() -> None:
-    """Import what is large, and not part of every installation, before anything is computed."""
-    with extra("export", "verify"):
-        import trt_lora.builder.base_model
-    with extra("demo", "verify"):
-        import trt_lora.scripts.peft_reference  # noqa: F401
 
 
 def _reference(model: Path, adapter: Path, dtype: str) -> "PeftReference":
