@@ -11,7 +11,7 @@ from trt_lora.builder.lengths import Lengths, choose_lengths
 from trt_lora.plugins.errors import ConfigError
 
 
-def lengths(model_config: Any, **options: int) -> tuple[int, int]:
+def lengths(model_config: Any, **options: Any) -> tuple[int, int]:
     """The longest prompt and the most tokens in all."""
     chosen = choose_lengths(BuildConfig(Path("m"), Path("e"), ("q_proj",), **options), model_config)
     assert chosen == Lengths(chosen.max_input_len, chosen.max_seq_len)

@@ -104,7 +104,7 @@ def test_the_help_has_every_default() -> None:
             ["--lora-target-modules", "q_proj", "--max-seq-len", "31"],
             "--max-input-len is 32, but --",
         ),
-        (["--lora-target-modules", "q_proj", "--max-seq-len", "65"], "the model has 64 positions"),
+        (["--lora-target-modules", "q_proj", "--max-seq-len", "65"], "model has 64 positions"),
         ([], "nothing says which modules take LoRA"),
         (["--flavour", "tensorrt", "--lora-target-modules", "q_proj"], "trt-lora[tensorrt]"),
     ],
