@@ -11,6 +11,8 @@ DTYPES = ("float16", "bfloat16", "float32")
 FLAVOUR_CHOICES = ("auto", "tensorrt", "tensorrt-rtx", "none")
 PLUGIN_CHOICES = ("auto", *LORA_PLUGINS)
 DEFAULT_MAX_LORA_RANK = 64
+DEFAULT_MAX_INPUT_LEN = 1024
+DEFAULT_MAX_SEQ_LEN = 2048
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class BuildConfig:
     lora_dirs: tuple[Path, ...] = ()  # adapters the engine must be able to take
     max_lora_rank: int | None = None  # None: the largest of lora_dirs, else DEFAULT_MAX_LORA_RANK
     max_batch_size: int = 8
-    max_input_len: int = 1024  # tokens of a prompt
-    max_seq_len: int = 2048  # tokens of prompt and answer together
+    max_input_len: int | None = None  # tokens of a prompt; None: as choose_lengths has it
+    max_seq_len: int | None = None  # tokens of prompt and answer together; None: likewise
     dtype: str = "float16"
     flavour: str = "auto"
     lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
@@ -46,10 +48,19 @@ class BuildConfig:
         _check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
         _check_range("--max-batch-size", self.max_batch_size, 1)
         _check_range("--max-seq-len", self.max_seq_len, 2)
-        _check_range("--max-input-len", self.max_input_len, 1, self.max_seq_len)
+        _check_range("--max-input-len", self.max_input_len, 1)
+        self._check_that_prompts_fit()
         _check_choice("--dtype", self.dtype, DTYPES)
         _check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         _check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
+
+    def _check_that_prompts_fit(self) -> None:
+        prompt, total = self.max_input_len, self.max_seq_len
+        if prompt is not None and total is not None and prompt > total:
+            raise ConfigError(
+                f"--max-input-len is {prompt}, but --max-seq-len, which counts the prompt too, is "
+                f"{total}; lower the one or raise the other"
+            )
 
 
 def _check_range(option: str, value: int | None, low: int, high: int | None = None) -> None:

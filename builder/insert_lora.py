@@ -21,18 +21,10 @@ from trt_lora.builder.dtypes import dtype_name, onnx_dtype
 from trt_lora.builder.groups import Group, Operand, make_groups
 from trt_lora.builder.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.lora_function import lora_function
+from trt_lora.builder.targets import LeftAlone, check_targets_matched, not_targeted
 from trt_lora.plugins.contract import BindingNames, Factor, Site
 from trt_lora.plugins.errors import ConfigError, ModelError
-from trt_lora.plugins.modules import ALL_LINEAR, module_of
 from trt_lora.plugins.operator import DOMAIN, DOMAIN_VERSION, operator_named
-
-
-@dataclass(frozen=True)
-class LeftAlone:
-    """A matrix product that takes no LoRA."""
-
-    path: str  # the module's path, or the node's name where it has none
-    reason: str
 
 
 @dataclass
@@ -71,7 +63,7 @@ class InsertLoRA(ir.passes.InPlacePass):
         linears, left_alone = self._choose(model)
         left_alone += self._absent({item.path for item in (*linears, *left_alone)})
         sites = _sites(linears)
-        self._check_every_target_matched(sites, left_alone)
+        check_targets_matched(self.targets, sites.values(), left_alone)
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
@@ -90,26 +82,16 @@ class InsertLoRA(ir.passes.InPlacePass):
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
         chosen, left_alone = [], []
         for linear in find_linears(model):
-            if reason := linear.refusal or self._not_targeted(linear.path):
+            if reason := linear.refusal or not_targeted(self.targets, linear.path, self.head):
                 left_alone.append(LeftAlone(linear.path, reason))
             else:
                 chosen.append(linear)
         return chosen, left_alone
 
-    def _not_targeted(self, path: str) -> str:
-        """Why a linear is no target; empty if it is one."""
-        module = module_of(path)
-        wanted = frozenset[str]().union(*self.targets.values())
-        if module is not None and module.name in wanted:
-            return ""
-        if ALL_LINEAR in wanted:
-            return "it is the output head" if path == self.head else ""
-        return f"{module.name if module else 'its module'} is not a target"
-
     def _absent(self, found: set[str]) -> Iterator[LeftAlone]:
         """Targets that are not in the graph because the logits do not need them."""
         for path, is_needed in self.modules.items():
-            if path in found or self._not_targeted(path):
+            if path in found or not_targeted(self.targets, path, self.head):
                 continue
             if is_needed:
                 raise ModelError(
@@ -118,18 +100,6 @@ class InsertLoRA(ir.passes.InPlacePass):
                     "--lora-target-modules"
                 )
             yield LeftAlone(path, "the logits do not depend on it")
-
-    def _check_every_target_matched(
-        self, sites: dict[str, Site], left_alone: list[LeftAlone]
-    ) -> None:
-        present = {site.module.name for site in sites.values() if site.module}
-        others = {module.name for item in left_alone if (module := module_of(item.path))}
-        for target, modules in self.targets.items():
-            if not modules & present and not (ALL_LINEAR in modules and sites):
-                raise ConfigError(
-                    f"this model has no layer for the LoRA target module {target!r}; "
-                    f"it has: {', '.join(sorted(present | others)) or 'none that is known'}"
-                )
 
 
 def _sites(linears: list[Linear]) -> dict[str, Site]:

@@ -8,13 +8,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from trt_lora.builder.targets import not_linear
+
 # The attribute of the exporter's wrapper that holds the model: the first part of every module path
 # in the metadata.
 WRAPPER_ATTRIBUTE = "model_"
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
-_LINEAR_CLASSES = ("Linear", "Conv1D")  # ends of class names; Conv1D is GPT-2's linear
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def _read(node: ir.Node) -> Linear:
         return Linear(node, path, refusal=f"its weight has {len(weight)} dimensions, not 2")
     if len(scopes) < 2 or len(classes) < 2:
         return Linear(node, path, refusal="the exporter recorded no module for it")
-    if not classes[-2].endswith(_LINEAR_CLASSES):
-        return Linear(node, path, refusal=f"its module is a {classes[-2]}, not a linear")
+    if refusal := not_linear(classes[-2]):
+        return Linear(node, path, refusal=refusal)
     if _flag(node, "transA"):
         return Linear(node, path, refusal="its input is transposed")
     k, n = reversed(weight) if _flag(node, "transB") else weight

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from trt_lora.builder.config import BuildConfig
+from trt_lora.builder.lengths import Lengths
 from trt_lora.builder.lora_plan import LoRAPlan
 from trt_lora.builder.symbols import BATCH, KEPT, PAST, SEQUENCE, TOTAL
 from trt_lora.plugins.contract import MIN_RANK
@@ -12,14 +12,20 @@ Triple = tuple[int, int, int]  # min, opt, max
 
 
 def make_profiles(
-    config: BuildConfig, plan: LoRAPlan, inputs: Sequence[Binding]
+    batch: int, lengths: Lengths, plan: LoRAPlan, inputs: Sequence[Binding]
 ) -> dict[str, dict[str, Range]]:
     """Return the range of every input in the profiles `decode` and `prefill`, in this order.
 
     A rank symbol has the same range in both. TensorRT tunes for opt: one sequence, half full when
     decoding, a prompt of full length in prefill.
+
+    Args:
+        batch: the most sequences at a time.
+        lengths: how long prompts and answers may be.
+        plan: the ranks.
+        inputs: what the graph takes.
     """
-    batch, prompt, total = config.max_batch_size, config.max_input_len, config.max_seq_len
+    prompt, total = lengths.max_input_len, lengths.max_seq_len
     half = max(total // 2, 1)
     decode: dict[str, Triple] = {
         BATCH: (1, 1, batch),

@@ -1,54 +1,89 @@
 """Files that appear whole or not at all."""
 
 import errno
+import itertools
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.scratch import RETIRED, scratch_directory
+
+# How a rename of a directory fails where something stands; an empty directory alone gives way.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
 
 @contextmanager
-def publish_directory(directory: Path) -> Iterator[Path]:
+def publish_directory(
+    directory: Path, may_replace: Callable[[Path], bool] = lambda _: True
+) -> Iterator[Path]:
     """Yield a scratch directory that becomes `directory` when the block ends well.
 
     The scratch directory lies beside the target, so that the last step is one rename on one file
-    system; it is removed when the block raises, Ctrl-C included. An existing `directory` is
-    replaced, and put back if the replacement fails.
+    system; it is removed when the block raises, Ctrl-C included. What stands at `directory` in the
+    end is replaced, and put back if the replacement fails.
+
+    Args:
+        directory: what to make.
+        may_replace: whether what stands there in the end may go.
+
+    Raises:
+        ConfigError: it may not; the message says where the result is instead.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
+    with scratch_directory(directory) as scratch:
         work = scratch / directory.name
         work.mkdir()
-        yield work
-        _replace(directory, work, retired=scratch / "retired")
-    except OSError as error:
-        if error.errno == errno.ENOSPC:  # whoever wrote knows the scratch directory, if any
-            error.filename = str(directory)
-        raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            yield work
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # whoever wrote knows the scratch directory, if any
+                error.filename = str(directory)
+            raise
+        if not (_rename(work, directory) or _replace(directory, work, scratch, may_replace)):
+            raise ConfigError(
+                f"{directory} appeared in the meantime and stays as it is; the finished directory "
+                f"is {_keep(work, directory)}: move it to where it should be"
+            )
 
 
 @contextmanager
 def publish_file(path: Path) -> Iterator[Path]:
     """Yield the path of a scratch file that becomes `path` when the block ends well."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-        work = Path(scratch) / path.name
+    with scratch_directory(path) as scratch:
+        work = scratch / path.name
         yield work
         os.replace(work, path)
 
 
-def _replace(directory: Path, work: Path, *, retired: Path) -> None:
-    if not directory.exists():
-        os.replace(work, directory)
-        return
-    os.replace(directory, retired)
+def _rename(work: Path, directory: Path) -> bool:
+    """Rename a directory, unless something stands there: whether it was done."""
+    if os.path.lexists(directory):
+        return False
+    try:
+        os.rename(work, directory)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        return False
+    return True
+
+
+def _replace(
+    directory: Path, work: Path, scratch: Path, may_replace: Callable[[Path], bool]
+) -> bool:
+    if not may_replace(directory):
+        return False
+    os.replace(directory, scratch / RETIRED)
     try:
         os.replace(work, directory)
     except BaseException:
-        os.replace(retired, directory)
+        os.replace(scratch / RETIRED, directory)
         raise
+    return True
+
+
+def _keep(work: Path, directory: Path) -> Path:
+    """Rename a directory that cannot be `directory` to the first name beside it that is free."""
+    names = (directory.with_name(f"{directory.name}-{count}") for count in itertools.count(2))
+    return next(place for place in names if _rename(work, place))

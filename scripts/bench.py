@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.cache_utils import DynamicCache
 
-from trt_lora.builder.build import tool_versions
+from trt_lora.builder.versions import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.decoding import Decoder
 from trt_lora.runtime.peft_format import WEIGHTS_FILE

@@ -18,6 +18,7 @@ from trt_lora.scripts.compare_references import (
     Variant,
 )
 from trt_lora.scripts.engine_inputs import Feed, make_inputs
+from trt_lora.scripts.require_peft import require_peft
 from trt_lora.scripts.tolerances import TOLERANCES
 
 AGAINST = ("merged", "native", "peft")
@@ -123,6 +124,7 @@ def _peft(manifest: Manifest, model: Path | None) -> Reference:
     if model is None or not model.is_dir():
         given = "is missing" if model is None else f"is {model}, which is not a directory"
         raise ConfigError(f"--model {given}; --against peft needs what the engine was made from")
+    require_peft("--against peft")
     from trt_lora.builder.base_model import fingerprint
 
     if fingerprint(model) != manifest.base_model.fingerprint:

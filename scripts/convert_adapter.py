@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.fit import preview_adapter
@@ -75,11 +76,9 @@ def _readable(source: Path) -> Iterator[Path]:
 
 def _copy_tensors(file: Path, output: Path) -> None:
     """Read tensors and nothing else from torch's pickle, and write them as safetensors."""
-    try:
+    with extra("export", f"reading {file}"):
         import torch
         from safetensors.torch import save_file
-    except ImportError as error:
-        raise ConfigError(f"reading {file} needs torch: pip install 'trt-lora[export]'") from error
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, output)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trt_lora.builder import BuildConfig, build_engine
-from trt_lora.builder.build import tool_versions
+from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime import LoRAManager, Manifest, Sampling, generate, open_engine, read_manifest
 from trt_lora.scripts.adapter_arguments import BASE

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.contract import FACTORS
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.extras import extra
 from trt_lora.runtime.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.fit import fit_adapter
@@ -56,14 +56,9 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> None:
-    # A machine that only serves engines has no ONNX libraries, and need not have them.
-    try:
+    with extra("export", "--kernels"):  # a machine that only serves engines need not have it
         from trt_lora.scripts.build_progress import build_progress
         from trt_lora.scripts.kernel_counts import kernel_layouts, print_layouts
-    except ImportError as error:
-        raise ConfigError(
-            f"--kernels needs {error.name}: pip install 'trt-lora[export]'"
-        ) from error
     with build_progress() as progress:
         layouts = kernel_layouts(directory, progress)
     if as_json:

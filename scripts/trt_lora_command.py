@@ -11,12 +11,16 @@ _COMMANDS = (inspect_engine, check_engine, convert_adapter, verify, compare)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line `trt-lora`."""
+    run(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(prog="trt-lora", description="Look at engines and adapters")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add_command(subparsers)
     args = parser.parse_args(argv)
-    run(lambda: args.command(args))
+    args.command(args)
 
 
 if __name__ == "__main__":

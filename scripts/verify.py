@@ -18,6 +18,7 @@ from trt_lora.runtime.text import TextTokenizer
 from trt_lora.scripts.adapter_arguments import BASE, activate
 from trt_lora.scripts.console import print_table
 from trt_lora.scripts.deltas import delta_errors, delta_norm, engine_factors, print_deltas
+from trt_lora.scripts.require_peft import require_peft
 from trt_lora.scripts.tolerances import TOLERANCES, chosen_tolerance
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _verify(args: argparse.Namespace) -> None:
     if not args.model.is_dir():
         raise ConfigError(f"--model is {args.model}, which is not a directory")
     chosen_tolerance(args.tolerance, 0)  # refused before anything is loaded
+    require_peft("verify")
     problems: list[str] = []
     with open_engine(args.engine, args.backend) as engine:
         problems += _other_base(engine, args.model)
@@ -78,10 +80,8 @@ def _verify(args: argparse.Namespace) -> None:
 
 
 def _reference(model: Path, adapter: Path, dtype: str) -> "PeftReference":
-    try:  # torch and transformers are large: not before they are needed
-        from trt_lora.scripts.peft_reference import PeftReference
-    except ImportError as error:
-        raise ConfigError(f"verify needs PEFT ({error}); pip install 'trt-lora[demo]'") from error
+    from trt_lora.scripts.peft_reference import PeftReference
+
     try:
         return PeftReference(model, {ADAPTER: adapter}, dtype)
     except (ValueError, RuntimeError, OSError) as error:

@@ -5,7 +5,7 @@ is close to the tolerance.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from trt_lora.builder import BuildConfig
+from trt_lora.builder.build import list_sites
 from trt_lora.plugins.flavour import TENSORRT_RTX
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, generate, open_engine, read_manifest
 from trt_lora.runtime.text import TextTokenizer
@@ -69,6 +71,15 @@ def reference(
     """PEFT's logits [1, s, vocab] of the base model ("") and each adapter."""
     peft = PeftReference(demo_model, demo_adapters, "float64")
     return {name: peft.logits(name, ids, np.ones_like(ids)) for name in ["", *demo_adapters]}
+
+
+def test_the_dry_run_lists_the_sites_that_the_build_made(
+    running: Running, demo_model: Path, tmp_path: Path
+) -> None:
+    manifest = running.engine.manifest
+    config = BuildConfig(demo_model, tmp_path, ("all-linear",), dtype=manifest.dtype)
+    built = {replace(site, parts=()) for site in manifest.sites}
+    assert set(list_sites(config).sites) == built
 
 
 def test_logits_are_those_of_peft_and_a_second_visit_is_bit_identical(

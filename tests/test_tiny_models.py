@@ -1,5 +1,6 @@
 """Every architecture, end to end: transformers -> engine -> logits, against PEFT."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from architecture_check import Logits, batch, engine_logits, largest_error
 from tiny import ARCHITECTURES, save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
+from trt_lora.builder.build import list_sites
 from trt_lora.plugins.contract import BindingNames
 from trt_lora.runtime import LoRAManager, open_engine
 from trt_lora.scripts.peft_reference import PeftReference
@@ -21,7 +23,9 @@ def test_logits_are_those_of_peft_through_every_switch(architecture: str, tmp_pa
         "a": save_adapter(model, tmp_path / "a", seed=1, r=4, lora_alpha=8),
         "b": save_adapter(model, tmp_path / "b", seed=2, r=7, lora_alpha=3, use_rslora=True),
     }
-    build_engine(tiny_config(model, tmp_path / "engine"))
+    config = tiny_config(model, tmp_path / "engine")
+    manifest = build_engine(config)
+    assert {replace(site, parts=()) for site in manifest.sites} == set(list_sites(config).sites)
     reference = PeftReference(model, adapters)
     seen: dict[str, Logits] = {}
     with open_engine(tmp_path / "engine") as engine:

@@ -11,10 +11,15 @@ import numpy as np
 import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
-from tiny import POSITIONS, save_adapter, tiny_config
+from tiny import POSITIONS, save_adapter, save_model, tiny_config
+from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
+from trt_lora.builder.lora_plan import plan_lora
+from trt_lora.builder.progress import Silent
+from trt_lora.builder.write_engine import make_graph
+from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.file_record import file_record
@@ -162,6 +167,34 @@ def test_force_replaces_an_engine_and_a_failure_keeps_the_old_one(
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
 
 
+class Appears(StopAt):
+    """Progress in the last stage of which a directory appears."""
+
+    def __init__(self, directory: Path, file: str) -> None:
+        super().__init__("never", AssertionError())
+        self._directory, self._file = directory, file
+
+    def stage(self, name: str) -> None:
+        if name == "describe":
+            self._directory.mkdir()
+            (self._directory / self._file).write_text("mine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("force", "file"), [(False, "manifest.json"), (True, "notes.txt")], ids=["no force", "force"]
+)
+def test_an_output_that_appears_during_the_build_stays_and_the_engine_is_kept(
+    force: bool, file: str, tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    config = tiny_config(tiny_engine.model, tmp_path / "engine", force=force)
+    with pytest.raises(ConfigError, match=r"engine appeared .* stays .*engine-2: move it"):
+        build_engine(config, Appears(config.output, file))
+    assert content(config.output) == {file: b"mine"}
+    assert len(read_manifest(tmp_path / "engine-2").sites) == 14
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_the_dry_run_lists_sites_and_reasons(tiny_engine: TinyEngine, tmp_path: Path) -> None:
     config = tiny_config(tiny_engine.model, tmp_path / "x", target_modules=("q_proj",))
     result = list_sites(config)
@@ -170,6 +203,22 @@ def test_the_dry_run_lists_sites_and_reasons(tiny_engine: TinyEngine, tmp_path: 
     assert reasons["model.layers.0.mlp.gate_proj"] == "mlp_h_to_4h is not a target"
     assert reasons["lm_head"] == "lm_head is not a target"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "target"), [("Llama", "q_proj"), ("GPT2", "c_proj")])
+def test_the_dry_run_and_the_graph_agree_on_what_is_left_alone(
+    architecture: str, target: str, tmp_path: Path
+) -> None:
+    model = save_model(architecture, tmp_path / "model")
+    config = tiny_config(model, tmp_path / "engine", target_modules=(target,))
+    listed, graph = list_sites(config), make_graph(config, plan_lora(config), Silent())
+    assert set(listed.sites) == set(graph.inserted.sites)
+    of_graph = {item.path: item.reason for item in graph.inserted.left_alone}
+    of_modules = {item.path: item.reason for item in listed.left_alone}
+    assert of_modules.items() <= of_graph.items()
+    others = {reason for path, reason in of_graph.items() if path not in of_modules}
+    assert others == {"its second operand is not a constant weight"}  # q k' and weights v
 
 
 @pytest.mark.slow
@@ -221,7 +270,7 @@ def test_options_that_contradict_a_real_adapter_are_refused(
         ({"max_lora_rank": 0}, "--max-lora-rank is 0, expected a whole number from 1 to 512"),
         ({"max_lora_rank": 513}, "--max-lora-rank is 513"),
         ({"max_batch_size": 0}, "--max-batch-size is 0, expected a whole number 1 or more"),
-        ({"max_input_len": POSITIONS + 1}, "--max-input-len is 65, .* from 1 to 64"),
+        ({"max_input_len": 0}, "--max-input-len is 0, expected a whole number 1 or more"),
         ({"max_seq_len": 1}, "--max-seq-len is 1"),
         ({"dtype": "int8"}, "--dtype is 'int8'; choose from: float16, bfloat16, float32"),
         ({"flavour": "trt"}, "--flavour is 'trt'; choose from: auto, tensorrt"),
@@ -249,6 +298,43 @@ def test_what_this_model_cannot_do_is_refused(
     with pytest.raises(ConfigError, match=message):
         build_engine(tiny_config(tiny_engine.model, tmp_path / "engine", **options))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model_config", "options", "message"),
+    [
+        (
+            LlamaConfig(),
+            {"target_modules": ("c_attn",)},
+            r"no layer for .* 'c_attn'; it has: a",
+        ),
+        (LlamaConfig(), {"max_seq_len": 2049}, r"--max-seq-len is 2049, but the model has 2048"),
+        (MixtralConfig(), {}, r"MixtralForCausalLM cannot be built: .* mixture of experts"),
+        (MambaConfig(), {}, r"MambaForCausalLM cannot be built: .* state"),
+        (LlamaConfig(intermediate_size=-1), {}, r"cannot make a LlamaForCausalLM of .*: \w+Error"),
+    ],
+    ids=["target", "length", "experts", "state space", "nonsense"],
+)
+def test_what_config_and_modules_tell_is_refused_before_a_weight_is_read(
+    model_config: Any, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    model_config.architectures = [
+        f"{type(model_config).__name__.removesuffix('Config')}ForCausalLM"
+    ]
+    model_config.save_pretrained(tmp_path / "model")  # there are no weights to read
+    config = tiny_config(tmp_path / "model", tmp_path / "engine", **options)
+    for refuse in (build_engine, list_sites):
+        with pytest.raises((ConfigError, ModelError), match=message):
+            refuse(config)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_sites_of_a_large_model_are_known_without_its_weights(tmp_path: Path) -> None:
+    model_config = LlamaConfig(num_hidden_layers=80, architectures=["LlamaForCausalLM"])
+    model_config.save_pretrained(tmp_path)
+    found = list_sites(tiny_config(tmp_path, tmp_path / "x", target_modules=("down_proj",)))
+    assert found.sites[79] == Site("model.layers.79.mlp.down_proj", 11008, 4096, "float32")
+    assert (len(found.sites), len(found.left_alone)) == (80, 6 * 80 + 1)
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from conftest import TinyEngine
 
+from trt_lora.builder.targets import SiteList
+from trt_lora.plugins.contract import Site
 from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
+from trt_lora.scripts.build_options import build_parser
+from trt_lora.scripts.site_report import print_sites
 
 SMALL = ["--max-input-len", "32", "--max-seq-len", "64", "--dtype", "float32", "--flavour", "none"]
 
@@ -34,18 +38,58 @@ def test_the_command_builds_and_says_what_it_built(
     assert read_manifest(output).max_lora_rank == 8
 
 
-def test_the_dry_run_lists_every_site_with_module_and_shape(
-    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def dry_run(model: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    """The lines that a dry run prints."""
+    main(["--model", str(model), *SMALL, "--dry-run", *options])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_dry_run_has_a_line_for_every_kind_of_linear(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main([
-        "--model", str(tiny_engine.model), "--output", str(tmp_path / "e"), *SMALL,
-        "--lora-target-modules", "q_proj", "v_proj", "--dry-run",
-    ])  # fmt: skip
-    lines = capsys.readouterr().out.splitlines()
+    lines = dry_run(tiny_engine.model, capsys, "--lora-target-modules", "q_proj", "v_proj")
+    assert [line.split() for line in lines[:3]] == [
+        ["linear", "module", "k", "n", "sites", "layers"],
+        ["self_attn.q_proj", "attn_q", "32", "32", "2", "0-1"],
+        ["self_attn.v_proj", "attn_v", "32", "16", "2", "0-1"],
+    ]
+    assert "left alone: mlp.up_proj x 2: mlp_gate is not a target" in lines
+    assert lines[-1] == "4 sites, 11 left alone"
+    assert len(lines) == 10
+
+
+def test_the_verbose_dry_run_has_a_line_for_every_linear(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = dry_run(tiny_engine.model, capsys, "--lora-target-modules", "v_proj", "--verbose")
     assert "model.layers.1.self_attn.v_proj  attn_v  k=32 n=16" in lines
     assert "left alone: model.layers.0.mlp.up_proj: mlp_gate is not a target" in lines
-    assert lines[-1] == "4 sites, 15 left alone"
-    assert not (tmp_path / "e").exists()
+    assert lines[-1] == "2 sites, 13 left alone"
+    assert len(lines) == 16
+
+
+def test_layers_of_other_widths_have_lines_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    widths = {0: 8, 1: 8, 2: 16, 4: 8, 7: 8}
+    sites = [Site(f"h.{layer}.mlp.fc1", 4, n, "float32") for layer, n in widths.items()]
+    print_sites(SiteList((*sites, Site("head.odd", 4, 9, "float32")), ()), verbose=False)
+    assert [line.split("  ") for line in capsys.readouterr().out.splitlines()[1:4]] == [
+        ["mlp.fc1 ", "mlp_h_to_4h", "4 ", "8 ", "  4", "0-1, 4, 7"],
+        ["mlp.fc1 ", "mlp_h_to_4h", "4", "16 ", "  1 ", "      2"],
+        ["head.odd ", "          -", "4", " 9", "    1 ", "      -"],
+    ]
+
+
+def test_the_help_has_every_default() -> None:
+    said = " ".join(build_parser().format_help().split())
+    for default in ("8", "lora", "float16", "auto"):
+        assert f"(default: {default})" in said
+    assert "(default: 1024, or --max-seq-len if that is less)" in said
+    assert "(default: 2048, or twice --max-input-len" in said
+    assert "(default: that of --lora-dir, else 64)" in said
+    for empty in ("None", "False", "()"):
+        assert empty not in said
 
 
 @pytest.mark.parametrize(
@@ -56,6 +100,11 @@ def test_the_dry_run_lists_every_site_with_module_and_shape(
         (["--lora-target-modules", "q_proj", "--max-lora-rank", "0"], "--max-lora-rank is 0"),
         (["--lora-target-modules", "q_proj", "--max-lora-rank", "513"], "from 1 to 512"),
         (["--lora-dir", "nowhere"], "nowhere does not exist"),
+        (
+            ["--lora-target-modules", "q_proj", "--max-seq-len", "31"],
+            "--max-input-len is 32, but --",
+        ),
+        (["--lora-target-modules", "q_proj", "--max-seq-len", "65"], "model has 64 positions"),
         ([], "nothing says which modules take LoRA"),
         (["--flavour", "tensorrt", "--lora-target-modules", "q_proj"], "trt-lora[tensorrt]"),
     ],

@@ -1,0 +1,30 @@
+"""A build with nothing left to decide."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trt_lora.builder.config import BuildConfig
+from trt_lora.builder.lengths import Lengths
+from trt_lora.builder.lora_plan import LoRAPlan
+from trt_lora.builder.targets import SiteList
+from trt_lora.plugins.flavour import Flavour
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """What the base model's config and modules say, before a weight is read."""
+
+    config: Any  # transformers'
+    lengths: Lengths
+    sites: SiteList
+
+
+@dataclass(frozen=True)
+class ResolvedBuild:
+    """The options, and what was left to choose."""
+
+    config: BuildConfig  # as it was asked for
+    lora: LoRAPlan
+    flavour: Flavour | None  # None: the ONNX file alone
+    lora_plugin: str  # what LoRA nodes become in the plan
+    model: CheckedModel

@@ -1,0 +1,162 @@
+"""Write what an engine directory holds: export, insert, save, compile, describe."""
+
+import errno
+import gc
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from trt_lora.builder.base_model import describe, load_model, output_widths
+from trt_lora.builder.compile import Compiler
+from trt_lora.builder.config import BuildConfig
+from trt_lora.builder.dtypes import dtype_name
+from trt_lora.builder.export import export_causal_lm
+from trt_lora.builder.insert_lora import InsertLoRA, InsertLoRAResult
+from trt_lora.builder.lora_plan import LoRAPlan
+from trt_lora.builder.meta_model import head_path
+from trt_lora.builder.model_directory import TEXT_FILES
+from trt_lora.builder.profiles import make_profiles
+from trt_lora.builder.progress import Progress
+from trt_lora.builder.resolved import ResolvedBuild
+from trt_lora.builder.strip_metadata import strip_metadata
+from trt_lora.builder.unsupported import check_supported
+from trt_lora.builder.versions import tool_versions
+from trt_lora.plugins.contract import Site
+from trt_lora.plugins.flavour import Flavour
+from trt_lora.runtime.file_record import file_record
+from trt_lora.runtime.manifest import (
+    MANIFEST_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    PLAN_FILE,
+    Binding,
+    Manifest,
+    Range,
+)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The graph with its LoRA inputs, and what the pass reported."""
+
+    model: ir.Model
+    inserted: InsertLoRAResult
+
+
+def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manifest:
+    """Fill the directory `work` with an engine and return its manifest.
+
+    Raises:
+        ModelError: the base model cannot be loaded, exported or compiled.
+        ConfigError: a target matches no linear of the graph.
+    """
+    config, model = build.config, build.model
+    graph = make_graph(config, build.lora, progress)
+    sites, inputs, outputs = _save(graph, work, build.flavour, progress)
+    del graph
+    gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
+    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs)
+    versions = tool_versions() | _compile(build, work, profiles, progress)
+    progress.stage("describe")
+    _copy_text_files(config.model, work, progress)
+    manifest = Manifest(
+        base_model=describe(config.model, model.config),
+        binding_names=config.binding_names,
+        sites=tuple(_with_parts(site, model.config) for site in sites),
+        inputs=inputs,
+        outputs=outputs,
+        profiles=profiles,
+        max_batch_size=config.max_batch_size,
+        max_input_len=model.lengths.max_input_len,
+        max_seq_len=model.lengths.max_seq_len,
+        max_lora_rank=build.lora.max_rank,
+        opt_lora_rank=build.lora.opt_rank,
+        dtype=config.dtype,
+        flavour=build.flavour.name if build.flavour else "none",
+        lora_plugin=build.lora_plugin,
+        versions=versions,
+        files={path.name: file_record(path) for path in sorted(work.iterdir())},
+    )
+    (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest
+
+
+def _save(
+    graph: Graph, work: Path, flavour: Flavour | None, progress: Progress
+) -> tuple[tuple[Site, ...], tuple[Binding, ...], tuple[Binding, ...]]:
+    """Write the ONNX file; return its sites, inputs and outputs."""
+    progress.stage("save")
+    _check_space(graph.model, work, flavour)
+    strip_metadata(graph.model)
+    ir.save(graph.model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
+    values = graph.model.graph
+    return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
+
+
+def _with_parts(site: Site, model_config: Any) -> Site:
+    return replace(site, parts=output_widths(model_config, site.path, site.n))
+
+
+def make_graph(config: BuildConfig, plan: LoRAPlan, progress: Progress) -> Graph:
+    """Export the base model and give it LoRA inputs; nothing is written.
+
+    Raises:
+        ModelError: the model cannot be loaded or exported.
+        ConfigError: a target matches no linear of the model.
+    """
+    progress.stage("load")
+    model = load_model(config.model, config.dtype)
+    check_supported(model)
+    progress.stage("export")
+    exported = export_causal_lm(model)
+    progress.stage("insert")
+    insert = InsertLoRA(plan.targets, config.binding_names, head_path(model), exported.linears)
+    inserted = insert(exported.model)
+    assert isinstance(inserted, InsertLoRAResult)
+    return Graph(exported.model, inserted)
+
+
+def _check_space(model: ir.Model, work: Path, flavour: Flavour | None) -> None:
+    constants = (value.const_value for value in model.graph.initializers.values())
+    weights = sum(constant.nbytes for constant in constants if constant is not None)
+    needed, free = weights * (2 if flavour else 1), shutil.disk_usage(work).free
+    if free < needed:
+        room = f"the engine needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
+        raise OSError(errno.ENOSPC, room)
+
+
+def _bindings(values: Iterable[ir.Value]) -> tuple[Binding, ...]:
+    return tuple(_binding(value) for value in values)
+
+
+def _binding(value: ir.Value) -> Binding:
+    assert value.shape is not None  # the export names them all
+    assert value.dtype is not None
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+    return Binding(str(value.name), dtype_name(value.dtype), shape)
+
+
+def _compile(
+    build: ResolvedBuild,
+    work: Path,
+    profiles: Mapping[str, Mapping[str, Range]],
+    progress: Progress,
+) -> dict[str, str]:
+    flavour = build.flavour
+    if flavour is None:
+        return {}
+    progress.stage("compile")
+    compiler = Compiler(flavour, progress, build.lora_plugin, build.config.timing_cache)
+    return {flavour.name: compiler.compile(work / ONNX_FILE, work / PLAN_FILE, profiles)}
+
+
+def _copy_text_files(model: Path, work: Path, progress: Progress) -> None:
+    for name in TEXT_FILES:
+        if (model / name).is_file():
+            shutil.copyfile(model / name, work / name)
+    if not (work / TEXT_FILES[0]).is_file():
+        progress.note(f"{model} has no {TEXT_FILES[0]}: the engine takes token ids, not text")

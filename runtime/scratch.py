@@ -1,0 +1,61 @@
+"""Scratch directories beside what they are for; those of processes that were killed are removed."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+RETIRED = "retired"  # in a scratch directory: what stood where its result goes
+_MARKER = "trt-lora.lock"  # in every scratch directory of ours; locked as long as its process lives
+
+
+@contextmanager
+def scratch_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory on the file system of `target`, and remove it in the end.
+
+    A killed process leaves its own behind, weights and all; the next to come here removes it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(target.parent)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        with (scratch / "new").open("xb") as file:
+            if _lock(file):  # never to be seen without the lock
+                os.rename(file.name, scratch / _MARKER)
+            yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for marker in folder.glob(f".*.*/{_MARKER}"):
+        if marker.is_symlink() or marker.parent.is_symlink():
+            continue
+        try:
+            with marker.open("rb") as file:
+                if _lock(file):
+                    _remove(marker.parent)
+        except OSError:  # another process was faster, or it is another user's
+            continue
+
+
+def _remove(scratch: Path) -> None:
+    """Remove a scratch directory; put back what a process killed between two renames retired."""
+    target = scratch.with_name(scratch.name[1:].rpartition(".")[0])
+    if (scratch / RETIRED).exists() and not os.path.lexists(target):
+        os.rename(scratch / RETIRED, target)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether the file is now this process's own, until it ends; never where locks do not exist."""
+    try:
+        import fcntl  # not on Windows
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
