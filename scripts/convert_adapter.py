@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.coverage_warnings import log_warnings

@@ -23,7 +23,8 @@ from trt_lora.plugins.errors import AdapterError, StateError, UnknownAdapterErro
 from trt_lora.runtime.device_memory import CudaMemory, MemoryOptions
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.memory import ALIGNMENT
-from trt_lora.runtime.tensors import Array, TensorMap
+from trt_lora.runtime.dtypes import Array
+from trt_lora.runtime.tensors import TensorMap
 
 MANIFEST = make_manifest()
 SITES = [site.path for site in MANIFEST.sites[1:3]]
