@@ -13,7 +13,6 @@ from operator import or_
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.dtypes import Array, Float32, is_finite
@@ -110,13 +109,12 @@ class Caster:
     def _look_up(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
         rank = lost = 0
         for tile in _tiles(source.shape):
-            index = self._bits(source[tile])
-            entries = self._found[: index.size].view(np.uint32)
-            np.take(table.entries, index, out=entries, mode="wrap")  # none is out of bounds
+            bits = source[tile].view(np.uint16)
+            entries = self._found[: bits.size].view(np.uint32)
+            self._take(table.entries, bits, entries)
             rank = max(rank, int(entries.max()) >> 16)
-            lost += table.count_lost(index)
-            bits = self._set_apart(entries.reshape(source[tile].shape), np.dtype(np.uint16))
-            out.view(np.uint16)[tile] = bits
+            lost += table.count_lost(bits, self._stored[: bits.size].reshape(bits.shape))
+            out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
         error = float(table.errors[rank])
         return Conversion(error, lost) if math.isfinite(error) else None
 
@@ -141,7 +139,7 @@ class Caster:
         """Return the values as float32 [n]; numpy would convert those of float16 one by one."""
         exact = self._exact[: values.size]
         if values.dtype == np.float16:
-            np.take(_FLOAT16, self._bits(values), out=exact, mode="wrap")
+            self._take(_FLOAT16, values.view(np.uint16), exact)
         else:
             np.copyto(exact.reshape(values.shape), values)
         return exact
@@ -158,11 +156,11 @@ class Caster:
             np.copyto(found, stored)
         return stored
 
-    def _bits(self, values: Array) -> npt.NDArray[np.intp]:
-        """Return the bits of 16-bit values [n] as indices of a table."""
-        index = self._index[: values.size]
-        np.copyto(index.reshape(values.shape), values.view(np.uint16))
-        return index
+    def _take(self, table: Array, bits: Array, out: Array) -> None:
+        """Write `table[bits]` to `out` [n]; `bits` may be of any shape."""
+        index = self._index[: bits.size]
+        np.copyto(index.reshape(bits.shape), bits)
+        np.take(table, index, out=out, mode="wrap")  # none is out of bounds; quicker than "raise"
 
     def _set_apart(self, values: Array, dtype: np.dtype[Any]) -> Array:
         """Copy values to rows that lie apart; of longer integers, the low bits.
@@ -195,7 +193,8 @@ def _largest(values: Float32) -> np.float32:
 
 def _compare(exact: Float32, found: Float32) -> Conversion:
     """What a cast changed; `found` is overwritten."""
-    flushed = int(np.count_nonzero(exact != 0) - np.count_nonzero(found != 0))
+    zeros = np.count_nonzero(found == 0)
+    flushed = int(zeros - np.count_nonzero(exact == 0)) if zeros else 0
     return Conversion(float(_largest(np.subtract(found, exact, out=found))), flushed)
 
 

@@ -19,16 +19,16 @@ class CastTable:
     first_lost: int  # the bits of the least positive number that becomes zero,
     lost: int  # and how many do
 
-    def count_lost(self, index: npt.NDArray[np.intp]) -> int:
+    def count_lost(self, bits: Array, scratch: Array) -> int:
         """Return how many floats, given by their bits, become zero and were not.
 
-        The bits are overwritten.
+        `scratch` is memory like `bits`.
         """
         if not self.lost:
             return 0
-        index -= self.first_lost
-        index &= _SIGN - 1
-        return int(np.count_nonzero(index < self.lost))
+        np.subtract(bits, np.uint16(self.first_lost), out=scratch)
+        np.bitwise_and(scratch, np.uint16(_SIGN - 1), out=scratch)
+        return int(np.count_nonzero(scratch < self.lost))
 
 
 def cast_table(source: str, target: str, scale: float) -> CastTable:
