@@ -8,8 +8,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
+from typing import Any
 
 import numpy as np
 
@@ -51,12 +52,16 @@ class Caster:
     """
 
     def __init__(self) -> None:
+        self._index = np.empty(_TILE, np.intp)
         self._exact, self._found = (np.empty(_TILE, np.float32) for _ in range(2))
         self._stored = np.empty(_TILE, np.uint16)
-        self._apart = np.empty(_TILE + _TILE * _GAP // _SIDE, np.uint16)
-        self._float16 = Float16Rounder(_TILE)
+        self._apart = np.empty(_TILE + _TILE * _GAP // _SIDE, np.float32)
         self._tables: dict[tuple[str, str, float], CastTable] = {}
         self._values: Counter[tuple[str, str, float]] = Counter()
+
+    @cached_property
+    def _float16(self) -> Float16Rounder:
+        return Float16Rounder(_TILE)
 
     def write(self, weight: Weight, dtype: str, out: Array, what: str) -> Conversion:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
@@ -87,8 +92,8 @@ class Caster:
 
     def _copy(self, source: Array, out: Array) -> Conversion | None:
         for tile in _tiles(source.shape):
-            copy = self._set_apart(source[tile])
-            if not is_finite(copy):
+            copy = self._set_apart(source[tile], out.dtype)
+            if not is_finite(copy, self._stored[: copy.size].reshape(copy.shape)):
                 return None
             out[tile] = copy
         return Conversion()
@@ -102,53 +107,70 @@ class Caster:
         return self._tables.get(key)
 
     def _look_up(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
-        rank = flushed = 0
+        rank = lost = 0
         for tile in _tiles(source.shape):
-            codes = source[tile].view(np.uint16)
-            entries = self._found[: codes.size].view(np.uint32).reshape(codes.shape)
-            np.take(table.entries, codes, out=entries, mode="wrap")  # none is out of bounds
+            bits = source[tile].view(np.uint16)
+            entries = self._found[: bits.size].view(np.uint32)
+            self._take(table.entries, bits, entries)
             rank = max(rank, int(entries.max()) >> 16)
-            flushed += table.count_lost(codes)
-            out.view(np.uint16)[tile] = self._set_apart(entries)
+            lost += table.count_lost(bits, self._stored[: bits.size].reshape(bits.shape))
+            out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
         error = float(table.errors[rank])
-        return Conversion(error, flushed) if math.isfinite(error) else None
+        return Conversion(error, lost) if math.isfinite(error) else None
 
     @np.errstate(over="ignore", invalid="ignore")
     def _round(self, source: Array, scale: float, out: Array) -> Conversion | None:
         """Cast by way of float32, and compare the result with it."""
         conversion = Conversion()
         for tile in _tiles(source.shape):
-            values = source[tile]
-            exact, found = self._exact[: values.size], self._found[: values.size]
-            _widen(values, exact.reshape(values.shape))
+            exact = self._widen(source[tile])
             if scale != 1:
                 exact *= np.float32(scale)
             if not np.isfinite(_largest(exact).astype(out.dtype)):
                 return None
-            if out.dtype == np.float32:
-                out[tile] = exact.reshape(values.shape)
-                continue
-            stored = self._stored[: values.size].view(out.dtype)
-            if out.dtype == np.float16:
-                self._float16.round(exact, stored, found)
-            else:
-                np.copyto(stored, exact, casting="unsafe")
-                np.copyto(found, stored)
-            out[tile] = self._set_apart(stored.reshape(values.shape))
-            conversion |= _compare(exact, found)
+            found = self._found[: exact.size]
+            stored = self._narrow(exact, found, out.dtype)
+            out[tile] = self._set_apart(stored.reshape(source[tile].shape), out.dtype)
+            if stored is not exact:
+                conversion |= _compare(exact, found)
         return conversion
 
-    def _set_apart(self, values: Array) -> Array:
-        """Copy 16-bit values, or the low half of larger ones, to rows that lie apart.
+    def _widen(self, values: Array) -> Float32:
+        """Return the values as float32 [n]; numpy would convert those of float16 one by one."""
+        exact = self._exact[: values.size]
+        if values.dtype == np.float16:
+            self._take(_FLOAT16, values.view(np.uint16), exact)
+        else:
+            np.copyto(exact.reshape(values.shape), values)
+        return exact
+
+    def _narrow(self, exact: Float32, found: Float32, dtype: np.dtype[Any]) -> Array:
+        """Return the values in `dtype`, and write what that is in float32 to `found`."""
+        if dtype == np.float32:
+            return exact
+        stored = self._stored[: exact.size].view(dtype)
+        if dtype == np.float16:
+            self._float16.round(exact, stored, found)
+        else:
+            np.copyto(stored, exact, casting="unsafe")
+            np.copyto(found, stored)
+        return stored
+
+    def _take(self, table: Array, bits: Array, out: Array) -> None:
+        """Write `table[bits]` to `out` [n]; `bits` may be of any shape."""
+        index = self._index[: bits.size]
+        np.copyto(index.reshape(bits.shape), bits)
+        np.take(table, index, out=out, mode="wrap")  # none is out of bounds; quicker than "raise"
+
+    def _set_apart(self, values: Array, dtype: np.dtype[Any]) -> Array:
+        """Copy values to rows that lie apart; of longer integers, the low bits.
 
         Rows that start a power of two apart would share the same few cache lines, and a transposed
-        copy of them would take twice as long.
+        copy of them would take several times as long.
         """
         rows, columns = values.shape
         width = columns + (_GAP if columns >= _SIDE else 0)
-        apart = self._apart[: rows * width].reshape(rows, width)[:, :columns]
-        if values.itemsize == 2:
-            apart = apart.view(values.dtype)
+        apart = self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
         np.copyto(apart, values, casting="unsafe")
         return apart
 
@@ -164,14 +186,6 @@ def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
             yield slice(row, row + rows), slice(column, column + columns)
 
 
-def _widen(values: Array, out: Float32) -> None:
-    """Copy values to float32; numpy converts those of float16 one by one."""
-    if values.dtype == np.float16:
-        np.take(_FLOAT16, values.view(np.uint16), out=out, mode="wrap")  # none is out of bounds
-    else:
-        np.copyto(out, values)
-
-
 def _largest(values: Float32) -> np.float32:
     """The largest magnitude; NaN if a value is."""
     return np.maximum(values.max(initial=0), -values.min(initial=0))
@@ -179,7 +193,8 @@ def _largest(values: Float32) -> np.float32:
 
 def _compare(exact: Float32, found: Float32) -> Conversion:
     """What a cast changed; `found` is overwritten."""
-    flushed = int(np.count_nonzero(exact != 0) - np.count_nonzero(found != 0))
+    zeros = np.count_nonzero(found == 0)
+    flushed = int(zeros - np.count_nonzero(exact == 0)) if zeros else 0
     return Conversion(float(_largest(np.subtract(found, exact, out=found))), flushed)
 
 

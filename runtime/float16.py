@@ -46,8 +46,8 @@ class Float16Rounder:
         far -= _LEAST + _SHIFT
         far >>= 13  # the exponent, where float16 has it
         np.copyto(high, far, casting="unsafe")
-        bits.view(np.uint16)[...] += high
+        np.add(bits, high.view(np.int16), out=bits)
         np.right_shift(values.view(np.int32), 16, out=far)
         np.copyto(high, far, casting="unsafe")
         high &= 0x8000  # the sign
-        bits.view(np.uint16)[...] |= high
+        np.bitwise_or(bits, high.view(np.int16), out=bits)

@@ -19,29 +19,37 @@ class CastTable:
     first_lost: int  # the bits of the least positive number that becomes zero,
     lost: int  # and how many do
 
-    def count_lost(self, codes: Array) -> int:
-        """Return how many of some floats, given by their bits, become zero and were not."""
+    def count_lost(self, bits: Array, scratch: Array) -> int:
+        """Return how many floats, given by their bits, become zero and were not.
+
+        `scratch` is memory like `bits`.
+        """
         if not self.lost:
             return 0
-        above = (codes - np.uint16(self.first_lost)) & np.uint16(_SIGN - 1)
-        return int(np.count_nonzero(above < self.lost))
+        np.subtract(bits, np.uint16(self.first_lost), out=scratch)
+        np.bitwise_and(scratch, np.uint16(_SIGN - 1), out=scratch)
+        return int(np.count_nonzero(scratch < self.lost))
 
 
 def cast_table(source: str, target: str, scale: float) -> CastTable:
-    """Cast all floats of the dtype `source`, times `scale` in float32, to `target`.
-
-    Only the positive ones: their negatives differ in nothing but the sign.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = np.arange(_SIGN, dtype=np.uint16).view(storage_dtype(source)).astype(np.float32)
-        values *= np.float32(scale)
-        stored = values.astype(storage_dtype(target))
-        found = stored.astype(np.float32)
-        errors = np.abs(values - found)
-    lost = np.flatnonzero((values != 0) & (found == 0))
+    """Cast all floats of the dtype `source`, times `scale` in float32, to `target`."""
+    stored, errors, lost = _cast_positive(source, target, scale)
     by_error = np.argsort(errors)  # NaN comes last
     entries = np.empty(_SIGN, np.uint32)
     entries[by_error] = np.arange(_SIGN, dtype=np.uint32) << 16
     entries |= stored.view(np.uint16)
-    both = np.concatenate([entries, entries ^ _SIGN])
+    both = np.concatenate([entries, entries ^ _SIGN])  # negative ones differ in the sign alone
     return CastTable(both, errors[by_error], int(lost[0]) if lost.size else 0, lost.size)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _cast_positive(
+    source: str, target: str, scale: float
+) -> tuple[Array, Float32, npt.NDArray[np.intp]]:
+    """What positive floats become, the errors, and which become zero and were not."""
+    exact = np.arange(_SIGN, dtype=np.uint16).view(storage_dtype(source)).astype(np.float32)
+    exact *= np.float32(scale)
+    stored = exact.astype(storage_dtype(target))
+    found = stored.astype(np.float32)
+    lost = np.flatnonzero((exact != 0) & (found == 0))
+    return stored, np.abs(exact - found), lost
