@@ -62,7 +62,9 @@ def preview_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True
         AdapterError: as `match_adapter`.
     """
     weights, unbound = match_adapter(adapter, manifest, strict=strict)
-    return _coverage(adapter, manifest, weights, unbound, {})
+    dtypes = {name: manifest.lora_bindings[name][0].dtype for name in weights}
+    tensors = {name: Tensor(0, weight.shape, dtypes[name]) for name, weight in weights.items()}
+    return _coverage(adapter, manifest, weights, unbound, tensors, {})
 
 
 def match_adapter(

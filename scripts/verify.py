@@ -51,10 +51,11 @@ def _verify(args: argparse.Namespace) -> None:
     """Print two tables; exit with 1 beyond tolerance."""
     if not args.model.is_dir():
         raise ConfigError(f"--model is {args.model}, which is not a directory")
-    chosen_tolerance(args.tolerance, 0)  # refused before anything is loaded
     require_peft("verify")
     problems: list[str] = []
     with open_engine(args.engine, args.backend) as engine:
+        tolerance = TOLERANCES[engine.manifest.dtype]
+        limit = chosen_tolerance(args.tolerance, tolerance.logit)
         problems += _other_base(engine, args.model)
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
@@ -62,8 +63,6 @@ def _verify(args: argparse.Namespace) -> None:
         missing = coverage.missing if coverage else ()
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
         reference = _reference(args.model, args.adapter, engine.manifest.dtype)
-        tolerance = TOLERANCES[engine.manifest.dtype]
-        limit = chosen_tolerance(args.tolerance, tolerance.logit)
         rows = _compared(engine, manager, reference, _prompts(args, engine), args.max_new_tokens)
         problems += _print_logits(rows, limit)
         activate(manager, ADAPTER)

@@ -339,7 +339,7 @@ def test_the_sites_of_a_large_model_are_known_without_its_weights(tmp_path: Path
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     config = BuildConfig(tmp_path / "no", tmp_path / "engine", ("attn_q",), flavour="none")
-    with pytest.raises(ModelError, match="no does not exist. Pass the folder that"):
+    with pytest.raises(ModelError, match=r"no does not exist\. Pass the folder that"):
         build_engine(config)
 
 

@@ -75,7 +75,7 @@ def test_every_tensor_and_every_binding_is_in_the_report(
         path, factor = name.removeprefix("base_model.model.").split(".lora_")
         assert f"  lora_{factor[0]}_{path} <- {name}\n" in printed
     assert f"{Q}: rank 4, scale 2, " in printed
-    assert "the engine takes it; 8 tensors bound, 0 not; 4 of 4 sites adapted" in printed
+    assert "the engine takes it; 8 tensors bound, 0 not, 0 ignored; 4 of 4 sites adapted" in printed
 
 
 def test_what_is_not_bound_is_listed_with_the_reason_and_ends_with_1(
@@ -85,7 +85,9 @@ def test_what_is_not_bound_is_listed_with_the_reason_and_ends_with_1(
     printed = inspect(capsys, tiny_engine.engine, "--adapter", adapter, expected=1)
     assert "not bound: base_model.model.model.layers.0.mlp.up_proj.lora_A.weight: " in printed
     assert "model.layers.1.self_attn.v_proj: dummy" in printed
-    assert "the engine refuses it; 4 tensors bound, 4 not; 2 of 4 sites adapted" in printed
+    assert (
+        "the engine refuses it; 4 tensors bound, 4 not, 0 ignored; 2 of 4 sites adapted" in printed
+    )
 
 
 def test_a_layer_that_the_file_lacks_is_a_warning(
@@ -96,8 +98,10 @@ def test_a_layer_that_the_file_lacks_is_a_warning(
     save_file(kept, tmp_path / "adapter_model.safetensors")
     config = tiny_engine.adapter / "adapter_config.json"
     (tmp_path / config.name).write_bytes(config.read_bytes())
-    printed = inspect(capsys, tiny_engine.engine, "--adapter", tmp_path)
-    assert "warning: the adapter's config targets model.layers.1.self_attn.q_proj, " in printed
+    main(["inspect", str(tiny_engine.engine), "--adapter", str(tmp_path)])
+    (line,) = capsys.readouterr().err.splitlines()
+    targeted = "the adapter's config targets model.layers.1.self_attn.q_proj, "
+    assert line.startswith(f"warning: {tmp_path}: {targeted}")
 
 
 def test_a_report_can_be_read_by_a_program(

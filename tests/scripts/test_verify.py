@@ -166,5 +166,38 @@ def test_a_tolerance_of_nothing_is_exceeded(made: Made, capsys: pytest.CaptureFi
     assert "beyond the tolerance of 0.0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("tolerance", ["inf", "nan", "-1"])
+def test_a_tolerance_that_proves_nothing_is_refused(
+    made: Made, capsys: pytest.CaptureFixture[str], tolerance: str
+) -> None:
+    assert exit_code(made, f"--tolerance={tolerance}") == 2
+    assert "expected a finite number from 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_adapter_that_adds_nothing_proves_nothing(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = load_file(made.adapter / "adapter_model.safetensors")
+    zeros = {name: t * 0 if "lora_B" in name else t for name, t in tensors.items()}
+    (tmp_path / "adapter_config.json").write_bytes(
+        (made.adapter / "adapter_config.json").read_bytes()
+    )
+    save_file(zeros, tmp_path / "adapter_model.safetensors")
+    assert exit_code(replace(made, adapter=tmp_path)) == 1
+    assert "the adapter adds nothing at any site" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_manager_that_applies_no_adapter_is_caught(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify, "activate", lambda manager, name: manager.reset_weights())
+    assert exit_code(made) == 1
+    errors = capsys.readouterr().err
+    assert "with adapter is off by" in errors
+    assert "the adapter adds nothing at any site" in errors
+
+
 def test_a_model_that_is_no_directory_is_refused(made: Made, tmp_path: Path) -> None:
     assert exit_code(made, model=tmp_path / "nowhere") == 2
