@@ -21,9 +21,9 @@ from safetensors.numpy import save_file
 
 from trt_lora.plugins.errors import AdapterError, StateError, UnknownAdapterError
 from trt_lora.runtime.device_memory import CudaMemory, MemoryOptions
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.memory import ALIGNMENT
-from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.tensors import TensorMap
 
 MANIFEST = make_manifest()
