@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from transformers.pytorch_utils import Conv1D
 
 # The attribute of the exporter's wrapper that holds the model: the first part of every module path
 # in the metadata.
@@ -114,7 +115,7 @@ def _permutation(transpose: ir.Node) -> list[int]:
 def module_linears(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield path and module of every linear of a torch model; a shared module has one path."""
     for path, module in model.named_modules():
-        if type(module).__name__.endswith(_LINEAR_CLASSES):
+        if isinstance(module, torch.nn.Linear | Conv1D):
             yield path, module
 
 
