@@ -12,9 +12,9 @@ _CROSS_ATTENTION = ("encoder_attn", "cross_attn", "crossattention")
 _PLAIN_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _NEXT_STEP = "pass a dense decoder-only model; docs/supported-models.md lists them"
 
-
 # What no class or field of the model says in a form that others share.
 _BY_MODEL_TYPE = {
+    "blt": "it reads bytes in patches (cross attention)",
     "doge": "its attention masks keys by their values (dynamic mask attention)",
     "git": "it takes images beside tokens",
     "openai-gpt": "it has no cache of keys and values",
@@ -43,7 +43,8 @@ def _cross_attention(model: Any) -> str:
 
 
 def _not_causal(model: Any) -> str:
-    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+    decoder = model.get_decoder()  # what sees images or sound need not be causal
+    if any(getattr(module, "is_causal", True) is False for module in decoder.modules()):
         return "it is not a decoder: every token sees those after it (is_decoder is not true)"
     return ""
 
