@@ -1,5 +1,5 @@
-# The words a person types: demo, test, architectures, lint, types, fuzz, bench. Each installs what it needs first;
-# gpu installs nothing.
+# The words a person types: demo, test, architectures, lint, types, fuzz, bench. Each installs what it
+# needs first; gpu installs nothing.
 .PHONY: demo test architectures lint types fuzz bench gpu dev
 PYTHON ?= python3
 VENV := .venv

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
 from trt_lora.builder.attention import ATTENTION
 from trt_lora.builder.check_config import check_architecture, check_choices, check_fields
@@ -82,8 +83,11 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def head_dim(config: Any) -> int:
-    """Return the width of an attention head; 0 where the config does not say."""
-    width = getattr(config, "head_dim", None)
+    """Return the width of an attention head; 0 where the config does not say, or not one."""
+    try:
+        width = getattr(config, "head_dim", None)
+    except AmbiguousGlobalPerLayerAttributeError:  # it varies from layer to layer
+        return 0
     heads, hidden = (getattr(config, key, None) for key in ("num_attention_heads", "hidden_size"))
     return int(width or (hidden // heads if heads and hidden else 0))
 

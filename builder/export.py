@@ -73,8 +73,9 @@ class _CausalLM(torch.nn.Module):
         cache = DynamicCache()
         for layer, (key, value) in enumerate(past_key_values):
             cache.update(key, value, layer)
-        positions, kept = position_ids + self._first_position, logits_to_keep
-        optional = {"position_ids": positions, "logits_to_keep": kept}
+        if self._first_position:
+            position_ids = position_ids + self._first_position
+        optional = {"position_ids": position_ids, "logits_to_keep": logits_to_keep}
         out = getattr(self, WRAPPER_ATTRIBUTE)(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -82,7 +83,9 @@ class _CausalLM(torch.nn.Module):
             use_cache=True,
             **{name: value for name, value in optional.items() if name in self._takes},
         )
-        logits = out.logits if "logits_to_keep" in self._takes else out.logits[:, kept]
+        logits = out.logits
+        if "logits_to_keep" not in self._takes:
+            logits = logits[:, logits_to_keep]
         present = out.past_key_values.layers
         return logits, *(tensor for layer in present for tensor in (layer.keys, layer.values))
 
@@ -149,7 +152,7 @@ def _cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
     try:
         with quiet(), torch.no_grad():
             out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
-    except ModelError:
+    except (ModelError, MemoryError):
         raise
     except Exception as error:  # whatever a model's own code raises
         raise _cannot("run on a token", name, error) from error

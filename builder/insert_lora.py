@@ -61,7 +61,8 @@ class InsertLoRA(ir.passes.InPlacePass):
             ModelError: a target that the logits need is not in the graph by itself.
         """
         linears, left_alone = self._choose(model)
-        left_alone += self._absent({item.path for item in (*linears, *left_alone)})
+        found = {linear.path for linear in linears} | {item.path for item in left_alone}
+        left_alone += self._absent(found)
         sites = _sites(linears)
         check_targets_matched(self.targets, sites.values(), left_alone)
         known = {value.name for value in model.graph.inputs}

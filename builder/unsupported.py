@@ -12,6 +12,17 @@ _CROSS_ATTENTION = ("encoder_attn", "cross_attn", "crossattention")
 _PLAIN_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _NEXT_STEP = "pass a dense decoder-only model; docs/supported-models.md lists them"
 
+# What no class or field of the model says in a form that others share.
+_BY_MODEL_TYPE = {
+    "blt": "it reads bytes in patches (cross attention)",
+    "doge": "its attention masks keys by their values (dynamic mask attention)",
+    "git": "it takes images beside tokens",
+    "openai-gpt": "it has no cache of keys and values",
+    "reformer": "its attention hashes, and its cache holds hidden states",
+    "xlm": "it has no cache of keys and values",
+    "xlnet": "it is not a decoder, and its cache holds hidden states",
+}
+
 
 def check_supported(model: Any) -> None:
     """Check that a `PreTrainedModel` is a dense decoder with plain attention.
@@ -32,7 +43,8 @@ def _cross_attention(model: Any) -> str:
 
 
 def _not_causal(model: Any) -> str:
-    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+    decoder = model.get_decoder()  # what sees images or sound need not be causal
+    if any(getattr(module, "is_causal", True) is False for module in decoder.modules()):
         return "it is not a decoder: every token sees those after it (is_decoder is not true)"
     return ""
 
@@ -66,6 +78,10 @@ def _dynamic_rope(model: Any) -> str:
     return ""
 
 
+def _known_type(model: Any) -> str:
+    return _BY_MODEL_TYPE.get(model.config.model_type, "")
+
+
 def _rope_types(parameters: Any) -> Iterator[str]:
     """Of one set of rope parameters, or of one for each type of layer."""
     if isinstance(parameters, dict):
@@ -79,6 +95,7 @@ def _class_names(model: Any) -> Iterator[str]:
 
 
 _REASONS: tuple[Callable[[Any], str], ...] = (
+    _known_type,
     _cross_attention,
     _not_causal,
     _recurrent,

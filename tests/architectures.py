@@ -116,7 +116,8 @@ def _small(kind: Any, overrides: dict[str, Any]) -> Any:
 def small_model(model_type: str) -> Any:
     """Return a random float32 model whose norms and biases are random too."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(small_config(model_type), dtype=torch.float32)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(small_config(model_type), dtype=torch.float32)
     for weight in model.parameters():
         weight.data = weight.data + 0.05 * torch.randn_like(weight)
     return model

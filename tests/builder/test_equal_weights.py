@@ -66,8 +66,9 @@ def test_an_adapter_for_one_of_two_equal_linears_is_peft_s(equal: EqualEngine, n
 
 def test_linears_that_share_one_parameter_have_sites_of_their_own() -> None:
     config = LlamaConfig(**ARCHITECTURES["Llama"])
+    llama: Any = LlamaForCausalLM
     with quiet():
-        model = LlamaForCausalLM._from_config(config, attn_implementation=ATTENTION)
+        model = llama._from_config(config, attn_implementation=ATTENTION)
     for layer in model.model.layers:
         layer.self_attn.v_proj.weight = layer.self_attn.k_proj.weight
         layer.mlp.up_proj.weight = layer.mlp.gate_proj.weight

@@ -10,7 +10,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from trt_lora.builder.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.plugins.contract import BindingNames
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.plugins.modules import resolve_targets
 from trt_lora.plugins.operator import DOMAIN
 
@@ -217,3 +217,21 @@ def test_edgellm_names_are_used_when_asked_for() -> None:
     insert(model, "attn_q", names=BindingNames.EDGELLM)
     assert input_names(model) == ["x", f"{Q}.lora_A.weight", f"{Q}.lora_B.weight"]
     assert f"[3,{Q}.rank]" in str(model.graph.inputs[1].shape)
+
+
+def test_a_target_that_the_graph_has_lost_is_refused_by_name() -> None:
+    model = graph("y = MatMul(x, w) z = Relu(y)", {"y": Q})
+    lost = "h.0.attn.k_proj"
+    insertion = InsertLoRA(resolve_targets(["all-linear"]), modules={Q: True, lost: True})
+    with pytest.raises(ModelError, match=rf"^{lost} is not in the exported graph"):
+        insertion(model)
+
+
+def test_a_target_that_the_logits_do_not_need_is_left_alone() -> None:
+    model = graph("y = MatMul(x, w) z = Relu(y)", {"y": Q})
+    insertion = InsertLoRA(resolve_targets(["all-linear"]), modules={Q: True, "pooler": False})
+    result = insertion(model)
+    assert isinstance(result, InsertLoRAResult)
+    assert [(item.path, item.reason) for item in result.left_alone] == [
+        ("pooler", "the logits do not depend on it")
+    ]

@@ -19,8 +19,9 @@ def without_weights(model_type: str, **fields: Any) -> Any:
     config = small_config(model_type)
     for name, value in fields.items():
         setattr(config, name, value)
+    auto: Any = AutoModelForCausalLM
     with quiet(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return auto.from_config(config)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ def without_weights(model_type: str, **fields: Any) -> Any:
         ("whisper", {}, "attend to an encoder (cross attention)"),
         ("granite_swa", {}, "attention has sinks"),
         ("lfm2", {}, "layers of type conv"),
+        ("doge", {}, "dynamic mask attention"),
         ("llama", {"rope_parameters": DYNAMIC}, "its rope is dynamic"),
     ],
 )

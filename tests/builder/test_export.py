@@ -1,0 +1,61 @@
+"""The export: its cache's shapes, and errors of torch and of models in one line."""
+
+from typing import Any
+
+import pytest
+import torch
+from architectures import small_config
+from tiny import ARCHITECTURES
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from trt_lora.builder.attention import ATTENTION
+from trt_lora.builder.export import CacheLayout, export_causal_lm
+from trt_lora.builder.quiet import quiet
+from trt_lora.plugins.errors import ModelError
+
+
+def random_model(config: Any) -> Any:
+    auto: Any = AutoModelForCausalLM
+    with quiet():
+        return auto.from_config(config, attn_implementation=ATTENTION)
+
+
+def test_keys_and_values_of_different_widths_have_caches_of_their_own_shape() -> None:
+    config = small_config("deepseek_v3")
+    exported = export_causal_lm(random_model(config))
+    assert exported.cache == (CacheLayout(heads=1, key_dim=16, value_dim=8),) * 2
+    shapes = {str(value.name): str(value.shape) for value in exported.model.graph.inputs}
+    assert shapes["past_key_values.1.key"] == "[batch,1,past_sequence,16]"
+    assert shapes["past_key_values.1.value"] == "[batch,1,past_sequence,8]"
+
+
+class Broken(LlamaForCausalLM):
+    """A model that the exporter cannot trace, or that does not even run."""
+
+    runs = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        if not self.runs:
+            raise RuntimeError("first line\nsecond line")
+        if kwargs["attention_mask"].shape[0] > 1 and out.logits.sum() > 0:
+            out.logits = -out.logits
+        return out
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_an_error_that_we_do_not_know_is_one_line_with_its_cause(runs: bool) -> None:
+    broken: Any = Broken
+    with quiet():
+        model = broken._from_config(
+            LlamaConfig(**ARCHITECTURES["Llama"]), attn_implementation=ATTENTION
+        )
+    model.runs = runs
+    with pytest.raises(ModelError) as refusal, torch.no_grad():
+        export_causal_lm(model)
+    message = str(refusal.value)
+    verb = "traced by torch.onnx.export" if runs else "run on a token: RuntimeError: first line"
+    assert message.startswith(f"Broken cannot be {verb}")
+    assert "docs/supported-models.md" in message
+    assert "\n" not in message
+    assert len(message) < 350
