@@ -14,6 +14,7 @@ from checkpoints import (
     WEIGHTS_FILE,
     Weights,
     halves,
+    in_hub_cache,
     weights_of,
     with_config,
     with_file,
@@ -419,7 +420,7 @@ def pickled(model: Path, directory: Path) -> Path:
         ),
         (
             {"architectures": ["MistralForCausalLM"]},
-            "holds MistralForCausalLM, not a causal language model of model_type llama; expected Llama",
+            "not a causal language model of model_type llama; expected LlamaForCausalLM",
         ),
         ({"architectures": "LlamaForCausalLM"}, "not a causal language model"),
         ({"architectures": [1]}, "holds 1, not a causal language model"),
@@ -530,6 +531,30 @@ def test_a_path_that_is_no_directory_says_what_to_pass(model: Path, tmp_path: Pa
     lone = tmp_path / "model.gguf"
     lone.write_bytes(b"GGUF")
     assert "is not a directory. Pass the folder that save_pretrained wrote" in refusal(lone)
+
+
+def test_a_model_in_the_hubs_cache_is_the_same_model(model: Path, tmp_path: Path) -> None:
+    snapshot = in_hub_cache(model, tmp_path, "org/name")
+    (tmp_path / "link").symlink_to(snapshot)
+    expected = describe(model, read_config(model))
+    for directory in (snapshot, tmp_path / "link"):
+        check_loads(directory, weights_of(model))
+        found = describe(directory, read_config(directory))
+        assert (found.name, found.fingerprint) == ("org/name", expected.fingerprint)
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS_FILE])
+def test_a_link_that_leads_nowhere_is_refused(model: Path, tmp_path: Path, name: str) -> None:
+    snapshot = in_hub_cache(model, tmp_path, "org/name")
+    (snapshot / name).resolve().unlink()
+    assert f"{name} cannot be read: No such file or directory; download" in refusal(snapshot)
+
+
+def test_a_linked_model_is_called_as_the_folder_that_it_leads_to(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(model)
+    assert describe(tmp_path / "link", read_config(model)).name == model.name
 
 
 def test_a_path_that_does_not_exist_says_what_to_pass(tmp_path: Path) -> None:
