@@ -98,4 +98,4 @@ def _reason(error: Exception) -> str:
 
 
 def _shown(path: Path) -> str:
-    return f"{str(path):.200}"
+    return f"{path!s:.200}"
