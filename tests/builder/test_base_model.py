@@ -297,8 +297,26 @@ def test_shards_load(model: Path, tmp_path: Path) -> None:
     assert fingerprint(directory) == fingerprint(model)
 
 
-def test_a_pickled_checkpoint_loads(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickled_checkpoint_loads(model: Path, tmp_path: Path, zipped: bool) -> None:
     directory = pickled(model, tmp_path / "m")
+    torch.save(
+        weights_of(model),
+        directory / "pytorch_model.bin",
+        _use_new_zipfile_serialization=zipped,
+    )
+    check_loads(directory, weights_of(model))
+
+
+def test_pickled_shards_load(model: Path, tmp_path: Path) -> None:
+    directory = pickled(model, tmp_path / "m")
+    (directory / "pytorch_model.bin").unlink()
+    homes: dict[str, str] = {}
+    for number, weights in enumerate(halves(model).values()):
+        torch.save(weights, directory / f"part{number}.bin")
+        homes |= dict.fromkeys(weights, f"part{number}.bin")
+    index = {"metadata": {}, "weight_map": homes}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     check_loads(directory, weights_of(model))
 
 
