@@ -36,7 +36,10 @@ def read_config(directory: Path) -> Any:
     check_directory(directory)
     path = directory / CONFIG_FILE
     check_fields(path, read_object(path))
-    with _one_line(f"{path} cannot be read"), quiet():
+    with (
+        _one_line(f"{path} is not what transformers expects", f"correct it, or {NEXT_STEP}"),
+        quiet(),
+    ):
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         check_architecture(path, config)
         check_choices(path, config)
@@ -53,7 +56,7 @@ def load_model(directory: Path, dtype: str) -> Any:
     check_directory(directory)
     files = weight_files(directory)
     check_weights(files)
-    with _one_line(f"{directory} cannot be loaded"), quiet():
+    with _one_line(f"{directory} cannot be loaded", NEXT_STEP), quiet():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=getattr(torch, dtype),
@@ -71,7 +74,7 @@ def load_model(directory: Path, dtype: str) -> Any:
 
 
 @contextmanager
-def _one_line(what: str) -> Iterator[None]:
+def _one_line(what: str, next_step: str) -> Iterator[None]:
     """Turn what transformers raises, which is every kind of exception, into a message."""
     try:
         yield
@@ -79,7 +82,7 @@ def _one_line(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ModelError(f"{what}: {reason:.500}; {NEXT_STEP}") from error
+        raise ModelError(f"{what}: {reason:.500}; {next_step}") from error
 
 
 def head_dim(config: Any) -> int:

@@ -1,5 +1,6 @@
 """The files that hold a base model's weights: which ones, and what their headers say."""
 
+import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -55,14 +56,15 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     """
     for name in _FILES:
         single, index = directory / name, directory / f"{name}.index.json"
-        shards = _shards(index) if index.exists() else ()
-        if single.exists() and any(path.exists() for path in shards if path != single):
+        shards = _shards(index) if os.path.lexists(index) else ()
+        has_single = os.path.lexists(single)  # a link may lead nowhere
+        if has_single and any(path.exists() for path in shards if path != single):
             raise ModelError(
                 f"{directory} has two sets of weights, {single.name} and the shards of "
                 f"{index.name}; remove one"
             )
-        if single.exists() or shards:
-            return (single,) if single.exists() else _present(shards, index)
+        if has_single or shards:
+            return (single,) if has_single else _present(shards, index)
     others = sorted(p.name for p in directory.iterdir() if p.suffix in _WEIGHT_SUFFIXES)
     raise ModelError(
         f"{directory} has no {' or '.join(_FILES)}, and no index of either"

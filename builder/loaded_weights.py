@@ -92,12 +92,13 @@ def check_values(files: Iterable[Path], model: Any) -> None:
     prefix = f"{model.base_model_prefix}."
     for path in files:
         for name, stored in read_weights(path):
-            for own in {name, prefix + name, name.removeprefix(prefix)} & loaded.keys():
-                if not torch.equal(loaded[own], stored.to(loaded[own].dtype)):
-                    raise ModelError(
-                        f"{path}: transformers {__version__} does not give {own} the values that "
-                        f"{name} has in the file"
-                    )
+            spellings = (name, prefix + name, name.removeprefix(prefix))
+            own = next((spelling for spelling in spellings if spelling in loaded), None)
+            if own and not torch.equal(loaded[own], stored.to(loaded[own].dtype)):
+                raise ModelError(
+                    f"{path}: transformers {__version__} does not give {own} the values that "
+                    f"{name} has in the file"
+                )
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -73,7 +73,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, _MAX_JSON_BYTES)
     except AdapterError as error:
-        raise ModelError(f"{error}; {NEXT_STEP}") from error
+        raise ModelError(f"{error}; correct it, or {NEXT_STEP}") from error
 
 
 def _beside(path: Path) -> str:
@@ -98,4 +98,4 @@ def _reason(error: Exception) -> str:
 
 
 def _shown(path: Path) -> str:
-    return f"{str(path)!s:.200}"
+    return f"{path!s:.200}"

@@ -68,3 +68,15 @@ def halves(model: Path) -> dict[str, Weights]:
 def weights_of(model: Path) -> Weights:
     """Return what is in the model's one file."""
     return load_file(model / WEIGHTS_FILE)
+
+
+def in_hub_cache(model: Path, cache: Path, name: str) -> Path:
+    """Copy a model as the hub's cache lays it out: links in a snapshot, contents in blobs."""
+    home = cache / f"models--{name.replace('/', '--')}"
+    snapshot, blobs = home / "snapshots" / "0f3a9c", home / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(model.iterdir())):
+        shutil.copyfile(path, blobs / f"{number:064x}")
+        (snapshot / path.name).symlink_to(Path("..", "..", "blobs", f"{number:064x}"))
+    return snapshot

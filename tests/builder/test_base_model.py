@@ -14,6 +14,7 @@ from checkpoints import (
     WEIGHTS_FILE,
     Weights,
     halves,
+    in_hub_cache,
     weights_of,
     with_config,
     with_file,
@@ -21,7 +22,7 @@ from checkpoints import (
     with_weights,
 )
 from tiny import save_model
-from transformers import AutoConfig, LlamaModel
+from transformers import LlamaModel, YoutuConfig, YoutuForCausalLM
 
 from trt_lora.builder.base_model import describe, fingerprint, load_model, read_config
 from trt_lora.builder.quiet import quiet
@@ -157,12 +158,16 @@ def test_masks_that_older_releases_saved_are_left_out(tmp_path: Path) -> None:
 
 def test_a_row_that_transformers_clears_is_refused(tmp_path: Path) -> None:
     """It sets the embedding of Youtu's padding token to zero, whatever the file says."""
-    config = AutoConfig.for_model(
-        "youtu", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-        num_attention_heads=4, q_lora_rank=16, kv_lora_rank=16, pad_token_id=0,
-    )  # fmt: skip
-    directory = save_random(config, tmp_path / "m")
-    assert f"does not give {EMBEDDINGS} the values that" in refusal(directory)
+    with quiet():
+        model = YoutuForCausalLM(
+            YoutuConfig(
+                vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                num_attention_heads=4, q_lora_rank=16, kv_lora_rank=16, pad_token_id=0,
+            )
+        )  # fmt: skip
+        model.model.embed_tokens.weight.data[0] = 1
+        model.save_pretrained(tmp_path)
+    assert f"does not give {EMBEDDINGS} the values that" in refusal(tmp_path)
 
 
 # --------------------------------------------------------------------------------- tied weights
@@ -292,8 +297,26 @@ def test_shards_load(model: Path, tmp_path: Path) -> None:
     assert fingerprint(directory) == fingerprint(model)
 
 
-def test_a_pickled_checkpoint_loads(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickled_checkpoint_loads(model: Path, tmp_path: Path, zipped: bool) -> None:
     directory = pickled(model, tmp_path / "m")
+    torch.save(
+        weights_of(model),
+        directory / "pytorch_model.bin",
+        _use_new_zipfile_serialization=zipped,
+    )
+    check_loads(directory, weights_of(model))
+
+
+def test_pickled_shards_load(model: Path, tmp_path: Path) -> None:
+    directory = pickled(model, tmp_path / "m")
+    (directory / "pytorch_model.bin").unlink()
+    homes: dict[str, str] = {}
+    for number, weights in enumerate(halves(model).values()):
+        torch.save(weights, directory / f"part{number}.bin")
+        homes |= dict.fromkeys(weights, f"part{number}.bin")
+    index = {"metadata": {}, "weight_map": homes}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     check_loads(directory, weights_of(model))
 
 
@@ -419,18 +442,18 @@ def pickled(model: Path, directory: Path) -> Path:
         ),
         (
             {"architectures": ["MistralForCausalLM"]},
-            "holds MistralForCausalLM, not a causal language model of model_type llama; expected Llama",
+            "not a causal language model of model_type llama; expected LlamaForCausalLM",
         ),
         ({"architectures": "LlamaForCausalLM"}, "not a causal language model"),
         ({"architectures": [1]}, "holds 1, not a causal language model"),
         ({"architectures": None}, "holds a model without architectures"),
         ({"num_hidden_layers": "2"}, "Field 'num_hidden_layers' expected int, got str"),
         ({"num_attention_heads": 0}, "ZeroDivisionError"),
-        ({"hidden_size": -32}, "cannot be"),
+        ({"hidden_size": -32}, "negative dimension"),
         ({"dtype": "foo"}, "has no attribute 'foo'"),
         ({"transformers_weights": "a.safetensors"}, "transformers_weights is 'a.safetensors'"),
         ({"eos_token_id": "x"}, "eos_token_id"),
-        ({"text_config": 3}, "config.json cannot be read: "),
+        ({"text_config": 3}, "config.json is not what transformers expects: "),
     ],
 )
 def test_a_config_that_describes_no_model_is_refused(
@@ -444,7 +467,7 @@ def test_a_config_that_describes_no_model_is_refused(
     [
         ("{", "config.json is not JSON: "),
         (b"\xff\xfe", "config.json is not JSON: "),
-        ("[]", "config.json holds a list, not an object; download"),
+        ("[]", "config.json holds a list, not an object; correct it, or download"),
         ("", "config.json is empty; download"),
         (POINTER, "config.json is a Git LFS pointer"),
     ],
@@ -532,6 +555,30 @@ def test_a_path_that_is_no_directory_says_what_to_pass(model: Path, tmp_path: Pa
     assert "is not a directory. Pass the folder that save_pretrained wrote" in refusal(lone)
 
 
+def test_a_model_in_the_hubs_cache_is_the_same_model(model: Path, tmp_path: Path) -> None:
+    snapshot = in_hub_cache(model, tmp_path, "org/name")
+    (tmp_path / "link").symlink_to(snapshot)
+    expected = describe(model, read_config(model))
+    for directory in (snapshot, tmp_path / "link"):
+        check_loads(directory, weights_of(model))
+        found = describe(directory, read_config(directory))
+        assert (found.name, found.fingerprint) == ("org/name", expected.fingerprint)
+
+
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS_FILE])
+def test_a_link_that_leads_nowhere_is_refused(model: Path, tmp_path: Path, name: str) -> None:
+    snapshot = in_hub_cache(model, tmp_path, "org/name")
+    (snapshot / name).resolve().unlink()
+    assert f"{name} cannot be read: No such file or directory; download" in refusal(snapshot)
+
+
+def test_a_linked_model_is_called_as_the_folder_that_it_leads_to(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(model)
+    assert describe(tmp_path / "link", read_config(model)).name == model.name
+
+
 def test_a_path_that_does_not_exist_says_what_to_pass(tmp_path: Path) -> None:
     assert "does not exist. Pass the folder that" in refusal(tmp_path / "no")
     message = refusal(Path("org/no-such-name"))
@@ -558,15 +605,3 @@ def test_a_directory_above_the_model_says_what_to_pass(model: Path, tmp_path: Pa
     message = refusal(tmp_path / "hub")
     assert "has no config.json: it is not a model directory" in message
     assert message.endswith(f"Pass {tmp_path / 'hub' / 'snapshots' / '0f3a'}")
-
-
-def save_random(config: Any, directory: Path) -> Path:
-    """Save a model whose weights are all random, embeddings of padding too."""
-    from transformers import AutoModelForCausalLM
-
-    with quiet():
-        model: Any = AutoModelForCausalLM.from_config(config)
-        for weight in model.parameters():
-            weight.data = torch.randn_like(weight)
-        model.save_pretrained(directory)
-    return directory

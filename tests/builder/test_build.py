@@ -352,7 +352,7 @@ def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
 
 def test_a_config_that_is_not_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
         build_engine(BuildConfig(tmp_path, tmp_path / "e", ("attn_q",), flavour="none"))
 
 
@@ -361,7 +361,7 @@ def test_damaged_weights_are_refused(tiny_engine: TinyEngine, tmp_path: Path) ->
     shutil.copytree(tiny_engine.model, model)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ModelError, match=r"the weights in .* cannot be loaded"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged"):
         build_engine(tiny_config(model, tmp_path / "engine"))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -3,9 +3,11 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoints import POINTER, in_hub_cache, with_config, with_file, with_weights
 from conftest import TinyEngine
 
 from trt_lora.builder.targets import SiteList
@@ -162,3 +164,56 @@ def test_ctrl_c_exits_with_2_and_leaves_no_half_engine(
     assert message.rstrip().endswith("error: interrupted; nothing was written")
     assert "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
+
+
+TARGETS = ["--lora-target-modules", "attn_q", "attn_v", "--max-lora-rank", "16"]
+
+
+def test_a_model_in_the_hubs_cache_is_built(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    model = with_file(tiny_engine.model, tmp_path / "copy", "tokenizer.json", "{}")
+    snapshot = in_hub_cache(model, tmp_path / "cache", "org/name")
+    output = tmp_path / "engine"
+    main(["--model", str(snapshot), "--output", str(output), *TARGETS, *SMALL])
+    manifest, plain = read_manifest(output), read_manifest(tiny_engine.engine)
+    assert manifest.base_model.name == "org/name"
+    assert manifest.base_model.fingerprint == plain.base_model.fingerprint
+    assert manifest.files["model.onnx.data"] == plain.files["model.onnx.data"]  # the same weights
+    assert (output / "tokenizer.json").read_text() == "{}"
+    assert not any(path.is_symlink() for path in output.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda m, d: with_weights(m, d, lambda w: {f"module.{k}": w[k] for k in w}), "missing ("),
+        (lambda m, d: with_config(m, d, num_hidden_layers=3), "are missing (model.layers.2."),
+        (lambda m, d: with_config(m, d, num_hidden_layers=1), "unknown to the model (model.layers"),
+        (lambda m, d: with_config(m, d, vocab_size=98), "have another shape (lm_head.weight"),
+        (lambda m, d: with_config(m, d, hidden_act="foo"), "hidden_act is 'foo'"),
+        (
+            lambda m, d: with_config(m, d, quantization_config={"quant_method": "gptq"}),
+            "quantised by gptq",
+        ),
+        (lambda m, d: with_file(m, d, "adapter_config.json", "{}"), "adapter_config.json"),
+        (lambda m, d: with_file(m, d, "model.safetensors", POINTER), "is a Git LFS pointer"),
+        (lambda m, d: with_file(m, d, "model.safetensors", b"\0" * 99), "is damaged or no"),
+        (lambda m, d: with_file(m, d, "generation_config.json", "[]"), "holds a list"),
+        (lambda m, d: with_file(m, d, "config.json", "{"), "config.json is not JSON"),
+        (lambda m, _: m / "model.safetensors", "is not a directory. Pass "),
+        (lambda _, __: Path("x" * 300), "cannot be read: File name too long"),
+    ],
+)
+def test_a_damaged_model_is_refused_on_one_line(
+    fault: Callable[[Path, Path], Path],
+    message: str,
+    tiny_engine: TinyEngine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model, output = fault(tiny_engine.model, tmp_path / "m"), tmp_path / "e" / "engine"
+    error = refusal(capsys, "--model", str(model), "--output", str(output), *TARGETS, *SMALL)
+    *stages, line = error.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not any("rror" in stage for stage in stages)
+    assert not output.exists()
