@@ -188,7 +188,7 @@ def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
 
 def _largest(values: Float32) -> np.float32:
     """The largest magnitude; NaN if a value is."""
-    return np.maximum(values.max(initial=0), -values.min(initial=0))
+    return np.float32(np.maximum(values.max(initial=0), -values.min(initial=0)))
 
 
 def _compare(exact: Float32, found: Float32) -> Conversion:

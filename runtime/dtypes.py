@@ -45,7 +45,7 @@ def is_finite(values: Array, scratch: Array | None = None) -> bool:
     By the bits: numpy's own `isfinite` takes 16-bit floats one by one. `scratch` is memory of the
     same shape and size of elements.
     """
-    unsigned = np.dtype(f"u{values.itemsize}")
+    unsigned, sign = np.dtype(f"u{values.itemsize}"), 8 * values.itemsize - 1
     out = None if scratch is None else scratch.view(unsigned)
-    magnitude = np.bitwise_and(values.view(unsigned), np.iinfo(unsigned).max >> 1, out=out)
+    magnitude = np.bitwise_and(values.view(unsigned), (1 << sign) - 1, out=out)
     return bool(magnitude.max(initial=0) < _INFINITY[values.dtype])
