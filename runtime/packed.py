@@ -13,7 +13,7 @@ from trt_lora.runtime.weight import Weight
 
 _MAX_THREADS = 4
 _LARGE = 1 << 19  # bytes of a weight, on average; with smaller ones the waiting costs more
-_SHARE = 1 << 22  # bytes for a thread, which takes up to half of it as scratch memory
+_SHARE = 1 << 22  # bytes for each thread, which takes up to half as many as scratch memory
 
 
 def pack_weights(

@@ -22,9 +22,6 @@ from trt_lora.runtime.tensors import (
 )
 
 
-# ----------------------------------------------------------------------------------------- tensor
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_storage_of_every_dtype_has_its_size(dtype: str) -> None:
     size = getattr(torch, dtype).itemsize
