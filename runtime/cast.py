@@ -24,7 +24,8 @@ _TILE = 1 << 15  # elements; with the scratch memory, a tile fits a processor's 
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
 _GAP = 16  # elements between the rows of a tile
 _TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many without it
-_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)  # every one
+with np.errstate(invalid="ignore"):  # signalling NaN
+    _EVERY_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Caster:
         """Return the values as float32 [n]; numpy would convert those of float16 one by one."""
         exact = self._exact[: values.size]
         if values.dtype == np.float16:
-            self._take(_FLOAT16, values.view(np.uint16), exact)
+            self._take(_EVERY_FLOAT16, values.view(np.uint16), exact)
         else:
             np.copyto(exact.reshape(values.shape), values)
         return exact
@@ -188,7 +189,7 @@ def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
 
 def _largest(values: Float32) -> np.float32:
     """The largest magnitude; NaN if a value is."""
-    return np.maximum(values.max(initial=0), -values.min(initial=0))
+    return np.float32(np.maximum(values.max(initial=0), -values.min(initial=0)))
 
 
 def _compare(exact: Float32, found: Float32) -> Conversion:

@@ -40,12 +40,14 @@ def storage_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def is_finite(values: Array, scratch: Array | None = None) -> bool:
-    """Return whether no element of floats is NaN or infinite.
+    """Return whether no element is NaN or infinite.
 
     By the bits: numpy's own `isfinite` takes 16-bit floats one by one. `scratch` is memory of the
     same shape and size of elements.
     """
-    unsigned = np.dtype(f"u{values.itemsize}")
+    if values.dtype not in _INFINITY:  # an integer
+        return True
+    unsigned, sign = np.dtype(f"u{values.itemsize}"), 8 * values.itemsize - 1
     out = None if scratch is None else scratch.view(unsigned)
-    magnitude = np.bitwise_and(values.view(unsigned), np.iinfo(unsigned).max >> 1, out=out)
+    magnitude = np.bitwise_and(values.view(unsigned), (1 << sign) - 1, out=out)
     return bool(magnitude.max(initial=0) < _INFINITY[values.dtype])

@@ -6,17 +6,16 @@ from trt_lora.runtime.dtypes import Array, Float32
 
 _EXPONENT = 0xFF << 23  # of a float32
 _LEAST = 127 - 14 << 23  # the exponent of float16's least normal number
-# What makes a power of two the number from which on float32's last bit is worth what float16's is
-# at that power: 2 ** 13 times. And half of it more, so that neither sign leaves the power of two.
+# Times 1.5 * 2 ** 13: float32 has 13 digits more, and neither sign may leave the power of two.
 _SHIFT = (13 << 23) + (1 << 22)
 
 
 class Float16Rounder:
     """Rounds to nearest, ties to even, subnormal numbers included.
 
-    The adder does it: x + d has its last bit where x has it in float16, if d is 1.5 * 2 ** 13 times
-    the power of two below x. Less d again, it is what float16 makes of x. No number on the way is
-    subnormal unless x is, so that a processor told to flush them gives the same.
+    The adder does it: with d the power of two of x times 1.5 * 2 ** 13, x + d ends at the digit at
+    which x ends in float16. Less d again, it is what float16 makes of x. No number on the way is
+    subnormal unless x is, so that a processor that was told to flush them gives the same.
     """
 
     def __init__(self, size: int) -> None:
@@ -29,7 +28,7 @@ class Float16Rounder:
         """Write `values` as float16 to `stored`, and what that is in float32 to `found`.
 
         Args:
-            values: [n] in one piece, finite, and less than 65520, where float16 ends.
+            values: [n] in one piece, of magnitudes below 65520, where float16 ends.
             stored: float16 [n] in one piece.
             found: [n] in one piece.
         """

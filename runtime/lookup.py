@@ -16,8 +16,8 @@ class CastTable:
 
     entries: npt.NDArray[np.uint32]  # [65536]: the new bits, and above them the rank of the error
     errors: Float32  # [32768]: by rank, ascending; not finite where the result is not
-    first_lost: int  # the bits of the least positive number that becomes zero,
-    lost: int  # and how many do
+    first_lost: int  # bits of the least positive number that becomes zero; the next do too,
+    lost: int  # so many in all
 
     def count_lost(self, bits: Array, scratch: Array) -> int:
         """Return how many floats, given by their bits, become zero and were not.

@@ -11,6 +11,7 @@ from trt_lora.runtime.weight import Weight
 
 _MAX_THREADS = 4
 _LARGE = 1 << 19  # bytes of a weight, on average; with smaller ones the waiting costs more
+_SHARE = 1 << 22  # bytes for each thread, which takes up to half as many as scratch memory
 
 
 def pack_weights(
@@ -48,4 +49,6 @@ def pack_weights(
 
 def _threads(nbytes: int, count: int) -> int:
     """As many as pay: numpy lets others run while it copies, and waits for them in between."""
-    return min(_MAX_THREADS, os.cpu_count() or 1, count) if nbytes > count * _LARGE else 1
+    if nbytes <= count * _LARGE:
+        return 1
+    return max(1, min(_MAX_THREADS, os.cpu_count() or 1, count, nbytes // _SHARE))

@@ -1,8 +1,8 @@
-"""Read a safetensors file tensor by tensor, bfloat16 included.
+"""Read a safetensors file tensor by tensor.
 
-The safetensors library checks header and offsets; its numpy face cannot return bfloat16, so the
-bytes are read at the offsets it has checked. Format: 8 bytes little-endian header length, JSON
-header, data (https://huggingface.co/docs/safetensors).
+The safetensors library checks header and offsets; the bytes are read at the offsets it has checked,
+because the library maps the file (see `adapter_file`). Format: 8 bytes little-endian header length,
+JSON header, data (https://huggingface.co/docs/safetensors).
 """
 
 import json
@@ -31,7 +31,7 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], Array]  # row-major; bfloat16 as its bits
+    read: Callable[[], Array]  # row-major
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,12 @@ def test_memory_of_another_library_is_never_cast() -> None:
         fit_adapter(adapter(pair(), owned=False), make_manifest(dtype="float16"))
 
 
+def test_weights_that_are_no_floats_are_refused() -> None:
+    integers = {name: array.astype(np.int64) for name, array in pair().items()}
+    with pytest.raises(AdapterError, match="is int64, this engine takes float32"):
+        fit_adapter(adapter(integers, owned=False), MANIFEST)
+
+
 @pytest.mark.parametrize("owned", [True, False])
 def test_an_adapter_is_not_changed_by_the_fit(owned: bool) -> None:
     weights = make_weights(MANIFEST)

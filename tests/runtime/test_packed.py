@@ -26,6 +26,7 @@ def test_every_weight_is_cast_and_reported_under_its_name(
     large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "_LARGE", large)
+    monkeypatch.setattr(packed, "_SHARE", 1)
     given = weights()
     dtypes = dict.fromkeys(given, "float16") | {"w3": "float32"}
     tensors, changes = pack_weights({n: w for n, (_, w) in given.items()}, dtypes, "x")
@@ -43,6 +44,7 @@ def test_one_bad_weight_among_many_is_refused_by_name(
     large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "_LARGE", large)
+    monkeypatch.setattr(packed, "_SHARE", 1)
     given = weights()
     given["w2"][0][3, 17] = np.nan
     with pytest.raises(AdapterError, match="x: w2 holds NaN or infinity"):

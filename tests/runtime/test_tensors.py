@@ -21,8 +21,6 @@ from trt_lora.runtime.tensors import (
     tensor_from_storage,
 )
 
-# ----------------------------------------------------------------------------------------- tensor
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_storage_of_every_dtype_has_its_size(dtype: str) -> None:
