@@ -16,7 +16,7 @@ from fake_cuda import FakeCuda
 from fakes import FakeExecutor, make_manifest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from safetensors.numpy import save_file
 
 from trt_lora.plugins.errors import AdapterError, StateError, UnknownAdapterError
@@ -28,7 +28,7 @@ from trt_lora.runtime.tensors import TensorMap
 
 MANIFEST = make_manifest()
 SITES = [site.path for site in MANIFEST.sites[1:3]]
-NAMES = st.sampled_from("abc")
+NAMES = st.sampled_from("ab")
 SCALES = st.sampled_from([1, 0.5, 2.0, -1.0])  # of small integers, exactly
 MAPS = st.integers(0, 1)
 
@@ -73,15 +73,20 @@ class Life(RuleBasedStateMachine):
         self.seen: list[Bindings] = [{}, {}]
         self.multiple, self.files = 1, 0
 
-    @initialize(multiple=st.sampled_from([1, 8]))
-    def choose_an_executor(self, multiple: int) -> None:
+    @initialize(multiple=st.sampled_from([1, 8]), late=st.booleans())
+    def begin(self, multiple: int, late: bool) -> None:
         self.multiple = multiple
+        if not late:
+            self.bind()
 
     @rule()
-    @precondition(lambda self: not self.bound)
     def bind(self) -> None:
         executor = FakeExecutor(MANIFEST, self.memory)
         executor.rank_multiple = self.multiple
+        if self.bound:
+            with pytest.raises(StateError, match="has an engine already"):
+                self.manager.initialize_engine_bindings(executor)
+            return
         self.manager.initialize_engine_bindings(executor)
         self.bound, expected = True, self.expected
         expected.adapters = {n: self.placed(values_of(b)) for n, b in expected.adapters.items()}
@@ -163,8 +168,11 @@ class Life(RuleBasedStateMachine):
         self.expected.active = None
 
     @rule(index=MAPS)
-    @precondition(lambda self: self.bound)
     def refresh(self, index: int) -> None:
+        if not self.bound:
+            with pytest.raises(StateError, match="no engine is bound"):
+                self.manager.refresh_tensor_map(self.maps[index])
+            return
         self.manager.refresh_tensor_map(self.maps[index])
         self.seen[index] = self.expected.active[2] if self.expected.active else {}
 
@@ -261,4 +269,4 @@ def values_of(bindings: Bindings) -> dict[str, Array]:
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLife.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
