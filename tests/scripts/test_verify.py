@@ -72,6 +72,7 @@ def test_an_engine_that_computes_what_peft_does_passes(
     assert "same best token" in printed
     assert "self_attn.k_proj" in printed
     assert "the engine computes what PEFT does" in printed
+    assert printed.endswith("; it ran on ONNX Runtime (CPU)\n")
 
 
 # ------------------------------------------------------------------------------- planted mistakes
