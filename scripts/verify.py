@@ -14,6 +14,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import Engine, LoRAManager, Sampling, TensorMap, generate, open_engine
 from trt_lora.runtime.decoding import Decoder
 from trt_lora.runtime.executor import BACKENDS
+from trt_lora.runtime.tensors import HOST
 from trt_lora.runtime.text import TextTokenizer
 from trt_lora.scripts.adapter_arguments import BASE, activate
 from trt_lora.scripts.console import print_table
@@ -54,7 +55,7 @@ def _verify(args: argparse.Namespace) -> None:
     require_peft("verify")
     problems: list[str] = []
     with open_engine(args.engine, args.backend) as engine:
-        tolerance = TOLERANCES[engine.manifest.dtype]
+        runner, tolerance = _runner(engine), TOLERANCES[engine.manifest.dtype]
         limit = chosen_tolerance(args.tolerance, tolerance.logit)
         problems += _other_base(engine, args.model)
         manager = LoRAManager()
@@ -75,7 +76,13 @@ def _verify(args: argparse.Namespace) -> None:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
         sys.exit(1)
-    print(f"the engine computes what PEFT does: {args.adapter}")
+    print(f"the engine computes what PEFT does: {args.adapter}; it ran on {runner}")
+
+
+def _runner(engine: Engine) -> str:
+    if engine.memory.device == HOST:
+        return "ONNX Runtime (CPU)"
+    return f"{engine.manifest.flavour} (GPU)"
 
 
 def _reference(model: Path, adapter: Path, dtype: str) -> "PeftReference":

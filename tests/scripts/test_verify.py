@@ -11,10 +11,12 @@ from tiny import save_adapter, save_model, tiny_config
 from trt_lora.builder import build_engine
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.load import load_adapter
+from trt_lora.runtime.tensors import Array
 from trt_lora.runtime.weight import Pair
 from trt_lora.scripts import verify
 from trt_lora.scripts.trt_lora_command import main
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 RANK, ALPHA = 4, 12
 Q, K = ("model.layers.{}.self_attn." + name for name in ("q_proj", "k_proj"))
 
@@ -40,6 +42,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(model, folder / "engine", adapter)
 
 
+def tensors(made: Made) -> dict[str, Array]:
+    return load_file(made.adapter / WEIGHTS)
+
+
+def with_tensors(made: Made, tensors: dict[str, Array], directory: Path) -> Made:
+    """The adapter's config with other tensors."""
+    (directory / CONFIG).write_bytes((made.adapter / CONFIG).read_bytes())
+    save_file(tensors, directory / WEIGHTS)
+    return replace(made, adapter=directory)
+
+
 def exit_code(made: Made, *options: str, model: Path | None = None) -> int:
     where = [str(made.engine), "--model", str(model or made.model), "--adapter", str(made.adapter)]
     try:
@@ -59,6 +72,7 @@ def test_an_engine_that_computes_what_peft_does_passes(
     assert "same best token" in printed
     assert "self_attn.k_proj" in printed
     assert "the engine computes what PEFT does" in printed
+    assert printed.endswith("; it ran on ONNX Runtime (CPU)\n")
 
 
 # ------------------------------------------------------------------------------- planted mistakes
@@ -147,13 +161,8 @@ def test_another_base_model_with_another_config_is_caught_by_its_fingerprint(
 def test_a_file_that_lacks_a_targeted_layer_is_caught(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = load_file(made.adapter / "adapter_model.safetensors")
-    kept = {name: value for name, value in kept.items() if ".layers.1." not in name}
-    (tmp_path / "adapter_config.json").write_bytes(
-        (made.adapter / "adapter_config.json").read_bytes()
-    )
-    save_file(kept, tmp_path / "adapter_model.safetensors")
-    assert exit_code(replace(made, adapter=tmp_path)) == 1  # PEFT takes it without a word
+    kept = {name: value for name, value in tensors(made).items() if ".layers.1." not in name}
+    assert exit_code(with_tensors(made, kept, tmp_path)) == 1  # PEFT takes it without a word
     assert f"{Q.format(1)} is targeted, but has no tensors" in capsys.readouterr().err
 
 
@@ -178,13 +187,8 @@ def test_a_tolerance_that_proves_nothing_is_refused(
 def test_an_adapter_that_adds_nothing_proves_nothing(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tensors = load_file(made.adapter / "adapter_model.safetensors")
-    zeros = {name: t * 0 if "lora_B" in name else t for name, t in tensors.items()}
-    (tmp_path / "adapter_config.json").write_bytes(
-        (made.adapter / "adapter_config.json").read_bytes()
-    )
-    save_file(zeros, tmp_path / "adapter_model.safetensors")
-    assert exit_code(replace(made, adapter=tmp_path)) == 1
+    zeros = {name: t * 0 if "lora_B" in name else t for name, t in tensors(made).items()}
+    assert exit_code(with_tensors(made, zeros, tmp_path)) == 1
     assert "the adapter adds nothing at any site" in capsys.readouterr().err
 
 
