@@ -7,11 +7,11 @@ import sys
 if sys.platform == "linux":
     import fcntl
 
-    def open_for_writing(descriptor: int) -> bool:
-        """Return whether a file is open for writing, or mapped for it, anywhere on this machine.
+    def open_for_writing(descriptor: int) -> bool | None:
+        """Return whether a file is open for writing, or mapped for it; None if that is not told.
 
         A lease for reading is granted only if it is not. Linux grants one to the owner of the file
-        and to root, on file systems of its own; elsewhere nothing is known, and False returned.
+        and to root, on file systems of this machine.
 
         Args:
             descriptor: of the file, open for reading alone.
@@ -23,11 +23,11 @@ if sys.platform == "linux":
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as error:
-            return error.errno == errno.EAGAIN
+            return True if error.errno == errno.EAGAIN else None
         return False
 
 else:
 
-    def open_for_writing(descriptor: int) -> bool:
-        """Return False: this system does not tell."""
-        return False
+    def open_for_writing(descriptor: int) -> bool | None:
+        """Return None: this system does not tell."""
+        return None
