@@ -1,8 +1,10 @@
 """Whether anybody has a file open for writing: what Linux knows, and tells by its leases."""
 
 import errno
+import os
 import signal
 import sys
+from pathlib import Path
 
 if sys.platform == "linux":
     import fcntl
@@ -23,8 +25,18 @@ if sys.platform == "linux":
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as error:
-            return True if error.errno == errno.EAGAIN else None
+            return True if error.errno == errno.EAGAIN and _is_local(descriptor) else None
         return False
+
+    def _is_local(descriptor: int) -> bool:
+        """Whether the file system is one of this machine: NFS and SMB refuse leases at will."""
+        device = os.fstat(descriptor).st_dev
+        if os.major(device):  # of a disk
+            return True
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+        number = f" 0:{os.minor(device)} "
+        kinds = (line.partition(" - ")[2] for line in mounts.splitlines() if number in line)
+        return any(kind.startswith(("tmpfs ", "overlay ")) for kind in kinds)
 
 else:
 
