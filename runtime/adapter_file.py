@@ -3,8 +3,8 @@
 What is promised: all pieces are of one version, the one that the file had when it was opened, or
 there is an error. A file that is written to at that moment is waited for, a little while. A file
 that is replaced or removed meanwhile is read to its end. Where `open_for_writing` knows nothing
-(another's file, a network file system), a writer that pauses for longer than a tick halfway, or
-writes through memory, can pass for one that has finished.
+(another user's file, a network file system), a writer that pauses for a fifth of a second halfway,
+or writes through memory, can pass for one that has finished.
 
 Reading instead of mapping: a mapped file that somebody truncates ends the process with a signal,
 and its pages count as memory of the process.
@@ -31,7 +31,8 @@ _POINTER = b"version https://git-lfs.github.com/"
 _LARGEST_POINTER = 1024  # bytes, by its specification
 
 _TICK_NS = 10_000_000  # of the clock of files, at the most
-_TICKS = 20  # that a file may take to be written, once it is opened
+_QUIET_NS = 200_000_000  # without a change, where nobody tells whether there is a writer
+_TICKS = 30  # that a file may take to be written, once it is opened
 
 _ONLY_OURS = 2  # references, as `sys.getrefcount` counts them: the attribute and its own argument
 
@@ -90,9 +91,9 @@ class AdapterFile:
         The clock of files ticks: two changes within one tick leave the same time.
         """
         for _ in range(_TICKS):
-            state = os.fstat(self._file.fileno())
+            written, state = open_for_writing(self._file.fileno()), os.fstat(self._file.fileno())
             age = time.time_ns() - state.st_mtime_ns  # negative where another clock made the time
-            if abs(age) > _TICK_NS and not open_for_writing(self._file.fileno()):
+            if not written and abs(age) > (_QUIET_NS if written is None else _TICK_NS):
                 return state
             time.sleep(_TICK_NS / 1e9)
         raise AdapterError(f"{self.path} is being written to; load it again when that is done")

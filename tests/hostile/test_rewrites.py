@@ -44,7 +44,8 @@ def after_the_config(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]
 def test_an_adapter_that_is_replaced_while_it_is_opened_is_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version(tmp_path / "old", 1), version(tmp_path / "new", 3)
+    version(tmp_path / "old", 1)
+    version(tmp_path / "new", 3)
     (tmp_path / "adapter").symlink_to("old")
 
     def replace() -> None:
@@ -77,7 +78,7 @@ def test_other_files_of_the_directory_may_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = version(tmp_path / "a", 1)
-    after_the_config(monkeypatch, lambda: (directory / "log.txt").write_text("new") and None)
+    after_the_config(monkeypatch, (directory / "log.txt").touch)
     assert load_adapter(directory).weights
 
 

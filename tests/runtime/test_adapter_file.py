@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime import adapter_file
 from trt_lora.runtime.adapter_file import AdapterFile, Bytes
 
 CONTENT = bytes(range(256)) * 64
@@ -114,6 +115,26 @@ def test_a_file_that_is_soon_complete_is_waited_for(tmp_path: Path) -> None:
     writer.start()
     file = AdapterFile(path)
     writer.join()
+    np.testing.assert_array_equal(file.read(0, len(CONTENT)), expected(0, len(CONTENT)))
+
+
+def test_a_writer_that_pauses_is_waited_for_where_the_system_does_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_file, "open_for_writing", lambda _: None)
+    path, half = tmp_path / "file", len(CONTENT) // 2
+    path.write_bytes(bytes(len(CONTENT)))
+
+    def write() -> None:
+        for start in (0, half):
+            stream.write(CONTENT[start : start + half])
+            time.sleep(0.05)
+
+    with path.open("r+b", buffering=0) as stream:
+        writer = threading.Thread(target=write)
+        writer.start()
+        file = AdapterFile(path)
+        writer.join()
     np.testing.assert_array_equal(file.read(0, len(CONTENT)), expected(0, len(CONTENT)))
 
 

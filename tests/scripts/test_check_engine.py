@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import trt_lora
 from conftest import TinyEngine
 
 from trt_lora.runtime.manifest import ONNX_FILE, ONNX_WEIGHTS_FILE
-from trt_lora.scripts.trt_lora_command import main
 
 
 @pytest.fixture
@@ -18,15 +18,7 @@ def engine(tiny_engine: TinyEngine, tmp_path: Path) -> Path:
 
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str | Path, expected: int = 0) -> str:
-    """Run it, check the exit status, and return what it printed."""
-    code = 0
-    try:
-        main(["check", *(str(argument) for argument in arguments)])
-    except SystemExit as exited:
-        code = int(exited.code or 0)
-    printed = capsys.readouterr()
-    assert code == expected, printed
-    return printed.out or printed.err
+    return trt_lora(capsys, "check", *arguments, expected=expected)
 
 
 def test_an_engine_that_is_whole_says_so(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,27 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import trt_lora
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
 from tiny import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.scripts.plain_engine import engine_without_lora
-from trt_lora.scripts.trt_lora_command import main
 
 Q = "model.layers.0.self_attn.q_proj"
 
 
 def inspect(capsys: pytest.CaptureFixture[str], *arguments: str | Path, expected: int = 0) -> str:
-    """Run it, check the exit status, and return what it printed."""
-    code = 0
-    try:
-        main(["inspect", *(str(argument) for argument in arguments)])
-    except SystemExit as exited:
-        code = int(exited.code or 0)
-    printed = capsys.readouterr()
-    assert code == expected, printed.err
-    return printed.out or printed.err
+    return trt_lora(capsys, "inspect", *arguments, expected=expected)
 
 
 def test_an_engine_says_what_it_takes(

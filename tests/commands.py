@@ -1,0 +1,19 @@
+"""The command `trt-lora` in this process."""
+
+from pathlib import Path
+
+import pytest
+
+from trt_lora.scripts.trt_lora_command import main
+
+
+def trt_lora(capsys: pytest.CaptureFixture[str], *arguments: str | Path, expected: int = 0) -> str:
+    """Run it, check the exit status, and return what it printed."""
+    code = 0
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as exited:
+        code = int(exited.code or 0)
+    printed = capsys.readouterr()
+    assert code == expected, printed.err
+    return printed.out or printed.err
