@@ -1,5 +1,6 @@
 """What runs an engine, and the choice between TensorRT on a GPU and ONNX Runtime on the CPU."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,8 @@ from trt_lora.runtime.cuda import cuda_obstacle
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.memory import Memory
 from trt_lora.runtime.tensors import Tensor, TensorMap
+
+_LOG = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "tensorrt", "onnxruntime")
 
@@ -86,7 +89,8 @@ def open_engine(directory: str | Path, backend: str = "auto") -> Engine:
 
     Args:
         directory: what `build-engine --output` made.
-        backend: "tensorrt", "onnxruntime", or "auto": TensorRT where a GPU and a plan are there.
+        backend: "tensorrt", "onnxruntime", or "auto": TensorRT where a GPU and a plan are there;
+            which of them it is, and why, is logged.
 
     Raises:
         ManifestError: the directory is no engine, or is incomplete.
@@ -99,6 +103,8 @@ def open_engine(directory: str | Path, backend: str = "auto") -> Engine:
     obstacle = _tensorrt_obstacle(manifest) if backend != "onnxruntime" else "not asked for"
     if backend == "tensorrt" and obstacle:
         raise BackendError(f"{directory} cannot run on TensorRT here: {obstacle}")
+    if backend == "auto":
+        _LOG.info("%s runs on %s", directory, _choice(manifest, obstacle))
     if obstacle:
         from trt_lora.runtime.onnxruntime_backend import OnnxRuntimeEngine
 
@@ -106,6 +112,13 @@ def open_engine(directory: str | Path, backend: str = "auto") -> Engine:
     from trt_lora.runtime.tensorrt_backend import TensorRTEngine
 
     return TensorRTEngine(directory, manifest)
+
+
+def _choice(manifest: Manifest, obstacle: str) -> str:
+    """The backend in words, and why not the other."""
+    if obstacle:
+        return f"ONNX Runtime (CPU): {obstacle}"
+    return f"{manifest.flavour} (GPU): it has a plan, and library and GPU are there"
 
 
 def _tensorrt_obstacle(manifest: Manifest) -> str:

@@ -97,7 +97,7 @@ def test_closing_waits_for_the_run_under_way_and_refuses_later_ones(
     with ThreadPoolExecutor(2) as pool, closed_engine as engine:
         tensor_map = inputs(engine)
         expected = logits(engine.execute(tensor_map))
-        during_a_run(lambda: begun.set() or go_on.wait(SOON))
+        during_a_run(lambda: (begun.set(), go_on.wait(SOON)))  # type: ignore[func-returns-value]
         run = pool.submit(engine.execute, tensor_map)
         assert begun.wait(SOON)
         leaving = pool.submit(engine.__exit__, None, None, None)
@@ -139,7 +139,7 @@ def test_threads_one_after_the_other_use_the_same_bindings(
     monkeypatch.setattr(
         onnxruntime.InferenceSession,
         "io_binding",
-        lambda session: made.append(session) or original(session),
+        lambda session: (made.append(session), original(session))[1],  # type: ignore[func-returns-value]
     )
     tensor_map = inputs(cpu)
     for _ in range(10):
@@ -156,7 +156,7 @@ def test_inputs_of_the_run_before_stay_bound(cpu: Engine, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         onnxruntime.IOBinding,
         "bind_ortvalue_input",
-        lambda binding, name, value: bound.append(name) or original(binding, name, value),
+        lambda *given: (bound.append(given[1]), original(*given))[1],  # type: ignore[func-returns-value]
     )
     tensor_map = inputs(cpu)
     cpu.execute(tensor_map)
@@ -193,7 +193,8 @@ def test_no_run_begins_before_the_other_has_ended(
         return enter(function, *args)
 
     with TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest()) as engine:
-        manager, maps = manager_of(engine, **weights), {}
+        maps: dict[str, TensorMap] = {}
+        manager = manager_of(engine, **weights)
         for name in weights:
             manager.switch_weights(name)
             manager.refresh_tensor_map(maps.setdefault(name, prompt(engine)))
