@@ -184,13 +184,17 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_no_numbers_name_the_adapter_and_its_strength(
-    engine: Engine, manager: LoRAManager, temperature: float
+    engine: Engine, temperature: float
 ) -> None:
-    manager.switch_weights("a", 1e38)
-    sampling = Sampling(temperature=temperature)
-    with pytest.raises(OutputError, match=r"prompt 0, 1 .*adapter 'a' at strength 1e\+38: "):
+    manager, sampling = LoRAManager(), Sampling(temperature=temperature)
+    manager.initialize_engine_bindings(engine)
+    shapes = {name: site.shape(f, 1) for name, (site, f) in engine.manifest.lora_bindings.items()}
+    huge = {name: np.full(shape, 1e30, np.float32) for name, shape in shapes.items()}
+    manager.add_weights("huge", huge)
+    manager.switch_weights("huge", 0.5)
+    with pytest.raises(OutputError, match=r"prompt 0, 1 .*adapter 'huge' at strength 0\.5: "):
         generate(engine, PROMPTS[:2], manager=manager, sampling=sampling)
-    manager.switch_weights("a")
+    manager.reset_weights()
     assert generate(engine, PROMPTS[:2], manager=manager, sampling=sampling)
 
 

@@ -3,6 +3,7 @@
 import builtins
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,16 @@ def test_decoding_leaves_special_tokens_out(tmp_path: Path) -> None:
     tokenizer = TextTokenizer(engine(tmp_path))
     assert tokenizer.decode([1, 6, 7, 2, 0]) == "hello world"
     assert tokenizer.decode(()) == ""
+
+
+def test_threads_share_a_tokenizer(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer(engine(tmp_path))
+    prompts = ["hello", "how are you ?", "hello world hello", ""] * 50
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(tokenizer.encode, prompts))
+        texts = list(pool.map(tokenizer.decode, found))
+    assert found == [tokenizer.encode(prompt) for prompt in prompts]
+    assert texts == [tokenizer.decode(ids) for ids in found]
 
 
 # ---------------------------------------------------------------------------------------- sandbox
