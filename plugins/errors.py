@@ -49,5 +49,9 @@ class BackendError(LoRAError, RuntimeError):
     """An engine cannot be run, or built, by the backend asked for."""
 
 
+class OutputError(LoRAError, ArithmeticError):
+    """An engine's answer is no number: the weights at hand leave its number range."""
+
+
 class StateError(LoRAError, RuntimeError):
     """A call came before the one it depends on."""

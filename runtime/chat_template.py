@@ -5,7 +5,7 @@ neither call into Python nor change what it is given.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +16,8 @@ CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+_MAX_CHARACTERS = 1 << 24  # of a conversation: more tokens than any model has positions for
 
 
 class ChatTemplate:
@@ -34,22 +36,22 @@ class ChatTemplate:
         """Return the text of a conversation, ready for the assistant's answer.
 
         Raises:
-            ConfigError: the template fails, or refuses the conversation.
+            ConfigError: there are no messages, or they are none; the template fails, refuses the
+                conversation, or writes without end.
         """
-        import jinja2
-
+        _check_messages(messages)
         try:
-            return str(
-                self._environment.from_string(self._source).render(
-                    messages=messages,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=True,
-                    **self._special_tokens,
-                )
+            parts = self._environment.from_string(self._source).generate(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise ConfigError(f"the model's chat template refuses the prompt: {error}") from error
+            return _joined(parts)
+        except Exception as error:  # a template is a program: it can fail in any way
+            reason = " ".join(f"{error or type(error).__name__}".split())
+            raise ConfigError(f"the model's chat template refuses the prompt: {reason}") from error
 
 
 def read_chat_template(directory: Path) -> ChatTemplate | None:
@@ -74,6 +76,32 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
         return None
     special = {k: v for k, v in tokens.items() if k.endswith("_token") and isinstance(v, str)}
     return ChatTemplate(source, special)
+
+
+def _check_messages(messages: object) -> None:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(
+            f"a conversation is {messages!r:.80}, expected a list of one message or more"
+        )
+    for index, message in enumerate(messages):
+        fields = message if isinstance(message, Mapping) else {}
+        for name in ("role", "content"):
+            if not isinstance(fields.get(name), str):
+                raise ConfigError(
+                    f"message {index} is {message!r:.80}: its {name} is no string; "
+                    "expected {'role': 'user', 'content': 'text'}"
+                )
+
+
+def _joined(parts: Iterable[str]) -> str:
+    """Join what a template writes, as long as that is no more than a model can read."""
+    text, length = [], 0
+    for part in parts:
+        text.append(part)
+        length += len(part)
+        if length > _MAX_CHARACTERS:
+            raise ValueError(f"it writes more than {_MAX_CHARACTERS} characters")
+    return "".join(text)
 
 
 def _content(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """What runs an engine, and the choice between TensorRT on a GPU and ONNX Runtime on the CPU."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,8 @@ from trt_lora.runtime.engine_files import check_files
 from trt_lora.runtime.manifest import PLAN_FILE, Manifest, read_manifest
 from trt_lora.runtime.memory import Memory
 from trt_lora.runtime.tensors import Tensor, TensorMap
+
+_LOG = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "tensorrt", "onnxruntime")
 
@@ -92,7 +95,8 @@ def open_engine(directory: str | Path, backend: str = "auto", *, check: str = "f
 
     Args:
         directory: what `build-engine --output` made.
-        backend: "tensorrt", "onnxruntime", or "auto": TensorRT where a GPU and a plan are there.
+        backend: "tensorrt", "onnxruntime", or "auto": TensorRT where a GPU and a plan are there;
+            which of them it is, and why, is logged.
         check: "fast" compares the files with the manifest by size and a sample, in milliseconds;
             "full" by every byte, which takes a second per gigabyte (`check_files`).
 
@@ -110,6 +114,8 @@ def open_engine(directory: str | Path, backend: str = "auto", *, check: str = "f
     )
     if backend == "tensorrt" and obstacle:
         raise BackendError(f"{directory} cannot run on TensorRT here: {obstacle}")
+    if backend == "auto":
+        _LOG.info("%s runs on %s", directory, _choice(manifest, obstacle))
     check_files(directory, manifest, check, "onnxruntime" if obstacle else "tensorrt")
     if obstacle:
         from trt_lora.runtime.onnxruntime_backend import OnnxRuntimeEngine
@@ -118,6 +124,13 @@ def open_engine(directory: str | Path, backend: str = "auto", *, check: str = "f
     from trt_lora.runtime.tensorrt_backend import TensorRTEngine
 
     return TensorRTEngine(directory, manifest)
+
+
+def _choice(manifest: Manifest, obstacle: str) -> str:
+    """The backend in words, and why not the other."""
+    if obstacle:
+        return f"ONNX Runtime (CPU): {obstacle}"
+    return f"{manifest.flavour} (GPU): it has a plan, and library and GPU are there"
 
 
 def _tensorrt_obstacle(directory: Path, manifest: Manifest) -> str:

@@ -1,21 +1,23 @@
 """Generate answers with whichever adapter is active."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeGuard, cast
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.chat_template import Message
+from trt_lora.plugins.errors import OutputError
 from trt_lora.runtime.decoding import Decoder, Ids, left_pad
 from trt_lora.runtime.executor import Engine
 from trt_lora.runtime.manager import LoRAManager
-from trt_lora.runtime.sampling import Sampling, choose
+from trt_lora.runtime.prompts import Prompt, encoded, is_text, prompt_list, vocabulary_size
+from trt_lora.runtime.sampling import Logits, Sampling, choose, generator
 from trt_lora.runtime.tensors import TensorMap
 from trt_lora.runtime.text import TextTokenizer
+from trt_lora.runtime.token_ids import token_ids
 
-Prompt = str | Sequence[int] | Sequence[Message]
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,12 @@ class Completion:
 
     token_ids: tuple[int, ...]  # without the stop token
     text: str  # empty where the prompts were token ids
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 def generate(
     engine: Engine,
-    prompts: Sequence[Prompt],
+    prompts: str | Iterable[Prompt],
     *,
     manager: LoRAManager | None = None,
     sampling: Sampling | None = None,
@@ -37,9 +39,17 @@ def generate(
 ) -> list[Completion]:
     """Answer a batch of prompts, all with the manager's active adapter.
 
+    An answer depends on its own prompt, the adapter and `sampling` alone: the draws of a prompt
+    come from the seed and its tokens, so that equal prompts have equal answers. What else is in the
+    batch can change no more than the rounding of the logits.
+
+    Threads may generate on one engine, and with one tokenizer, at a time. Each has a manager of its
+    own, or holds a lock from `switch_weights` until this returns.
+
     Args:
         engine: a running engine.
-        prompts: strings (a user's message each), conversations of messages, or lists of token ids.
+        prompts: one string, or a list of prompts: strings (a user's message each), conversations of
+            messages, or lists of token ids.
         manager: holds the adapters; without one the base model answers.
         sampling: how tokens are chosen; greedy by default.
         tokenizer: of the engine's directory, to read it once for many calls.
@@ -48,78 +58,87 @@ def generate(
         One completion per prompt, in their order.
 
     Raises:
-        ConfigError: the batch or a prompt is beyond the engine's limits, or text is given and the
-            engine has no tokenizer.
+        ConfigError: the batch or a prompt is beyond the engine's limits, a prompt or stop token is
+            none of the model's, or text is given and the engine has no tokenizer.
+        OutputError: the logits are NaN or infinite; the message names the adapter.
     """
     sampling = sampling or Sampling()
-    if tokenizer is None and not all(_is_ids(prompt) for prompt in prompts):
+    batch = prompt_list(prompts)
+    if tokenizer is None and any(map(is_text, batch)):
         tokenizer = TextTokenizer(engine.directory)
-    ids = [_encode(prompt, tokenizer) for prompt in prompts]
-    _check_limits(ids, engine)
-    rows = _run(engine, ids, _lora_bindings(engine, manager), sampling)
+    rows = _run(engine, encoded(batch, tokenizer, engine.manifest), manager, sampling)
     return [
         Completion(row, tokenizer.decode(row) if tokenizer else "", reason) for row, reason in rows
     ]
 
 
-def _is_ids(prompt: Prompt) -> TypeGuard[Sequence[int]]:
-    return not isinstance(prompt, str) and all(isinstance(i, int | np.integer) for i in prompt)
+def _run(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    manager: LoRAManager | None,
+    sampling: Sampling,
+) -> list[tuple[tuple[int, ...], FinishReason]]:
+    stops, pad = _stop_token_ids(engine, sampling), engine.manifest.base_model.pad_token_id
+    bindings, weights = _weights(engine, manager)
+    ids, mask = left_pad(prompts, pad)
+    decoder = Decoder(engine, bindings, len(prompts))
+    generators = [generator(sampling.seed, prompt) for prompt in prompts]
+    rows: list[list[int]] = [[] for _ in prompts]
+    running = np.arange(len(prompts))  # rows that have met no stop token
+    steps = min(sampling.max_new_tokens, engine.manifest.max_seq_len - ids.shape[1])
+    for _ in range(steps):
+        logits = decoder.step(ids, mask)[:, -1]
+        if running.size < len(prompts):
+            logits = logits[running]  # a copy: padding may be no number
+        _check_numbers(logits, running, weights)
+        draws = np.array([generators[row].random() for row in running])
+        tokens = choose(logits, sampling, draws)
+        going_on = ~np.isin(tokens, stops)
+        running, tokens = running[going_on], tokens[going_on]
+        for row, token in zip(running, tokens, strict=True):
+            rows[row].append(int(token))
+        if not running.size:
+            break
+        ids, mask = _next_column(tokens, running, len(prompts), pad)
+    cut = set(running.tolist())
+    return [(tuple(row), "length" if i in cut else "stop") for i, row in enumerate(rows)]
 
 
-def _encode(prompt: Prompt, tokenizer: TextTokenizer | None) -> list[int]:
-    if _is_ids(prompt):
-        return [int(token) for token in prompt]
-    assert tokenizer is not None  # made when any prompt is text
-    return tokenizer.encode(cast("str | Sequence[Message]", prompt))
+def _stop_token_ids(engine: Engine, sampling: Sampling) -> tuple[int, ...]:
+    if sampling.stop_token_ids is None:
+        return engine.manifest.base_model.stop_token_ids
+    vocabulary = vocabulary_size(engine.manifest)
+    return token_ids("stop_token_ids", sampling.stop_token_ids, vocabulary)
 
 
-def _check_limits(prompts: Sequence[Sequence[int]], engine: Engine) -> None:
-    manifest = engine.manifest
-    if len(prompts) > manifest.max_batch_size:
-        raise ConfigError(
-            f"{len(prompts)} prompts are more than this engine's batch of "
-            f"{manifest.max_batch_size}; split them, or build with a larger --max-batch-size"
-        )
-    longest = max(map(len, prompts), default=0)
-    if longest > manifest.max_input_len:
-        raise ConfigError(
-            f"a prompt has {longest} tokens, this engine takes {manifest.max_input_len}; "
-            "shorten it, or build with a larger --max-input-len"
-        )
-
-
-def _lora_bindings(engine: Engine, manager: LoRAManager | None) -> TensorMap:
+def _weights(engine: Engine, manager: LoRAManager | None) -> tuple[TensorMap, str]:
+    """The LoRA bindings, and in words what is bound."""
     if manager is None:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
-    return tensor_map
+    name = manager.get_active_adapter_name()
+    strength = f"adapter {name!r} at strength {manager.active_scale:g}"
+    return tensor_map, strength if name else "no adapter"
 
 
-def _run(
-    engine: Engine, prompts: Sequence[Sequence[int]], bindings: TensorMap, sampling: Sampling
-) -> list[tuple[tuple[int, ...], Literal["stop", "length"]]]:
-    base = engine.manifest.base_model
-    stops = base.stop_token_ids if sampling.stop_token_ids is None else sampling.stop_token_ids
-    ids, mask = left_pad(prompts, base.pad_token_id)
-    decoder = Decoder(engine, bindings, len(prompts))
-    rng = np.random.default_rng(sampling.seed)
-    rows: list[list[int]] = [[] for _ in prompts]
-    running = np.ones(len(prompts), bool)
-    steps = min(sampling.max_new_tokens, engine.manifest.max_seq_len - ids.shape[1])
-    for _ in range(steps):
-        tokens = choose(decoder.step(ids, mask)[:, -1], sampling, rng)
-        running &= ~np.isin(tokens, stops)
-        for row in np.flatnonzero(running):
-            rows[row].append(int(tokens[row]))
-        if not running.any():
-            break
-        ids, mask = _next_column(tokens, running, base.pad_token_id)
-    return [(tuple(row), "length" if on else "stop") for row, on in zip(rows, running, strict=True)]
+def _check_numbers(logits: Logits, rows: npt.NDArray[np.int64], weights: str) -> None:
+    """Where a number is NaN or infinite, so is the largest or the smallest."""
+    finite = np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
+    if not finite.all():
+        wrong = ", ".join(map(str, rows[~finite]))
+        raise OutputError(
+            f"the logits of prompt {wrong} are NaN or infinite with {weights}: a value left the "
+            "engine's number range; use a lower strength, or build with --dtype float32 or bfloat16"
+        )
 
 
-def _next_column(tokens: Ids, running: Ids, pad_token_id: int) -> tuple[Ids, Ids]:
+def _next_column(
+    tokens: Ids, running: npt.NDArray[np.int64], batch_size: int, pad_token_id: int
+) -> tuple[Ids, Ids]:
     """Ids [batch, 1] and mask [batch, 1]; a sequence that has ended goes on as padding."""
-    ids = np.where(running, tokens, pad_token_id)[:, None]
-    return ids, running.astype(np.int64)[:, None]
+    ids = np.full((batch_size, 1), pad_token_id, np.int64)
+    mask = np.zeros_like(ids)
+    ids[running, 0], mask[running, 0] = tokens, 1
+    return ids, mask

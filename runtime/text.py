@@ -46,13 +46,15 @@ class TextTokenizer:
         A string is one message of a user if the model has a chat template, else plain text.
 
         Raises:
-            ConfigError: messages are given but the model has no template, or it refuses them.
+            ConfigError: messages are given but the model has no template, or it refuses them; the
+                text holds half a character.
         """
         if self._template is None and isinstance(prompt, str):
-            return list(self._tokenizer.encode(prompt).ids)
+            return list(self._tokenizer.encode(_whole(prompt)).ids)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        text = _whole(self.render(messages))
         # The template writes the special tokens itself.
-        return list(self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def render(self, messages: Sequence[Message]) -> str:
         """Return the text of a conversation, ready for the assistant's answer.
@@ -67,3 +69,15 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _whole(text: str) -> str:
+    """Return the text if it is Unicode; a string of Python may hold halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the text of a prompt has {text[error.start]!r} at character {error.start}, a lone "
+            "surrogate and no character; where it was read, decode it with errors='replace'"
+        ) from error
+    return text

@@ -82,6 +82,21 @@ def test_an_engine_of_full_tensorrt_needs_full_tensorrt(
         assert len(list(full.contexts)) == 1
 
 
+def test_auto_logs_which_backend_runs_and_why(
+    directory: Path, trt: FakeTensorRT, cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "trt_lora.runtime.executor"):
+        open_engine(directory)
+        cuda.devices = 0
+        open_engine(directory)
+        open_engine(directory, "onnxruntime")  # asked for: nothing to explain
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{directory} runs on tensorrt-rtx (GPU): it has a plan, and library and GPU are there",
+        f"{directory} runs on ONNX Runtime (CPU): there is no NVIDIA GPU",
+    ]
+
+
 @pytest.mark.parametrize("backend", ["cpu", "TensorRT", ""])
 def test_an_unknown_backend_is_refused_with_the_known_ones(directory: Path, backend: str) -> None:
     with pytest.raises(BackendError) as caught:

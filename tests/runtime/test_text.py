@@ -3,6 +3,7 @@
 import builtins
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,16 @@ def test_decoding_leaves_special_tokens_out(tmp_path: Path) -> None:
     assert tokenizer.decode(()) == ""
 
 
+def test_threads_share_a_tokenizer(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer(engine(tmp_path))
+    prompts = ["hello", "how are you ?", "hello world hello", ""] * 50
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(tokenizer.encode, prompts))
+        texts = list(pool.map(tokenizer.decode, found))
+    assert found == [tokenizer.encode(prompt) for prompt in prompts]
+    assert texts == [tokenizer.decode(ids) for ids in found]
+
+
 # ---------------------------------------------------------------------------------------- sandbox
 
 
@@ -224,6 +235,70 @@ def test_a_template_that_fails_is_refused_with_its_own_words(
 ) -> None:
     with pytest.raises(ConfigError, match=f"chat template .*{message}"):
         rendered(tmp_path, template)
+
+
+LONG_LOOP = "{% for i in range(99999) %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion depth"),
+        (f"{{{{ {'(' * 3000}1{')' * 3000} }}}}", "recursion depth"),
+        ("{% for i in range(9) %}" * 25 + "{% endfor %}" * 25, "too many .* nested blocks"),
+        (f"{LONG_LOOP * 2}text{'{% endfor %}' * 2}", "it writes more than 16777216 characters"),
+        ("{{ raise_exception('first\nsecond') }}", "first second$"),
+    ],
+)
+def test_a_template_without_end_is_refused_in_one_line(
+    tmp_path: Path, template: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^.*chat template .*{message}") as caught:
+        rendered(tmp_path, template)
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------- what is no text or message
+
+
+@pytest.mark.parametrize("template", [CHAT, None])
+def test_half_a_character_in_a_prompt_is_named(tmp_path: Path, template: str | None) -> None:
+    tokenizer = TextTokenizer(engine(tmp_path, template))
+    with pytest.raises(ConfigError, match=r"has '\\udc80' at character \d+, a lone surrogate"):
+        tokenizer.encode("hello \udc80 world")
+
+
+def test_half_a_character_in_a_message_or_a_template_is_named(tmp_path: Path) -> None:
+    message = r"has '\\ud83d' at character \d+, a lone surrogate"
+    with pytest.raises(ConfigError, match=message):
+        TextTokenizer(engine(tmp_path)).encode([{"role": "user", "content": "\ud83d"}])
+    (tmp_path / "chat_template.jinja").unlink()
+    tokenizer = TextTokenizer(engine(tmp_path, None, chat_template="text \ud83d"))
+    with pytest.raises(ConfigError, match=message):
+        tokenizer.encode("hello")
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], r"a conversation is \[\], expected a list of one message or more"),
+        ({"role": "user", "content": "x"}, "a conversation is {'role.*, expected a list"),
+        (7, "a conversation is 7, expected a list"),
+        (["hello"], "message 0 is 'hello': its role is no string; expected {'role': 'user'"),
+        ([*CONVERSATION, {"content": "x"}], "message 3 is .*: its role is no string"),
+        ([{"role": "user"}], "message 0 is .*: its content is no string"),
+        ([{"role": "user", "content": None}], "message 0 is .*: its content is no string"),
+        ([{"role": 1, "content": "x"}], "message 0 is .*: its role is no string"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+            "message 0 is .*: its content is no string",
+        ),
+    ],
+)
+def test_what_is_no_conversation_is_refused(tmp_path: Path, messages: Any, said: str) -> None:
+    tokenizer = TextTokenizer(engine(tmp_path))
+    with pytest.raises(ConfigError, match=said):
+        tokenizer.encode(messages)
 
 
 # ---------------------------------------------------------------------------------- missing parts

@@ -46,6 +46,27 @@ def logits(outputs: Mapping[str, Tensor]) -> Any:
     return outputs["logits"].numpy()
 
 
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[Any]:
+    """Return a list that every call of a method adds its arguments to."""
+    calls: list[Any] = []
+    original = getattr(owner, name)
+
+    def method(*args: Any) -> Any:
+        calls.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, method)
+    return calls
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The LoRA plugin of the process, of which engines see the failures alone."""
+    found = SimpleNamespace(failures=[], lock=threading.Lock())
+    monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", lambda module: found)
+    return found
+
+
 @pytest.fixture
 def during_a_run(
     trt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch
@@ -97,7 +118,12 @@ def test_closing_waits_for_the_run_under_way_and_refuses_later_ones(
     with ThreadPoolExecutor(2) as pool, closed_engine as engine:
         tensor_map = inputs(engine)
         expected = logits(engine.execute(tensor_map))
-        during_a_run(lambda: begun.set() or go_on.wait(SOON))
+
+        def wait() -> None:
+            begun.set()
+            go_on.wait(SOON)
+
+        during_a_run(wait)
         run = pool.submit(engine.execute, tensor_map)
         assert begun.wait(SOON)
         leaving = pool.submit(engine.__exit__, None, None, None)
@@ -134,13 +160,7 @@ def test_runs_of_threads_go_on_at_the_same_time(
 def test_threads_one_after_the_other_use_the_same_bindings(
     cpu: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[object] = []
-    original = onnxruntime.InferenceSession.io_binding
-    monkeypatch.setattr(
-        onnxruntime.InferenceSession,
-        "io_binding",
-        lambda session: made.append(session) or original(session),
-    )
+    made = count_calls(monkeypatch, onnxruntime.InferenceSession, "io_binding")
     tensor_map = inputs(cpu)
     for _ in range(10):
         thread = threading.Thread(target=cpu.execute, args=[tensor_map])
@@ -151,20 +171,14 @@ def test_threads_one_after_the_other_use_the_same_bindings(
 
 
 def test_inputs_of_the_run_before_stay_bound(cpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound: list[str] = []
-    original = onnxruntime.IOBinding.bind_ortvalue_input
-    monkeypatch.setattr(
-        onnxruntime.IOBinding,
-        "bind_ortvalue_input",
-        lambda binding, name, value: bound.append(name) or original(binding, name, value),
-    )
+    calls = count_calls(monkeypatch, onnxruntime.IOBinding, "bind_ortvalue_input")
     tensor_map = inputs(cpu)
     cpu.execute(tensor_map)
-    assert bound == list(cpu.input_names)
-    bound.clear()
+    assert [name for _, name, _ in calls] == list(cpu.input_names)
+    calls.clear()
     tensor_map["input_ids"] = tensor_from_numpy(np.array([[7, 8, 9, 10, 11]]))
     cpu.execute(tensor_map)
-    assert bound == ["input_ids"]
+    assert [name for _, name, _ in calls] == ["input_ids"]
 
 
 def test_a_run_that_failed_leaves_nothing_bound(cpu: Engine) -> None:
@@ -193,7 +207,8 @@ def test_no_run_begins_before_the_other_has_ended(
         return enter(function, *args)
 
     with TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest()) as engine:
-        manager, maps = manager_of(engine, **weights), {}
+        maps: dict[str, TensorMap] = {}
+        manager = manager_of(engine, **weights)
         for name in weights:
             manager.switch_weights(name)
             manager.refresh_tensor_map(maps.setdefault(name, prompt(engine)))
@@ -231,10 +246,8 @@ def test_a_run_uses_the_engines_gpu_and_the_thread_keeps_its_own(
 
 
 def test_a_failure_of_the_plugin_is_that_of_the_run_in_which_it_failed(
-    trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trt: FakeTensorRT, plugins: SimpleNamespace, tmp_path: Path
 ) -> None:
-    plugins = SimpleNamespace(failures=[], lock=threading.Lock())
-    monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", lambda module: plugins)
     manifest = replace(small_manifest(), lora_plugin="plugin")
     directory = engine_directory(tmp_path / "engine")
     failed, main = threading.Event(), threading.get_ident()
@@ -260,10 +273,8 @@ def test_a_failure_of_the_plugin_is_that_of_the_run_in_which_it_failed(
 
 
 def test_a_run_that_tensorrt_refuses_leaves_no_failure_of_the_plugin_to_the_next(
-    trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trt: FakeTensorRT, plugins: SimpleNamespace, tmp_path: Path
 ) -> None:
-    plugins = SimpleNamespace(failures=[], lock=threading.Lock())
-    monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", lambda module: plugins)
     manifest = replace(small_manifest(), lora_plugin="plugin")
     with TensorRTEngine(engine_directory(tmp_path / "engine"), manifest) as engine:
         tensor_map = bound_prompt(engine)
