@@ -24,6 +24,7 @@ from trt_lora.builder.linears import (
 )
 from trt_lora.builder.optimize import optimize
 from trt_lora.builder.quiet import quiet
+from trt_lora.builder.real_rope import real_rope
 from trt_lora.builder.symbols import name_symbols
 from trt_lora.plugins.errors import ModelError
 
@@ -110,7 +111,7 @@ def export_causal_lm(model: Any) -> Exported:
     cache = _cache_layouts(model.eval())
     untie_linears(model)
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), real_rope(), torch.no_grad():
             program = torch.onnx.export(
                 _CausalLM(model),
                 _example_inputs(cache, model.dtype),
