@@ -21,8 +21,9 @@ def real_rope() -> Iterator[None]:
 
 def _rotations(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
     """Cosine and sine [batch, s, d / 2, 2] of position_ids [batch, s]; `x` is unused."""
-    angles = position_ids[..., None].float() * self.inv_freq.float()
-    return torch.stack((torch.cos(angles), torch.sin(angles)), dim=-1) * self.attention_scaling
+    angles: torch.Tensor = position_ids[..., None].float() * self.inv_freq.float()
+    scale: float = self.attention_scaling
+    return torch.stack((torch.cos(angles), torch.sin(angles)), dim=-1) * scale
 
 
 def _rotate_both(
@@ -34,6 +35,6 @@ def _rotate_both(
 
 def _rotate(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
     cos, sin = rotations.unsqueeze(1).unbind(-1)
-    real, imaginary = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    real, imaginary = x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1)
     rotated = (real * cos - imaginary * sin, real * sin + imaginary * cos)
     return torch.stack(rotated, dim=-1).flatten(-2).type_as(x)
