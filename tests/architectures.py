@@ -64,6 +64,7 @@ _INDEXED = {
 _OVERRIDES: dict[str, dict[str, Any]] = {
     **{name: {"is_decoder": True} for name in _DECODER},
     "bamba": _MAMBA,
+    "beam": {"mlp_layer_types": ["dense", "sparse"]},
     "big_bird": {"is_decoder": True, "attention_type": "original_full"},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
