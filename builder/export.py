@@ -24,6 +24,7 @@ from trt_lora.builder.linears import (
 )
 from trt_lora.builder.optimize import optimize
 from trt_lora.builder.quiet import quiet
+from trt_lora.builder.real_rope import real_rope
 from trt_lora.builder.symbols import name_symbols
 from trt_lora.plugins.errors import ModelError
 
@@ -110,7 +111,7 @@ def export_causal_lm(model: Any) -> Exported:
     cache = _cache_layouts(model.eval())
     untie_linears(model)
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), real_rope(), torch.no_grad():
             program = torch.onnx.export(
                 _CausalLM(model),
                 _example_inputs(cache, model.dtype),
@@ -135,11 +136,10 @@ def export_causal_lm(model: Any) -> Exported:
 
 
 def _cannot(verb: str, name: str, error: BaseException) -> ModelError:
-    """One line about an error that we do not know: what caused it, without torch's report."""
+    """One line about an error that we do not know: the beginning of what caused it."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
     return ModelError(
         f"{name} cannot be {verb}: {reason[:_REASON_CHARACTERS]}; "
         "docs/supported-models.md lists the architectures that can be built"

@@ -17,6 +17,7 @@ _BY_MODEL_TYPE = {
     "blt": "it reads bytes in patches (cross attention)",
     "doge": "its attention masks keys by their values (dynamic mask attention)",
     "git": "it takes images beside tokens",
+    "mpt": "it cuts its position bias (ALiBi) to a length that a graph cannot leave open",
     "openai-gpt": "it has no cache of keys and values",
     "reformer": "its attention hashes, and its cache holds hidden states",
     "xlm": "it has no cache of keys and values",

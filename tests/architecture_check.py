@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,14 @@ from trt_lora.scripts.peft_reference import PeftReference
 
 PROMPT, STEPS = 9, 8  # the window of small models, 4, is passed in the prompt and while decoding
 TOLERANCE = 1e-4
-# Linears whose results a language model leaves unused: PEFT adapts them all the same.
-_WITHOUT_EFFECT = {"big_bird": ["pooler"]}
+# Where "all-linear" will not do: PEFT adapts a pooler whose result is unused, and takes the MLP of
+# every DeepSeek for experts.
+_LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+_ADAPTERS: dict[str, dict[str, Any]] = {
+    "big_bird": {"exclude_modules": ["pooler"]},
+    "deepseek_v2": {"target_modules": _LATENT},
+    "deepseek_v3": {"target_modules": _LATENT},
+}
 Logits = npt.NDArray[np.float32]
 
 
@@ -90,8 +97,8 @@ def check_architecture(model_type: str, folder: Path) -> Verdict:
         manifest = build_engine(tiny_config(model, folder / "engine"))
     except (ConfigError, ModelError) as refusal:
         return Verdict(type(base).__name__, refusal=str(refusal))
-    without = _WITHOUT_EFFECT.get(model_type)
-    adapter = save_adapter(model, folder / "a", r=4, lora_alpha=8, exclude_modules=without)
+    options = _ADAPTERS.get(model_type, {})
+    adapter = save_adapter(model, folder / "a", r=4, lora_alpha=8, **options)
     reference = PeftReference(model, {"a": adapter})
     with open_engine(folder / "engine") as engine:
         manager = LoRAManager()

@@ -51,6 +51,7 @@ _DECODER = (
     *("megatron-bert", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"),
     *("roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
+_DENSE = {"first_k_dense_replace": 2, "num_key_value_heads": 4}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _INDEXED = {
@@ -63,14 +64,15 @@ _INDEXED = {
 _OVERRIDES: dict[str, dict[str, Any]] = {
     **{name: {"is_decoder": True} for name in _DECODER},
     "bamba": _MAMBA,
+    "beam": {"mlp_layer_types": ["dense", "sparse"]},
     "big_bird": {"is_decoder": True, "attention_type": "original_full"},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
     },
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
-    "deepseek_v2": {"first_k_dense_replace": 2},
-    "deepseek_v3": {"first_k_dense_replace": 2},
+    "deepseek_v2": _DENSE,
+    "deepseek_v3": _DENSE,
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
     "dots3_note_text": {"num_key_value_heads": 4},
     "gemma3n_text": {
@@ -84,10 +86,11 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
+    "minicpm3": {"num_key_value_heads": 4},
     "moshi": {"audio_vocab_size": VOCABULARY},
     "qwen4_exp": {"text_config": _INDEXED},
     "qwen4_exp_text": _INDEXED,
-    "youtu": {"first_k_dense_replace": 2},
+    "youtu": _DENSE,
     "zaya": {"num_experts_per_tok": 1},
 }
 _OVERRIDES["reformer"] |= {"axial_pos_embds": False}

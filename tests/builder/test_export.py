@@ -54,7 +54,11 @@ def test_an_error_that_we_do_not_know_is_one_line_with_its_cause(runs: bool) -> 
     with pytest.raises(ModelError) as refusal, torch.no_grad():
         export_causal_lm(model)
     message = str(refusal.value)
-    verb = "traced by torch.onnx.export" if runs else "run on a token: RuntimeError: first line"
+    verb = (
+        "traced by torch.onnx.export"
+        if runs
+        else "run on a token: RuntimeError: first line second line;"
+    )
     assert message.startswith(f"Broken cannot be {verb}")
     assert "docs/supported-models.md" in message
     assert "\n" not in message
