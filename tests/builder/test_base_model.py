@@ -21,7 +21,7 @@ from checkpoints import (
     with_shards,
     with_weights,
 )
-from tiny import save_model
+from tiny import save_adapter, save_model
 from transformers import LlamaModel, YoutuConfig, YoutuForCausalLM
 
 from trt_lora.builder.base_model import describe, fingerprint, load_model, read_config
@@ -242,7 +242,11 @@ def changed(weights: Weights, name: str, value: float) -> Weights:
 
 
 def test_an_adapter_beside_the_weights_is_refused(model: Path, tmp_path: Path) -> None:
-    message = refusal(with_file(model, tmp_path / "m", "adapter_config.json", "{}"))
+    """Transformers merges it into the weights of the model."""
+    directory = save_adapter(model, tmp_path / "m", r=2)
+    assert "has an adapter_config.json" in refusal(directory)  # of an adapter alone, too
+    shutil.copytree(model, directory, dirs_exist_ok=True)
+    message = refusal(directory)
     assert "has an adapter_config.json" in message
     assert "load the adapter at run time" in message
 
