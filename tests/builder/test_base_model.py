@@ -324,6 +324,14 @@ def test_pickled_shards_load(model: Path, tmp_path: Path) -> None:
     check_loads(directory, weights_of(model))
 
 
+def test_weights_that_are_not_loaded_do_not_count_in_the_fingerprint(
+    model: Path, tmp_path: Path
+) -> None:
+    data = (model / WEIGHTS_FILE).read_bytes()
+    directory = with_file(model, tmp_path / "m", "consolidated.safetensors", data)
+    assert fingerprint(directory) == fingerprint(model)
+
+
 def test_missing_shards_are_refused(model: Path, tmp_path: Path) -> None:
     directory = with_shards(model, tmp_path / "m", halves(model))
     (directory / "model-00002-of-00002.safetensors").unlink()
