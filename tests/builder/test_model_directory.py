@@ -229,7 +229,7 @@ def test_a_directory_above_the_model_says_what_to_pass(model: Path, tmp_path: Pa
 
 
 def test_an_adapter_beside_the_weights_is_refused(model: Path, tmp_path: Path) -> None:
-    """Transformers merges it into the weights of the model."""
+    """Transformers makes it part of the model."""
     directory = save_adapter(model, tmp_path / "m", r=2)
     assert "has an adapter_config.json" in refusal(directory)  # of an adapter alone, too
     shutil.copytree(model, directory, dirs_exist_ok=True)
