@@ -34,7 +34,7 @@ def check_directory(directory: Path) -> None:
     if _ADAPTER_FILE in names:
         raise ModelError(
             f"{directory} has an {_ADAPTER_FILE}, so it holds an adapter, which transformers would "
-            "merge into the model. Pass the base model's directory, without adapter files, and "
+            "make part of the model. Pass the base model's directory, without adapter files, and "
             "load the adapter at run time"
         )
     if CONFIG_FILE not in names:

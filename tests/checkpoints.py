@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from trt_lora.builder.base_model import load_model, read_config
+from trt_lora.plugins.errors import ModelError
 
 Weights = dict[str, torch.Tensor]
 
 WEIGHTS_FILE = "model.safetensors"
+HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+Q, UP = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 POINTER = (
     "version https://git-lfs.github.com/spec/v1\n"
@@ -80,3 +86,33 @@ def in_hub_cache(model: Path, cache: Path, name: str) -> Path:
         shutil.copyfile(path, blobs / f"{number:064x}")
         (snapshot / path.name).symlink_to(Path("..", "..", "blobs", f"{number:064x}"))
     return snapshot
+
+
+def pickled(model: Path, directory: Path) -> Path:
+    """Copy a model; its weights lie in a pickle."""
+    shutil.copytree(model, directory)
+    torch.save(weights_of(directory), directory / "pytorch_model.bin")
+    (directory / WEIGHTS_FILE).unlink()
+    return directory
+
+
+def refusal(directory: Path, dtype: str = "float32") -> str:
+    """Read and load a model as a build does, which must fail; return its message, of one line."""
+    with pytest.raises(ModelError) as raised:
+        load(directory, dtype)
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+def load(directory: Path, dtype: str) -> Any:
+    read_config(directory)
+    return load_model(directory, dtype)
+
+
+def check_loads(directory: Path, expected: Weights, dtype: str = "float32") -> None:
+    """Load a model; its weights must be `expected`, bit by bit."""
+    loaded = load(directory, dtype).state_dict()
+    assert loaded.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(loaded[name], weight.to(getattr(torch, dtype))), name
