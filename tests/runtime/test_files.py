@@ -160,13 +160,12 @@ def test_what_appears_between_the_look_and_the_rename_stays(
 
 
 def test_what_may_go_is_replaced(tmp_path: Path) -> None:
-    seen: list[Path] = []
     publish(tmp_path / "engine", "old")
-    with publish_directory(tmp_path / "engine", lambda path: not seen.append(path)) as work:
-        (work / "other").touch()
-    assert seen == [tmp_path / "engine"]
+    (tmp_path / "engine" / "more").touch()
+    publish(tmp_path / "engine", meanwhile=lambda: (tmp_path / "engine" / "late").touch())
     assert names(tmp_path) == ["engine"]
-    assert names(tmp_path / "engine") == ["other"]
+    assert names(tmp_path / "engine") == ["file"]
+    assert (tmp_path / "engine" / "file").read_text() == "new"
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
