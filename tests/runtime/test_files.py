@@ -98,6 +98,8 @@ def test_hidden_directories_of_others_are_left_alone(tmp_path: Path) -> None:
     (folder / ".engine.link").symlink_to(elsewhere)
     (folder / ".engine.file").mkdir()
     (folder / ".engine.file" / marker.name).symlink_to(elsewhere / marker.name)
+    (folder / ".engine.pipe").mkdir()
+    os.mkfifo(folder / ".engine.pipe" / marker.name)
     (folder / "engine.abc").mkdir()
     (folder / "engine.abc" / marker.name).touch()
     before = names(folder)
