@@ -57,7 +57,7 @@ def find_sites(model: Any, targets: Mapping[str, frozenset[str]]) -> SiteList:
         ConfigError: a target matches no linear of the model.
     """
     sites, left_alone, head = [], [], head_path(model)
-    for path, module in _linears(model):
+    for path, module in module_linears(model):
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         if reason := not_linear(kind) or not_targeted(targets, path, head):
             left_alone.append(LeftAlone(path, reason))
@@ -73,7 +73,8 @@ def head_path(model: Any) -> str:
     return next((path for path, module in model.named_modules() if module is head), "")
 
 
-def _linears(model: Any) -> Iterator[tuple[str, torch.nn.Linear | Conv1D]]:
+def module_linears(model: Any) -> Iterator[tuple[str, torch.nn.Linear | Conv1D]]:
+    """Yield path and module of every linear of a model; a module that has two paths comes once."""
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.Linear | Conv1D):
             yield path, module
