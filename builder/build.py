@@ -1,5 +1,6 @@
 """Build an engine directory, or list its sites; what can be known at once is refused at once."""
 
+import os
 from pathlib import Path
 
 from trt_lora.builder.config import BuildConfig
@@ -68,7 +69,7 @@ def _check_model(config: BuildConfig, lora: LoRAPlan, progress: Progress) -> Che
 
 def _check_output(config: BuildConfig) -> None:
     output = config.output
-    if not output.exists() or _may_replace(config, output):
+    if not os.path.lexists(output) or _may_replace(config, output):
         return
     if not config.force:
         raise ConfigError(f"{output} exists; choose another --output, or replace it with --force")
@@ -77,8 +78,11 @@ def _check_output(config: BuildConfig) -> None:
 
 def _may_replace(config: BuildConfig, output: Path) -> bool:
     """Whether what stands at the output may go: an engine or an empty folder, and only by force."""
-    is_empty = output.is_dir() and not any(output.iterdir())
-    return config.force and (is_empty or (output / MANIFEST_FILE).is_file())
+    return config.force and ((output / MANIFEST_FILE).is_file() or _is_empty(output))
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:

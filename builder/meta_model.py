@@ -38,7 +38,7 @@ def meta_model(model_config: Any, dtype: str) -> Any:
             model = _untyped.from_config(
                 model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
             )
-    except Exception as error:  # whatever the model's code meets in such a config
+    except Exception as error:  # whatever the model's own code meets in a config
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelError(
             f"transformers cannot make a {model_config.architectures[0]} of this config.json: "

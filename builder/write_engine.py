@@ -23,7 +23,6 @@ from trt_lora.builder.profiles import make_profiles
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.strip_metadata import strip_metadata
-from trt_lora.builder.unsupported import check_supported
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.flavour import Flavour
@@ -110,7 +109,6 @@ def make_graph(config: BuildConfig, plan: LoRAPlan, progress: Progress) -> Graph
     """
     progress.stage("load")
     model = load_model(config.model, config.dtype)
-    check_supported(model)
     progress.stage("export")
     exported = export_causal_lm(model)
     progress.stage("insert")

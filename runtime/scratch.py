@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-RETIRED = "retired"  # in a scratch directory: what stood where its result goes
+RETIRED = "trt-lora.retired"  # in a scratch directory: what stood where its result goes
 _MARKER = "trt-lora.lock"  # in every scratch directory of ours; locked as long as its process lives
 
 
@@ -22,7 +22,7 @@ def scratch_directory(target: Path) -> Iterator[Path]:
     _remove_abandoned(target.parent)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        with (scratch / "new").open("xb") as file:
+        with (scratch / "trt-lora.new").open("xb") as file:
             if _lock(file):  # never to be seen without the lock
                 os.rename(file.name, scratch / _MARKER)
             yield scratch
@@ -32,10 +32,10 @@ def scratch_directory(target: Path) -> Iterator[Path]:
 
 def _remove_abandoned(folder: Path) -> None:
     for marker in folder.glob(f".*.*/{_MARKER}"):
-        if marker.is_symlink() or marker.parent.is_symlink():
+        if marker.is_symlink() or marker.parent.is_symlink() or not marker.is_file():
             continue
         try:
-            with marker.open("rb") as file:
+            with marker.open("r+b") as file:  # NFS locks only what is open for writing
                 if _lock(file):
                     _remove(marker.parent)
         except OSError:  # another process was faster, or it is another user's

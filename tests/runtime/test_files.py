@@ -98,6 +98,8 @@ def test_hidden_directories_of_others_are_left_alone(tmp_path: Path) -> None:
     (folder / ".engine.link").symlink_to(elsewhere)
     (folder / ".engine.file").mkdir()
     (folder / ".engine.file" / marker.name).symlink_to(elsewhere / marker.name)
+    (folder / ".engine.pipe").mkdir()
+    os.mkfifo(folder / ".engine.pipe" / marker.name)
     (folder / "engine.abc").mkdir()
     (folder / "engine.abc" / marker.name).touch()
     before = names(folder)
@@ -160,13 +162,12 @@ def test_what_appears_between_the_look_and_the_rename_stays(
 
 
 def test_what_may_go_is_replaced(tmp_path: Path) -> None:
-    seen: list[Path] = []
     publish(tmp_path / "engine", "old")
-    with publish_directory(tmp_path / "engine", lambda path: not seen.append(path)) as work:
-        (work / "other").touch()
-    assert seen == [tmp_path / "engine"]
+    (tmp_path / "engine" / "more").touch()
+    publish(tmp_path / "engine", meanwhile=lambda: (tmp_path / "engine" / "late").touch())
     assert names(tmp_path) == ["engine"]
-    assert names(tmp_path / "engine") == ["other"]
+    assert names(tmp_path / "engine") == ["file"]
+    assert (tmp_path / "engine" / "file").read_text() == "new"
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:

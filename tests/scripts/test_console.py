@@ -1,5 +1,6 @@
 """What every command does at its edges: a reader that is gone, paths that cannot be used."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 from conftest import TinyEngine
 
 from trt_lora.scripts import build_engine
-from trt_lora.scripts.console import UNREAD
+from trt_lora.scripts.console import UNREAD, run
 from trt_lora.scripts.trt_lora_command import main
 
 COMMANDS = {"trt-lora": "trt_lora_command", "build-engine": "build_engine"}
@@ -104,12 +105,17 @@ def test_an_over_long_path_is_refused_in_one_line(
     assert "x" * 300 in line
 
 
-def test_a_file_that_cannot_be_read_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("number", "next_step"), [(errno.EACCES, "check the path"), (errno.ENOSPC, "make room")]
+)
+def test_what_the_system_refuses_is_said_in_one_line_with_the_next_step(
+    number: int, next_step: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "manifest.json").symlink_to("/proc/self/mem")  # reading it is an I/O error
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "engines/a")
+
     with pytest.raises(SystemExit) as raised:
-        main(["inspect", str(tmp_path)])
-    (line,) = capsys.readouterr().err.splitlines()
+        run(fail)
     assert raised.value.code == 2
-    assert line.startswith("error: Input/output error")
+    message = f"error: {os.strerror(number)}: engines/a; {next_step}, and run it again\n"
+    assert capsys.readouterr().err == message
