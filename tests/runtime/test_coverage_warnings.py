@@ -12,7 +12,7 @@ from trt_lora.runtime import LoRAManager
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.coverage import SiteCoverage
 from trt_lora.runtime.coverage_warnings import coverage_warnings
-from trt_lora.runtime.tensors import Array
+from trt_lora.runtime.dtypes import Array
 
 LAYERS = [f"model.layers.{number}.self_attn" for number in range(2)]
 TARGETS = {"target_modules": ["q_proj", "v_proj"]}

@@ -307,6 +307,7 @@ def test_the_bytes_of_a_report_are_those_of_the_tensors_that_are_held(
         (owner,) = {id(tensor.owner): tensor.owner for tensor in tensors}.values()
         assert isinstance(owner, np.ndarray)
         assert owner.nbytes == sum(-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
+    assert coverage is not None
     assert {site.path: site.rank for site in coverage.adapted} == {SITE: 3 if rank == 3 else 8}
 
 

@@ -13,9 +13,10 @@ from safetensors.numpy import save_file
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.memory import HostMemory, Stream
-from trt_lora.runtime.tensors import Array, Tensor
+from trt_lora.runtime.tensors import Tensor
 
 SECONDS = 30  # until a thread that waits gives up, and the test fails
 

@@ -11,6 +11,7 @@ from tiny import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.scripts.plain_engine import engine_without_lora
+from trt_lora.scripts.trt_lora_command import main
 
 Q = "model.layers.0.self_attn.q_proj"
 

@@ -10,8 +10,8 @@ from tiny import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.load import load_adapter
-from trt_lora.runtime.tensors import Array
 from trt_lora.runtime.weight import Pair
 from trt_lora.scripts import verify
 from trt_lora.scripts.trt_lora_command import main
