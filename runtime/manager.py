@@ -19,6 +19,7 @@ from trt_lora.runtime.executor import Executor
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manager_state import ManagerState
 from trt_lora.runtime.memory import Stream
+from trt_lora.runtime.read_json import shown
 from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_numpy
 from trt_lora.runtime.weight import weight_of
 
@@ -133,7 +134,10 @@ class LoRAManager:
         if not parts:
             raise AdapterError(f"blend {name!r} has no parts; name at least one adapter")
         loaded = {part: state.get(part) for part in parts}
-        scales = {part: checked_scale(weight, f"{name}: {part}") for part, weight in parts.items()}
+        scales = {
+            part: checked_scale(weight, f"{name}: adapter {part!r}")
+            for part, weight in parts.items()
+        }
         blended = blend_adapters(name, [(loaded[part].adapter, scales[part]) for part in parts])
         strict = all(part.strict for part in loaded.values())
         return self._register(name, blended, strict=strict, replace=replace)
@@ -188,7 +192,7 @@ class LoRAManager:
             AdapterError: the scale is no finite number, or a weight times it leaves the engine's
                 dtype. In both cases the active adapter stays active.
         """
-        scale = checked_scale(scale, str(name))
+        scale = checked_scale(scale, f"adapter {shown(name)}")
         with self._lock:
             self._state = self._state.switched(name, scale)
 

@@ -95,13 +95,13 @@ def test_a_string_that_names_no_adapter_is_an_unknown_adapter(call: Call, name: 
 @pytest.mark.parametrize("call", SCALED.values(), ids=SCALED.keys())
 @pytest.mark.parametrize("scale", NO_NUMBERS, ids=lambda scale: type(scale).__name__)
 def test_a_scale_that_is_no_number_is_refused(call: Call, scale: object) -> None:
-    refused(call, scale, "a: a scale is a number, got", type(scale).__name__)
+    refused(call, scale, "adapter 'a': a scale is a number, got", type(scale).__name__)
 
 
 @pytest.mark.parametrize("call", SCALED.values(), ids=SCALED.keys())
 @pytest.mark.parametrize("scale", [math.nan, -math.inf, np.float32("nan"), 10**400, -(10**400)])
 def test_a_scale_that_is_not_finite_is_refused(call: Call, scale: object) -> None:
-    refused(call, scale, "a: a scale is", "expected a finite number")
+    refused(call, scale, "adapter 'a': a scale is", "expected a finite number")
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,15 @@ def adapter_of(b: Array, dtype: str) -> Adapter:
     )
 
 
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
+
+
 def finite_values(dtype: str, largest: float) -> Array:
     """Every value of a 16-bit dtype up to a magnitude, subnormal ones and both zeros included."""
     values = np.arange(1 << 16, dtype=np.uint16).view(NUMPY[dtype])
     with np.errstate(invalid="ignore"):
-        finite: Array = values[np.abs(values.astype(np.float32)) <= largest]
-    return finite
+        found: Array = values[np.abs(values.astype(np.float32)) <= largest]
+    return found
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -7,7 +7,7 @@ import pytest
 from commands import trt_lora
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
-from tiny import save_adapter, save_model, tiny_config
+from tiny import save_adapter, save_model, tiny_config, with_padding_plan
 
 from trt_lora.builder import build_engine
 from trt_lora.scripts.plain_engine import engine_without_lora
@@ -116,17 +116,6 @@ def test_what_is_no_engine_or_no_adapter_is_refused(
     assert "not an engine directory" in inspect(capsys, tmp_path, expected=2)
     message = inspect(capsys, tiny_engine.engine, "--adapter", tmp_path / "x", expected=2)
     assert "does not exist" in message
-
-
-def with_padding_plan(engine: Path, copy: Path) -> Path:
-    """A copy of an engine whose manifest says that a plan with our plugin is there."""
-    copy.mkdir()
-    fields = json.loads((engine / "manifest.json").read_text())
-    fields |= {"flavour": "tensorrt-rtx", "lora_plugin": "plugin"}
-    (copy / "manifest.json").write_text(json.dumps(fields))
-    for name in fields["files"]:
-        (copy / name).symlink_to(engine / name)
-    return copy
 
 
 def test_the_bytes_of_an_adapter_are_those_in_the_executor_that_is_named(
