@@ -1,6 +1,6 @@
 """The LoRA inputs of one engine: their rank-1 dummies, and adapters fitted to them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from trt_lora.plugins.contract import MIN_RANK
@@ -54,6 +54,7 @@ class EngineBindings:
     manifest: Manifest
     memory: Memory
     rank_multiple: int  # as in `Executor`
+    release_inputs: Callable[[], None]  # as in `Executor`
     dummy: Tensor  # a zero of shape [1] and the engine's dtype
     dummies: Mapping[str, Tensor]  # A [k, 1] or B [1, n] by binding, all in one zero buffer
 
@@ -72,7 +73,14 @@ class EngineBindings:
             return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=zeros)
 
         dummies = {name: placed(tensor) for name, tensor in shapes.items()}
-        return cls(manifest, executor.memory, executor.rank_multiple, placed(dummy), dummies)
+        return cls(
+            manifest,
+            executor.memory,
+            executor.rank_multiple,
+            executor.release_inputs,
+            placed(dummy),
+            dummies,
+        )
 
     def load(self, adapter: Adapter, *, strict: bool = True, stream: Stream = None) -> Loaded:
         """Return the adapter on the engine's device.

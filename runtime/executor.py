@@ -37,6 +37,10 @@ class Executor(Protocol):
         """What ranks are padded to, with zeros, when an adapter is loaded; 1 pads nothing."""
         ...
 
+    def release_inputs(self) -> None:
+        """Let go of the inputs of earlier runs; the next run binds its own anew."""
+        ...
+
     @property
     def input_names(self) -> Sequence[str]:
         """Names of all inputs, in the engine's order."""

@@ -40,7 +40,7 @@ class LoRAManager:
 
     Memory: a tensor lives as long as anybody holds it. Beside the manager, which lets go of it in
     `unload` and in a load with `replace`, that is every tensor map it was written into, until the
-    map is refreshed or dropped, and an engine that has run with it, until its next run or its end.
+    map is refreshed or dropped, and a run under way.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class LoRAManager:
     def unload(self, name: str, *, force: bool = False) -> None:
         """Forget an adapter and let go of its memory; its name is free afterwards.
 
-        The memory returns at once, unless a tensor map or an engine still holds it (see the class).
+        The memory returns at once, unless a tensor map still holds it (see the class).
         Blends of the adapter stay as they are.
 
         Args:
@@ -165,6 +165,7 @@ class LoRAManager:
                     "or pass force=True, which leaves the base model active"
                 )
             self._state = self._state.without(name)
+            self._release_inputs()
 
     def get_coverage(self, name: str) -> Coverage | None:
         """Return what became of an adapter in the engine; None before an engine is bound.
@@ -296,9 +297,17 @@ class LoRAManager:
             if self._state.engine is not engine:  # bound by another thread meanwhile
                 loaded = _placed(self._state.engine, adapter, stream, strict=strict)
             self._check_name(self._state, name, replace=replace)
+            replaces = name in self._state.adapters
             self._state = self._state.with_adapter(name, loaded)
+            if replaces:
+                self._release_inputs()
         _log(loaded)
         return loaded.coverage
+
+    def _release_inputs(self) -> None:
+        """Let the engine go of what it ran with last, or memory would wait for its next run."""
+        if self._state.engine is not None:
+            self._state.engine.release_inputs()
 
     @staticmethod
     def _check_name(state: ManagerState, name: str, *, replace: bool) -> None:

@@ -67,6 +67,11 @@ class OnnxRuntimeEngine:
         check_inputs(tensor_map, self.input_names)
         return pool.run(tensor_map)
 
+    def release_inputs(self) -> None:
+        """Let go of the inputs of earlier runs; see `Executor.release_inputs`."""
+        if pool := self._open:
+            pool.release()
+
     def _load(self) -> Any:
         try:
             import onnxruntime

@@ -29,14 +29,18 @@ class SessionPool:
         Raises:
             StateError: the pool is closed.
         """
-        bound = self._take()
+        idle, bound = self._take()
         try:
             outputs = bound.run(tensor_map)
-        except BaseException:
+            idle[get_ident()] = bound  # the bindings of a run that failed are forgotten
+        finally:
             self._end()
-            raise
-        self._end(bound)
         return outputs
+
+    def release(self) -> None:
+        """Let go of the inputs of earlier runs, and of those under way when they have ended."""
+        with self._changed:
+            self._idle = {}
 
     def close(self) -> None:
         """Refuse further runs, wait for those under way, and release the last inputs."""
@@ -45,21 +49,18 @@ class SessionPool:
             self._changed.wait_for(lambda: not self._running)
             self._idle.clear()
 
-    def _take(self) -> BoundSession:
+    def _take(self) -> tuple[dict[int, BoundSession], BoundSession]:
+        """Return bindings that no other run has, and where to put them afterwards."""
         with self._changed:
             if self._closed:
                 raise closed()
             bound = self._idle.pop(get_ident(), None)
             if bound is None and self._idle:
                 _, bound = self._idle.popitem()
-            bound = bound or BoundSession(self._session, self._manifest)
             self._running += 1
-            return bound
+            return self._idle, bound or BoundSession(self._session, self._manifest)
 
-    def _end(self, bound: BoundSession | None = None) -> None:
-        """Count a run that has ended; the bindings of one that failed are forgotten."""
+    def _end(self) -> None:
         with self._changed:
             self._running -= 1
-            if bound is not None:
-                self._idle[get_ident()] = bound
             self._changed.notify_all()

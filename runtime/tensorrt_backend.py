@@ -100,6 +100,9 @@ class TensorRTEngine:
         with self._alone() as engine:
             return engine.execute(tensor_map, self._output_shapes)
 
+    def release_inputs(self) -> None:
+        """Do nothing: the engine keeps addresses of earlier inputs, and no memory."""
+
     def warm_up(self) -> None:
         """Run every profile once, at the shapes it is tuned for, on zeros and the base model.
 

@@ -88,6 +88,9 @@ class FakeExecutor:
         self.output_names = tuple(binding.name for binding in self.manifest.outputs)
         self.calls: list[dict[str, Array]] = []  # copies of the inputs that are no LoRA bindings
 
+    def release_inputs(self) -> None:
+        """Nothing of a run stays."""
+
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         loras = self.manifest.lora_bindings
         feeds = {b: tensor_map[b].numpy().copy() for b in self.input_names if b not in loras}

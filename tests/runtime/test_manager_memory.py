@@ -135,7 +135,10 @@ def test_a_map_keeps_an_unloaded_adapter_until_it_is_refreshed(tmp_path: Path) -
     assert [each() is None for each in memory] == [True, True]
 
 
-def test_an_engine_keeps_an_unloaded_adapter_until_its_next_run(tiny_engine: TinyEngine) -> None:
+@pytest.mark.parametrize("replaces", [True, False])
+def test_an_engine_that_ran_with_an_adapter_does_not_keep_it(
+    tiny_engine: TinyEngine, replaces: bool
+) -> None:
     with open_engine(tiny_engine.engine, "onnxruntime") as engine:
         manager, tensor_map = LoRAManager(), TensorMap()
         manager.initialize_engine_bindings(engine)
@@ -146,12 +149,14 @@ def test_an_engine_keeps_an_unloaded_adapter_until_its_next_run(tiny_engine: Tin
         ids = np.array([[3, 1, 4]])
         decoder.step(ids, np.ones_like(ids))
         memory = weakref.ref(manager.get_active_weight(manager.get_binding_names()[0]).owner)
-        manager.unload("a", force=True)
+        if replaces:
+            manager.load_weights("a", tiny_engine.adapter, replace=True)
+        else:
+            manager.unload("a", force=True)
         manager.refresh_tensor_map(tensor_map)
         del decoder
-        assert memory() is not None
-        Decoder(engine, tensor_map, 1).step(ids, np.ones_like(ids))
         assert memory() is None
+        Decoder(engine, tensor_map, 1).step(ids, np.ones_like(ids))
 
 
 # ----------------------------------------------------------------------------------------- replace

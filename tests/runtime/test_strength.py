@@ -11,7 +11,7 @@ from trt_lora.runtime.strength import scaled_factors
 from trt_lora.runtime.tensors import tensor_from_storage
 from trt_lora.runtime.weight import weight_of
 
-LARGEST = {"float16": 65504.0, "bfloat16": 3.3895314e38}
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
 NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
 
@@ -23,9 +23,6 @@ def adapter_of(b: Array, dtype: str) -> Adapter:
         "some/adapter",
         {n: weight_of(n, tensor_from_storage(s, dtype)) for n, s in storages.items()},
     )
-
-
-LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38}
 
 
 def finite_values(dtype: str, largest: float) -> Array:
