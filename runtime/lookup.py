@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -39,7 +38,9 @@ def cast_table(source: str, target: str, scale: float) -> CastTable:
     entries = np.empty(_SIGN, np.uint32)
     entries[by_error] = np.arange(_SIGN, dtype=np.uint32) << 16
     entries |= stored.view(np.uint16)
-    both = np.concatenate([entries, entries ^ _SIGN])  # negative ones differ in the sign alone
+    both = np.concatenate(
+        [entries, entries ^ np.uint32(_SIGN)]
+    )  # negative ones differ in the sign alone
     return CastTable(both, errors[by_error], int(lost[0]) if lost.size else 0, lost.size)
 
 
@@ -58,8 +59,10 @@ def _cast_positive(
 
 def _stored(exact: Float32, target: str) -> Array:
     """Cast; numpy takes a hundred times as long for a number that float16 cannot hold."""
-    limits, size = ml_dtypes.finfo(target), np.abs(exact)
-    inside = (size > float(limits.smallest_subnormal) / 4) & (size < float(limits.max) * 2)
-    stored = np.copysign(np.where(size < 1, 0, np.inf), exact).astype(storage_dtype(target))
+    dtype, size = storage_dtype(target), np.abs(exact)
+    if target != "float16":
+        return exact.astype(dtype)
+    inside = (size > 2.0**-26) & (size < 2.0**17)  # what float16 holds, and as much again
+    stored = np.copysign(np.where(size < 1, 0, np.inf), exact).astype(dtype)
     stored[inside] = exact[inside]
     return stored
