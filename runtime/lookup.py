@@ -63,6 +63,6 @@ def _stored(exact: Float32, target: str) -> Array:
     if target != "float16":
         return exact.astype(dtype)
     inside = (size > 2.0**-26) & (size < 2.0**17)  # what float16 holds, and as much again
-    stored = np.copysign(np.where(size < 1, 0, np.inf), exact).astype(dtype)
+    stored = np.copysign(np.where(size < 1, np.float32(0), np.float32(np.inf)), exact).astype(dtype)
     stored[inside] = exact[inside]
     return stored
