@@ -6,7 +6,7 @@ import pytest
 import torch
 from architectures import small_config
 from tiny import ARCHITECTURES
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trt_lora.builder.attention import ATTENTION
 from trt_lora.builder.export import CacheLayout, export_causal_lm
@@ -29,29 +29,24 @@ def test_keys_and_values_of_different_widths_have_caches_of_their_own_shape() ->
     assert shapes["past_key_values.1.value"] == "[batch,1,past_sequence,8]"
 
 
-class Broken(LlamaForCausalLM):
-    """A model that the exporter cannot trace, or that does not even run."""
+class Broken(torch.nn.Module):
+    """A linear whose trace would depend on values, or that does not even run."""
 
-    runs = True
+    def __init__(self, *, runs: bool) -> None:
+        super().__init__()
+        self.runs = runs
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        out = super().forward(*args, **kwargs)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.runs:
             raise RuntimeError("first line\nsecond line")
-        if kwargs["attention_mask"].shape[0] > 1 and out.logits.sum() > 0:
-            out.logits = -out.logits
-        return out
+        return -x if x.sum() > 0 else x
 
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_an_error_that_we_do_not_know_is_one_line_with_its_cause(runs: bool) -> None:
-    broken: Any = Broken
-    with quiet():
-        model = broken._from_config(
-            LlamaConfig(**ARCHITECTURES["Llama"]), attn_implementation=ATTENTION
-        )
-    model.runs = runs
-    with pytest.raises(ModelError) as refusal, torch.no_grad():
+    model = random_model(LlamaConfig(**ARCHITECTURES["Llama"]))
+    model.model.norm = Broken(runs=runs)
+    with pytest.raises(ModelError) as refusal:
         export_causal_lm(model)
     message = str(refusal.value)
     verb = (
@@ -59,7 +54,7 @@ def test_an_error_that_we_do_not_know_is_one_line_with_its_cause(runs: bool) -> 
         if runs
         else "run on a token: RuntimeError: first line second line;"
     )
-    assert message.startswith(f"Broken cannot be {verb}")
+    assert message.startswith(f"LlamaForCausalLM cannot be {verb}")
     assert "docs/supported-models.md" in message
     assert "\n" not in message
     assert len(message) < 350
