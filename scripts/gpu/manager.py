@@ -35,6 +35,9 @@ class OnDevice:
     input_names: tuple[str, ...] = ()
     output_names: tuple[str, ...] = ()
 
+    def release_inputs(self) -> None:
+        """Nothing has run."""
+
     def execute(self, tensor_map: object) -> Any:
         """Nothing is run here."""
         raise NotImplementedError
