@@ -5,8 +5,7 @@ Run by bench.py. Beside each switch the B's are copied once, as fast as numpy do
 
 import json
 import sys
-import time
-from collections.abc import Callable
+from timeit import timeit
 
 import numpy as np
 
@@ -40,7 +39,7 @@ def main() -> None:
         for scale in ("0.5", "0.3"):
             for name in NAMES:
                 seconds[scale].append(_switch(manager, name, float(scale)))
-        seconds["copy"].append(_seconds(lambda: np.concatenate(every_b)))
+        seconds["copy"].append(timeit(lambda: np.concatenate(every_b), number=1))
     print(
         json.dumps(
             {what: min(times) for what, times in seconds.items()}
@@ -54,7 +53,7 @@ def main() -> None:
 
 
 def _switch(manager: LoRAManager, name: str, scale: float) -> float:
-    return _seconds(lambda: manager.switch_weights(name, scale))
+    return timeit(lambda: manager.switch_weights(name, scale), number=1)
 
 
 def _weights(dtype: str, rank: int) -> dict[str, Tensor]:
@@ -66,14 +65,6 @@ def _weights(dtype: str, rank: int) -> dict[str, Tensor]:
         name: tensor_from_storage(np.resize(pool, site.shape(factor, rank)), dtype)
         for name, (site, factor) in llama_manifest(dtype).lora_bindings.items()
     }
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    result = run()
-    stop = time.perf_counter()
-    del result  # freeing is not part of it
-    return stop - start
 
 
 if __name__ == "__main__":
