@@ -17,10 +17,11 @@ Results = dict[str, dict[str, Any]]
 
 _PAGE = """# Supported models
 
-Made by `make architectures` with {versions}; do not edit. Every causal language model of that
-transformers, small and random, in float32: its engine's logits (a padded batch, one prompt, then
-token by token through the cache) were compared with transformers', and with PEFT's under a random
-adapter on all linears. The largest differences are below.
+Made by `make architectures` with {versions}; do not edit.
+Every causal language model of that transformers, small and random, in float32: its engine's logits
+(a padded batch, one prompt, then token by token through the cache) were compared with
+transformers', and with PEFT's under a random adapter on all linears (DeepSeek: on the attention's).
+The largest differences are below.
 
 {built} architectures build and match. {refused} are refused before the export, with the reason. Of
 {not_made} transformers makes no small model without more than a config.
