@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttri
 from trt_lora.builder.attention import ATTENTION
 from trt_lora.builder.check_config import check_architecture, check_choices, check_fields
 from trt_lora.builder.checkpoint import check_weights, read_header, weight_files
+from trt_lora.builder.foreign_errors import one_line
 from trt_lora.builder.generation_config import pad_token_id, stop_token_ids
 from trt_lora.builder.loaded_weights import check_finite, check_report, check_ties, check_values
 from trt_lora.builder.model_directory import CONFIG_FILE, NEXT_STEP, check_directory, read_object
 from trt_lora.builder.quiet import quiet
-from trt_lora.plugins.errors import LoRAError, ModelError
 from trt_lora.plugins.modules import parts_of
 from trt_lora.runtime.hub_cache import model_name
 from trt_lora.runtime.manifest import BaseModel
@@ -37,7 +36,7 @@ def read_config(directory: Path) -> Any:
     path = directory / CONFIG_FILE
     check_fields(path, read_object(path))
     with (
-        _one_line(f"{path} is not what transformers expects", f"correct it, or {NEXT_STEP}"),
+        one_line(f"{path} is not what transformers expects", f"correct it, or {NEXT_STEP}"),
         quiet(),
     ):
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
@@ -56,7 +55,7 @@ def load_model(directory: Path, dtype: str) -> Any:
     check_directory(directory)
     files = weight_files(directory)
     check_weights(files)
-    with _one_line(f"{directory} cannot be loaded", NEXT_STEP), quiet():
+    with one_line(f"{directory} cannot be loaded", NEXT_STEP), quiet():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=getattr(torch, dtype),
@@ -71,18 +70,6 @@ def load_model(directory: Path, dtype: str) -> Any:
     check_finite(directory, model)
     check_values(files, model)
     return model.eval()
-
-
-@contextmanager
-def _one_line(what: str, next_step: str) -> Iterator[None]:
-    """Turn what transformers raises, which is every kind of exception, into a message."""
-    try:
-        yield
-    except (LoRAError, MemoryError):
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ModelError(f"{what}: {reason:.500}; {next_step}") from error
 
 
 def head_dim(config: Any) -> int:

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.attention import ATTENTION
+from trt_lora.builder.foreign_errors import one_line
 from trt_lora.builder.linears import module_linears
 from trt_lora.builder.quiet import quiet
 from trt_lora.builder.targets import (
@@ -18,7 +19,6 @@ from trt_lora.builder.targets import (
     not_targeted,
 )
 from trt_lora.plugins.contract import Site
-from trt_lora.plugins.errors import ModelError
 
 _untyped: Any = AutoModelForCausalLM
 
@@ -33,17 +33,11 @@ def meta_model(model_config: Any, dtype: str) -> Any:
     Raises:
         ModelError: transformers cannot make a model of the config.
     """
-    try:
-        with quiet(), torch.device("meta"):
-            model = _untyped.from_config(
-                model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
-            )
-    except Exception as error:  # whatever the model's own code meets in a config
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ModelError(
-            f"transformers cannot make a {model_config.architectures[0]} of this config.json: "
-            f"{reason:.500}"
-        ) from error
+    what = f"transformers cannot make a {model_config.architectures[0]} of this config.json"
+    with one_line(what, "correct it"), quiet(), torch.device("meta"):
+        model = _untyped.from_config(
+            model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
+        )
     return model.eval()
 
 

@@ -14,6 +14,7 @@ from trt_lora.builder.config import (
     BuildConfig,
 )
 from trt_lora.plugins.contract import BindingNames
+from trt_lora.runtime.hub_cache import model_name
 
 ENGINES = Path("engines")  # where an engine goes that has no --output
 
@@ -41,7 +42,7 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
     """
     return BuildConfig(
         model=args.model,
-        output=args.output or ENGINES / args.model.resolve().name,
+        output=args.output or ENGINES / model_name(args.model.resolve()).rpartition("/")[2],
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(args.lora_dir),
         max_lora_rank=args.max_lora_rank,

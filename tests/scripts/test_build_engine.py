@@ -14,7 +14,7 @@ from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.contract import Site
 from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
-from trt_lora.scripts.build_options import build_parser
+from trt_lora.scripts.build_options import build_config, build_parser
 from trt_lora.scripts.site_report import print_sites
 
 SMALL = ["--max-input-len", "32", "--max-seq-len", "64", "--dtype", "float32", "--flavour", "none"]
@@ -180,6 +180,14 @@ def test_a_model_in_the_hubs_cache_is_built(tiny_engine: TinyEngine, tmp_path: P
     assert manifest.files["model.onnx.data"] == plain.files["model.onnx.data"]  # the same weights
     assert (output / "tokenizer.json").read_text() == "{}"
     assert not any(path.is_symlink() for path in output.iterdir())
+
+
+def test_an_engine_without_an_output_is_named_as_its_model_in_the_hubs_cache(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    snapshot = in_hub_cache(tiny_engine.model, tmp_path, "org/name")
+    args = build_parser().parse_args(["--model", str(snapshot), *TARGETS])
+    assert build_config(args).output == Path("engines/name")
 
 
 @pytest.mark.parametrize(
