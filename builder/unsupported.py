@@ -15,6 +15,7 @@ _NEXT_STEP = "pass a dense decoder-only model; docs/supported-models.md lists th
 # What no class or field of the model says in a form that others share.
 _BY_MODEL_TYPE = {
     "blt": "it reads bytes in patches (cross attention)",
+    "cpmant": "it puts a prompt of fixed length before every input",
     "doge": "its attention masks keys by their values (dynamic mask attention)",
     "git": "it takes images beside tokens",
     "mpt": "it cuts its position bias (ALiBi) to a length that a graph cannot leave open",

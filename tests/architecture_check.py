@@ -21,13 +21,14 @@ from trt_lora.scripts.peft_reference import PeftReference
 
 PROMPT, STEPS = 9, 8  # the window of small models, 4, is passed in the prompt and while decoding
 TOLERANCE = 1e-4
-# Where "all-linear" will not do: PEFT adapts a pooler whose result is unused, and takes the MLP of
-# every DeepSeek for experts.
+# Where "all-linear" will not do: PEFT adapts poolers and towers that text does not use, and takes
+# the MLP of every DeepSeek for experts.
 _LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 _ADAPTERS: dict[str, dict[str, Any]] = {
     "big_bird": {"exclude_modules": ["pooler"]},
     "deepseek_v2": {"target_modules": _LATENT},
     "deepseek_v3": {"target_modules": _LATENT},
+    "gemma3": {"exclude_modules": r".*vision_tower.*|.*multi_modal_projector.*"},
 }
 Logits = npt.NDArray[np.float32]
 
