@@ -6,7 +6,7 @@ from trt_lora.builder.lengths import choose_lengths
 from trt_lora.builder.lora_plan import LoRAPlan
 from trt_lora.builder.meta_model import find_sites, meta_model
 from trt_lora.builder.resolved import CheckedModel
-from trt_lora.builder.unsupported import check_supported
+from trt_lora.builder.unsupported import check_supported, check_type
 
 
 def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:
@@ -17,6 +17,7 @@ def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:
         ModelError: there is no model, or none that can be built.
     """
     model_config = read_config(config.model)
+    check_type(model_config)
     lengths = choose_lengths(config, model_config)
     model = meta_model(model_config, config.dtype)
     check_supported(model)

@@ -26,6 +26,7 @@ from trt_lora.builder.optimize import optimize
 from trt_lora.builder.quiet import quiet
 from trt_lora.builder.real_rope import real_rope
 from trt_lora.builder.symbols import name_symbols
+from trt_lora.builder.unsupported import unsupported
 from trt_lora.plugins.errors import ModelError
 
 # The only opset at which every dense architecture tried exports well in float32 and float16: at 23
@@ -158,10 +159,7 @@ def _cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
         raise _cannot("run on a token", name, error) from error
     layers = getattr(getattr(out, "past_key_values", None), "layers", ())
     if not layers or not all(type(layer) in _PLAIN_LAYERS for layer in layers):
-        raise ModelError(
-            f"{name} has no cache of keys and values in every layer; "
-            "decoder-only models with plain attention are supported"
-        )
+        raise unsupported(name, "it has no cache of keys and values in every layer")
     return tuple(_cache_layout(layer.keys.shape, layer.values.shape) for layer in layers)
 
 

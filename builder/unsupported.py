@@ -26,6 +26,16 @@ _BY_MODEL_TYPE = {
 }
 
 
+def check_type(config: Any) -> None:
+    """Refuse the kinds of models that not even a model without weights can be made of.
+
+    Raises:
+        ModelError: the config is of such a kind; the message says why.
+    """
+    if reason := _BY_MODEL_TYPE.get(config.model_type):
+        raise unsupported(config.architectures[0], reason)
+
+
 def check_supported(model: Any) -> None:
     """Check that a `PreTrainedModel` is a dense decoder with plain attention.
 
@@ -34,7 +44,12 @@ def check_supported(model: Any) -> None:
     """
     for reason in _REASONS:
         if words := reason(model):
-            raise ModelError(f"{type(model).__name__} cannot be built: {words}; {_NEXT_STEP}")
+            raise unsupported(type(model).__name__, words)
+
+
+def unsupported(architecture: str, reason: str) -> ModelError:
+    """Return the error of a model that cannot be an engine, on one line."""
+    return ModelError(f"{architecture} cannot be built: {reason}; {_NEXT_STEP}")
 
 
 def _cross_attention(model: Any) -> str:

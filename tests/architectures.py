@@ -90,7 +90,8 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "moshi": {"audio_vocab_size": VOCABULARY},
     "qwen4_exp": {"text_config": _INDEXED},
     "qwen4_exp_text": _INDEXED,
-    "youtu": _DENSE,
+    "xmod": {"is_decoder": True, "default_language": "en_XX"},
+    "youtu": _DENSE | {"pad_token_id": None},  # transformers clears its row of the embeddings
     "zaya": {"num_experts_per_tok": 1},
 }
 _OVERRIDES["reformer"] |= {"axial_pos_embds": False}

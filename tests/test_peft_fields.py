@@ -678,12 +678,13 @@ def test_an_adapter_of_another_base_is_refused_by_its_shapes_before_a_value_is_r
         save_model("Llama", tmp_path / "model"), tmp_path / "a", target_modules=Q_AND_V
     )
 
-    started, original = [], AdapterFile.read
+    ends, original = [], AdapterFile.read
 
     def read(file: AdapterFile, start: int, size: int) -> Bytes:
-        started.extend([start] * (file.path.name == WEIGHTS))
+        ends.extend([start + size] * (file.path.name == WEIGHTS))
         return original(file, start, size)
 
     monkeypatch.setattr(AdapterFile, "read", read)
     assert_refused(llama, adapter, "has shape [64, 8]", "k=32", "was trained on another base model")
-    assert started == [0, 8]  # the header's length, the header
+    length = int.from_bytes((adapter / WEIGHTS).read_bytes()[:8], "little")
+    assert ends == [8, 8 + length]  # the header's length, the header

@@ -56,7 +56,7 @@ def test_a_build_shows_its_stages_and_steps_and_makes_a_plan(
         timing_cache=tmp_path / "cache",
     )
     manifest = build_engine(config, recorder)
-    assert recorder.stages == ["load", "export", "insert", "save", "compile", "describe"]
+    assert recorder.stages == ["check", "load", "export", "insert", "save", "compile", "describe"]
     done, total = recorder.steps[-1]
     assert 0 < done <= total
     assert manifest.files["engine.plan"].size_bytes > 0
