@@ -24,11 +24,17 @@ TOLERANCE = 1e-4
 # Where "all-linear" will not do: PEFT adapts poolers and towers that text does not use, and takes
 # the MLP of every DeepSeek for experts.
 _LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+# An engine reads tokens; what sees images or sound is not in it.
+_TEXT_ALONE = {"exclude_modules": r".*(vision|image|audio|multi_modal).*"}
 _ADAPTERS: dict[str, dict[str, Any]] = {
     "big_bird": {"exclude_modules": ["pooler"]},
     "deepseek_v2": {"target_modules": _LATENT},
     "deepseek_v3": {"target_modules": _LATENT},
-    "gemma3": {"exclude_modules": r".*vision_tower.*|.*multi_modal_projector.*"},
+    "fuyu": _TEXT_ALONE,
+    "gemma3": _TEXT_ALONE,
+    "got_ocr2": _TEXT_ALONE,
+    "moss_transcribe_diarize": _TEXT_ALONE,
+    "phi4_multimodal": _TEXT_ALONE,
 }
 Logits = npt.NDArray[np.float32]
 

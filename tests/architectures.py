@@ -110,8 +110,10 @@ def _small(kind: Any, overrides: dict[str, Any]) -> Any:
     if kinds:
         fields["layer_types"] = (kinds * 2)[-2:]
     for name, inner in kind.sub_configs.items():
-        if isinstance(defaults.get(name), dict) and inner is not AutoConfig:
-            fields[name] = _small(inner, overrides.get(name, {})).to_dict()
+        part = defaults.get(name)
+        if isinstance(part, dict):
+            own = CONFIG_MAPPING[str(part["model_type"])] if inner is AutoConfig else inner
+            fields[name] = _small(own, overrides.get(name, {})).to_dict()
     overrides = {key: value for key, value in overrides.items() if key not in kind.sub_configs}
     return kind(**fields | overrides)
 
