@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
 from trt_lora.builder.attention import ATTENTION
-from trt_lora.builder.check_config import check_architecture, check_choices, check_fields
 from trt_lora.builder.checkpoint import check_weights, read_header, weight_files
 from trt_lora.builder.foreign_errors import one_line
 from trt_lora.builder.generation_config import pad_token_id, stop_token_ids
@@ -24,26 +23,6 @@ from trt_lora.runtime.manifest import BaseModel
 
 # They change with the release that saved the config, not with the model.
 _VOLATILE_FIELDS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
-
-
-def read_config(directory: Path) -> Any:
-    """Return the transformers config of a causal language model; reads no weights.
-
-    Raises:
-        ModelError: there is no model, it is of another kind, or its small files are damaged.
-    """
-    check_directory(directory)
-    path = directory / CONFIG_FILE
-    check_fields(path, read_object(path))
-    with (
-        one_line(f"{path} is not what transformers expects", f"correct it, or {NEXT_STEP}"),
-        quiet(),
-    ):
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        check_architecture(path, config)
-        check_choices(path, config)
-        pad_token_id(directory, config)  # checks the stop tokens too
-    return config
 
 
 def load_model(directory: Path, dtype: str) -> Any:

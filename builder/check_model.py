@@ -1,10 +1,9 @@
 """Check a base model by its config and its modules, before a weight is read."""
 
-from trt_lora.builder.base_model import read_config
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.lengths import choose_lengths
 from trt_lora.builder.lora_plan import LoRAPlan
-from trt_lora.builder.meta_model import find_sites, meta_model
+from trt_lora.builder.model_config import read_config
 from trt_lora.builder.resolved import CheckedModel
 from trt_lora.builder.unsupported import check_supported, check_type
 
@@ -19,6 +18,9 @@ def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:
     model_config = read_config(config.model)
     check_type(model_config)
     lengths = choose_lengths(config, model_config)
+    # Importing transformers' models takes seconds: not for what the config alone tells.
+    from trt_lora.builder.meta_model import find_sites, meta_model
+
     model = meta_model(model_config, config.dtype)
     check_supported(model)
     return CheckedModel(model_config, lengths, find_sites(model, lora.targets))

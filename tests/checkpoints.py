@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trt_lora.builder.base_model import load_model, read_config
+from trt_lora.builder.base_model import load_model
+from trt_lora.builder.model_config import read_config
 from trt_lora.plugins.errors import ModelError
 
 Weights = dict[str, torch.Tensor]

@@ -93,7 +93,8 @@ def test_the_manifest_knows_the_base_model(tiny_engine: TinyEngine) -> None:
 
 
 def test_the_fingerprint_changes_with_the_config(tiny_engine: TinyEngine, tmp_path: Path) -> None:
-    from trt_lora.builder.base_model import describe, read_config
+    from trt_lora.builder.base_model import describe
+    from trt_lora.builder.model_config import read_config
 
     other = tmp_path / "other"
     shutil.copytree(tiny_engine.model, other)

@@ -18,7 +18,8 @@ from checkpoints import (
 )
 from tiny import save_adapter
 
-from trt_lora.builder.base_model import describe, read_config
+from trt_lora.builder.base_model import describe
+from trt_lora.builder.model_config import read_config
 from trt_lora.plugins.errors import ModelError
 
 # ------------------------------------------------------------------------------- config.json

@@ -1,0 +1,32 @@
+"""Read a base model's config and refuse what it tells; no model of transformers is imported."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from trt_lora.builder.check_config import check_architecture, check_choices, check_fields
+from trt_lora.builder.foreign_errors import one_line
+from trt_lora.builder.generation_config import pad_token_id
+from trt_lora.builder.model_directory import CONFIG_FILE, NEXT_STEP, check_directory, read_object
+from trt_lora.builder.quiet import quiet
+
+
+def read_config(directory: Path) -> Any:
+    """Return the transformers config of a causal language model; reads no weights.
+
+    Raises:
+        ModelError: there is no model, it is of another kind, or its small files are damaged.
+    """
+    check_directory(directory)
+    path = directory / CONFIG_FILE
+    check_fields(path, read_object(path))
+    with (
+        one_line(f"{path} is not what transformers expects", f"correct it, or {NEXT_STEP}"),
+        quiet(),
+    ):
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        check_architecture(path, config)
+        check_choices(path, config)
+        pad_token_id(directory, config)  # checks the stop tokens too
+    return config
