@@ -179,7 +179,8 @@ class LoRAManager:
         """Activate an adapter; O(1) and without device work at a strength of 1.
 
         Another strength needs a B of its own: every B is multiplied, rounded once and copied to the
-        device, from the weights as loaded, in some tens of milliseconds for 100 MB. The last such
+        device, from the weights as loaded, in some tens of milliseconds for 100 MB (the first time
+        in a process two to five times as long, for memory that was never touched). The last such
         strength is kept, of one adapter in all: a switch back to it costs nothing, and a switch to
         another takes its place. So strengths cost the memory of one adapter's B's, and of two while
         one takes the place of another.
