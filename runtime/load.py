@@ -1,6 +1,7 @@
 """Load an adapter from disk, whatever its format."""
 
 import contextlib
+import os
 from pathlib import Path
 
 from trt_lora.plugins.errors import AdapterError
@@ -46,14 +47,16 @@ def load_adapter(path: str | Path, manifest: Manifest | None = None) -> Adapter:
 def _of_one_version(path: Path, manifest: Manifest | None) -> Adapter:
     """Load, and see that no file was exchanged between opening the first and opening the last."""
     for _ in range(2):  # once more, for a version that was put in place meanwhile
-        before = _versions(path)
+        # A link that leads elsewhere and back again between two files would mix their directories.
+        target = Path(os.path.realpath(path)) if path.is_dir() else path
+        before = _versions(target)
         try:
-            adapter = _load(path, manifest)
+            adapter = _load(target, manifest)
         except AdapterError:
-            if _versions(path) == before:
+            if _versions(target) == before:
                 raise
         else:
-            if _versions(path) == before:
+            if _versions(target) == before:
                 return adapter
     raise AdapterError(f"{path} was replaced or changed while it was read; load it again")
 

@@ -1,6 +1,7 @@
 """Adapters that change while they are loaded: all of one version, or refused."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,22 +42,42 @@ def after_the_config(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]
     monkeypatch.setattr(peft_format, "read_peft_config", read)
 
 
-def test_an_adapter_that_is_replaced_while_it_is_opened_is_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version(tmp_path / "old", 1)
-    version(tmp_path / "new", 3)
-    (tmp_path / "adapter").symlink_to("old")
+def linked(folder: Path, monkeypatch: pytest.MonkeyPatch, remove_old: bool) -> Path:
+    """An adapter behind a link that leads to a new version between config and weights.
+
+    When all is read, the link leads to the old version again, unless that was removed.
+    """
+    old, new, link = version(folder / "old", 1), version(folder / "new", 3), folder / "adapter"
+    link.symlink_to(old)
+    load = peft_format.targeting_of
+
+    def lead_to(target: Path) -> None:
+        (folder / "link").symlink_to(target)
+        (folder / "link").replace(link)
 
     def replace() -> None:
-        (tmp_path / "link").symlink_to("new")
-        (tmp_path / "link").replace(tmp_path / "adapter")
+        lead_to(new)
+        if remove_old and old.exists():
+            shutil.rmtree(old)
+
+    def load_and_lead_back(*arguments: Any) -> Any:
+        if not remove_old:
+            lead_to(old)
+        return load(*arguments)
 
     after_the_config(monkeypatch, replace)
-    adapter = load_adapter(tmp_path / "adapter")
-    assert adapter.weights["lora_B_q"].scale == 3
+    monkeypatch.setattr(peft_format, "targeting_of", load_and_lead_back)
+    return link
+
+
+@pytest.mark.parametrize(("remove_old", "expected"), [(False, 1), (True, 3)])
+def test_an_adapter_behind_a_link_that_is_exchanged_is_of_one_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove_old: bool, expected: int
+) -> None:
+    adapter = load_adapter(linked(tmp_path, monkeypatch, remove_old))
+    assert adapter.weights["lora_B_q"].scale == expected
     for weight in adapter.weights.values():
-        np.testing.assert_array_equal(weight.read(), 3)
+        np.testing.assert_array_equal(weight.read(), expected)
 
 
 @pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
