@@ -3,10 +3,11 @@
 import os
 from pathlib import Path
 
+from trt_lora.builder.check_model import check_model
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.lora_plan import LoRAPlan, plan_lora
+from trt_lora.builder.lora_plan import plan_lora
 from trt_lora.builder.progress import Progress, Silent
-from trt_lora.builder.resolved import CheckedModel, ResolvedBuild
+from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
@@ -50,21 +51,16 @@ def list_sites(config: BuildConfig, progress: Progress | None = None) -> SiteLis
         AdapterError: an adapter in `config.lora_dirs` cannot be read.
         BackendError: the extra `export` is not installed.
     """
-    return _check_model(config, plan_lora(config), progress or Silent()).sites
+    (progress or Silent()).stage("check")
+    return check_model(config, plan_lora(config)).sites
 
 
 def _resolve(config: BuildConfig, progress: Progress) -> ResolvedBuild:
     lora = plan_lora(config)
     flavour = _choose_flavour(config, progress)
     lora_plugin = _choose_plugin(config, flavour, progress)
-    return ResolvedBuild(config, lora, flavour, lora_plugin, _check_model(config, lora, progress))
-
-
-def _check_model(config: BuildConfig, lora: LoRAPlan, progress: Progress) -> CheckedModel:
     progress.stage("check")
-    with extra("export", "reading a model"):  # torch takes seconds: not for what needs no model
-        from trt_lora.builder.check_model import check_model
-    return check_model(config, lora)
+    return ResolvedBuild(config, lora, flavour, lora_plugin, check_model(config, lora))
 
 
 def _check_output(config: BuildConfig) -> None:

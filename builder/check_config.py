@@ -14,32 +14,18 @@ from trt_lora.runtime.read_json import shown
 
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 _ROPE_TYPES = ("default", "axial", *ROPE_INIT_FUNCTIONS)
-_QUANTISATION = ("quantization_config", "compression_config")
 
 
-def check_fields(path: Path, fields: Mapping[str, Any]) -> None:
-    """Refuse what can be told from a config.json before transformers makes anything of it.
+def check_model_type(path: Path, fields: Mapping[str, Any]) -> None:
+    """Refuse a type of model that transformers does not have.
 
     Args:
-        path: of the file.
+        path: of the config.json.
         fields: what is in it.
 
     Raises:
-        ModelError: the weights are quantised or in a file of another name, or transformers does not
-            have such a model.
+        ModelError: it is such a type.
     """
-    for part in (fields, *(value for value in fields.values() if isinstance(value, Mapping))):
-        for key in _QUANTISATION:
-            if quantisation := part.get(key):
-                raise ModelError(
-                    f"{path}: the weights are quantised by {_method(quantisation)}, which nothing "
-                    "here dequantises; pass the model as it was before, or save a dequantised copy"
-                )
-    if weights := fields.get("transformers_weights"):
-        raise ModelError(
-            f"{path}: transformers_weights is {shown(weights)}; name that file "
-            "model.safetensors and remove the field"
-        )
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         own = ", and code that a model brings along (auto_map) is never run"
@@ -110,11 +96,6 @@ def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _method(quantisation: Any) -> str:
-    method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
-    return str(method or shown(quantisation))
 
 
 def _class_names(model_type: str) -> tuple[str, ...]:

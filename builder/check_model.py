@@ -1,11 +1,11 @@
 """Check a base model by its config and its modules, before a weight is read."""
 
 from trt_lora.builder.config import BuildConfig
+from trt_lora.builder.config_fields import read_fields, stated_positions
 from trt_lora.builder.lengths import choose_lengths
 from trt_lora.builder.lora_plan import LoRAPlan
-from trt_lora.builder.model_config import read_config
 from trt_lora.builder.resolved import CheckedModel
-from trt_lora.builder.unsupported import check_supported, check_type
+from trt_lora.plugins.extras import extra
 
 
 def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:
@@ -14,13 +14,18 @@ def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:
     Raises:
         ConfigError: the model is too short for an option, or a target matches none of its linears.
         ModelError: there is no model, or none that can be built.
+        BackendError: the extra `export` is not installed.
     """
-    model_config = read_config(config.model)
-    check_type(model_config)
-    lengths = choose_lengths(config, model_config)
-    # Importing transformers' models takes seconds: not for what the config alone tells.
-    from trt_lora.builder.meta_model import find_sites, meta_model
+    choose_lengths(config, stated_positions(read_fields(config.model)))
+    # torch and transformers take seconds: not for what config.json tells by itself.
+    with extra("export", "reading a model"):
+        from trt_lora.builder.meta_model import find_sites, meta_model
+        from trt_lora.builder.model_config import read_config
+        from trt_lora.builder.positions import usable_positions
+        from trt_lora.builder.unsupported import check_supported
 
+    model_config = read_config(config.model)
     model = meta_model(model_config, config.dtype)
     check_supported(model)
+    lengths = choose_lengths(config, usable_positions(model))
     return CheckedModel(model_config, lengths, find_sites(model, lora.targets))

@@ -16,6 +16,7 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from trt_lora.builder.config_fields import unsupported
 from trt_lora.builder.linears import (
     WRAPPER_ATTRIBUTE,
     module_linears,
@@ -23,10 +24,10 @@ from trt_lora.builder.linears import (
     untie_linears,
 )
 from trt_lora.builder.optimize import optimize
+from trt_lora.builder.positions import first_position
 from trt_lora.builder.quiet import quiet
 from trt_lora.builder.real_rope import real_rope
 from trt_lora.builder.symbols import name_symbols
-from trt_lora.builder.unsupported import unsupported
 from trt_lora.plugins.errors import ModelError
 
 # The only opset at which every dense architecture tried exports well in float32 and float16: at 23
@@ -62,7 +63,7 @@ class _CausalLM(torch.nn.Module):
         super().__init__()
         setattr(self, WRAPPER_ATTRIBUTE, model)
         self._takes = frozenset(inspect.signature(model.forward).parameters)
-        self._first_position = _first_position(model)
+        self._first_position = first_position(model)
 
     def forward(
         self,
@@ -90,14 +91,6 @@ class _CausalLM(torch.nn.Module):
             logits = logits[:, logits_to_keep]
         present = out.past_key_values.layers
         return logits, *(tensor for layer in present for tensor in (layer.keys, layer.values))
-
-
-def _first_position(model: Any) -> int:
-    """The position of a first token: RoBERTa and its kin leave out those up to the padding's."""
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
 
 
 def export_causal_lm(model: Any) -> Exported:

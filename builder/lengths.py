@@ -1,12 +1,9 @@
 """Decide how long prompts and answers may be: from the options and what the model can take."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from trt_lora.builder.config import DEFAULT_MAX_INPUT_LEN, DEFAULT_MAX_SEQ_LEN, BuildConfig
 from trt_lora.plugins.errors import ConfigError
-
-_POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, and MPT's
 
 
 @dataclass(frozen=True)
@@ -17,7 +14,7 @@ class Lengths:
     max_seq_len: int
 
 
-def choose_lengths(config: BuildConfig, model_config: Any) -> Lengths:
+def choose_lengths(config: BuildConfig, positions: int | None) -> Lengths:
     """Return the lengths of an engine: what is asked for, else the defaults, as far as they fit.
 
     What is left out follows what is asked for: a prompt is never longer than the whole, and a long
@@ -25,12 +22,11 @@ def choose_lengths(config: BuildConfig, model_config: Any) -> Lengths:
 
     Args:
         config: the options.
-        model_config: transformers' config of the model.
+        positions: how many tokens the model can take; None if nothing limits them.
 
     Raises:
         ConfigError: an option is beyond the model's positions.
     """
-    positions = _positions(model_config)
     for option, wanted in (
         ("--max-seq-len", config.max_seq_len),
         ("--max-input-len", config.max_input_len),
@@ -47,10 +43,3 @@ def choose_lengths(config: BuildConfig, model_config: Any) -> Lengths:
 def _default_total(prompt: int, positions: int | None) -> int:
     total = max(DEFAULT_MAX_SEQ_LEN, 2 * prompt)
     return total if positions is None else min(total, positions)
-
-
-def _positions(model_config: Any) -> int | None:
-    """How many tokens the model can take; None if its config sets no limit."""
-    text = model_config.get_text_config()
-    found = (getattr(text, name, None) for name in _POSITIONS)
-    return next((count for count in found if isinstance(count, int) and count > 0), None)

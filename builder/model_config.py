@@ -5,10 +5,11 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from trt_lora.builder.check_config import check_architecture, check_choices, check_fields
+from trt_lora.builder.check_config import check_architecture, check_choices, check_model_type
+from trt_lora.builder.config_fields import read_fields
 from trt_lora.builder.foreign_errors import one_line
 from trt_lora.builder.generation_config import pad_token_id
-from trt_lora.builder.model_directory import CONFIG_FILE, NEXT_STEP, check_directory, read_object
+from trt_lora.builder.model_directory import CONFIG_FILE, NEXT_STEP
 from trt_lora.builder.quiet import quiet
 
 
@@ -18,9 +19,8 @@ def read_config(directory: Path) -> Any:
     Raises:
         ModelError: there is no model, it is of another kind, or its small files are damaged.
     """
-    check_directory(directory)
     path = directory / CONFIG_FILE
-    check_fields(path, read_object(path))
+    check_model_type(path, read_fields(directory))
     with (
         one_line(f"{path} is not what transformers expects", f"correct it, or {NEXT_STEP}"),
         quiet(),

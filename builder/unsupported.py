@@ -1,4 +1,4 @@
-"""Reasons why a model cannot be an engine, from its classes and config alone.
+"""Reasons why a model cannot be an engine, from its modules and config.
 
 No weight is read, so that a model on the meta device will do.
 """
@@ -6,34 +6,10 @@ No weight is read, so that a model on the meta device will do.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trt_lora.plugins.errors import ModelError
+from trt_lora.builder.config_fields import unsupported
 
 _CROSS_ATTENTION = ("encoder_attn", "cross_attn", "crossattention")
 _PLAIN_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-_NEXT_STEP = "pass a dense decoder-only model; docs/supported-models.md lists them"
-
-# What no class or field of the model says in a form that others share.
-_BY_MODEL_TYPE = {
-    "blt": "it reads bytes in patches (cross attention)",
-    "cpmant": "it puts a prompt of fixed length before every input",
-    "doge": "its attention masks keys by their values (dynamic mask attention)",
-    "git": "it takes images beside tokens",
-    "mpt": "it cuts its position bias (ALiBi) to a length that a graph cannot leave open",
-    "openai-gpt": "it has no cache of keys and values",
-    "reformer": "its attention hashes, and its cache holds hidden states",
-    "xlm": "it has no cache of keys and values",
-    "xlnet": "it is not a decoder, and its cache holds hidden states",
-}
-
-
-def check_type(config: Any) -> None:
-    """Refuse the kinds of models that not even a model without weights can be made of.
-
-    Raises:
-        ModelError: the config is of such a kind; the message says why.
-    """
-    if reason := _BY_MODEL_TYPE.get(config.model_type):
-        raise unsupported(config.architectures[0], reason)
 
 
 def check_supported(model: Any) -> None:
@@ -45,11 +21,6 @@ def check_supported(model: Any) -> None:
     for reason in _REASONS:
         if words := reason(model):
             raise unsupported(type(model).__name__, words)
-
-
-def unsupported(architecture: str, reason: str) -> ModelError:
-    """Return the error of a model that cannot be an engine, on one line."""
-    return ModelError(f"{architecture} cannot be built: {reason}; {_NEXT_STEP}")
 
 
 def _cross_attention(model: Any) -> str:
@@ -95,10 +66,6 @@ def _dynamic_rope(model: Any) -> str:
     return ""
 
 
-def _known_type(model: Any) -> str:
-    return _BY_MODEL_TYPE.get(model.config.model_type, "")
-
-
 def _rope_types(parameters: Any) -> Iterator[str]:
     """Of one set of rope parameters, or of one for each type of layer."""
     if isinstance(parameters, dict):
@@ -112,7 +79,6 @@ def _class_names(model: Any) -> Iterator[str]:
 
 
 _REASONS: tuple[Callable[[Any], str], ...] = (
-    _known_type,
     _cross_attention,
     _not_causal,
     _recurrent,

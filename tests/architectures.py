@@ -28,7 +28,10 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
     **dict.fromkeys(("head_dim", "d_kv"), 8),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), POSITIONS),
+    # RoBERTa and its kin leave the first few out.
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), POSITIONS + 8
+    ),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim"), 8),
     "v_head_dim": 12,

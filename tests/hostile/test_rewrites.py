@@ -18,6 +18,7 @@ from trt_lora.runtime import peft_format
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.peft_config import CONFIG_FILE, read_peft_config
 from trt_lora.runtime.peft_format import WEIGHTS_FILE
+from trt_lora.runtime.peft_ignored import targeting_of
 
 
 def test_what_another_process_rewrites_all_the_time_is_loaded_whole_or_refused() -> None:
@@ -49,7 +50,6 @@ def linked(folder: Path, monkeypatch: pytest.MonkeyPatch, remove_old: bool) -> P
     """
     old, new, link = version(folder / "old", 1), version(folder / "new", 3), folder / "adapter"
     link.symlink_to(old)
-    load = peft_format.targeting_of
 
     def lead_to(target: Path) -> None:
         (folder / "link").symlink_to(target)
@@ -63,7 +63,7 @@ def linked(folder: Path, monkeypatch: pytest.MonkeyPatch, remove_old: bool) -> P
     def load_and_lead_back(*arguments: Any) -> Any:
         if not remove_old:
             lead_to(old)
-        return load(*arguments)
+        return targeting_of(*arguments)
 
     after_the_config(monkeypatch, replace)
     monkeypatch.setattr(peft_format, "targeting_of", load_and_lead_back)
