@@ -17,10 +17,10 @@ from trt_lora.plugins.kernels import chip_of
 from trt_lora.plugins.operator import DOMAIN, Operator, operator_named
 from trt_lora.plugins.qdp import NODE_ATTRIBUTES, register_aot_plugins
 from trt_lora.runtime.manifest import Range
+from trt_lora.runtime.step_inputs import INPUT_IDS
 
 Profiles = Mapping[str, Mapping[str, Range]]
 
-TOKENS = "input_ids"  # [batch, sequence]: how many rows a linear has at most
 _GPU = 0  # a plan is for the first of the GPUs that are visible
 
 
@@ -42,7 +42,7 @@ def with_aot_plugins(trt: Any, model: bytes, profiles: Profiles) -> bytes:
 
 def largest_groups(model: ir.Model, profiles: Profiles) -> list[GroupShape]:
     """Return the largest shapes of every LoRA node, over all profiles."""
-    rows = max(math.prod(ranges[TOKENS].max) for ranges in profiles.values())
+    rows = max(math.prod(ranges[INPUT_IDS].max) for ranges in profiles.values())
     largest = {name: r.max for ranges in profiles.values() for name, r in ranges.items()}
     return [_group(node, rows, largest) for node in _lora_nodes(model)]
 

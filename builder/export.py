@@ -1,9 +1,6 @@
 """Trace a transformers causal language model into an ONNX graph with its KV cache in and out.
 
-Inputs   input_ids, position_ids [batch, sequence], attention_mask [batch, total_sequence],
-         logits_to_keep [kept] (which positions get logits: decoding needs the last one only),
-         past_key_values.<layer>.{key,value} [batch, kv_heads, past_sequence, dim]
-Outputs  logits [batch, kept, vocab], present.<layer>.{key,value} [.., total_sequence, dim]
+Names and shapes of inputs and outputs are those of `runtime/step_inputs.py`.
 """
 
 import inspect
@@ -29,10 +26,22 @@ from trt_lora.builder.quiet import quiet
 from trt_lora.builder.real_rope import real_rope
 from trt_lora.builder.symbols import name_symbols
 from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.step_inputs import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    LOGITS,
+    LOGITS_TO_KEEP,
+    PAST,
+    POSITION_IDS,
+    PRESENT,
+    cache_names,
+)
 
 # The only opset at which every dense architecture tried exports well in float32 and float16: at 23
 # the exporter's RMSNorm fusion writes an invalid float16 Gemma.
 OPSET = 18
+
+_TOKENS = (INPUT_IDS, POSITION_IDS, ATTENTION_MASK, LOGITS_TO_KEEP)  # as the model takes them
 
 _REASON_CHARACTERS = 200
 _PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -78,7 +87,7 @@ class _CausalLM(torch.nn.Module):
             cache.update(key, value, layer)
         if self._first_position:
             position_ids = position_ids + self._first_position
-        optional = {"position_ids": position_ids, "logits_to_keep": logits_to_keep}
+        optional = {POSITION_IDS: position_ids, LOGITS_TO_KEEP: logits_to_keep}
         out = getattr(self, WRAPPER_ATTRIBUTE)(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -87,7 +96,7 @@ class _CausalLM(torch.nn.Module):
             **{name: value for name, value in optional.items() if name in self._takes},
         )
         logits = out.logits
-        if "logits_to_keep" not in self._takes:
+        if LOGITS_TO_KEEP not in self._takes:
             logits = logits[:, logits_to_keep]
         present = out.past_key_values.layers
         return logits, *(tensor for layer in present for tensor in (layer.keys, layer.values))
@@ -111,8 +120,8 @@ def export_causal_lm(model: Any) -> Exported:
                 _example_inputs(cache, model.dtype),
                 dynamo=True,
                 dynamic_shapes=_dynamic_shapes(len(cache)),
-                input_names=_input_names(len(cache)),
-                output_names=["logits", *_cache_names("present", len(cache))],
+                input_names=[*_TOKENS, *cache_names(PAST, len(cache))],
+                output_names=[LOGITS, *cache_names(PRESENT, len(cache))],
                 opset_version=OPSET,
                 optimize=False,
                 verbose=False,
@@ -181,12 +190,3 @@ def _dynamic_shapes(layers: int) -> tuple[Any, ...]:
     dynamic = torch.export.Dim.DYNAMIC
     matrix, cache = {0: dynamic, 1: dynamic}, {0: dynamic, 2: dynamic}
     return (matrix, matrix, matrix, {0: dynamic}, [(cache, cache) for _ in range(layers)])
-
-
-def _input_names(layers: int) -> list[str]:
-    tokens = ["input_ids", "position_ids", "attention_mask", "logits_to_keep"]
-    return [*tokens, *_cache_names("past_key_values", layers)]
-
-
-def _cache_names(prefix: str, layers: int) -> list[str]:
-    return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]

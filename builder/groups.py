@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from trt_lora.builder.linears import Linear
+from trt_lora.builder.linears import Linear, behind_identity
 from trt_lora.plugins.contract import MAX_SITES
 from trt_lora.plugins.operator import Operator
 
@@ -68,7 +68,7 @@ def make_groups(linears: Iterable[Linear]) -> list[Group]:
     """Group linears by the value that they read; at most `MAX_SITES` in one."""
     by_x: dict[ir.Value, list[Linear]] = {}
     for linear in linears:
-        by_x.setdefault(_source(linear.x), []).append(linear)
+        by_x.setdefault(behind_identity(linear.x), []).append(linear)
     return [_group(some) for found in by_x.values() for some in _batched(found)]
 
 
@@ -82,15 +82,6 @@ def _group(linears: Sequence[Linear]) -> Group:
     if len(members) == 1 and (residual := _residual(outputs[0])):
         return Group(members, outputs, residual=residual)
     return Group(members, outputs, returns_delta=any(map(_meets_elementwise, outputs)))
-
-
-def _source(value: ir.Value) -> ir.Value:
-    """The value behind Identity nodes."""
-    producer = value.producer()
-    while producer is not None and producer.op_type == "Identity" and producer.inputs[0]:
-        value = producer.inputs[0]
-        producer = value.producer()
-    return value
 
 
 def _behind_bias(y: ir.Value) -> ir.Value:

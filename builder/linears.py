@@ -113,6 +113,15 @@ def _permutation(transpose: ir.Node) -> list[int]:
     return list(reversed(range(len(value.shape))))
 
 
+def behind_identity(value: ir.Value) -> ir.Value:
+    """Return the value behind Identity nodes."""
+    node = value.producer()
+    while node is not None and node.op_type == "Identity" and node.inputs[0]:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
 def module_linears(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield path and module of every linear of a torch model; a shared module has one path."""
     for path, module in model.named_modules():

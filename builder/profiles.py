@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from trt_lora.builder.lengths import Lengths
 from trt_lora.builder.lora_plan import LoRAPlan
-from trt_lora.builder.symbols import BATCH, KEPT, PAST, SEQUENCE, TOTAL
 from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.runtime.manifest import Binding, Range
+from trt_lora.runtime.step_inputs import BATCH, KEPT, PAST_SEQUENCE, SEQUENCE, TOTAL_SEQUENCE
 
 Triple = tuple[int, int, int]  # min, opt, max
 
@@ -30,15 +30,15 @@ def make_profiles(
     decode: dict[str, Triple] = {
         BATCH: (1, 1, batch),
         SEQUENCE: (1, 1, 1),
-        PAST: (1, half, total - 1),
-        TOTAL: (2, half + 1, total),
+        PAST_SEQUENCE: (1, half, total - 1),
+        TOTAL_SEQUENCE: (2, half + 1, total),
         KEPT: (1, 1, 1),
     }
     prefill: dict[str, Triple] = {
         BATCH: (1, 1, batch),
         SEQUENCE: (1, prompt, prompt),
-        PAST: (0, 0, total - 1),
-        TOTAL: (1, prompt, total),
+        PAST_SEQUENCE: (0, 0, total - 1),
+        TOTAL_SEQUENCE: (1, prompt, total),
         KEPT: (1, 1, prompt),
     }
     rank = (MIN_RANK, plan.opt_rank, plan.max_rank)

@@ -9,20 +9,15 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-BATCH, SEQUENCE, PAST, TOTAL, KEPT = (
-    "batch",
-    "sequence",
-    "past_sequence",
-    "total_sequence",
-    "kept",
+from trt_lora.runtime.step_inputs import (
+    BATCH,
+    KEPT,
+    LOGITS,
+    PAST,
+    PAST_SEQUENCE,
+    TOKEN_SHAPES,
+    TOTAL_SEQUENCE,
 )
-
-_TOKENS: dict[str, tuple[str, ...]] = {
-    "input_ids": (BATCH, SEQUENCE),
-    "position_ids": (BATCH, SEQUENCE),
-    "attention_mask": (BATCH, TOTAL),
-    "logits_to_keep": (KEPT,),
-}
 
 
 def name_symbols(model: ir.Model) -> None:
@@ -55,10 +50,10 @@ def _renamed_size(size: int | ir.SymbolicDim, names: Mapping[str, str]) -> int |
 
 def _named_shape(value: ir.Value) -> ir.Shape:
     name, shape = str(value.name), value.shape
-    if name in _TOKENS:
-        return ir.Shape(_TOKENS[name])
+    if name in TOKEN_SHAPES:
+        return ir.Shape(TOKEN_SHAPES[name])
     assert shape is not None  # the exporter writes the shape of every input and output
-    if name == "logits":
+    if name == LOGITS:
         return ir.Shape([BATCH, KEPT, shape[2]])
-    length = PAST if name.startswith("past_key_values.") else TOTAL
+    length = PAST_SEQUENCE if name.startswith(PAST) else TOTAL_SEQUENCE
     return ir.Shape([BATCH, shape[1], length, shape[3]])

@@ -2,11 +2,12 @@
 
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.coverage import Coverage
-from trt_lora.runtime.executor import Engine, Executor, open_engine
+from trt_lora.runtime.engine import Engine, Executor
 from trt_lora.runtime.generate import Completion, generate
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.runtime.open_engine import open_engine
 from trt_lora.runtime.sampling import Sampling
 from trt_lora.runtime.save import save_adapter
 from trt_lora.runtime.shard import shard_adapter

@@ -1,20 +1,12 @@
 """Prefill and decode with the KV cache: token ids in, one token per sequence and step out."""
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime.dtypes import storage_dtype
-from trt_lora.runtime.executor import Executor
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.engine import Executor
 from trt_lora.runtime.sampling import Logits
-from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_storage
-
-Ids = npt.NDArray[np.int64]
-
-PAST, PRESENT = "past_key_values.", "present."
+from trt_lora.runtime.step_inputs import LOGITS, Ids, empty_cache, next_cache, token_inputs
+from trt_lora.runtime.tensors import TensorMap, tensor_from_numpy
 
 
 class Decoder:
@@ -57,45 +49,10 @@ class Decoder:
         if not 1 <= keep <= ids.shape[1]:
             raise TensorError(f"cannot keep {keep} of {ids.shape[1]} positions")
         whole = np.concatenate([self._mask, mask], axis=1)
-        positions = np.maximum(whole.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :]
-        self._put("input_ids", ids)
-        self._put("attention_mask", whole)
-        self._put("position_ids", positions)
-        self._put("logits_to_keep", np.arange(ids.shape[1] - keep, ids.shape[1]))
+        tokens = token_inputs(ids, whole, keep)
+        self._map.update({name: tensor_from_numpy(array) for name, array in tokens.items()})
         outputs = self._executor.execute(self._map)
         self._mask = whole
-        logits = outputs.pop("logits")
-        self._map.update({PAST + name.removeprefix(PRESENT): t for name, t in outputs.items()})
+        logits = outputs[LOGITS]
+        self._map.update(next_cache(outputs))
         return logits.numpy().astype(np.float32, copy=False)
-
-    def _put(self, name: str, array: npt.NDArray[np.int64]) -> None:
-        self._map[name] = tensor_from_storage(np.ascontiguousarray(array, np.int64), "int64")
-
-
-def empty_cache(manifest: Manifest, batch_size: int) -> dict[str, Tensor]:
-    """Return the cache inputs before the first token, [batch, heads, 0, head_dim]."""
-    cache = {}
-    for binding in manifest.inputs:
-        if binding.name.startswith(PAST):
-            _, heads, _, head_dim = binding.shape
-            shape = (batch_size, int(heads), 0, int(head_dim))
-            storage = np.empty(shape, storage_dtype(binding.dtype))
-            cache[binding.name] = tensor_from_storage(storage, binding.dtype)
-    return cache
-
-
-def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Ids, Ids]:
-    """Return ids [batch, s] and mask [batch, s]; padding comes first, so all prompts end together.
-
-    Raises:
-        TensorError: there is no prompt, or one is empty.
-    """
-    if not prompts or not all(prompts):
-        raise TensorError("every prompt needs at least one token, and a batch one prompt")
-    width = max(len(prompt) for prompt in prompts)
-    ids = np.full((len(prompts), width), pad_token_id, np.int64)
-    mask = np.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = 1
-    return ids, mask

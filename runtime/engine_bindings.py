@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.coverage import Coverage
-from trt_lora.runtime.executor import Executor
+from trt_lora.runtime.engine import Executor
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory import Memory, Stream

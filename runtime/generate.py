@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import OutputError
-from trt_lora.runtime.decoding import Decoder, Ids, left_pad
-from trt_lora.runtime.executor import Engine
+from trt_lora.runtime.decoding import Decoder
+from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.manager import LoRAManager
-from trt_lora.runtime.prompts import Prompt, encoded, is_text, prompt_list, vocabulary_size
+from trt_lora.runtime.prompts import Prompt, encoded, is_text, prompt_list
 from trt_lora.runtime.sampling import Logits, Sampling, choose, generator
+from trt_lora.runtime.step_inputs import Ids, left_pad, vocabulary_size
 from trt_lora.runtime.tensors import TensorMap
 from trt_lora.runtime.text import TextTokenizer
 from trt_lora.runtime.token_ids import token_ids

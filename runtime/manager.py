@@ -13,9 +13,9 @@ from trt_lora.runtime.arguments import check_new_name, check_string, checked_sca
 from trt_lora.runtime.blend import blend_adapters
 from trt_lora.runtime.coverage import Coverage
 from trt_lora.runtime.coverage_warnings import log_warnings
+from trt_lora.runtime.engine import Executor
 from trt_lora.runtime.engine_bindings import EngineBindings, Loaded
 from trt_lora.runtime.exchange import tensor_from
-from trt_lora.runtime.executor import Executor
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manager_state import ManagerState
 from trt_lora.runtime.memory import Stream

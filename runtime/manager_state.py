@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from trt_lora.plugins.errors import UnknownAdapterError
 from trt_lora.runtime.arguments import check_string
+from trt_lora.runtime.engine import Executor
 from trt_lora.runtime.engine_bindings import EngineBindings, Loaded
-from trt_lora.runtime.executor import Executor
 from trt_lora.runtime.read_json import shown
 from trt_lora.runtime.tensors import Tensor
 

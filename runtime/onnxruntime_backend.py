@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.executor import check_inputs, closed, open_already
+from trt_lora.runtime.engine import check_inputs, closed, open_already
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest
 from trt_lora.runtime.memory import HostMemory
 from trt_lora.runtime.session_pool import SessionPool

@@ -8,6 +8,7 @@ import numpy as np
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.chat_template import Message
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.step_inputs import vocabulary_size
 from trt_lora.runtime.text import TextTokenizer
 from trt_lora.runtime.token_ids import token_ids
 
@@ -71,11 +72,6 @@ def encoded(
         ids.append(list(token_ids(f"prompt {index}", values, vocabulary)))
         _check_length(index, len(ids[-1]), manifest)
     return ids
-
-
-def vocabulary_size(manifest: Manifest) -> int:
-    """Return the number of tokens that an engine has logits for."""
-    return int(next(output.shape[-1] for output in manifest.outputs if output.name == "logits"))
 
 
 def _check_length(index: int, length: int, manifest: Manifest) -> None:

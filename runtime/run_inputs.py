@@ -6,7 +6,7 @@ from operator import and_, attrgetter, le
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.device_memory import CudaMemory
-from trt_lora.runtime.executor import check_inputs
+from trt_lora.runtime.engine import check_inputs
 from trt_lora.runtime.manifest import Manifest, Range
 from trt_lora.runtime.run_state import RunState
 from trt_lora.runtime.tensors import HOST, Tensor, TensorMap

@@ -4,7 +4,7 @@ from threading import Condition, get_ident
 from typing import Any
 
 from trt_lora.runtime.bound_session import BoundSession
-from trt_lora.runtime.executor import closed
+from trt_lora.runtime.engine import closed
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.tensors import Tensor, TensorMap
 

@@ -15,7 +15,7 @@ from trt_lora.runtime.bound_context import BoundContext
 from trt_lora.runtime.cuda import Event, call, constant, finished, on_device, release
 from trt_lora.runtime.cuda_graphs import GraphCache, GraphOptions
 from trt_lora.runtime.device_memory import CudaMemory, MemoryOptions
-from trt_lora.runtime.executor import closed, open_already
+from trt_lora.runtime.engine import closed, open_already
 from trt_lora.runtime.manifest import Manifest, Range
 from trt_lora.runtime.output_shapes import OutputShapes
 from trt_lora.runtime.plan import Plan

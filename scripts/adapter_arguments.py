@@ -1,10 +1,11 @@
 """What the commands that take `--adapter NAME=PATH` share; the empty name is the base model."""
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime import LoRAManager, Manifest, load_adapter
+from trt_lora.runtime import LoRAManager, Manifest, TensorMap, load_adapter
 from trt_lora.runtime.coverage_warnings import log_warnings
 from trt_lora.runtime.fit import preview_adapter
 
@@ -53,3 +54,13 @@ def activate(manager: LoRAManager, name: str) -> None:
         manager.switch_weights(name)
     else:
         manager.reset_weights()
+
+
+def timed_switch(manager: LoRAManager, name: str) -> float:
+    """Activate an adapter ("" is the base model), point a tensor map at it; return microseconds."""
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    start = time.perf_counter()
+    activate(manager, name)
+    manager.refresh_tensor_map(tensor_map)
+    return (time.perf_counter() - start) * 1e6

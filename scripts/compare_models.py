@@ -20,8 +20,9 @@ from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.scripts.compare_files import load_inputs
 from trt_lora.scripts.console import run
 from trt_lora.scripts.float64_lora import evaluate_in_float64
+from trt_lora.scripts.mark_sites import mark_sites
 from trt_lora.scripts.merge_lora import LoRAMerger
-from trt_lora.scripts.site_calls import mark_sites, site_calls
+from trt_lora.scripts.site_calls import site_calls
 
 KINDS = ("engine", "float64", "merged")
 

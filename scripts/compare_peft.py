@@ -19,9 +19,17 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.decoding import PAST, PRESENT
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import read_manifest
+from trt_lora.runtime.step_inputs import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    LOGITS,
+    LOGITS_TO_KEEP,
+    PAST,
+    POSITION_IDS,
+    PRESENT,
+)
 from trt_lora.scripts.compare_files import load_inputs, save_outputs
 from trt_lora.scripts.console import run
 from trt_lora.scripts.peft_reference import PeftReference
@@ -70,7 +78,7 @@ def _forward(model: Any, step: Mapping[str, Array]) -> Any:
         key, value = (step[f"{PAST}{layer}.{side}"] for side in ("key", "value"))
         cache.update(torch.from_numpy(key), torch.from_numpy(value), layer)
         layer += 1
-    names = ("input_ids", "attention_mask", "position_ids")
+    names = (INPUT_IDS, ATTENTION_MASK, POSITION_IDS)  # as transformers has them
     arguments = {name: torch.from_numpy(step[name]) for name in names if name in step}
     return model(**arguments, past_key_values=cache, use_cache=True)
 
@@ -78,7 +86,7 @@ def _forward(model: Any, step: Mapping[str, Array]) -> Any:
 def _outputs(model: Any, step: Mapping[str, Array]) -> dict[str, Array]:
     """Logits [batch, kept, vocab] and the cache, under the engine's names."""
     out = _forward(model, step)
-    found = {"logits": out.logits[:, torch.from_numpy(step["logits_to_keep"])].numpy()}
+    found = {LOGITS: out.logits[:, torch.from_numpy(step[LOGITS_TO_KEEP])].numpy()}
     for layer, content in enumerate(out.past_key_values.layers):
         found[f"{PRESENT}{layer}.key"] = content.keys.numpy()
         found[f"{PRESENT}{layer}.value"] = content.values.numpy()

@@ -10,11 +10,10 @@ from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime import LoRAManager, Manifest, Sampling, generate, open_engine, read_manifest
-from trt_lora.scripts.adapter_arguments import BASE
+from trt_lora.scripts.adapter_arguments import BASE, timed_switch
 from trt_lora.scripts.build_progress import BuildProgress, build_progress
 from trt_lora.scripts.console import run
 from trt_lora.scripts.demo_model import ensure_demo_model
-from trt_lora.scripts.switch_adapters import timed_switch
 
 ENGINE = Path("engines/smollm2")
 ADAPTERS = Path("tests/adapters")

@@ -14,12 +14,12 @@ import numpy as np
 from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime.coverage_warnings import log_warnings
-from trt_lora.runtime.decoding import PAST, Ids
 from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.run_inputs import allows
+from trt_lora.runtime.step_inputs import Ids, cache_shapes, token_inputs, vocabulary_size
 from trt_lora.runtime.text import TextTokenizer
 
 Inputs = dict[str, Any]  # numpy arrays; torch's for bfloat16, which numpy does not have
@@ -99,17 +99,13 @@ def _ids(directory: Path, manifest: Manifest, feed: Feed, rng: np.random.Generat
         return np.array([TextTokenizer(directory).encode(feed.prompt)], np.int64)
     longest = min(manifest.max_input_len, manifest.max_seq_len - 1)
     small = min(_RANDOM_BATCH, manifest.max_batch_size), min(_RANDOM_IDS, longest)
-    return rng.integers(0, _vocabulary(manifest), feed.shape or small)
-
-
-def _vocabulary(manifest: Manifest) -> int:
-    return next(int(output.shape[-1]) for output in manifest.outputs if output.name == "logits")
+    return rng.integers(0, vocabulary_size(manifest), feed.shape or small)
 
 
 def _prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:
     """All tokens [batch, s] at once, on an empty cache."""
     mask = np.ones_like(ids)
-    return _tokens(ids, mask) | _cache(manifest, len(ids), 0, None)
+    return token_inputs(ids, mask) | _cache(manifest, len(ids), 0, None)
 
 
 def _decode(manifest: Manifest, ids: Ids, rng: np.random.Generator) -> dict[str, Array]:
@@ -117,32 +113,18 @@ def _decode(manifest: Manifest, ids: Ids, rng: np.random.Generator) -> dict[str,
     past = min(ids.shape[1], manifest.max_seq_len - 1)
     mask = np.ones((len(ids), past + 1), np.int64)
     mask[1:, : past // 3] = 0  # as left padding would
-    return _tokens(ids[:, -1:], mask) | _cache(manifest, len(ids), past, rng)
-
-
-def _tokens(ids: Ids, mask: Ids) -> dict[str, Array]:
-    length = ids.shape[1]
-    positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -length:]
-    return {
-        "input_ids": np.ascontiguousarray(ids),
-        "attention_mask": mask,
-        "position_ids": np.ascontiguousarray(positions),
-        "logits_to_keep": np.arange(length - 1, length),
-    }
+    return token_inputs(ids[:, -1:], mask) | _cache(manifest, len(ids), past, rng)
 
 
 def _cache(
     manifest: Manifest, batch: int, past: int, rng: np.random.Generator | None
 ) -> dict[str, Array]:
-    """Every cache input [batch, heads, past, head_dim]; empty without a generator."""
-    cache = {}
-    for binding in manifest.inputs:
-        if binding.name.startswith(PAST):
-            _, heads, _, head_dim = binding.shape
-            shape = (batch, int(heads), past, int(head_dim))
-            values = np.zeros(shape) if rng is None else rng.standard_normal(shape)
-            cache[binding.name] = values.astype(storage_dtype(binding.dtype))
-    return cache
+    """Every cache input [batch, kv_heads, past, dim]; empty without a generator."""
+    dtypes = {binding.name: storage_dtype(binding.dtype) for binding in manifest.inputs}
+    return {
+        name: (np.zeros(shape) if rng is None else rng.standard_normal(shape)).astype(dtypes[name])
+        for name, shape in cache_shapes(manifest, batch, past).items()
+    }
 
 
 def _check_profile(manifest: Manifest, step: Mapping[str, Array], profile: str) -> None:

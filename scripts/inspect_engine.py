@@ -58,7 +58,8 @@ def _inspect(args: argparse.Namespace) -> None:
 def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> None:
     with extra("export", "--kernels"):  # a machine that only serves engines need not have it
         from trt_lora.scripts.build_progress import build_progress
-        from trt_lora.scripts.kernel_counts import kernel_layouts, print_layouts
+        from trt_lora.scripts.kernel_counts import kernel_layouts
+        from trt_lora.scripts.kernel_table import print_layouts
     with build_progress() as progress:
         layouts = kernel_layouts(directory, progress)
     if as_json:

@@ -16,7 +16,6 @@ from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour, flavour_named
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range, read_manifest
-from trt_lora.scripts.console import print_table
 from trt_lora.scripts.plain_engine import remove_lora
 
 Profiles = Mapping[str, Mapping[str, Range]]
@@ -95,22 +94,3 @@ def _fixed(model: ir.Model, manifest: Manifest) -> Profiles:
             value.shape = ir.Shape(shapes[value.name])
     fixed = {name: Range(shape, shape, shape) for name, shape in shapes.items()}
     return {profile: {**ranges, **fixed} for profile, ranges in manifest.profiles.items()}
-
-
-def print_layouts(layouts: list[Layout], manifest: Manifest) -> None:
-    """Print a table for every optimization profile."""
-    plain, *_ = layouts
-    layers = len({site.layer for site in manifest.sites if site.layer is not None}) or 1
-    for index, profile in enumerate(manifest.profiles):
-        print_table(
-            (profile, "kernels", "added", "added a layer", "copies of A and B", "streams"),
-            [_row(layout, plain, index, layers) for layout in layouts],
-        )
-
-
-def _row(layout: Layout, plain: Layout, profile: int, layers: int) -> tuple[str, ...]:
-    added = layout.count(profile) - plain.count(profile)
-    copies = layout.pad_copies(profile) - plain.pad_copies(profile)
-    streams = len({kernel.stream for kernel in layout.kernels if kernel.profile == profile})
-    counts = (layout.count(profile), added, f"{added / layers:.1f}", copies, streams)
-    return layout.name, *map(str, counts)

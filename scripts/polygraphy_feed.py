@@ -9,6 +9,7 @@ from polygraphy.tools.args import DataLoaderArgs, ModelArgs
 from polygraphy.tools.script import make_invocable
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.step_inputs import INPUT_IDS
 
 
 class LoraDataArgs(DataLoaderArgs):  # type: ignore[misc] # polygraphy has no types
@@ -71,9 +72,9 @@ def _shape(shapes: Mapping[str, Any]) -> tuple[int, int] | None:
     given = {name: list(found.shape) for name, found in shapes.items()}
     if not given:
         return None
-    sizes = given.get("input_ids", [])
+    sizes = given.get(INPUT_IDS, [])
     if len(given) > 1 or len(sizes) != 2 or not all(isinstance(s, int) and s > 0 for s in sizes):
         raise ConfigError(
-            f"--input-shapes is {given}; give input_ids:[batch,tokens] alone, the rest follows"
+            f"--input-shapes is {given}; give {INPUT_IDS}:[batch,tokens] alone, the rest follows"
         )
     return sizes[0], sizes[1]

@@ -17,8 +17,8 @@ from polygraphy.tools.args import CompareFuncSimpleArgs, OnnxLoadArgs
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.operator import DOMAIN, Operator, operator_named
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest
+from trt_lora.runtime.step_inputs import LOGITS
 
-_LOGITS = "logits"
 _MARKABLE_BYTES = 1 << 30  # of weights: polygraphy keeps a marked model in one message of 2 GB
 
 
@@ -80,13 +80,13 @@ def use_tolerance(groups: Any, manifest: Manifest, sites: Mapping[str, Operator]
     compare, limit = groups[CompareFuncSimpleArgs], TOLERANCES[manifest.dtype]
     if compare.atol or compare.rtol or compare.check_error_stat:
         return
-    compare.atol = {"": limit.atol, _LOGITS: limit.logits}
+    compare.atol = {"": limit.atol, LOGITS: limit.logits}
     compare.rtol = {"": limit.rtol}
     # A few channels of the residual stream are 10000 times the others, and so is their rounding:
     # a sum with it is judged by its mean error.
     sums = {name: "mean" for name, operator in sites.items() if operator.adds}
     compare.check_error_stat = {"": "elemwise", **sums} if sums else None
     G_LOGGER.info(
-        f"Tolerances for {manifest.dtype}: --atol {limit.atol} {_LOGITS}:{limit.logits} "
+        f"Tolerances for {manifest.dtype}: --atol {limit.atol} {LOGITS}:{limit.logits} "
         f"--rtol {limit.rtol}"
     )

@@ -11,10 +11,13 @@ from polygraphy.tools.args import OnnxLoadArgs
 from polygraphy.tools.args.base import BaseArgs, BaseRunnerArgs
 from polygraphy.tools.script import make_invocable
 
-TENSORRT_LORA, FLOAT64 = "trt-lora", "lora-float64"  # the options of the runners
-FLOAT64_NAME = "numpy with LoRA in float64"
-NO_ADAPTER = "none"
-FALLBACK = "trt-lora-fallback"
+from trt_lora.scripts.polygraphy_names import (
+    FALLBACK,
+    FLOAT64,
+    FLOAT64_NAME,
+    NO_ADAPTER,
+    TENSORRT_LORA,
+)
 
 
 def argument_groups() -> list[Any]:

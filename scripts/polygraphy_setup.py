@@ -32,7 +32,7 @@ from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range, read_manifest
 from trt_lora.scripts.polygraphy_feed import use_inputs
 from trt_lora.scripts.polygraphy_inputs import polygraphy_errors
 from trt_lora.scripts.polygraphy_limits import lora_outputs, mark_sites, use_tolerance
-from trt_lora.scripts.polygraphy_lora import (
+from trt_lora.scripts.polygraphy_names import (
     FALLBACK,
     FLOAT64,
     FLOAT64_NAME,

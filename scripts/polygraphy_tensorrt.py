@@ -23,8 +23,8 @@ from trt_lora.builder.progress import Silent
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
 from trt_lora.runtime.dtypes import Array, storage_dtype
-from trt_lora.runtime.executor import open_engine
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Manifest, read_manifest
+from trt_lora.runtime.open_engine import open_engine
 from trt_lora.runtime.tensors import Tensor, TensorMap, tensor_from_storage
 from trt_lora.scripts.polygraphy_inputs import polygraphy_errors
 

@@ -1,10 +1,11 @@
 """Where the sites of an engine's ONNX graph are: each one's linear, input and adapted output."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from trt_lora.builder.linears import behind_identity
 from trt_lora.plugins.contract import parse_binding
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.operator import DOMAIN, Operator, operator_named
@@ -63,11 +64,11 @@ def site_calls(model: ir.Model) -> Iterator[SiteCall]:
 def _call(node: ir.Node, operator: Operator, index: int) -> SiteCall:
     path, result = _path(node, operator, index), node.outputs[index]
     addend = node.inputs[operator.addend(index)] if operator.adds else None
-    if addend is not None and (linear := _linear(addend, node.inputs[0])):
+    if addend is not None and (linear := _linear(addend, _present(node.inputs[0]))):
         return SiteCall(path, node, operator, index, linear, result)
     for use in result.uses():
         other = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" else None
-        if other is not None and (linear := _linear(other, node.inputs[0])):
+        if other is not None and (linear := _linear(other, _present(node.inputs[0]))):
             output = use.node.outputs[0]
             return SiteCall(path, node, operator, index, linear, output, addend)
     raise ModelError(f"the linear of {path} is not beside {node.name}; build the engine again")
@@ -81,49 +82,16 @@ def _path(node: ir.Node, operator: Operator, index: int) -> str:
     raise ModelError(f"{node.name} reads {names[0]}, which is no LoRA input")
 
 
-def _linear(value: ir.Value, x: ir.Value | None) -> ir.Node | None:
+def _linear(value: ir.Value, x: ir.Value) -> ir.Node | None:
     """The linear that makes `value` from x, with or without a bias; None if nothing does."""
     node = value.producer()
     if node is not None and node.op_type == "Add":
         operands = [operand for operand in node.inputs if operand and operand.const_value is None]
         node = operands[0].producer() if len(operands) == 1 else None
-    if node is None or node.op_type not in _LINEARS or source(node.inputs[0]) is not source(x):
+    if node is None or node.op_type not in _LINEARS:
         return None
-    return node
-
-
-def source(value: ir.Value | None) -> ir.Value | None:
-    """Return the value behind Identity nodes."""
-    while value is not None and (node := value.producer()) and node.op_type == "Identity":
-        value = node.inputs[0]
-    return value
-
-
-def mark_sites(model: ir.Model, calls: Iterable[SiteCall], *, deltas: bool) -> None:
-    """Make what every call reads and adds an output of the graph, in the order of the graph.
-
-    `<path>.x` is what it reads, `<path>.y` linear, bias and delta, `<path>.residual` what the graph
-    adds in the same place. `deltas` adds `<path>.delta`. A second call of a site is `<path>#2`.
-    """
-    counts: dict[str, int] = {}
-    for call in calls:
-        count = counts[call.path] = counts.get(call.path, 0) + 1
-        label = call.path if count == 1 else f"{call.path}#{count}"
-        _mark(model.graph, f"{label}.x", call.x)
-        _mark(model.graph, f"{label}.y", call.output, call.residual)
-        if call.residual is not None:
-            _mark(model.graph, f"{label}.residual", call.residual)
-        if deltas:
-            _mark(model.graph, f"{label}.delta", call.result, call.addend)
-
-
-def _mark(graph: ir.Graph, name: str, value: ir.Value, minus: ir.Value | None = None) -> None:
-    operands = [value] if minus is None else [value, minus]
-    node = ir.node("Identity" if minus is None else "Sub", operands, name=name)
-    (output,) = node.outputs
-    output.name, output.type, output.shape = name, value.type, value.shape
-    graph.append(node)
-    graph.outputs.append(output)
+    x_of_node = behind_identity(_present(node.inputs[0]))
+    return node if x_of_node is behind_identity(x) else None
 
 
 def _present(value: ir.Value | None) -> ir.Value:

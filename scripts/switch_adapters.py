@@ -1,13 +1,12 @@
 """Answer one prompt with the base model and with each adapter; the runtime script to copy from."""
 
 import argparse
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_lora.runtime import LoRAManager, Sampling, TensorMap, generate, open_engine
-from trt_lora.runtime.executor import BACKENDS
-from trt_lora.scripts.adapter_arguments import BASE, activate, load_adapters
+from trt_lora.runtime import LoRAManager, Sampling, generate, open_engine
+from trt_lora.runtime.open_engine import BACKENDS
+from trt_lora.scripts.adapter_arguments import BASE, load_adapters, timed_switch
 from trt_lora.scripts.console import run
 
 
@@ -51,16 +50,6 @@ def _switch(args: argparse.Namespace) -> None:
             microseconds = timed_switch(manager, name)
             (answer,) = generate(engine, [args.prompt], manager=manager, sampling=sampling)
             print(f"[{name or BASE}, switched in {microseconds:.0f} us] {answer.text.strip()}")
-
-
-def timed_switch(manager: LoRAManager, name: str) -> float:
-    """Activate an adapter ("" is the base model), point a tensor map at it; return microseconds."""
-    tensor_map = TensorMap()
-    manager.refresh_tensor_map(tensor_map)
-    start = time.perf_counter()
-    activate(manager, name)
-    manager.refresh_tensor_map(tensor_map)
-    return (time.perf_counter() - start) * 1e6
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime import Engine, LoRAManager, Sampling, TensorMap, generate, open_engine
-from trt_lora.runtime.decoding import Decoder
-from trt_lora.runtime.executor import BACKENDS
+from trt_lora.runtime import Engine, LoRAManager, open_engine
+from trt_lora.runtime.open_engine import BACKENDS
 from trt_lora.runtime.tensors import HOST
-from trt_lora.runtime.text import TextTokenizer
-from trt_lora.scripts.adapter_arguments import BASE, activate
-from trt_lora.scripts.console import print_table
+from trt_lora.scripts.adapter_arguments import activate
 from trt_lora.scripts.deltas import delta_errors, delta_norm, engine_factors, print_deltas
+from trt_lora.scripts.logits import compared_logits, has_tokenizer, print_logits
 from trt_lora.scripts.require_peft import require_peft
 from trt_lora.scripts.tolerances import TOLERANCES, chosen_tolerance
 
@@ -64,8 +61,9 @@ def _verify(args: argparse.Namespace) -> None:
         missing = coverage.missing if coverage else ()
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
         reference = _reference(args.model, args.adapter, engine.manifest.dtype)
-        rows = _compared(engine, manager, reference, _prompts(args, engine), args.max_new_tokens)
-        problems += _print_logits(rows, limit)
+        prompts = _prompts(args, engine)
+        rows = compared_logits(engine, manager, ADAPTER, reference, prompts, args.max_new_tokens)
+        problems += print_logits(rows, limit)
         activate(manager, ADAPTER)
         ours = engine_factors(manager, engine.manifest)
         errors = delta_errors(ours, reference.factors(ADAPTER))
@@ -105,23 +103,8 @@ def _other_base(engine: Engine, model: Path) -> Iterator[str]:
         )
 
 
-# ------------------------------------------------------------------------------------------- logits
-
-
-@dataclass(frozen=True)
-class Row:
-    """One prompt with the base model or the adapter."""
-
-    prompt: str
-    adapter: str
-    positions: int
-    largest: float
-    mean: float
-    same_best: float  # fraction of positions whose best token is PEFT's
-
-
 def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
-    if not _has_tokenizer(engine):
+    if not has_tokenizer(engine):
         return [f"random ids {number} (no tokenizer)" for number in range(len(PROMPTS))]
     if args.prompts is None:
         return list(PROMPTS)
@@ -131,79 +114,3 @@ def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
     if not (prompts := [line for line in lines if line.strip()]):
         raise ConfigError(f"{args.prompts} holds no prompt; write one a line")
     return prompts
-
-
-def _compared(
-    engine: Engine,
-    manager: LoRAManager,
-    reference: "PeftReference",
-    prompts: Iterable[str],
-    length: int,
-) -> Iterator[Row]:
-    for number, prompt in enumerate(prompts):
-        for name in ("", ADAPTER):
-            ids = _prompt_and_answer(engine, manager, name, prompt, length, seed=number)
-            ours = engine_logits(engine, manager, name, ids, prompt=ids.shape[1] // 2)
-            theirs = reference.logits(name, ids, np.ones_like(ids))
-            error = np.abs(ours - theirs)
-            same = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
-            yield Row(prompt, name, ids.size, float(error.max()), float(error.mean()), same)
-
-
-def _prompt_and_answer(
-    engine: Engine, manager: LoRAManager, name: str, prompt: str, length: int, *, seed: int
-) -> Ids:
-    """The prompt with the adapter's answer to it, [1, s]; random ids without a tokenizer."""
-    if not _has_tokenizer(engine):
-        count = min(RANDOM_IDS, engine.manifest.max_input_len)
-        return np.random.default_rng(seed).integers(0, _vocabulary(engine), (1, count))
-    activate(manager, name)
-    sampling = Sampling(max_new_tokens=length)
-    (answer,) = generate(engine, [prompt], manager=manager, sampling=sampling)
-    return np.array(
-        [[*TextTokenizer(engine.directory).encode(prompt), *answer.token_ids]], np.int64
-    )
-
-
-def _has_tokenizer(engine: Engine) -> bool:
-    return (engine.directory / "tokenizer.json").is_file()
-
-
-def _vocabulary(engine: Engine) -> int:
-    (logits,) = (output for output in engine.manifest.outputs if output.name == "logits")
-    return int(logits.shape[-1])
-
-
-def engine_logits(
-    engine: Engine, manager: LoRAManager, name: str, ids: Ids, *, prompt: int
-) -> npt.NDArray[np.float32]:
-    """Return logits [batch, s, vocab] of ids [batch, s].
-
-    The first `prompt` positions go through prefill, the others one by one through decode.
-    """
-    activate(manager, name)
-    tensor_map = TensorMap()
-    manager.refresh_tensor_map(tensor_map)
-    decoder = Decoder(engine, tensor_map, len(ids))
-    columns = np.split(ids, range(prompt, ids.shape[1]), axis=1)
-    steps = [decoder.step(part, np.ones_like(part), keep=part.shape[1]) for part in columns]
-    return np.concatenate(steps, axis=1)
-
-
-def _print_logits(rows: Iterable[Row], limit: float) -> list[str]:
-    compared = list(rows)
-    header = ("prompt", "adapter", "positions", "max |error|", "mean |error|", "same best token")
-    print_table(
-        header,
-        [
-            (row.prompt[:40], row.adapter or BASE, f"{row.positions}", f"{row.largest:.2e}",
-             f"{row.mean:.2e}", f"{row.same_best:.1%}")
-            for row in compared
-        ],
-    )  # fmt: skip
-    return [
-        f"a logit of {row.prompt[:40]!r} with {row.adapter or BASE} is off by {row.largest:.2e}, "
-        f"beyond the tolerance of {limit}"
-        for row in compared
-        if not row.largest <= limit  # NaN is beyond it too
-    ]

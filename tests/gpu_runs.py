@@ -8,9 +8,9 @@ from fake_tensorrt import DOWN, UP, expected_logits
 
 from trt_lora.plugins.contract import Site
 from trt_lora.runtime import LoRAManager, TensorMap
-from trt_lora.runtime.decoding import empty_cache
 from trt_lora.runtime.dtypes import Array
-from trt_lora.runtime.executor import Engine
+from trt_lora.runtime.engine import Engine
+from trt_lora.runtime.step_inputs import empty_cache
 from trt_lora.runtime.tensors import tensor_from_numpy
 
 IDS = np.array([3, 1, 4, 1, 5])

@@ -22,8 +22,8 @@ from trt_lora.builder.quiet import quiet
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, open_engine
 from trt_lora.scripts.adapter_arguments import activate
+from trt_lora.scripts.logits import engine_logits
 from trt_lora.scripts.peft_reference import PeftReference
-from trt_lora.scripts.verify import engine_logits
 
 pytestmark = pytest.mark.slow  # for the engine that all of them share
 

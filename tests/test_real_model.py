@@ -18,12 +18,11 @@ from trt_lora.builder.build import list_sites
 from trt_lora.plugins.flavour import TENSORRT_RTX
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, generate, open_engine, read_manifest
 from trt_lora.runtime.text import TextTokenizer
-from trt_lora.scripts.adapter_arguments import activate
+from trt_lora.scripts.adapter_arguments import activate, timed_switch
+from trt_lora.scripts.logits import engine_logits
 from trt_lora.scripts.peft_reference import PeftReference
 from trt_lora.scripts.plain_engine import engine_without_lora
-from trt_lora.scripts.switch_adapters import timed_switch
 from trt_lora.scripts.trt_lora_command import main as trt_lora
-from trt_lora.scripts.verify import engine_logits
 
 TOLERANCE = 1e-4
 STEPS = 8

@@ -13,9 +13,9 @@ import numpy as np
 
 from trt_lora.plugins.flavour import flavour_named
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.decoding import empty_cache
 from trt_lora.runtime.dtypes import storage_dtype
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Manifest, read_manifest
+from trt_lora.runtime.step_inputs import empty_cache
 from trt_lora.runtime.tensors import tensor_from_storage
 from trt_lora.scripts.gpu.results import Expectation, Expectations, Row
 from trt_lora.scripts.gpu.run import Skipped

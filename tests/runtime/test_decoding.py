@@ -7,8 +7,9 @@ import pytest
 from fakes import VOCAB, FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime.decoding import Decoder, empty_cache, left_pad
+from trt_lora.runtime.decoding import Decoder
 from trt_lora.runtime.manager import LoRAManager
+from trt_lora.runtime.step_inputs import empty_cache, left_pad
 from trt_lora.runtime.tensors import TensorMap
 
 PROMPTS = [[3, 4, 5], [6]]

@@ -16,11 +16,11 @@ from tiny import VOCABULARY, save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.decoding import empty_cache
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.save import save_adapter as save_as
+from trt_lora.runtime.step_inputs import empty_cache
 from trt_lora.scripts.peft_reference import PeftReference
 
 DTYPES = ["float32", "float16", "bfloat16"]

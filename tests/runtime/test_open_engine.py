@@ -9,9 +9,10 @@ from fake_tensorrt import FakeTensorRT, engine_directory, small_manifest
 
 from trt_lora.plugins.errors import BackendError, ManifestError, TensorError
 from trt_lora.runtime import open_engine
-from trt_lora.runtime.executor import BACKENDS, check_inputs
+from trt_lora.runtime.engine import check_inputs
 from trt_lora.runtime.manifest import MANIFEST_FILE, PLAN_FILE
 from trt_lora.runtime.onnxruntime_backend import OnnxRuntimeEngine
+from trt_lora.runtime.open_engine import BACKENDS
 from trt_lora.runtime.tensorrt_backend import TensorRTEngine
 from trt_lora.runtime.tensors import Tensor, TensorMap
 
@@ -85,7 +86,7 @@ def test_an_engine_of_full_tensorrt_needs_full_tensorrt(
 def test_auto_logs_which_backend_runs_and_why(
     directory: Path, trt: FakeTensorRT, cuda: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", "trt_lora.runtime.executor"):
+    with caplog.at_level("INFO", "trt_lora.runtime.open_engine"):
         open_engine(directory)
         cuda.devices = 0
         open_engine(directory)
