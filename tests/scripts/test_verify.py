@@ -13,7 +13,7 @@ from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.weight import Pair
-from trt_lora.scripts import verify
+from trt_lora.scripts import logits, verify
 from trt_lora.scripts.trt_lora_command import main
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -196,7 +196,8 @@ def test_an_adapter_that_adds_nothing_proves_nothing(
 def test_the_manager_that_applies_no_adapter_is_caught(
     made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verify, "activate", lambda manager, name: manager.reset_weights())
+    for module in (verify, logits):
+        monkeypatch.setattr(module, "activate", lambda manager, name: manager.reset_weights())
     assert exit_code(made) == 1
     errors = capsys.readouterr().err
     assert "with adapter is off by" in errors
