@@ -12,10 +12,10 @@ from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttri
 
 from trt_lora.builder.attention import ATTENTION
 from trt_lora.builder.checkpoint import check_weights, read_header, weight_files
-from trt_lora.builder.foreign_errors import one_line
 from trt_lora.builder.generation_config import pad_token_id, stop_token_ids
 from trt_lora.builder.loaded_weights import check_finite, check_report, check_ties, check_values
 from trt_lora.builder.model_directory import CONFIG_FILE, NEXT_STEP, check_directory, read_object
+from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.quiet import quiet
 from trt_lora.plugins.modules import parts_of
 from trt_lora.runtime.hub_cache import model_name

@@ -1,11 +1,23 @@
 """Check a base model by its config and its modules, before a weight is read."""
 
+from dataclasses import dataclass
+from typing import Any
+
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.config_fields import read_fields, stated_positions
-from trt_lora.builder.lengths import choose_lengths
+from trt_lora.builder.lengths import Lengths, choose_lengths
 from trt_lora.builder.lora_plan import LoRAPlan
-from trt_lora.builder.resolved import CheckedModel
+from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.extras import extra
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """What the base model's config and modules say, before a weight is read."""
+
+    config: Any  # transformers'
+    lengths: Lengths
+    sites: SiteList
 
 
 def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.builder.model_directory import CONFIG_FILE, check_directory, read_object
+from trt_lora.builder.model_errors import unsupported
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.read_json import shown
 
 POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, and MPT's
 
 _QUANTISATION = ("quantization_config", "compression_config")
-_NEXT_STEP = "pass a dense decoder-only model; docs/supported-models.md lists them"
 
 _STATE = "layers keep a state (state space or linear attention), not keys and values"
 _EXPERTS = "it is a mixture of experts"
@@ -86,11 +86,6 @@ def stated_positions(fields: Mapping[str, Any]) -> int | None:
     text = text if isinstance(text, Mapping) else fields
     found = (text.get(name) for name in POSITIONS)
     return next((count for count in found if type(count) is int and count > 0), None)
-
-
-def unsupported(model: str, reason: str) -> ModelError:
-    """Return the error of a model that cannot be an engine, on one line."""
-    return ModelError(f"{model} cannot be built: {reason}; {_NEXT_STEP}")
 
 
 def _architecture(fields: Mapping[str, Any]) -> str:

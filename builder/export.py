@@ -13,15 +13,15 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from trt_lora.builder.config_fields import unsupported
+from trt_lora.builder.first_position import first_position
 from trt_lora.builder.linears import (
     WRAPPER_ATTRIBUTE,
     module_linears,
     traced_paths,
     untie_linears,
 )
+from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.optimize import optimize
-from trt_lora.builder.positions import first_position
 from trt_lora.builder.quiet import quiet
 from trt_lora.builder.real_rope import real_rope
 from trt_lora.builder.symbols import name_symbols

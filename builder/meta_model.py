@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.attention import ATTENTION
-from trt_lora.builder.foreign_errors import one_line
 from trt_lora.builder.linears import module_linears
+from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.quiet import quiet
 from trt_lora.builder.targets import (
     LeftAlone,

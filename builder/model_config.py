@@ -7,9 +7,9 @@ from transformers import AutoConfig
 
 from trt_lora.builder.check_config import check_architecture, check_choices, check_model_type
 from trt_lora.builder.config_fields import read_fields
-from trt_lora.builder.foreign_errors import one_line
 from trt_lora.builder.generation_config import pad_token_id
 from trt_lora.builder.model_directory import CONFIG_FILE, NEXT_STEP
+from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.quiet import quiet
 
 

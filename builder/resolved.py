@@ -1,22 +1,11 @@
 """A build with nothing left to decide."""
 
 from dataclasses import dataclass
-from typing import Any
 
+from trt_lora.builder.check_model import CheckedModel
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.lengths import Lengths
 from trt_lora.builder.lora_plan import LoRAPlan
-from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.flavour import Flavour
-
-
-@dataclass(frozen=True)
-class CheckedModel:
-    """What the base model's config and modules say, before a weight is read."""
-
-    config: Any  # transformers'
-    lengths: Lengths
-    sites: SiteList
 
 
 @dataclass(frozen=True)

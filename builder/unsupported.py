@@ -6,7 +6,7 @@ No weight is read, so that a model on the meta device will do.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trt_lora.builder.config_fields import unsupported
+from trt_lora.builder.model_errors import unsupported
 
 _CROSS_ATTENTION = ("encoder_attn", "cross_attn", "crossattention")
 _PLAIN_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}

@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, MptConfig, RobertaCon
 
 from trt_lora.builder import BuildConfig
 from trt_lora.builder.config_fields import stated_positions
+from trt_lora.builder.first_position import first_position
 from trt_lora.builder.lengths import Lengths, choose_lengths
-from trt_lora.builder.positions import first_position, usable_positions
+from trt_lora.builder.positions import usable_positions
 from trt_lora.builder.quiet import quiet
 from trt_lora.plugins.errors import ConfigError
 

@@ -1,9 +1,11 @@
-"""Errors that transformers raises, which are of every kind, as one line of ours."""
+"""Errors of models: on one line, in our words, whoever raised them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trt_lora.plugins.errors import LoRAError, ModelError
+
+_DENSE = "pass a dense decoder-only model; docs/supported-models.md lists them"
 
 
 @contextmanager
@@ -16,3 +18,8 @@ def one_line(what: str, next_step: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelError(f"{what}: {reason:.500}; {next_step}") from error
+
+
+def unsupported(model: str, reason: str) -> ModelError:
+    """Return the error of a model that cannot be an engine, on one line."""
+    return ModelError(f"{model} cannot be built: {reason}; {_DENSE}")
