@@ -10,7 +10,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from trt_lora.builder.dtypes import dtype_name
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.group import GroupShape, SiteShape
 from trt_lora.plugins.kernels import chip_of
@@ -67,7 +66,7 @@ def _group(node: ir.Node, rows: int, largest: Mapping[str, tuple[int, ...]]) -> 
     pairs = [operator.factors(site) for site in range(operator.sites)]
     shapes = [[largest[str(getattr(node.inputs[i], "name", ""))] for i in pair] for pair in pairs]
     sites = tuple(SiteShape(n=b[1], rank=b[0]) for _, b in shapes)
-    return GroupShape(rows, shapes[0][0][0], sites, dtype_name(a.dtype), operator.adds)
+    return GroupShape(rows, shapes[0][0][0], sites, a.dtype.numpy().name, operator.adds)
 
 
 def _operator(node: ir.Node) -> Operator:

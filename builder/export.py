@@ -24,7 +24,7 @@ from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.optimize import optimize
 from trt_lora.builder.quiet import quiet
 from trt_lora.builder.real_rope import real_rope
-from trt_lora.builder.symbols import name_symbols
+from trt_lora.builder.symbols import NameDimensions
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.step_inputs import (
     ATTENTION_MASK,
@@ -133,7 +133,7 @@ def export_causal_lm(model: Any) -> Exported:
     traced = traced_paths(program.model)
     with quiet():
         optimize(program.model)
-    name_symbols(program.model)
+    NameDimensions()(program.model)
     linears = {path: path in traced for path, _ in module_linears(model)}
     return Exported(program.model, cache, linears)
 

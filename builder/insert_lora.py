@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from trt_lora.builder.dtypes import dtype_name, onnx_dtype
 from trt_lora.builder.groups import Group, Operand, make_groups
 from trt_lora.builder.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.lora_function import lora_function
@@ -25,6 +24,7 @@ from trt_lora.builder.targets import LeftAlone, check_targets_matched, not_targe
 from trt_lora.plugins.contract import BindingNames, Factor, Site
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.plugins.operator import DOMAIN, DOMAIN_VERSION, operator_named
+from trt_lora.runtime.dtypes import storage_dtype
 
 
 @dataclass
@@ -109,7 +109,7 @@ def _sites(linears: list[Linear]) -> dict[str, Site]:
     for linear in linears:
         dtype = linear.y.dtype or linear.x.dtype
         assert dtype is not None  # the exporter writes the type of every value
-        site = Site(linear.path, linear.k, linear.n, dtype_name(dtype))
+        site = Site(linear.path, linear.k, linear.n, dtype.numpy().name)
         if sites.setdefault(site.path, site) != site:
             raise ConfigError(
                 f"module {site.path} is called as [{site.k}, {site.n}] and with other shapes: "
@@ -158,7 +158,7 @@ class _SiteInputs:
         if name not in self._made:
             rank = self._names.rank_symbol(site.path)
             dimensions = (site.k, rank) if factor == "A" else (rank, site.n)
-            value = ir.val(name, onnx_dtype(site.dtype), dimensions)
+            value = ir.val(name, ir.DataType.from_numpy(storage_dtype(site.dtype)), dimensions)
             self._graph.inputs.append(value)
             self._made[name] = value
         return self._made[name]

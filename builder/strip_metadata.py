@@ -1,17 +1,23 @@
-"""Drop the exporter's metadata: nine tenths of the file, and paths of the machine that built it."""
+"""Pass that drops the exporter's metadata: nine tenths of the file, and paths of the build machine.
+
+1. Metadata and doc strings of the model, its graphs, functions and nodes go.
+2. So does the metadata of every value, which onnx_ir's own pass leaves.
+"""
 
 import onnx_ir as ir
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
 
-def strip_metadata(model: ir.Model) -> None:
-    """Clear the metadata and doc strings of the model, its nodes and its values, in place."""
-    graph = model.graph
-    model.metadata_props.clear()
-    graph.metadata_props.clear()
-    for value in (*graph.inputs, *graph.initializers.values()):
-        value.metadata_props.clear()
-    for node in graph.all_nodes():
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
+class ClearMetadata(ClearMetadataAndDocStringPass):
+    """The pass."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Clear everything in place."""
+        super().call(model)
+        model.metadata_props.clear()
+        model.graph.metadata_props.clear()
+        graph = model.graph
+        outputs = (value for node in graph.all_nodes() for value in node.outputs)
+        for value in (*graph.inputs, *graph.initializers.values(), *outputs):
             value.metadata_props.clear()
+        return ir.passes.PassResult(model, modified=True)

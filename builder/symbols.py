@@ -1,4 +1,4 @@
-"""Give the exporter's symbolic dimensions names that people, manifests and profiles can use.
+"""Pass that names the exporter's symbolic dimensions as manifests and profiles do.
 
 1. Inputs and outputs get the names below, by position: the exporter calls them s17, s70, ...
 2. Every other value that has a symbolic shape loses it: it would still speak of the old names, and
@@ -15,25 +15,38 @@ from trt_lora.runtime.step_inputs import (
     LOGITS,
     PAST,
     PAST_SEQUENCE,
+    SYMBOLS,
     TOKEN_SHAPES,
     TOTAL_SEQUENCE,
 )
 
 
-def name_symbols(model: ir.Model) -> None:
-    """Rename the symbolic dimensions of `model`, a causal language model, in place.
+class NameDimensions(ir.passes.InPlacePass):
+    """The pass, for a causal language model."""
 
-    Those of values in between follow from the inputs' and outputs'; one that does not is forgotten.
-    """
-    graph, names = model.graph, dict[str, str]()
-    for value in (*graph.inputs, *graph.outputs):
-        named = _named_shape(value)
-        names |= _renamed(value.shape, named)
-        value.shape = named
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value.shape is not None and not value.is_graph_output():
-                value.shape = ir.Shape([_renamed_size(size, names) for size in value.shape])
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rename the symbolic dimensions of `model` in place.
+
+        Those of values in between follow from the inputs' and outputs'; one that does not is
+        forgotten.
+        """
+        graph, names = model.graph, dict[str, str]()
+        for value in (*graph.inputs, *graph.outputs):
+            named = _named_shape(value)
+            names |= _renamed(value.shape, named)
+            value.shape = named
+        for node in graph.all_nodes():
+            for value in node.outputs:
+                if value.shape is not None and not value.is_graph_output():
+                    value.shape = ir.Shape([_renamed_size(size, names) for size in value.shape])
+        return ir.passes.PassResult(model, modified=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Every symbolic dimension of an input or output is one of `step_inputs`."""
+        for value in (*model.graph.inputs, *model.graph.outputs):
+            sizes = value.shape or ()
+            if unknown := {str(s) for s in sizes if not isinstance(s, int)} - SYMBOLS:
+                raise ir.passes.PostconditionError(f"{value.name} has dimensions {unknown}")
 
 
 def _renamed(old: ir.Shape | None, new: ir.Shape) -> dict[str, str]:

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from trt_lora.builder.base_model import describe, load_model, output_widths
 from trt_lora.builder.compile import Compiler
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.dtypes import dtype_name
 from trt_lora.builder.export import export_causal_lm
 from trt_lora.builder.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.lora_plan import LoRAPlan
@@ -22,7 +21,7 @@ from trt_lora.builder.model_directory import TEXT_FILES
 from trt_lora.builder.profiles import make_profiles
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
-from trt_lora.builder.strip_metadata import strip_metadata
+from trt_lora.builder.strip_metadata import ClearMetadata
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.flavour import Flavour
@@ -90,7 +89,7 @@ def _save(
     """Write the ONNX file; return its sites, inputs and outputs."""
     progress.stage("save")
     _check_space(graph.model, work, flavour)
-    strip_metadata(graph.model)
+    ClearMetadata()(graph.model)
     ir.save(graph.model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
     values = graph.model.graph
     return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
@@ -135,7 +134,7 @@ def _binding(value: ir.Value) -> Binding:
     assert value.shape is not None  # the export names them all
     assert value.dtype is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
-    return Binding(str(value.name), dtype_name(value.dtype), shape)
+    return Binding(str(value.name), value.dtype.numpy().name, shape)
 
 
 def _compile(

@@ -26,6 +26,7 @@ LOGITS, PAST, PRESENT = "logits", "past_key_values.", "present."
 # Symbolic dimensions.
 BATCH, SEQUENCE, KEPT = "batch", "sequence", "kept"
 PAST_SEQUENCE, TOTAL_SEQUENCE = "past_sequence", "total_sequence"
+SYMBOLS = frozenset((BATCH, SEQUENCE, KEPT, PAST_SEQUENCE, TOTAL_SEQUENCE))
 
 TOKEN_SHAPES: Mapping[str, tuple[str, ...]] = {
     INPUT_IDS: (BATCH, SEQUENCE),

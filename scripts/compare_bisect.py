@@ -15,7 +15,7 @@ from trt_lora.runtime.coverage import SiteCoverage
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import Manifest
 
-Steps = Sequence[dict[str, Array]]  # of every step: tensors as `site_calls.mark_sites` names them
+Steps = Sequence[dict[str, Array]]  # of every step: tensors as `MarkSites` names them
 
 _EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 

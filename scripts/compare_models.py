@@ -19,10 +19,9 @@ from trt_lora.runtime.files import publish_file
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.scripts.compare_files import load_inputs
 from trt_lora.scripts.console import run
-from trt_lora.scripts.float64_lora import evaluate_in_float64
-from trt_lora.scripts.mark_sites import mark_sites
-from trt_lora.scripts.merge_lora import LoRAMerger
-from trt_lora.scripts.site_calls import site_calls
+from trt_lora.scripts.float64_lora import EvaluateInFloat64
+from trt_lora.scripts.mark_sites import MarkSites
+from trt_lora.scripts.merge_lora import MergeLoRA
 
 KINDS = ("engine", "float64", "merged")
 
@@ -54,17 +53,16 @@ def write_model(
     """
     manifest = read_manifest(engine)
     model = ir.load(engine / ONNX_FILE)
-    calls = list(site_calls(model))
     output.parent.mkdir(parents=True, exist_ok=True)
     if sites:
-        mark_sites(model, calls, deltas=kind != "merged")
+        MarkSites(deltas=kind != "merged")(model)
     if kind == "merged":
         if inputs is None:
             raise ConfigError("merged needs --inputs, the folder that holds the adapter's tensors")
         weights = output.with_suffix(".data")
-        LoRAMerger(model, manifest, next(load_inputs(inputs)), weights).merge(calls)
+        MergeLoRA(manifest, next(load_inputs(inputs)), weights)(model)
     elif kind == "float64":
-        evaluate_in_float64(model)
+        EvaluateInFloat64()(model)
     ir.save(model, output)
     for name in _weight_files(model) - {output.with_suffix(".data").name}:
         if not (output.parent / name).exists():  # an earlier variant brings them too

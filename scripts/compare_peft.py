@@ -94,7 +94,7 @@ def _outputs(model: Any, step: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _sites(model: Any, paths: Sequence[str], step: Mapping[str, Array]) -> dict[str, Array]:
-    """`<path>.x` and `<path>.y` of every call of every site, as `site_calls.mark_sites` names."""
+    """`<path>.x` and `<path>.y` of every call of every site, as `MarkSites` names."""
     found: dict[str, Array] = {}
     with _recording(model, paths, found):
         _forward(model, step)

@@ -1,15 +1,28 @@
-"""The LoRA nodes of an engine's ONNX graph in float64: what a plan or a runtime should compute."""
+"""Pass that evaluates LoRA nodes in float64: what a plan or a runtime should compute.
+
+1. The body of every LoRA operator casts its operands to float64.
+2. Its results are rounded once, at the end, to the dtype of x.
+"""
 
 import onnx_ir as ir
 
 from trt_lora.plugins.operator import DOMAIN
 
 
-def evaluate_in_float64(model: ir.Model) -> None:
-    """Make the operators' bodies cast to float64 and round once, at the end; in place."""
-    for key, function in model.functions.items():
-        if key[0] == DOMAIN:
-            _widen(function)
+class EvaluateInFloat64(ir.passes.InPlacePass):
+    """The pass."""
+
+    def requires(self, model: ir.Model) -> None:
+        """The operators have their function bodies."""
+        if not any(key[0] == DOMAIN for key in model.functions):
+            raise ir.passes.PreconditionError("the model has no LoRA functions")
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Widen the bodies in place."""
+        for key, function in model.functions.items():
+            if key[0] == DOMAIN:
+                _widen(function)
+        return ir.passes.PassResult(model, modified=True)
 
 
 def _widen(function: ir.Function) -> None:

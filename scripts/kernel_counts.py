@@ -16,7 +16,7 @@ from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour, flavour_named
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range, read_manifest
-from trt_lora.scripts.plain_engine import remove_lora
+from trt_lora.scripts.plain_engine import RemoveLoRA
 
 Profiles = Mapping[str, Mapping[str, Range]]
 
@@ -76,7 +76,7 @@ def _layouts(
 
 
 def _plain(model: ir.Model, manifest: Manifest) -> Profiles:
-    remove_lora(model, manifest.lora_bindings)
+    RemoveLoRA(frozenset(manifest.lora_bindings))(model)
     return {
         profile: {name: r for name, r in ranges.items() if name not in manifest.lora_bindings}
         for profile, ranges in manifest.profiles.items()

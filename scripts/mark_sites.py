@@ -1,28 +1,44 @@
-"""Make the input and the result of every LoRA site outputs of the graph."""
+"""Pass that makes the input and the result of every LoRA site outputs of the graph.
 
-from collections.abc import Iterable
+1. `<path>.x` is what a site reads, `<path>.y` its linear, bias and delta.
+2. `<path>.residual` is what the graph adds in the same place; `<path>.y` is without it.
+3. `<path>.delta`, if asked for, is what LoRA adds. A second call of a site is `<path>#2`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trt_lora.scripts.site_calls import SiteCall
+from trt_lora.scripts.site_calls import SiteCall, site_calls
 
 
-def mark_sites(model: ir.Model, calls: Iterable[SiteCall], *, deltas: bool) -> None:
-    """Make what every call reads and adds an output of the graph, in the order of the graph.
+@dataclass(frozen=True)
+class MarkSites(ir.passes.InPlacePass):
+    """The pass."""
 
-    `<path>.x` is what it reads, `<path>.y` linear, bias and delta, `<path>.residual` what the graph
-    adds in the same place. `deltas` adds `<path>.delta`. A second call of a site is `<path>#2`.
-    """
-    counts: dict[str, int] = {}
-    for call in calls:
-        count = counts[call.path] = counts.get(call.path, 0) + 1
-        label = call.path if count == 1 else f"{call.path}#{count}"
-        _mark(model.graph, f"{label}.x", call.x)
-        _mark(model.graph, f"{label}.y", call.output, call.residual)
+    deltas: bool = False
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Add the outputs, in the order of the graph.
+
+        Raises:
+            ModelError: a LoRA node is not as the insertion pass leaves it.
+        """
+        counts = Counter[str]()
+        for call in list(site_calls(model)):
+            counts[call.path] += 1
+            count = counts[call.path]
+            self._mark_call(model.graph, call.path if count == 1 else f"{call.path}#{count}", call)
+        return ir.passes.PassResult(model, modified=bool(counts))
+
+    def _mark_call(self, graph: ir.Graph, label: str, call: SiteCall) -> None:
+        _mark(graph, f"{label}.x", call.x)
+        _mark(graph, f"{label}.y", call.output, call.residual)
         if call.residual is not None:
-            _mark(model.graph, f"{label}.residual", call.residual)
-        if deltas:
-            _mark(model.graph, f"{label}.delta", call.result, call.addend)
+            _mark(graph, f"{label}.residual", call.residual)
+        if self.deltas:
+            _mark(graph, f"{label}.delta", call.result, call.addend)
 
 
 def _mark(graph: ir.Graph, name: str, value: ir.Value, minus: ir.Value | None = None) -> None:

@@ -1,6 +1,8 @@
-"""Merge an adapter into the weights of an engine's ONNX graph: W + A @ B, and no LoRA nodes.
+"""Pass that merges an adapter into the weights of a graph: W + A @ B, and no LoRA nodes.
 
-Only the weights that change are written; the others stay in the engine's own file.
+1. Only the weights that change are written; the others stay in the engine's own file.
+2. A weight that other nodes read too, such as a tied embedding, keeps its value for them.
+3. A site that is called twice is merged once.
 """
 
 from collections.abc import Mapping
@@ -16,37 +18,34 @@ from trt_lora.plugins.contract import FACTORS
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.scripts.plain_engine import remove_lora
-from trt_lora.scripts.site_calls import SiteCall
+from trt_lora.scripts.plain_engine import RemoveLoRA
+from trt_lora.scripts.site_calls import SiteCall, site_calls
 
 _ALIGNMENT = 4096  # of a weight in its file, so that it can be mapped
 
 
-@dataclass
-class LoRAMerger:
-    """Merges one set of LoRA inputs into one model, in place."""
+@dataclass(frozen=True)
+class MergeLoRA(ir.passes.InPlacePass):
+    """The pass, for one set of LoRA inputs."""
 
-    model: ir.Model
     manifest: Manifest  # of the engine
     inputs: Mapping[str, Array]  # A [k, r] and B [r, n] by the engine's names
     file: Path  # for the weights that change; it lies beside the merged model
-    _merged: dict[tuple[int, str], ir.Value] = field(default_factory=dict)
 
-    def merge(self, calls: list[SiteCall]) -> None:
-        """Add A @ B to the weight of every call, and take LoRA out of the model.
-
-        A weight that other nodes read too, such as a tied embedding, keeps its value for them; a
-        site that is called twice is merged once.
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Add A @ B to the weight of every call in place, and take LoRA out of the model.
 
         Raises:
             ModelError: the weight of a site is no constant matrix.
         """
         with self.file.open("wb") as file:
-            for call in calls:
+            merger = _Merger(model.graph, file, self.file)
+            for call in list(site_calls(model)):
                 delta = self._delta(call)
                 if delta.any():
-                    self._replace_weight(call, delta, file)
-        remove_lora(self.model, self.manifest.lora_bindings)
+                    merger.replace_weight(call, delta)
+        RemoveLoRA(frozenset(self.manifest.lora_bindings))(model)
+        return ir.passes.PassResult(model, modified=True)
 
     def _delta(self, call: SiteCall) -> npt.NDArray[np.float64]:
         """A @ B [k, n] of the inputs that the site should read, whatever its node does read."""
@@ -54,37 +53,44 @@ class LoRAMerger:
         a, b = (np.asarray(self.inputs[name], np.float64) for name in names)
         return a @ b
 
-    def _replace_weight(
-        self, call: SiteCall, delta: npt.NDArray[np.float64], file: BinaryIO
-    ) -> None:
+
+@dataclass(frozen=True)
+class _Merger:
+    """Changes the weights of one graph."""
+
+    graph: ir.Graph
+    file: BinaryIO  # open
+    path: Path  # of the file
+    merged: dict[tuple[int, str], ir.Value] = field(default_factory=dict)
+
+    def replace_weight(self, call: SiteCall, delta: npt.NDArray[np.float64]) -> None:
+        """Let the linear of a call read its weight with the delta added."""
         old = call.linear.inputs[1]
         assert old is not None  # a linear has a weight
         key = id(old), call.path
-        if key not in self._merged:
-            self._merged[key] = self._written(call, old, delta, file)
-        call.linear.replace_input_with(1, self._merged[key])
+        if key not in self.merged:
+            self.merged[key] = self._written(call, old, delta)
+        call.linear.replace_input_with(1, self.merged[key])
         self._drop(old)
 
-    def _written(
-        self, call: SiteCall, old: ir.Value, delta: npt.NDArray[np.float64], file: BinaryIO
-    ) -> ir.Value:
+    def _written(self, call: SiteCall, old: ir.Value, delta: npt.NDArray[np.float64]) -> ir.Value:
         weight = _matrix(old, call.path)
         change = delta / _attribute(call.linear, "alpha", 1.0)
         values = weight + (change.T if _attribute(call.linear, "transB", 0) else change)
         stored = values.astype(weight.dtype)  # rounded once, to nearest even
-        file.write(bytes(-file.tell() % _ALIGNMENT))
+        self.file.write(bytes(-self.file.tell() % _ALIGNMENT))
         tensor = ir.ExternalTensor(
-            self.file.name,
-            file.tell(),
+            self.path.name,
+            self.file.tell(),
             stored.nbytes,
             ir.DataType.from_numpy(stored.dtype),
             shape=ir.Shape(stored.shape),
-            name=f"merged_{len(self._merged)}_{call.path}",
-            base_dir=self.file.parent,
+            name=f"merged_{len(self.merged)}_{call.path}",
+            base_dir=self.path.parent,
         )
-        stored.tofile(file)
+        stored.tofile(self.file)
         new = ir.val(tensor.name, tensor.dtype, tensor.shape, const_value=tensor)
-        self.model.graph.register_initializer(new)
+        self.graph.register_initializer(new)
         return new
 
     def _drop(self, value: ir.Value) -> None:
@@ -93,10 +99,10 @@ class LoRAMerger:
             return
         node = value.producer()
         if node is None:
-            self.model.graph.initializers.pop(str(value.name))
+            self.graph.initializers.pop(str(value.name))
             return
         (source,) = node.inputs
-        self.model.graph.remove(node, safe=True)
+        self.graph.remove(node, safe=True)
         assert source is not None  # a Transpose has an operand
         self._drop(source)
 

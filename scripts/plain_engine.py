@@ -1,14 +1,46 @@
-"""Take LoRA out of an engine again: the same export without it, to compare with."""
+"""Pass that takes LoRA out of a graph again: the same export without it, to compare with.
+
+1. What read a node's result reads what the delta was added to.
+2. A delta by itself goes with the Add that it met.
+3. LoRA inputs and the operators' functions go; weights and everything else stay.
+"""
 
 import shutil
-from collections.abc import Container
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from trt_lora.plugins.operator import DOMAIN, Operator, operator_named
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, read_manifest
+
+
+@dataclass(frozen=True)
+class RemoveLoRA(ir.passes.InPlacePass):
+    """The pass."""
+
+    bindings: frozenset[str]  # names of the engine's LoRA inputs
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Take LoRA out in place."""
+        nodes = [node for node in model.graph if node.domain == DOMAIN]
+        for node in nodes:
+            operator = operator_named(node.op_type)
+            assert operator is not None  # the insertion pass makes no other
+            for site in range(operator.sites):
+                _bypass(operator, node, site)
+            model.graph.remove(node, safe=True)
+        for value in [value for value in model.graph.inputs if value.name in self.bindings]:
+            model.graph.inputs.remove(value)
+        model.functions.clear()
+        return ir.passes.PassResult(model, modified=bool(nodes))
+
+    def ensures(self, model: ir.Model) -> None:
+        """No node and no input of LoRA is left."""
+        if any(node.domain == DOMAIN for node in model.graph):
+            raise ir.passes.PostconditionError("a LoRA node is left")
+        if left := self.bindings & {str(value.name) for value in model.graph.inputs}:
+            raise ir.passes.PostconditionError(f"LoRA inputs are left: {sorted(left)}")
 
 
 def engine_without_lora(engine: Path, directory: Path) -> Path:
@@ -19,26 +51,13 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
     """
     manifest = read_manifest(engine)
     model = ir.load(engine / ONNX_FILE)
-    remove_lora(model, manifest.lora_bindings)
+    RemoveLoRA(frozenset(manifest.lora_bindings))(model)
     ir.save(model, directory / ONNX_FILE)
     shutil.copyfile(engine / ONNX_WEIGHTS_FILE, directory / ONNX_WEIGHTS_FILE)
     inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_bindings)
     plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files={}, flavour="none")
     (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")
     return directory
-
-
-def remove_lora(model: ir.Model, bindings: Container[str | None]) -> None:
-    """Take the LoRA nodes and the inputs called `bindings` out of a model, in place."""
-    for node in [node for node in model.graph if node.domain == DOMAIN]:
-        operator = operator_named(node.op_type)
-        assert operator is not None  # the pass inserts no other
-        for site in range(operator.sites):
-            _bypass(operator, node, site)
-        model.graph.remove(node, safe=True)
-    for value in [value for value in model.graph.inputs if value.name in bindings]:
-        model.graph.inputs.remove(value)
-    model.functions.clear()
 
 
 def _bypass(operator: Operator, node: ir.Node, site: int) -> None:

@@ -12,7 +12,7 @@ from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.dtypes import Array
 from trt_lora.scripts.gpu.manager import llama_manifest
-from trt_lora.scripts.merge_lora import LoRAMerger
+from trt_lora.scripts.merge_lora import MergeLoRA
 from trt_lora.scripts.site_calls import site_calls
 
 W = np.arange(9, dtype=np.float32).reshape(3, 3)
@@ -27,8 +27,7 @@ def merged(body: str, folder: Path, *, zero: bool = False) -> tuple[Array, Array
     """Merge A and B into a graph; return its y, the weight as others read it, and the model."""
     model = ir.from_onnx_text(HEADER + body + "}")
     inputs = {"lora_A_s": A * (not zero), "lora_B_s": B}
-    merger = LoRAMerger(model, MANIFEST, inputs, folder / "new.data")
-    merger.merge(list(site_calls(model)))
+    MergeLoRA(MANIFEST, inputs, folder / "new.data")(model)
     ir.save(model, folder / "m.onnx")
     session = onnxruntime.InferenceSession(folder / "m.onnx", providers=["CPUExecutionProvider"])
     assert [value.name for value in session.get_inputs()] == ["x"]
@@ -84,8 +83,7 @@ def test_a_weight_that_nothing_reads_any_more_is_dropped(tmp_path: Path) -> None
     text = HEADER.replace(", float[3,3] same", "").replace("same = Identity(w)", "")
     body = "m = MatMul(x, w) y = trt_lora.LoraAdd1(x, lora_A_s, lora_B_s, m) }"
     model = ir.from_onnx_text(text + body)
-    merger = LoRAMerger(model, MANIFEST, {"lora_A_s": A, "lora_B_s": B}, tmp_path / "new.data")
-    merger.merge(list(site_calls(model)))
+    MergeLoRA(MANIFEST, {"lora_A_s": A, "lora_B_s": B}, tmp_path / "new.data")(model)
     assert list(model.graph.initializers) == ["merged_0_s"]
 
 
