@@ -9,6 +9,7 @@ from typing import Any
 from trt_lora.builder.aot_plugin import check_plugin_layers, with_aot_plugins
 from trt_lora.builder.kernel_list import Kernel, read_kernels
 from trt_lora.builder.progress import Progress
+from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.flavour import Flavour
 from trt_lora.plugins.plugin_v3 import register_plugins
@@ -132,7 +133,8 @@ class Compiler:
 
     def _save_timing_cache(self, config: Any) -> None:
         if self.timing_cache is not None and self.flavour.has_timing_cache:
-            self.timing_cache.write_bytes(config.get_timing_cache().serialize())
+            with publish_file(self.timing_cache) as path:  # other builds may be reading it
+                path.write_bytes(config.get_timing_cache().serialize())
 
     def _said(self, trt: Any) -> str:
         messages = [m for m in self._messages if _NO_DRIVER not in m]

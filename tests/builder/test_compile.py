@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from trt_lora.builder import build_engine
 from trt_lora.builder.compile import Compiler
 from trt_lora.builder.progress import Silent
 from trt_lora.plugins.errors import BackendError, ModelError
-from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour
+from trt_lora.plugins.flavour import TENSORRT, TENSORRT_RTX, Flavour
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.manifest import Range
 
@@ -131,3 +132,25 @@ def test_a_flavour_that_is_not_installed_says_how_to_install_it() -> None:
     absent = Flavour("tensorrt", "tensorrt_of_nobody", extra="tensorrt", has_timing_cache=True)
     with pytest.raises(BackendError, match=r"pip install 'trt-lora\[tensorrt\]'"):
         Compiler(absent, Silent(), lora_plugin="native").compile(Path("x"), Path("y"), {})
+
+
+def test_a_timing_cache_that_cannot_be_written_whole_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "timing.cache"
+    path.write_bytes(b"of the build before")
+    times = SimpleNamespace(serialize=lambda: b"of this build")
+
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:5])
+        raise OSError(28, "No space left on device")
+
+    compiler = Compiler(TENSORRT, Silent(), lora_plugin="native", timing_cache=path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
+    assert path.read_bytes() == b"of the build before"
+    compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
+    assert path.read_bytes() == b"of this build"
