@@ -16,6 +16,7 @@ from trt_lora.plugins.group import GroupBuffers
 from trt_lora.plugins.kernels import Kernels
 from trt_lora.plugins.launch import workspace_bytes
 from trt_lora.plugins.operator import DOMAIN_VERSION, Operator
+from trt_lora.plugins.plugin_failures import PluginFailures
 from trt_lora.plugins.plugin_shapes import check_ranges, group_shape
 
 VERSION = str(DOMAIN_VERSION)
@@ -39,8 +40,8 @@ class Owner(Protocol):
         ...
 
     @property
-    def failures(self) -> list[str]:
-        """What went wrong in callbacks."""
+    def failures(self) -> PluginFailures:
+        """Where callbacks note what went wrong."""
         ...
 
     def make(self, operator: Operator) -> Any:
@@ -57,7 +58,7 @@ def safe(otherwise: object = None) -> Callable[[F], F]:
             try:
                 return callback(self, *args)
             except Exception as error:  # whatever it is, TensorRT must not see it
-                self.owner.failures.append(f"{self.operator.name}: {error}")
+                self.owner.failures.note(f"{self.operator.name}: {error}")
                 return otherwise
 
         return cast(F, guarded)

@@ -12,6 +12,7 @@ import numpy as np
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels import Kernels
 from trt_lora.plugins.operator import OPERATORS, Operator
+from trt_lora.plugins.plugin_failures import PluginFailures
 from trt_lora.plugins.plugin_node import (
     FIELDS,
     NAMESPACE,
@@ -22,6 +23,8 @@ from trt_lora.plugins.plugin_node import (
     safe,
 )
 
+_REGISTERING = Lock()  # a second thread waits; the registry would refuse its creators
+
 
 class LoraPlugins:
     """The plugins of one flavour in this process."""
@@ -29,8 +32,7 @@ class LoraPlugins:
     def __init__(self, trt: Any) -> None:
         self.trt = trt
         self.kernels = Kernels()
-        self.failures: list[str] = []
-        self.lock = Lock()  # held by a run until it has read `failures`
+        self.failures = PluginFailures()
         self.plugin_class = type("LoraPlugin", (PluginNode, *bases(trt)), {})
         creator_class = type("LoraCreator", (_Creator, trt.IPluginCreatorV3One), {})
         self.creators = [creator_class(self, operator) for operator in OPERATORS]
@@ -45,7 +47,6 @@ class LoraPlugins:
         return plugin
 
 
-@functools.cache  # TensorRT's registry is one for the process, and so is this
 def register_plugins(trt: Any) -> LoraPlugins:
     """Register a creator for every operator with the flavour's registry, once.
 
@@ -55,6 +56,12 @@ def register_plugins(trt: Any) -> LoraPlugins:
     Raises:
         BackendError: the registry refuses, as when another library has taken the names.
     """
+    with _REGISTERING:
+        return _registered(trt)
+
+
+@functools.cache  # TensorRT's registry is one for the process, and so is this
+def _registered(trt: Any) -> LoraPlugins:
     plugins = LoraPlugins(trt)
     registry = trt.get_plugin_registry()
     for creator in plugins.creators:

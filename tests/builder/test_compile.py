@@ -4,6 +4,7 @@ import _thread
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from trt_lora.builder.compile import Compiler
 from trt_lora.builder.progress import Silent
 from trt_lora.plugins.errors import BackendError, ModelError
 from trt_lora.plugins.flavour import TENSORRT, TENSORRT_RTX, Flavour
+from trt_lora.plugins.plugin_v3 import register_plugins
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.manifest import Range
 
@@ -154,3 +156,19 @@ def test_a_timing_cache_that_cannot_be_written_whole_stays_as_it_was(
     assert path.read_bytes() == b"of the build before"
     compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
     assert path.read_bytes() == b"of this build"
+
+
+def test_a_build_waits_for_a_run_and_leaves_its_failures_to_it(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    failures = register_plugins(TENSORRT_RTX.load()).failures
+    with ThreadPoolExecutor(1) as pool:
+        with failures.collected() as of_the_run:
+            failures.note("LoraAdd1: of the run")
+            (tmp_path / "model.onnx").write_bytes(b"not a graph")
+            build = pool.submit(compile_tiny, tmp_path, tmp_path / "plan", {})
+            assert wait([build], timeout=1).not_done
+            assert of_the_run == ["LoraAdd1: of the run"]
+        with pytest.raises(ModelError, match=r"cannot parse model\.onnx") as caught:
+            build.result()
+    assert "of the run" not in str(caught.value)

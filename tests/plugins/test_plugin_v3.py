@@ -1,14 +1,17 @@
 """The plugin in TensorRT-RTX's real bindings: built without a GPU, its callbacks called here."""
 
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from tiny import save_model, tiny_config
 
 from trt_lora.builder import build_engine
+from trt_lora.plugins import plugin_v3
 from trt_lora.plugins.errors import BackendError, ConfigError, ModelError, TensorError
 from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour
 from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
@@ -29,11 +32,15 @@ def trt() -> Any:
 
 
 @pytest.fixture
-def plugins(trt: Any) -> Iterator[LoraPlugins]:
-    registered = register_plugins(trt)
-    registered.failures.clear()
-    yield registered
-    registered.failures.clear()
+def plugins(trt: Any) -> LoraPlugins:
+    return register_plugins(trt)
+
+
+@pytest.fixture
+def failures(plugins: LoraPlugins) -> Iterator[list[str]]:
+    """What callbacks note that a test calls."""
+    with plugins.failures.collected() as noted:
+        yield noted
 
 
 def described(trt: Any, shapes: Sequence[Sequence[int]], dtype: str = "HALF") -> list[Any]:
@@ -58,14 +65,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_an_engine_with_the_plugin_builds(
-    dtype: str, model: Path, tmp_path: Path, plugins: LoraPlugins
-) -> None:
+def test_an_engine_with_the_plugin_builds(dtype: str, model: Path, tmp_path: Path) -> None:
     config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype=dtype)
     manifest = build_engine(config)
     assert manifest.lora_plugin == "plugin"
     assert b"LoraDelta3" in (tmp_path / "e" / "engine.plan").read_bytes()
-    assert plugins.failures == []
 
 
 @pytest.mark.slow
@@ -88,7 +92,6 @@ def test_a_callback_that_fails_fails_the_build_with_its_reason(
     callback: str,
     model: Path,
     tmp_path: Path,
-    plugins: LoraPlugins,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(self: Any, *args: Any) -> Any:
@@ -108,11 +111,30 @@ def test_registering_twice_is_registering_once(trt: Any, plugins: LoraPlugins) -
     assert {operator.name for operator in OPERATORS} <= names
 
 
+def test_threads_that_register_at_once_register_once() -> None:
+    registered: list[str] = []
+
+    def register_creator(creator: Any, namespace: str) -> bool:
+        time.sleep(0.001)  # another thread goes on here, if it may
+        registered.append(creator.name)
+        return registered.count(creator.name) == 1
+
+    registry = SimpleNamespace(register_creator=register_creator)
+    flavour = ModuleType("a flavour of its own")
+    for name, value in vars(TENSORRT_RTX.load()).items():
+        setattr(flavour, name, value)
+    flavour.get_plugin_registry = lambda: registry  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(register_plugins, [flavour] * 4))
+    assert len(set(map(id, found))) == 1
+    assert registered == [operator.name for operator in OPERATORS]
+
+
 def test_a_registry_that_refuses_is_an_error(trt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = SimpleNamespace(register_creator=lambda creator, namespace: False)
     monkeypatch.setattr(trt, "get_plugin_registry", lambda: registry)
     with pytest.raises(BackendError, match=r"refuses the plugin LoraDelta1"):
-        register_plugins.__wrapped__(trt)
+        plugin_v3._registered.__wrapped__(trt)
 
 
 def test_the_plugin_is_refused_or_left_out_where_it_cannot_be(
@@ -167,18 +189,22 @@ def test_a_call_launches_the_group_with_its_addresses(
     assert calls == [(shape, buffers, 7)]
 
 
-def test_a_call_before_the_shapes_are_known_is_an_error(plugins: LoraPlugins) -> None:
+def test_a_call_before_the_shapes_are_known_is_an_error(
+    plugins: LoraPlugins, failures: list[str]
+) -> None:
     plugins.make(DELTA).enqueue([], [], [0] * 5, [0] * 2, 0, 0)
-    assert plugins.failures == ["LoraDelta2: TensorRT runs the node before it has told the shapes"]
+    assert failures == ["LoraDelta2: TensorRT runs the node before it has told the shapes"]
 
 
-def test_an_empty_batch_is_refused_clearly(trt: Any, plugins: LoraPlugins) -> None:
+def test_an_empty_batch_is_refused_clearly(
+    trt: Any, plugins: LoraPlugins, failures: list[str]
+) -> None:
     shapes = [(0, 3, 8), *SHAPES[1:5], (0, 3, 16), (0, 3, 6)]
     plugin = plugins.make(ADD)
     plugin.on_shape_change(described(trt, SHAPES), [])
     plugin.on_shape_change(described(trt, shapes), [])
     plugin.enqueue([], [], [0] * 7, [0] * 2, 0, 0)  # not with the shapes of before
-    first, second = plugins.failures
+    first, second = failures
     assert "LoraAdd2: x has shape [0, 3, 8], an empty batch" in first
     assert "before it has told the shapes" in second
 
@@ -190,7 +216,9 @@ def test_the_workspace_is_that_of_the_largest_shapes(trt: Any, plugins: LoraPlug
     assert plugin.get_workspace_size(ranges(trt, SHAPES, large), []) > small > 0
 
 
-def test_a_plan_says_all_that_makes_the_plugin_again(trt: Any, plugins: LoraPlugins) -> None:
+def test_a_plan_says_all_that_makes_the_plugin_again(
+    trt: Any, plugins: LoraPlugins, failures: list[str]
+) -> None:
     creators = {creator.operator: creator for creator in plugins.creators}
     for operator in OPERATORS:
         fields = plugins.make(operator).get_fields_to_serialize()
@@ -199,13 +227,13 @@ def test_a_plan_says_all_that_makes_the_plugin_again(trt: Any, plugins: LoraPlug
             "adds": int(operator.adds),
         }
         again = creators[operator].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME)
-        assert plugins.failures == []
+        assert failures == []
         assert again.operator == operator
     other = plugins.make(DELTA).get_fields_to_serialize()
     empty = trt.PluginFieldCollection([])
     for fields in (other, empty):
         assert creators[ADD].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME) is None
-    first, second = plugins.failures
+    first, second = failures
     assert "of a LoraAdd2, expected" in first
     assert "build the engine again" in first
     assert "the plan says {}" in second
