@@ -13,7 +13,9 @@ from trt_lora.builder.progress import Progress
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.flavour import Flavour
+from trt_lora.plugins.plugin_failures import summary
 from trt_lora.plugins.plugin_v3 import register_plugins
+from trt_lora.runtime.cuda import release
 from trt_lora.runtime.manifest import Range
 
 _NO_DRIVER = "cudaError 35"  # TensorRT says so many times where there is no GPU; it needs none
@@ -88,7 +90,7 @@ class Compiler:
         network, parser = self._network(trt, builder, log)
         if not parser.parse(model, str(onnx)):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-            what = "; ".join([*failures, *errors])
+            what = "; ".join(filter(None, [summary(failures), *errors]))
             raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {what}")
         if self.lora_plugin == "aot":
             check_plugin_layers(trt, network, model)
@@ -161,14 +163,18 @@ class Compiler:
 def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
     """Call `build` in a thread, so that Ctrl-C reaches Python while TensorRT works.
 
+    The thread uses the GPU of this one, where there is any: a plan is for the GPU that is current.
     An event tells the end of the thread: in Python 3.11 a `Thread.join` that Ctrl-C interrupts
     takes a running thread for an ended one.
     """
     results: list[Any] = []
+    device = release("cudaGetDevice")
     finished = threading.Event()
 
     def work() -> None:
         try:
+            if device is not None:
+                release("cudaSetDevice", device)
             results.append(build())
         finally:
             finished.set()

@@ -1,8 +1,17 @@
 """What goes wrong in callbacks of the LoRA plugin, for whoever let TensorRT call it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
+
+_SHOWN = 3
+
+
+def summary(failures: Sequence[str]) -> str:
+    """Return the first few as one line: what fails in a node often fails in hundreds."""
+    each = list(dict.fromkeys(failures))
+    more = [f"{len(each) - _SHOWN} more"] if len(each) > _SHOWN else []
+    return "; ".join([*each[:_SHOWN], *more])
 
 
 class PluginFailures:
@@ -21,11 +30,12 @@ class PluginFailures:
     def collected(self) -> Iterator[list[str]]:
         """Let TensorRT call plugins in the block; yield what they note, also while it runs."""
         with self._lock:
-            self._noted = noted = []  # without what calls noted that nobody looked after
+            noted: list[str] = []
+            self._noted = noted  # what was noted before is nobody's
             try:
                 yield noted
             finally:
-                self._noted = []  # what comes later is nobody's
+                self._noted = []
 
     def note(self, message: str) -> None:
         """Add a failure, from any thread that TensorRT calls a plugin in."""

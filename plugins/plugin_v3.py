@@ -40,9 +40,9 @@ class LoraPlugins:
         # freed after `destroy`, when a build has failed, ends the process.
         self._kept: list[Any] = []
 
-    def make(self, operator: Operator) -> Any:
-        """Return a new plugin."""
-        plugin = self.plugin_class(self, operator)
+    def make(self, operator: Operator, node: str = "") -> Any:
+        """Return a new plugin for the node of that name, where it is known."""
+        plugin = self.plugin_class(self, operator, node)
         self._kept.append(plugin)
         return plugin
 
@@ -78,7 +78,8 @@ class _Creator:
     def __init__(self, owner: LoraPlugins, operator: Operator) -> None:
         owner.trt.IPluginCreatorV3One.__init__(self)
         self.owner, self.operator = owner, operator
-        self.name, self.plugin_version = operator.name, VERSION
+        self.name = self.label = operator.name
+        self.plugin_version = VERSION
         self.plugin_namespace = NAMESPACE
         self._arrays = {name: np.array([], np.int32) for name in FIELDS}
         self.field_names = plugin_fields(owner.trt, self._arrays)
@@ -88,7 +89,7 @@ class _Creator:
         """Make the plugin of a node, from the ONNX file or from a plan."""
         if phase == self.owner.trt.TensorRTPhase.RUNTIME:
             _check_fields(self.operator, {field.name: int(field.data[0]) for field in fields})
-        return self.owner.make(self.operator)
+        return self.owner.make(self.operator, name)
 
 
 def _check_fields(operator: Operator, fields: dict[str, int]) -> None:

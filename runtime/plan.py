@@ -7,6 +7,7 @@ from typing import Any
 
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.flavour import Flavour
+from trt_lora.plugins.plugin_failures import summary
 from trt_lora.plugins.plugin_v3 import register_plugins
 from trt_lora.runtime.device_memory import CudaMemory
 from trt_lora.runtime.manifest import PLAN_FILE, Manifest
@@ -76,8 +77,7 @@ class Plan:
                 yield
             finally:
                 if failures:
-                    each = "; ".join(dict.fromkeys(failures))
-                    raise BackendError(f"the LoRA plugin failed: {each}")
+                    raise BackendError(f"the LoRA plugin failed: {summary(failures)}")
 
     def save_cache(self) -> None:
         """Write the runtime cache, where there is one; never raises for a file."""

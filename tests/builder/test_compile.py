@@ -2,6 +2,7 @@
 
 import _thread
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 from conftest import TinyEngine
+from fake_cuda import FakeCuda
 from tiny import tiny_config
 
 from trt_lora.builder import build_engine
-from trt_lora.builder.compile import Compiler
+from trt_lora.builder.compile import Compiler, _run
 from trt_lora.builder.progress import Silent
 from trt_lora.plugins.errors import BackendError, ModelError
 from trt_lora.plugins.flavour import TENSORRT, TENSORRT_RTX, Flavour
@@ -134,6 +136,21 @@ def test_a_flavour_that_is_not_installed_says_how_to_install_it() -> None:
     absent = Flavour("tensorrt", "tensorrt_of_nobody", extra="tensorrt", has_timing_cache=True)
     with pytest.raises(BackendError, match=r"pip install 'trt-lora\[tensorrt\]'"):
         Compiler(absent, Silent(), lora_plugin="native").compile(Path("x"), Path("y"), {})
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_build_happens_on_the_gpu_of_its_caller(
+    device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(devices=2)
+    cuda.install(monkeypatch)
+    cuda.current_device = device
+    assert _run(lambda: cuda.current_device, threading.Event()) == device
+
+
+def test_a_machine_without_a_driver_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    assert _run(lambda: "a plan", threading.Event()) == "a plan"
 
 
 def test_a_timing_cache_that_cannot_be_written_whole_stays_as_it_was(

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from trt_lora.plugins.plugin_failures import PluginFailures
+from trt_lora.plugins.plugin_failures import PluginFailures, summary
 
 HELD = 0.1  # seconds, in which what is not held back would have happened
 
@@ -20,6 +20,12 @@ def test_a_block_sees_what_was_noted_in_it_by_any_thread() -> None:
         assert noted == ["first", "second"]
     failures.note("too late")
     assert noted == ["first", "second"]
+
+
+def test_a_summary_has_each_failure_once_and_no_more_than_a_few() -> None:
+    assert summary([]) == ""
+    assert summary(["a", "b", "a", "c"]) == "a; b; c"
+    assert summary([f"node {index}" for index in range(200)]) == "node 0; node 1; node 2; 197 more"
 
 
 def test_a_second_block_begins_when_the_first_has_ended_also_with_an_error() -> None:

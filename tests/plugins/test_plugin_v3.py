@@ -1,8 +1,10 @@
 """The plugin in TensorRT-RTX's real bindings: built without a GPU, its callbacks called here."""
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -45,8 +47,12 @@ def failures(plugins: LoraPlugins) -> Iterator[list[str]]:
 
 def described(trt: Any, shapes: Sequence[Sequence[int]], dtype: str = "HALF") -> list[Any]:
     """What TensorRT says of tensors."""
-    kind, linear = getattr(trt.DataType, dtype), trt.TensorFormat.LINEAR
-    return [SimpleNamespace(dims=tuple(s), type=kind, format=linear) for s in shapes]
+    descriptions = [trt.PluginTensorDesc() for _ in shapes]
+    for description, shape in zip(descriptions, shapes, strict=True):
+        description.dims = trt.Dims(tuple(shape))
+        description.type = getattr(trt.DataType, dtype)
+        description.format = trt.TensorFormat.LINEAR
+    return descriptions
 
 
 def ranges(trt: Any, low: Sequence[Sequence[int]], high: Sequence[Sequence[int]]) -> list[Any]:
@@ -100,7 +106,7 @@ def test_a_callback_that_fails_fails_the_build_with_its_reason(
     fallback = False if callback.startswith("supports") else 0 if "size" in callback else ()
     monkeypatch.setattr(PluginNode, callback, safe(fallback)(fail))
     config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype="float16")
-    with pytest.raises(ModelError, match=r"Lora\w+: out of luck"):
+    with pytest.raises(ModelError, match=r"Lora\w+ \S+: out of luck"):
         build_engine(config)
     assert not (tmp_path / "e").exists()
 
@@ -174,19 +180,91 @@ def test_integers_are_not_taken(trt: Any, plugins: LoraPlugins) -> None:
     assert not plugins.make(ADD).supports_format_combination(0, tensors, 7)
 
 
+SHAPE = GroupShape(6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", adds=True)  # of SHAPES
+ADDRESSES = ([10, 11, 12, 21, 22, 13, 23], [14, 24], 99)
+BUFFERS = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99)
+
+
+@pytest.fixture
+def calls(plugins: LoraPlugins, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What nodes have planned and launched."""
+    found: list[tuple[Any, ...]] = []
+
+    def planned(shape: GroupShape, stream: int) -> Any:
+        found.append(("planned", shape, stream))
+        return SimpleNamespace(launch=lambda *args: found.append(("launched", *args)))
+
+    monkeypatch.setattr(plugins, "kernels", SimpleNamespace(planned=planned))
+    return found
+
+
 def test_a_call_launches_the_group_with_its_addresses(
-    trt: Any, plugins: LoraPlugins, monkeypatch: pytest.MonkeyPatch
+    trt: Any, plugins: LoraPlugins, calls: list[tuple[Any, ...]]
 ) -> None:
-    calls: list[Any] = []
-    recorder = SimpleNamespace(launch=lambda *args: calls.append(args))
-    monkeypatch.setattr(plugins, "kernels", recorder)
     plugin = plugins.make(ADD)
     plugin.on_shape_change(described(trt, SHAPES), described(trt, SHAPES[5:]))
     clone = plugin.attach_to_context(None)
-    clone.enqueue([], [], [10, 11, 12, 21, 22, 13, 23], [14, 24], 99, 7)
-    shape = GroupShape(6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", adds=True)
-    buffers = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99)
-    assert calls == [(shape, buffers, 7)]
+    clone.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    assert calls == [("planned", SHAPE, 7), ("launched", BUFFERS, 7)]
+
+
+def test_a_node_plans_once_for_its_shapes_and_a_clone_for_itself(
+    trt: Any, plugins: LoraPlugins, calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    for _ in range(3):
+        plugin.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    plugin.attach_to_context(None).enqueue(described(trt, SHAPES), [], *ADDRESSES, 8)
+    smaller = [(1, 3, 8), *SHAPES[1:5], (1, 3, 16), (1, 3, 6)]
+    plugin.on_shape_change(described(trt, smaller), [])
+    plugin.enqueue(described(trt, smaller), [], *ADDRESSES, 7)
+    assert [call for call in calls if call[0] == "planned"] == [
+        ("planned", SHAPE, 7),
+        ("planned", SHAPE, 8),
+        ("planned", replace(SHAPE, m=3), 7),
+    ]
+    assert len(calls) == 3 + 5
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (0, (2, 4, 8), r"x has shape \[2, 4, 8\], planned was \[2, 3, 8\]"),
+        (1, (8, 2), r"a_0 has shape \[8, 2\], planned was \[8, 4\]"),
+        (4, (2, 6), r"b_1 has shape \[2, 6\], planned was \[1, 6\]"),
+        (4, (1, 6, 1), r"b_1 has shape \[1, 6, 1\], planned was \[1, 6\]"),
+        (5, (2, 4, 16), r"c_0 has shape \[2, 4, 16\], planned was \[2, 3, 16\]"),
+    ],
+)
+def test_a_call_with_other_shapes_than_were_told_is_refused_by_name_and_not_launched(
+    index: int,
+    shape: tuple[int, ...],
+    message: str,
+    trt: Any,
+    plugins: LoraPlugins,
+    failures: list[str],
+    calls: list[tuple[Any, ...]],
+) -> None:
+    plugin = plugins.make(ADD, "/layers.3/qkv")
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    clone = plugin.attach_to_context(None)
+    clone.enqueue(described(trt, changed(index, shape)), [], *ADDRESSES, 7)
+    assert not calls
+    (failure,) = failures
+    assert re.match(rf"LoraAdd2 /layers\.3/qkv: TensorRT .* than it told: {message}\.", failure)
+    clone.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    assert calls[-1] == ("launched", BUFFERS, 7)
+
+
+def test_a_call_with_fewer_inputs_than_were_told_is_refused(
+    trt: Any, plugins: LoraPlugins, failures: list[str], calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    plugin.enqueue(described(trt, SHAPES[:3]), [], *ADDRESSES, 7)
+    assert "3 inputs, planned were 7" in failures[0]
+    assert not calls
 
 
 def test_a_call_before_the_shapes_are_known_is_an_error(
@@ -227,6 +305,7 @@ def test_a_plan_says_all_that_makes_the_plugin_again(
             "adds": int(operator.adds),
         }
         again = creators[operator].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME)
+        assert again.label == f"{operator.name} node"
         assert failures == []
         assert again.operator == operator
     other = plugins.make(DELTA).get_fields_to_serialize()

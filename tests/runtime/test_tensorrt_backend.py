@@ -98,7 +98,7 @@ def test_inputs_bound_when_it_was_open_before_are_bound_again(engine: TensorRTEn
 
 
 def test_an_engine_runs_on_the_gpu_that_is_current(engine: TensorRTEngine, cuda: FakeCuda) -> None:
-    cuda.current_device = 1
+    cuda.devices, cuda.current_device = 2, 1
     with engine:
         outputs = engine.execute(bound_prompt(engine))
 

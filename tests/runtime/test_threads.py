@@ -231,7 +231,7 @@ def test_a_run_uses_the_engines_gpu_and_the_thread_keeps_its_own(
     trt: FakeTensorRT, cuda: FakeCuda, tmp_path: Path
 ) -> None:
     used: list[int] = []
-    cuda.current_device = 1
+    cuda.devices, cuda.current_device = 2, 1
     with TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest()) as engine:
         tensor_map = bound_prompt(engine)
         trt.call_plugin = lambda: used.append(cuda.current_device)
