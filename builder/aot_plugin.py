@@ -15,23 +15,24 @@ from trt_lora.plugins.group import GroupShape, SiteShape
 from trt_lora.plugins.kernels import chip_of
 from trt_lora.plugins.operator import DOMAIN, Operator, operator_named
 from trt_lora.plugins.qdp import NODE_ATTRIBUTES, register_aot_plugins
+from trt_lora.runtime.cuda import call
 from trt_lora.runtime.manifest import Range
 from trt_lora.runtime.step_inputs import INPUT_IDS
 
 Profiles = Mapping[str, Mapping[str, Range]]
 
-_GPU = 0  # a plan is for the first of the GPUs that are visible
-
 
 def with_aot_plugins(trt: Any, model: bytes, profiles: Profiles) -> bytes:
     """Make the operators known to TensorRT; return the model that asks for them.
+
+    The kernels are planned for the GPU that is current, which is the plan's.
 
     Raises:
         BackendError: this TensorRT has no ahead-of-time plugins, or there is no GPU.
         ConfigError: a group does not fit one launch.
     """
     graph = _parsed(model)
-    register_aot_plugins(trt, largest_groups(graph, profiles), chip_of(_GPU))
+    register_aot_plugins(trt, largest_groups(graph, profiles), chip_of(call("cudaGetDevice")))
     for node in _lora_nodes(graph):
         for name, value in NODE_ATTRIBUTES.items():
             node.attributes[name] = ir.convenience.convert_attribute(name, value)

@@ -9,10 +9,10 @@ from trt_lora.builder.lora_plan import plan_lora
 from trt_lora.builder.progress import Progress, Silent
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.targets import SiteList
+from trt_lora.plugins.atomic_files import publish_directory
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
-from trt_lora.runtime.files import publish_directory
 from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest
 
 

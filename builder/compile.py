@@ -1,7 +1,8 @@
 """Compile an ONNX file to a TensorRT plan: either flavour, with or without a GPU."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 from trt_lora.builder.aot_plugin import check_plugin_layers, with_aot_plugins
 from trt_lora.builder.kernel_list import Kernel, read_kernels
 from trt_lora.builder.progress import Progress
+from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.flavour import Flavour
+from trt_lora.plugins.plugin_failures import summary
 from trt_lora.plugins.plugin_v3 import register_plugins
+from trt_lora.runtime.cuda import release
 from trt_lora.runtime.manifest import Range
 
 _NO_DRIVER = "cudaError 35"  # TensorRT says so many times where there is no GPU; it needs none
@@ -67,11 +71,27 @@ class Compiler:
         profiles: Mapping[str, Mapping[str, Range]],
         lines: list[str] | None = None,
     ) -> Any:
+        with self._plugin_calls(trt) as failures:
+            return self._serialized(trt, model, onnx, profiles, lines, failures)
+
+    def _serialized(
+        self,
+        trt: Any,
+        model: bytes,
+        onnx: Path,
+        profiles: Mapping[str, Mapping[str, Range]],
+        lines: list[str] | None,
+        failures: Sequence[str],
+    ) -> Any:
         log = _logger(trt, self._messages, lines)
         builder = trt.Builder(log)
         if self.lora_plugin == "aot":
             model = with_aot_plugins(trt, model, profiles)
-        network, _parser = self._parse(trt, builder, log, model, onnx)
+        network, parser = self._network(trt, builder, log)
+        if not parser.parse(model, str(onnx)):
+            errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+            what = "; ".join(filter(None, [summary(failures), *errors]))
+            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {what}")
         if self.lora_plugin == "aot":
             check_plugin_layers(trt, network, model)
         self._check_inputs(network, onnx, profiles)
@@ -82,27 +102,24 @@ class Compiler:
             config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no list of kernels
         for name, ranges in profiles.items():
             if config.add_optimization_profile(_profile(builder, ranges)) < 0:
-                raise ModelError(f"{self.flavour.name} refuses profile {name}: {self._said(trt)}")
+                said = self._said(failures)
+                raise ModelError(f"{self.flavour.name} refuses profile {name}: {said}")
         self._load_timing_cache(config)
         cancelled = threading.Event()
         config.progress_monitor = _monitor(trt, self.progress, cancelled)
         serialized = _run(lambda: builder.build_serialized_network(network, config), cancelled)
-        if serialized is None or self._plugin_failures(trt):
-            raise ModelError(f"{self.flavour.name} cannot build {onnx.name}: {self._said(trt)}")
+        if serialized is None or failures:
+            said = self._said(failures)
+            raise ModelError(f"{self.flavour.name} cannot build {onnx.name}: {said}")
         self._save_timing_cache(config)
         return serialized
 
-    def _parse(self, trt: Any, builder: Any, log: Any, model: bytes, onnx: Path) -> tuple[Any, Any]:
+    def _network(self, trt: Any, builder: Any, log: Any) -> tuple[Any, Any]:
         """The parser owns the weights, so it must live as long as the network is used."""
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, log)
         if self.lora_plugin == "plugin":
-            register_plugins(trt).failures.clear()  # what an earlier build left
             parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
-        if not parser.parse(model, str(onnx)):
-            errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-            what = "; ".join([*self._plugin_failures(trt), *errors])
-            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {what}")
         return network, parser
 
     def _check_inputs(
@@ -114,9 +131,11 @@ class Compiler:
                 odd = ", ".join(sorted(parsed ^ set(ranges)))
                 raise ModelError(f"{onnx.name} has other inputs in {self.flavour.name}: {odd}")
 
-    def _plugin_failures(self, trt: Any) -> list[str]:
-        """What went wrong in the plugin, which TensorRT may have overlooked."""
-        return register_plugins(trt).failures if self.lora_plugin == "plugin" else []
+    def _plugin_calls(self, trt: Any) -> AbstractContextManager[Sequence[str]]:
+        """Collects what goes wrong in the plugin, which TensorRT may overlook."""
+        if self.lora_plugin != "plugin":
+            return nullcontext(())
+        return register_plugins(trt).failures.collected()
 
     def _load_timing_cache(self, config: Any) -> None:
         if self.timing_cache is None:
@@ -132,25 +151,30 @@ class Compiler:
 
     def _save_timing_cache(self, config: Any) -> None:
         if self.timing_cache is not None and self.flavour.has_timing_cache:
-            self.timing_cache.write_bytes(config.get_timing_cache().serialize())
+            with publish_file(self.timing_cache) as path:  # other builds may be reading it
+                path.write_bytes(config.get_timing_cache().serialize())
 
-    def _said(self, trt: Any) -> str:
+    def _said(self, failures: Sequence[str]) -> str:
         messages = [m for m in self._messages if _NO_DRIVER not in m]
-        reasons = list(dict.fromkeys([*messages, *self._plugin_failures(trt)]))
+        reasons = list(dict.fromkeys([*messages, *failures]))
         return "; ".join(reasons[-3:]) or "it gives no reason"
 
 
 def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
     """Call `build` in a thread, so that Ctrl-C reaches Python while TensorRT works.
 
+    The thread uses the GPU of this one, where there is any: a plan is for the GPU that is current.
     An event tells the end of the thread: in Python 3.11 a `Thread.join` that Ctrl-C interrupts
     takes a running thread for an ended one.
     """
     results: list[Any] = []
+    device = release("cudaGetDevice")
     finished = threading.Event()
 
     def work() -> None:
         try:
+            if device is not None:
+                release("cudaSetDevice", device)
             results.append(build())
         finally:
             finished.set()

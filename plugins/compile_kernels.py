@@ -1,9 +1,7 @@
-"""The kernels of LoRA: their source, what NVRTC makes of it, and where that is kept on disk."""
+"""The kernels of LoRA: their source, and what NVRTC makes of it."""
 
-import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -11,11 +9,12 @@ from typing import Any
 
 from trt_lora.plugins.cuda_library import checked
 from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.file_cache import FileCache
 from trt_lora.plugins.launch import TILE_CTAS, TILES
 
 _FILES = ("device.cuh", "lora.cu", "tiles.cu", "fused_tiles.cu")  # one text; they include nothing
 _OPTIONS = ("--std=c++17",)
-_DIGEST_BYTES = hashlib.sha256().digest_size
+_CACHE_BYTES = 64 << 20  # the kernels of one release, for both architectures, are some 9 MB
 
 
 _ELEMENTS = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
@@ -59,10 +58,10 @@ def compile_ptx(arch: str, kernels: Sequence[str] = tuple(KERNELS)) -> bytes:
     """
     text = source() + "".join(map(entry_point, kernels))
     options = (f"--gpu-architecture={arch}", *_OPTIONS)
-    kept = _cache_path(text, options)
-    if (ptx := _read_cache(kept)) is None:
+    cache, key = _cache(), _key(text, options)
+    if (ptx := cache.get(key)) is None:
         ptx = compile_source(text, options)
-        _write_cache(kept, ptx)
+        cache.put(key, ptx)
     return ptx
 
 
@@ -84,39 +83,19 @@ def compile_source(text: str, options: Sequence[str]) -> bytes:
 
 
 def _output(kind: str, program: Any) -> bytes:
-    text: bytes = b" " * _nvrtc(f"nvrtcGet{kind}Size", program)
-    _nvrtc(f"nvrtcGet{kind}", program, text)  # writes into `text`
-    return text
+    text = bytearray(_nvrtc(f"nvrtcGet{kind}Size", program))
+    _nvrtc(f"nvrtcGet{kind}", program, text)  # writes into it, as nothing may into `bytes`
+    return bytes(text)
 
 
-def _cache_path(text: str, options: Sequence[str]) -> Path:
+def _cache() -> FileCache:
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return FileCache(Path(folder, "trt-lora", "ptx"), _CACHE_BYTES)
+
+
+def _key(text: str, options: Sequence[str]) -> str:
     version = str(_nvrtc("nvrtcVersion"))
-    key = hashlib.sha256("\0".join((text, *options, version)).encode()).hexdigest()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "trt-lora", "ptx", key)
-
-
-def _read_cache(path: Path) -> bytes | None:
-    """What is kept at the path, or None where nothing is or it is damaged."""
-    try:
-        kept = path.read_bytes()
-    except OSError:
-        return None
-    digest, content = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
-    return content if hashlib.sha256(content).digest() == digest else None
-
-
-def _write_cache(path: Path, content: bytes) -> None:
-    """Keep the content whole or not at all; a disk that takes nothing costs seconds, no more."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
-            Path(unfinished).replace(path)
-        finally:
-            Path(unfinished).unlink(missing_ok=True)
+    return hashlib.sha256("\0".join((text, *options, version)).encode()).hexdigest()
 
 
 def _nvrtc(function: str, *args: Any) -> Any:

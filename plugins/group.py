@@ -1,6 +1,7 @@
 """One call of the operator: a group of sites that read the same x, as shapes and as addresses."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class GroupShape:
         return sum(site.rank for site in self.sites)
 
 
-@dataclass(frozen=True)
-class GroupBuffers:
+class GroupBuffers(NamedTuple):
     """The device addresses of one call, each tuple in the order of the sites."""
 
     x: int

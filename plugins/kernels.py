@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 from trt_lora.plugins.compile_kernels import compile_ptx
@@ -54,34 +55,35 @@ def group_of(shape: GroupShape, buffers: GroupBuffers, splits: int) -> Group:
         raise TensorError(
             f"the group takes {expected} addresses of A, B, y and out, and was given {given}"
         )
-    group = Group(buffers.x, buffers.workspace, shape.m, shape.k, sites, shape.columns, splits)
-    column = 0
+    column, rows = 0, []
     addresses = zip(buffers.a, buffers.b, buffers.y or (None,) * sites, buffers.out, strict=True)
-    for index, (site, (a, b, y, out)) in enumerate(zip(shape.sites, addresses, strict=True)):
-        group.site[index] = Site(a, b, y, out, site.n, site.rank, column)
+    for site, pointers in zip(shape.sites, addresses, strict=True):
+        rows.append((*pointers, site.n, site.rank, column))
         column += site.rank
-    return group
+    x, workspace = buffers.x, buffers.workspace
+    return Group(x, workspace, shape.m, shape.k, sites, column, splits, tuple(rows))
 
 
-class Kernels:
-    """The kernels on whichever GPU is current when they are launched."""
+@dataclass(frozen=True)
+class PlannedCall:
+    """One call of the operator as one GPU runs it, to be launched with any addresses."""
 
-    def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
-        """Enqueue one call of the operator on `stream`, a CUDA stream handle.
+    shape: GroupShape
+    launches: tuple[tuple[Any, Launch], ...]  # each with its kernel, in order
+
+    def launch(self, buffers: GroupBuffers, stream: int) -> None:
+        """Enqueue the call on `stream`, a CUDA stream handle of that GPU.
 
         The buffers stay alive, and A and B unchanged, until the stream has passed the call. The
-        workspace has `workspace_bytes` bytes; what is in it before and after means nothing. The
-        first call that wants a kernel compiles and loads it, so not while a stream is captured.
+        workspace has `workspace_bytes` bytes; what is in it before and after means nothing.
 
         Raises:
-            BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
-            ConfigError: the kernels do not take such a group; see `plan_launches`.
-            TensorError: a dimension is out of range, or an address is missing.
+            BackendError: CUDA refused; with NVIDIA's own explanation.
+            TensorError: an address is missing.
         """
-        planned = _plan(shape, int(_call("cuCtxGetDevice")))
-        group = group_of(shape, buffers, planned[0][1].splits)
+        group = group_of(self.shape, buffers, self.launches[0][1].splits)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(group))
-        for function, launch in planned:
+        for function, launch in self.launches:
             _call(
                 "cuLaunchKernel",
                 function,
@@ -94,12 +96,37 @@ class Kernels:
             )
 
 
-@functools.lru_cache(maxsize=4096)  # a decode loop comes with the same few shapes
-def _plan(shape: GroupShape, device: int) -> tuple[tuple[Any, Launch], ...]:
+class Kernels:
+    """The kernels on the GPU of the stream that they are launched on, whichever is current."""
+
+    def planned(self, shape: GroupShape, stream: int) -> PlannedCall:
+        """Return the call as the GPU of `stream` runs it; the driver is asked which that is.
+
+        The first call that wants a kernel compiles and loads it, so not while a stream is captured.
+
+        Raises:
+            BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
+            ConfigError: the kernels do not take such a group; see `plan_launches`.
+            TensorError: a dimension is out of range.
+        """
+        return _plan(shape, _device_of(stream))
+
+    def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
+        """Plan and enqueue one call on `stream`; see `planned` and `PlannedCall.launch`."""
+        self.planned(shape, stream).launch(buffers, stream)
+
+
+def _device_of(stream: int) -> int:
+    """The GPU on which work of the stream runs; that of the default stream is the current one."""
+    return int(_call("cuStreamGetDevice", stream) if stream else _call("cuCtxGetDevice"))
+
+
+@functools.lru_cache(maxsize=4096)  # all nodes of a kind have the same few shapes
+def _plan(shape: GroupShape, device: int) -> PlannedCall:
     chip = chip_of(device)
     arch = "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
     launches = plan_launches(shape, chip)
-    return tuple((_function(arch, launch.kernel), launch) for launch in launches)
+    return PlannedCall(shape, tuple((_function(arch, each.kernel), each) for each in launches))
 
 
 @functools.cache

@@ -34,6 +34,13 @@ class Operator:
         """The number of inputs."""
         return 1 + (3 if self.adds else 2) * self.sites
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What the inputs are, in TensorRT's order: x, every A and B, the addends c."""
+        sites = range(self.sites)
+        factors = (name for site in sites for name in (f"a_{site}", f"b_{site}"))
+        return ("x", *factors, *(f"c_{site}" for site in sites if self.adds))
+
     def factors(self, site: int) -> tuple[int, int]:
         """Return the inputs that are A [k, r] and B [r, n] of a site, counted from 0."""
         return 1 + 2 * site, 2 + 2 * site

@@ -12,11 +12,12 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.plugins.group import GroupBuffers
-from trt_lora.plugins.kernels import Kernels
+from trt_lora.plugins.group import GroupBuffers, GroupShape
+from trt_lora.plugins.kernels import Kernels, PlannedCall
 from trt_lora.plugins.launch import workspace_bytes
 from trt_lora.plugins.operator import DOMAIN_VERSION, Operator
-from trt_lora.plugins.plugin_shapes import check_ranges, group_shape
+from trt_lora.plugins.plugin_failures import PluginFailures
+from trt_lora.plugins.plugin_shapes import changed_dims, check_ranges, group_shape
 
 VERSION = str(DOMAIN_VERSION)
 NAMESPACE = ""  # where the parser looks for a plugin that overrides a function of the same name
@@ -39,12 +40,12 @@ class Owner(Protocol):
         ...
 
     @property
-    def failures(self) -> list[str]:
-        """What went wrong in callbacks."""
+    def failures(self) -> PluginFailures:
+        """Where callbacks note what went wrong."""
         ...
 
-    def make(self, operator: Operator) -> Any:
-        """Return a new plugin."""
+    def make(self, operator: Operator, node: str = "") -> Any:
+        """Return a new plugin for the node of that name, where it is known."""
         ...
 
 
@@ -57,7 +58,7 @@ def safe(otherwise: object = None) -> Callable[[F], F]:
             try:
                 return callback(self, *args)
             except Exception as error:  # whatever it is, TensorRT must not see it
-                self.owner.failures.append(f"{self.operator.name}: {error}")
+                self.owner.failures.note(f"{self.label}: {error}")
                 return otherwise
 
         return cast(F, guarded)
@@ -68,14 +69,18 @@ def safe(otherwise: object = None) -> Callable[[F], F]:
 class PluginNode:
     """The callbacks of one node; its other bases come from the flavour."""
 
-    def __init__(self, owner: Owner, operator: Operator) -> None:
+    def __init__(self, owner: Owner, operator: Operator, node: str) -> None:
         for base in bases(owner.trt):
             base.__init__(self)
-        self.owner, self.operator = owner, operator
+        self.owner, self.operator, self.node = owner, operator, node
+        self.label = f"{operator.name} {node}".rstrip()
         self.plugin_name, self.plugin_version = operator.name, VERSION
         self.plugin_namespace = NAMESPACE
         self.num_outputs = operator.sites
-        self._shape: Any = None  # of the calls to come; set when TensorRT knows the shapes
+        # Of the calls to come; set when TensorRT knows the shapes.
+        self._dims: list[list[int]] = []  # of every input
+        self._shape: GroupShape | None = None
+        self._planned: PlannedCall | None = None  # by the first call: it knows the GPU
 
     def get_capability_interface(self, kind: Any) -> Any:
         return self
@@ -125,9 +130,9 @@ class PluginNode:
 
     @safe()
     def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self._shape = None
-        shapes = [tensor.dims for tensor in inputs]
-        self._shape = group_shape(self.operator, shapes, _dtype(inputs[0].type))
+        self._shape = self._planned = None
+        self._dims = [list(tensor.dims[:]) for tensor in inputs]
+        self._shape = group_shape(self.operator, self._dims, _dtype(inputs[0].type))
 
     @safe()
     def enqueue(
@@ -141,8 +146,12 @@ class PluginNode:
     ) -> None:
         if self._shape is None:
             raise TensorError("TensorRT runs the node before it has told the shapes")
-        buffers = _buffers(self.operator, inputs, outputs, workspace)
-        self.owner.kernels.launch(self._shape, buffers, stream)
+        dims = [tensor.dims for tensor in input_desc]
+        if dims != self._dims:  # each by TensorRT, in a microsecond; tuple() would take six
+            raise changed_dims(self.operator, self._dims, dims)
+        if self._planned is None:
+            self._planned = self.owner.kernels.planned(self._shape, stream)
+        self._planned.launch(_buffers(self.operator, inputs, outputs, workspace), stream)
 
     def get_fields_to_serialize(self) -> Any:
         values = {"sites": self.operator.sites, "adds": int(self.operator.adds)}
@@ -153,8 +162,9 @@ class PluginNode:
         return self.clone()
 
     def clone(self) -> Any:
-        clone = self.owner.make(self.operator)
-        clone._shape = self._shape
+        """Return a plugin that knows the shapes; it may be for another GPU, so not their plan."""
+        clone = self.owner.make(self.operator, self.node)
+        clone._dims, clone._shape = self._dims, self._shape
         return clone
 
 
@@ -179,12 +189,7 @@ def _dtype(kind: Any) -> str:
 def _buffers(
     operator: Operator, inputs: Sequence[int], outputs: Sequence[int], workspace: int
 ) -> GroupBuffers:
-    sites = range(operator.sites)
-    return GroupBuffers(
-        x=int(inputs[0]),
-        a=tuple(int(inputs[operator.factors(site)[0]]) for site in sites),
-        b=tuple(int(inputs[operator.factors(site)[1]]) for site in sites),
-        y=tuple(int(inputs[operator.addend(site)]) for site in sites) if operator.adds else (),
-        out=tuple(map(int, outputs)),
-        workspace=int(workspace),
-    )
+    x, *others = map(int, inputs)
+    factors, y = others[: 2 * operator.sites], others[2 * operator.sites :]
+    a, b = tuple(factors[::2]), tuple(factors[1::2])
+    return GroupBuffers(x, a, b, tuple(y), tuple(map(int, outputs)), int(workspace))

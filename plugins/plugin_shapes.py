@@ -50,6 +50,23 @@ def check_ranges(operator: Operator, inputs: Sequence[Any]) -> None:
         group_shape(operator, shapes, "float32")  # the dtype matters to nothing here
 
 
+def changed_dims(
+    operator: Operator, planned: Sequence[Shape], found: Sequence[Sequence[int]]
+) -> TensorError:
+    """Return the error of a call whose inputs have other shapes than it was planned for."""
+    pairs = zip(operator.input_names, planned, found, strict=False)
+    changed = [
+        f"{name} has shape {list(now[:])}, planned was {list(before)}"
+        for name, before, now in pairs
+        if now != before
+    ]
+    what = "; ".join(changed) or f"{len(found)} inputs, planned were {len(planned)}"
+    return TensorError(
+        f"TensorRT runs the node with other shapes than it told: {what}. Nothing was launched; "
+        "run the prompt again, and report this with the version of TensorRT"
+    )
+
+
 def _site(operator: Operator, shapes: Sequence[Shape], site: int) -> SiteShape:
     x, (a, b) = shapes[0], (shapes[index] for index in operator.factors(site))
     if len(a) != 2 or len(b) != 2 or x[-1] != a[0] or a[1] != b[0]:

@@ -12,6 +12,7 @@ import numpy as np
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels import Kernels
 from trt_lora.plugins.operator import OPERATORS, Operator
+from trt_lora.plugins.plugin_failures import PluginFailures
 from trt_lora.plugins.plugin_node import (
     FIELDS,
     NAMESPACE,
@@ -22,6 +23,8 @@ from trt_lora.plugins.plugin_node import (
     safe,
 )
 
+_REGISTERING = Lock()  # a second thread waits; the registry would refuse its creators
+
 
 class LoraPlugins:
     """The plugins of one flavour in this process."""
@@ -29,8 +32,7 @@ class LoraPlugins:
     def __init__(self, trt: Any) -> None:
         self.trt = trt
         self.kernels = Kernels()
-        self.failures: list[str] = []
-        self.lock = Lock()  # held by a run until it has read `failures`
+        self.failures = PluginFailures()
         self.plugin_class = type("LoraPlugin", (PluginNode, *bases(trt)), {})
         creator_class = type("LoraCreator", (_Creator, trt.IPluginCreatorV3One), {})
         self.creators = [creator_class(self, operator) for operator in OPERATORS]
@@ -38,14 +40,13 @@ class LoraPlugins:
         # freed after `destroy`, when a build has failed, ends the process.
         self._kept: list[Any] = []
 
-    def make(self, operator: Operator) -> Any:
-        """Return a new plugin."""
-        plugin = self.plugin_class(self, operator)
+    def make(self, operator: Operator, node: str = "") -> Any:
+        """Return a new plugin for the node of that name, where it is known."""
+        plugin = self.plugin_class(self, operator, node)
         self._kept.append(plugin)
         return plugin
 
 
-@functools.cache  # TensorRT's registry is one for the process, and so is this
 def register_plugins(trt: Any) -> LoraPlugins:
     """Register a creator for every operator with the flavour's registry, once.
 
@@ -55,6 +56,12 @@ def register_plugins(trt: Any) -> LoraPlugins:
     Raises:
         BackendError: the registry refuses, as when another library has taken the names.
     """
+    with _REGISTERING:
+        return _registered(trt)
+
+
+@functools.cache  # TensorRT's registry is one for the process, and so is this
+def _registered(trt: Any) -> LoraPlugins:
     plugins = LoraPlugins(trt)
     registry = trt.get_plugin_registry()
     for creator in plugins.creators:
@@ -71,7 +78,8 @@ class _Creator:
     def __init__(self, owner: LoraPlugins, operator: Operator) -> None:
         owner.trt.IPluginCreatorV3One.__init__(self)
         self.owner, self.operator = owner, operator
-        self.name, self.plugin_version = operator.name, VERSION
+        self.name = self.label = operator.name
+        self.plugin_version = VERSION
         self.plugin_namespace = NAMESPACE
         self._arrays = {name: np.array([], np.int32) for name in FIELDS}
         self.field_names = plugin_fields(owner.trt, self._arrays)
@@ -81,7 +89,7 @@ class _Creator:
         """Make the plugin of a node, from the ONNX file or from a plan."""
         if phase == self.owner.trt.TensorRTPhase.RUNTIME:
             _check_fields(self.operator, {field.name: int(field.data[0]) for field in fields})
-        return self.owner.make(self.operator)
+        return self.owner.make(self.operator, name)
 
 
 def _check_fields(operator: Operator, fields: dict[str, int]) -> None:

@@ -20,7 +20,7 @@ from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.plugins.group import GroupShape, SiteShape
 from trt_lora.plugins.launch import BLOCK, TILES, Chip, fused_bytes, plan_launches, slices
 from trt_lora.plugins.operator import DOMAIN, Operator
-from trt_lora.plugins.qdp_kernel import input_names, kernel_ptx
+from trt_lora.plugins.qdp_kernel import kernel_ptx
 
 # A node with these attributes, in the copy of the graph that TensorRT parses, becomes the plugin,
 # even where the model has a function of that name. Without `plugin_namespace` the function wins.
@@ -176,7 +176,7 @@ def _compiled(api: Any, operator: Operator, shapes: Sequence[GroupShape], chip: 
 def _register(plugin: _Plugin) -> None:
     """Name the plugin once in a process, for TensorRT allows no more; its functions each time."""
     api, identity = plugin.api, f"{DOMAIN}::{plugin.operator.name}"
-    inputs, tensor = input_names(plugin.operator), api.TensorDesc
+    inputs, tensor = plugin.operator.input_names, api.TensorDesc
     if not hasattr(getattr(api.op, DOMAIN, None), plugin.operator.name):
         outputs = GenericAlias(tuple, (tensor,) * plugin.operator.sites)
         api.register(identity)(_Described(plugin.outputs, _signature(inputs, tensor, outputs)))

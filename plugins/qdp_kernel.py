@@ -9,19 +9,12 @@ from trt_lora.plugins.compile_kernels import KERNELS, compile_source, source
 from trt_lora.plugins.operator import Operator
 
 
-def input_names(operator: Operator) -> tuple[str, ...]:
-    """Return the inputs' names, in TensorRT's order: x, every A and B, the addends c."""
-    sites = range(operator.sites)
-    factors = (name for site in sites for name in (f"a_{site}", f"b_{site}"))
-    return ("x", *factors, *(f"c_{site}" for site in sites if operator.adds))
-
-
 def kernel_parameters(operator: Operator) -> tuple[tuple[str, str], ...]:
     """Return (C++ type, name) of every argument of an operator's kernel, in TensorRT's order."""
     sites = range(operator.sites)
     sizes = ("m", "k", *(name for site in sites for name in (f"n_{site}", f"rank_{site}")))
     return (
-        *(("const void*", name) for name in input_names(operator)),
+        *(("const void*", name) for name in operator.input_names),
         *(("int", name) for name in sizes),
         *(("void*", f"out_{site}") for site in sites),
     )

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trt_lora.plugins.cuda_library import bindings, checked
@@ -39,10 +39,21 @@ def _forget_error() -> None:
         checked("runtime", "cudaGetLastError")
 
 
-def release(function: str, *args: Any) -> None:
-    """Call a function that gives something back; a device that is lost has raised its error."""
+def release(function: str, *args: Any) -> Any:
+    """Call a function that gives something back; a device that is lost has raised its error.
+
+    Returns:
+        What `call` returns, or None where the function failed.
+    """
     with contextlib.suppress(BackendError):
-        call(function, *args)
+        return call(function, *args)
+    return None
+
+
+def release_on(device: int, function: str, *args: Any) -> None:
+    """Call `release` on a GPU, from any thread: a finalizer runs wherever garbage is collected."""
+    with on_device(device, release):
+        release(function, *args)
 
 
 def constant(name: str) -> Any:
@@ -51,7 +62,7 @@ def constant(name: str) -> Any:
 
 
 class Event:
-    """A point in the work of a stream; destroyed with this object."""
+    """A point in the work of a stream of the current GPU; destroyed with this object."""
 
     def __init__(self) -> None:
         self._handle = call("cudaEventCreateWithFlags", constant("cudaEventDisableTiming"))
@@ -71,17 +82,28 @@ class Event:
 
 
 @contextlib.contextmanager
-def on_device(index: int) -> Iterator[None]:
-    """Make a GPU the one that this thread uses, and afterwards again the one it used before."""
-    before = int(call("cudaGetDevice"))
+def on_device(index: int, do: Callable[..., Any] = call) -> Iterator[None]:
+    """Make a GPU the one that this thread uses, and afterwards again the one it used before.
+
+    CUDA is asked each time which that is, for any library in the thread may change it; nothing is
+    set where it is the same. What belongs to a GPU (memory, the default stream, events, streams,
+    all of TensorRT) is made and used there. Events, streams, graphs and pinned memory may be
+    destroyed anywhere.
+
+    Args:
+        index: of the GPU.
+        do: `release` where a lost device is no error, as in finalizers.
+    """
+    before = do("cudaGetDevice")
     if before == index:
         yield
         return
-    call("cudaSetDevice", index)
+    do("cudaSetDevice", index)
     try:
         yield
     finally:
-        release("cudaSetDevice", before)
+        if before is not None:
+            release("cudaSetDevice", before)
 
 
 @contextlib.contextmanager
@@ -95,8 +117,8 @@ def finished(stream: int) -> Iterator[None]:
     call("cudaStreamSynchronize", stream)
 
 
-def read(pointer: int, storage: Array) -> None:
-    """Copy device memory at `pointer` into a host array and wait for it."""
+def read(device: int, pointer: int, storage: Array) -> None:
+    """Copy memory of a GPU at `pointer` into a host array and wait for it."""
     kind = constant("cudaMemcpyKind").cudaMemcpyDeviceToHost
-    with finished(0):
+    with on_device(device), finished(0):
         call("cudaMemcpyAsync", storage.ctypes.data, pointer, storage.nbytes, kind, 0)

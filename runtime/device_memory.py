@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError, TensorError
-from trt_lora.runtime.cuda import call, finished
+from trt_lora.runtime.cuda import call, finished, on_device
 from trt_lora.runtime.device_pool import DeviceBuffer, DevicePool, PooledBuffer
 from trt_lora.runtime.memory import ALIGNMENT, Stream, pack
 from trt_lora.runtime.staging import Staging, pieces_of
@@ -28,7 +28,7 @@ class MemoryOptions:
 
 
 class CudaMemory:
-    """Memory of one GPU.
+    """Memory of one GPU, whichever is the calling thread's.
 
     `upload` and `zeros` make memory for adapters and the like, which every stream may use when
     they return. `stage` and `empty` make memory for one step, from a pool; a step that needs as
@@ -38,8 +38,8 @@ class CudaMemory:
     def __init__(self, index: int = 0, options: MemoryOptions | None = None) -> None:
         options = options or MemoryOptions()
         self.index, self.device = index, f"cuda:{index}"
-        self._pool = DevicePool(options.max_free_bytes)
-        self._staging = Staging(options.staging_bytes)
+        self._pool = DevicePool(index, options.max_free_bytes)
+        self._staging = Staging(index, options.staging_bytes)
 
     def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
         """Move the host tensors into one device buffer of their own; wait for the copy.
@@ -48,7 +48,7 @@ class CudaMemory:
 
         Args:
             tensors: those that are on the device already are returned as they are.
-            stream: CUDA stream of the copy; the default stream if None.
+            stream: CUDA stream of this GPU for the copy; its default stream if None.
 
         Raises:
             BackendError: the device is out of memory.
@@ -61,12 +61,12 @@ class CudaMemory:
             return dict(tensors)
         nbytes, layout = pack(host, self.device)
         buffer = self._pool.allocate(nbytes)
-        with finished(int(stream or 0)):
+        with on_device(self.index), finished(int(stream or 0)):
             self._staging.copy(pieces_of(host, layout), buffer.pointer, int(stream or 0))
         return dict(tensors) | _placed(layout, buffer)
 
     def stage(self, tensors: Mapping[str, Tensor], stream: int) -> dict[str, Tensor]:
-        """Enqueue a copy of host tensors into one buffer of the pool.
+        """Enqueue a copy of host tensors into one buffer of the pool, on a stream of this GPU.
 
         The tensors hold their values when `stream` has passed; until then the caller keeps them.
 
@@ -81,7 +81,7 @@ class CudaMemory:
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         buffer = self._pool.allocate(nbytes)
-        with finished(0):
+        with on_device(self.index), finished(0):
             call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)
         return Tensor(buffer.pointer, (nbytes,), "bool", self.device, buffer)
 

@@ -1,4 +1,4 @@
-"""Device memory that is used again: what a step frees waits for the next step of its size."""
+"""Memory of one GPU that is used again: what a step frees waits for the next step of its size."""
 
 import contextlib
 import weakref
@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TypeVar
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.cuda import call, release
+from trt_lora.runtime.cuda import call, on_device, release, release_on
 from trt_lora.runtime.memory import ALIGNMENT
 
 _Made = TypeVar("_Made")
@@ -18,14 +18,14 @@ _Returned = deque[tuple[int, int]]  # address and size
 
 
 class DeviceBuffer:
-    """Device memory for any stream, freed when the last tensor in it is gone.
+    """Memory of a GPU for any of its streams, freed when the last tensor in it is gone.
 
     Whoever enqueues work on the memory waits for the work before letting go of it.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self.pointer = _allocate(nbytes)
-        weakref.finalize(self, _free, self.pointer)
+    def __init__(self, device: int, nbytes: int) -> None:
+        self.pointer = _allocate(device, nbytes)
+        weakref.finalize(self, _free, device, self.pointer)
 
 
 class PooledBuffer:
@@ -50,17 +50,19 @@ class DevicePool:
     sorted in, and those free; the last are `free_bytes` in all.
     """
 
-    def __init__(self, max_free_bytes: int) -> None:
-        """Keep at most `max_free_bytes`; of what is more, the size that was not used longest goes.
+    def __init__(self, device: int, max_free_bytes: int) -> None:
+        """Allocate on the GPU `device`, whichever is the calling thread's.
 
-        What is free when the pool is forgotten is given back to the driver.
+        At most `max_free_bytes` are kept; of what is more, the size not used longest goes. What is
+        free when the pool is forgotten is given back to the driver.
         """
         self.free_bytes = 0
+        self._device = device
         self._limit = max_free_bytes
         self._free: _Free = OrderedDict()
         self._returned: _Returned = deque()
         self._lock = Lock()
-        weakref.finalize(self, _free_all, self._free, self._returned)
+        weakref.finalize(self, _free_all, device, self._free, self._returned)
 
     def take(self, nbytes: int) -> PooledBuffer:
         """Return a buffer of at least `nbytes`, with whatever its last user left in it.
@@ -72,7 +74,7 @@ class DevicePool:
         with self._sorted():
             pointer = self._pop(size)
         if pointer is None:
-            pointer = self._retried(lambda: _allocate(size))
+            pointer = self._retried(lambda: _allocate(self._device, size))
         return PooledBuffer(self, pointer, size)
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
@@ -81,7 +83,7 @@ class DevicePool:
         Raises:
             BackendError: the device is out of memory.
         """
-        return self._retried(lambda: DeviceBuffer(nbytes))
+        return self._retried(lambda: DeviceBuffer(self._device, nbytes))
 
     def give_back(self, pointer: int, nbytes: int) -> None:
         """Take back a buffer on which no work is pending; only finalizers call this."""
@@ -146,7 +148,7 @@ class DevicePool:
             size = next(iter(self._free))
             pointer = self._free[size].pop()  # the last of a heap: what is left is a heap
             self._forget(size)
-            _free(pointer)
+            _free(self._device, pointer)
 
     def _forget(self, size: int) -> None:
         self.free_bytes -= size
@@ -164,20 +166,21 @@ def size_class(nbytes: int) -> int:
     return max(-(-nbytes // step), 1) * step
 
 
-def _allocate(nbytes: int) -> int:
-    pointer = int(call("cudaMallocAsync", max(nbytes, ALIGNMENT), 0))
-    try:
-        call("cudaStreamSynchronize", 0)  # until then the memory is there for stream 0 only
-    except BaseException:
-        _free(pointer)
-        raise
+def _allocate(device: int, nbytes: int) -> int:
+    with on_device(device):
+        pointer = int(call("cudaMallocAsync", max(nbytes, ALIGNMENT), 0))
+        try:
+            call("cudaStreamSynchronize", 0)  # until then the memory is there for stream 0 only
+        except BaseException:
+            release("cudaFreeAsync", pointer, 0)
+            raise
     return pointer
 
 
-def _free(pointer: int) -> None:
-    release("cudaFreeAsync", pointer, 0)
+def _free(device: int, pointer: int) -> None:
+    release_on(device, "cudaFreeAsync", pointer, 0)
 
 
-def _free_all(free: _Free, returned: _Returned) -> None:
+def _free_all(device: int, free: _Free, returned: _Returned) -> None:
     for pointer in [*(p for heap in free.values() for p in heap), *(p for p, _ in returned)]:
-        _free(pointer)
+        _free(device, pointer)

@@ -4,13 +4,14 @@ DLPack's structs are those of dlpack.h (version 0, the capsule named "dltensor")
 because numpy can read neither a CUDA tensor nor bfloat16.
 """
 
+import contextlib
 import ctypes
 from typing import Any
 
 import numpy as np
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime.cuda import call
+from trt_lora.runtime.cuda import call, on_device
 from trt_lora.runtime.dtypes import DTYPES
 from trt_lora.runtime.tensors import HOST, Tensor, tensor_from_numpy
 
@@ -40,24 +41,26 @@ def tensor_from(obj: object) -> Tensor:
 
 def _tensor_from_cuda_array(obj: Any) -> Tensor:
     interface = obj.__cuda_array_interface__
+    pointer, device = interface["data"][0], _cuda_index(obj, interface["data"][0])
     if interface.get("stream") is not None:  # whoever wrote the memory may still be writing
-        call("cudaStreamSynchronize", interface["stream"])
+        with on_device(device):  # the stream may be the default one of that GPU
+            call("cudaStreamSynchronize", interface["stream"])
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     strides = interface.get("strides")
     in_elements = [stride // dtype.itemsize for stride in strides or ()]
     dense = strides is None or _is_row_major(shape, in_elements)
     if not dtype.isnative:
         raise TensorError(f"dtype {dtype} is not supported: its bytes are swapped")
-    return _checked(
-        Tensor(interface["data"][0], shape, dtype.name, _cuda_name(obj), owner=obj), dense=dense
-    )
+    return _checked(Tensor(pointer, shape, dtype.name, f"cuda:{device}", owner=obj), dense=dense)
 
 
-def _cuda_name(obj: Any) -> str:
-    """The interface does not say which GPU; the library that made the object does."""
+def _cuda_index(obj: Any, pointer: int) -> int:
+    """Which GPU, as the interface does not say: the library that made the object does, or CUDA."""
     device = getattr(obj, "device", None)
     index = getattr(device, "index", getattr(device, "id", None))  # torch; CuPy
-    return f"cuda:{index or 0}"
+    if index is None:  # Numba
+        index = call("cudaPointerGetAttributes", pointer).device if pointer else 0
+    return int(index)
 
 
 class _Device(ctypes.Structure):
@@ -86,8 +89,9 @@ _HOST_DEVICES, _CUDA_DEVICES = (1, 3), (2, 13)  # kDLCPU, kDLCUDAHost; kDLCUDA, 
 
 def _tensor_from_dlpack(obj: Any) -> Tensor:
     try:
-        capsule = obj.__dlpack__(stream=None)  # the default stream may read it at once
-    except (BufferError, RuntimeError) as error:
+        with _exporting(obj):
+            capsule = obj.__dlpack__(stream=None)  # the default stream may read it at once
+    except (BufferError, RuntimeError, ValueError) as error:
         raise TensorError(f"{type(obj).__name__} does not give up its memory: {error}") from error
     try:
         raw = _DLTensor.from_address(_capsule_pointer(capsule))
@@ -98,6 +102,13 @@ def _tensor_from_dlpack(obj: Any) -> Tensor:
     pointer = (raw.data or 0) + raw.byte_offset
     tensor = Tensor(pointer, shape, _dtype_name(raw.dtype), _device_name(raw.device), capsule)
     return _checked(tensor, dense=dense)
+
+
+def _exporting(obj: Any) -> contextlib.AbstractContextManager[None]:
+    """Make the object's GPU current: torch gives up memory, and orders its work, only there."""
+    ask = getattr(obj, "__dlpack_device__", None)
+    kind, index = ask() if ask else (_HOST_DEVICES[0], 0)
+    return on_device(index) if kind in _CUDA_DEVICES else contextlib.nullcontext()
 
 
 def _capsule_pointer(capsule: object) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.flavour import Flavour
+from trt_lora.plugins.plugin_failures import summary
 from trt_lora.plugins.plugin_v3 import register_plugins
 from trt_lora.runtime.device_memory import CudaMemory
 from trt_lora.runtime.manifest import PLAN_FILE, Manifest
@@ -63,10 +64,7 @@ class Plan:
 
     @contextmanager
     def plugin_calls(self) -> Iterator[None]:
-        """Let TensorRT call the LoRA plugin, and raise what went wrong in it.
-
-        TensorRT says nothing of that, and the plugin notes it for the process: so only one engine
-        may call it at a time.
+        """Let TensorRT call the LoRA plugin, one engine at a time, and raise what went wrong in it.
 
         Raises:
             BackendError: the plugin failed; what the block raised is its context.
@@ -74,15 +72,12 @@ class Plan:
         if self._plugins is None:
             yield
             return
-        with self._plugins.lock:
-            self._plugins.failures.clear()  # of calls that nobody has looked after
+        with self._plugins.failures.collected() as failures:
             try:
                 yield
             finally:
-                failures = dict.fromkeys(self._plugins.failures)  # each once
-                self._plugins.failures.clear()
                 if failures:
-                    raise BackendError(f"the LoRA plugin failed: {'; '.join(failures)}")
+                    raise BackendError(f"the LoRA plugin failed: {summary(failures)}")
 
     def save_cache(self) -> None:
         """Write the runtime cache, where there is one; never raises for a file."""

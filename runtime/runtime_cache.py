@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from trt_lora.runtime.files import publish_file
+from trt_lora.plugins.atomic_files import publish_file
 
 RUNTIME_CACHE_FILE = "runtime.cache"
 

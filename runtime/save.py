@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+from trt_lora.plugins.atomic_files import publish_directory, publish_file
 from trt_lora.plugins.contract import MIN_RANK
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.edgellm_format import save_edgellm
-from trt_lora.runtime.files import publish_directory, publish_file
 from trt_lora.runtime.fit import match_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.onnxruntime_format import save_onnxruntime

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from threading import Lock
 
-from trt_lora.runtime.cuda import Event, call, constant, release
+from trt_lora.runtime.cuda import Event, call, constant, on_device, release
 from trt_lora.runtime.tensors import Tensor
 
 
@@ -50,13 +50,16 @@ class Staging:
     needed, and freed when this object is closed or forgotten.
     """
 
-    def __init__(self, chunk_bytes: int) -> None:
+    def __init__(self, device: int, chunk_bytes: int) -> None:
+        self._device = device
         self._chunk_bytes = chunk_bytes
         self._slots: dict[int, _Slot] = {}
         self._lock = Lock()
 
     def copy(self, pieces: Iterable[Piece], target: int, stream: int) -> None:
-        """Enqueue copies of `pieces` into the device buffer at address `target`.
+        """Enqueue copies of `pieces` into the buffer of this GPU at address `target`.
+
+        `stream` is of this GPU; for its default stream, the caller has made the GPU current.
 
         The host memory may change when this returns. The device has it when `stream` has passed:
         the caller waits for that, also when this raises.
@@ -76,7 +79,8 @@ class Staging:
 
     def _slot(self, index: int) -> "_Slot":
         if index not in self._slots:
-            self._slots[index] = _Slot(self._chunk_bytes)
+            with on_device(self._device):  # whose streams the event is for
+                self._slots[index] = _Slot(self._chunk_bytes)
         return self._slots[index]
 
     def _send(self, slot: "_Slot", parts: list[Piece], target: int, stream: int) -> None:

@@ -38,8 +38,8 @@ class TensorRTEngine:
     The stream does not wait for the default stream by itself, nor that for it: work of other
     threads on the default stream would make a capture fail. Any number of threads may call
     `execute`: one run follows the other, whole, for all contexts share the stream and the
-    activation memory. Each runs on the engine's GPU, whichever is the thread's own. Other threads
-    may upload and let go of tensors meanwhile.
+    activation memory. Other threads may upload and let go of tensors meanwhile. All of it happens
+    on the GPU that was current when the engine was opened; every thread keeps its own.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class TensorRTEngine:
         with self._lock:
             engine, self._open = self._open, None
             if engine is not None:
-                engine.close()
+                with on_device(self.memory.index, release):
+                    engine.close()
             self.memory.close()
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:

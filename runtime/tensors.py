@@ -69,7 +69,7 @@ class Tensor:
         from trt_lora.runtime.cuda import read
 
         storage = np.empty(self.shape, storage_dtype(self.dtype))
-        read(self.pointer, storage)
+        read(int(self.device.removeprefix("cuda:")), self.pointer, storage)
         return storage
 
     def numpy(self) -> Array:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.files import publish_file
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.scripts.compare_files import load_inputs
 from trt_lora.scripts.console import run

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.flavour import TENSORRT, TENSORRT_RTX
 from trt_lora.plugins.plugin_v3 import register_plugins
-from trt_lora.runtime.files import publish_file
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.scripts.console import run
 from trt_lora.scripts.polygraphy_inputs import polygraphy_errors

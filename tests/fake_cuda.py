@@ -3,6 +3,8 @@
 * Device addresses are no host addresses: code that reads device memory in place crashes.
 * Work happens when its stream is waited for, and not before. Streams promise each other no order,
   as with the streams of torch and with per-thread default streams.
+* Memory, streams and events are of the GPU that was current when they were made, and used there;
+  a thread begins on GPU 0, and each GPU has a default stream of its own.
 * Memory is garbage before it is written and after it is freed, and no address is used twice.
 * A copy from pinned memory finds there what was there when it was enqueued.
 * What is enqueued while a stream is captured is part of a graph, and happens when that is launched;
@@ -19,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -45,6 +47,7 @@ class Status(IntEnum):
     cudaErrorMemoryAllocation = 2
     cudaErrorInsufficientDriver = 35
     cudaErrorNoDevice = 100
+    cudaErrorInvalidDevice = 101
     cudaErrorIllegalAddress = 700
     cudaErrorStreamCaptureUnsupported = 900
     cudaErrorStreamCaptureInvalidated = 901
@@ -72,6 +75,7 @@ TEXTS = {
     Status.cudaErrorInsufficientDriver: (
         b"CUDA driver version is insufficient for CUDA runtime version"
     ),
+    Status.cudaErrorInvalidDevice: b"invalid device ordinal",
     Status.cudaErrorNoDevice: b"no CUDA-capable device is detected",
     Status.cudaErrorIllegalAddress: b"an illegal memory access was encountered",
     Status.cudaErrorStreamCaptureUnsupported: b"operation not permitted when stream is capturing",
@@ -98,6 +102,7 @@ class Block:
 
     address: int
     memory: Bytes
+    device: int | None = None  # the GPU, for memory of one
     home: int | None = None  # the only stream that may use it, until that stream was waited for
     freed: bool = False
 
@@ -124,6 +129,7 @@ class Work:
 class Event:
     """What `cudaEventCreateWithFlags` returns; `last` is the work it waits for."""
 
+    device: int = 0
     last: Work | None = None
     destroyed: bool = False
 
@@ -179,7 +185,8 @@ class FakeCuda(ModuleType):
         self._pinned: list[Block] = []
         FakeCuda._made += 1
         self._base = self._next_address = DEVICE_BASE + (FakeCuda._made << 32)
-        self._streams: dict[int, list[Work]] = {0: []}
+        self._streams: dict[int, list[Work]] = {-index: [] for index in range(max(devices, 1))}
+        self._homes: dict[int, int] = {}  # GPU of each stream that was ever created
         self._next_stream = 0x5000
 
     # What tests ask and arrange.
@@ -223,7 +230,7 @@ class FakeCuda(ModuleType):
 
     def live_streams(self) -> list[int]:
         """Streams that were created and not destroyed."""
-        return [handle for handle in self._streams if handle]
+        return [handle for handle in self._streams if handle > 0]
 
     def live_handles(self) -> list[Event | Graph]:
         """Events and graphs that were made and not destroyed."""
@@ -272,8 +279,10 @@ class FakeCuda(ModuleType):
 
     def enqueue(self, work: Work) -> None:
         """Put work on its stream."""
+        work.stream = self._on(work.stream)
         queue = self._queue(work.what, work.stream)
         for block in work.blocks:
+            self._check_place(work.what, block, work.stream)
             if block.home not in (None, work.stream):
                 self.violate(
                     f"{work.what} on stream {work.stream}: nobody waited for stream {block.home}, "
@@ -283,6 +292,11 @@ class FakeCuda(ModuleType):
             self._captures[work.stream].append(work)
         else:
             queue.append(work)
+
+    def device_of(self, stream: Any) -> int:
+        """Return the GPU of a stream, for the default stream that of this thread."""
+        handle = self._on(stream)
+        return self._homes[handle] if handle > 0 else -handle
 
     def is_captured(self, stream: int) -> bool:
         """Whether work on the stream is captured now."""
@@ -302,10 +316,20 @@ class FakeCuda(ModuleType):
 
     def cudaSetDevice(self, device: int) -> tuple[Status]:
         """Choose the GPU that this thread uses."""
-        if status := self._enter("cudaSetDevice", device):
+        status = self._enter("cudaSetDevice", device)
+        if not status and device not in range(self.devices):
+            status = self.last_error = Status.cudaErrorInvalidDevice
+        if status:
             return (status,)
         self.current_device = device
         return (SUCCESS,)
+
+    def cudaPointerGetAttributes(self, ptr: int) -> tuple[Status, SimpleNamespace | None]:
+        """Return, of memory, the GPU that it is of."""
+        if status := self._enter("cudaPointerGetAttributes", ptr):
+            return status, None
+        (block,) = self.blocks_at(ptr, 1, "cudaPointerGetAttributes")
+        return SUCCESS, SimpleNamespace(device=block.device)
 
     def cudaGetErrorString(self, error: Status) -> tuple[Status, bytes]:
         """Explain a status; asking is no work for the GPU and is not recorded."""
@@ -321,8 +345,13 @@ class FakeCuda(ModuleType):
         if status := self._enter("cudaMallocAsync", size, stream):
             return status, None
         self._check_size("cudaMallocAsync", size)
-        self._queue("cudaMallocAsync", int(stream))
-        block = Block(self._next_address, np.full(size, GARBAGE, np.uint8), home=int(stream))
+        self._queue("cudaMallocAsync", self._on(stream))
+        block = Block(
+            self._next_address,
+            np.full(size, GARBAGE, np.uint8),
+            device=self.current_device,
+            home=self._on(stream),
+        )
         self._next_address = (block.end // ALIGNMENT + 16) * ALIGNMENT
         self._device.append(block)
         return SUCCESS, block.address
@@ -333,11 +362,12 @@ class FakeCuda(ModuleType):
             return (status,)
         if DEVICE_BASE < pointer < self._base:
             return (SUCCESS,)  # what an earlier test left when it failed
-        self._queue("cudaFreeAsync", int(stream))
+        self._queue("cudaFreeAsync", self._on(stream))
         block = self._whole(self._device, pointer, "cudaFreeAsync")
-        if block.home not in (None, int(stream)):
+        self._check_place("cudaFreeAsync", block, self._on(stream))
+        if block.home not in (None, self._on(stream)):
             self.violate(f"cudaFreeAsync: {pointer:#x} is still being allocated on another stream")
-        self._free(block, allowed_stream=int(stream))
+        self._free(block, allowed_stream=self._on(stream))
         return (SUCCESS,)
 
     def cudaMallocHost(self, size: int) -> tuple[Status, int | None]:
@@ -362,7 +392,7 @@ class FakeCuda(ModuleType):
         """Copy between host and device once the stream is waited for."""
         if status := self._enter("cudaMemcpyAsync", target, source, count, kind, stream):
             return (status,)
-        copy = Copy(target, source, count, kind, int(stream))
+        copy = Copy(target, source, count, kind, self._on(stream))
         self.copies.append(copy)
         if kind is CopyKind.cudaMemcpyHostToDevice:
             self._enqueue_upload(copy)
@@ -376,7 +406,7 @@ class FakeCuda(ModuleType):
             return (status,)
         blocks = self.blocks_at(pointer, count, "cudaMemsetAsync")
         view = self.view(pointer, count)
-        self.enqueue(Work("cudaMemsetAsync", int(stream), blocks, lambda: view.fill(value)))
+        self.enqueue(Work("cudaMemsetAsync", self._on(stream), blocks, lambda: view.fill(value)))
         return (SUCCESS,)
 
     def cudaStreamCreate(self) -> tuple[Status, Stream | None]:
@@ -397,9 +427,9 @@ class FakeCuda(ModuleType):
         """Destroy a stream on which nothing is left to do."""
         if status := self._enter("cudaStreamDestroy", stream):
             return (status,)
-        if self._queue("cudaStreamDestroy", int(stream)) or int(stream) == 0:
-            self.violate(f"cudaStreamDestroy: stream {int(stream)} is in use")
-        del self._streams[int(stream)]
+        if self._queue("cudaStreamDestroy", self._on(stream)) or self._on(stream) <= 0:
+            self.violate(f"cudaStreamDestroy: stream {self._on(stream)} is in use")
+        del self._streams[self._on(stream)]
         return (SUCCESS,)
 
     def cudaStreamSynchronize(self, stream: Any) -> tuple[Status]:
@@ -407,15 +437,15 @@ class FakeCuda(ModuleType):
         status = self._enter("cudaStreamSynchronize", stream)
         if self._lost:
             return (status,)
-        queue = self._queue("cudaStreamSynchronize", int(stream))
-        if int(stream) in self._captures:
-            self._invalid.add(int(stream))
+        queue = self._queue("cudaStreamSynchronize", self._on(stream))
+        if self._on(stream) in self._captures:
+            self._invalid.add(self._on(stream))
             self.last_error = Status.cudaErrorStreamCaptureUnsupported
             return (self.last_error,)
         while queue:
             self._do_next(queue)
         for block in self._device:
-            if block.home == int(stream):
+            if block.home == self._on(stream):
                 block.home = None
         return (status,)  # an error of the work: it has ended all the same
 
@@ -423,7 +453,7 @@ class FakeCuda(ModuleType):
         """Make an event."""
         if status := self._enter("cudaEventCreateWithFlags", flags):
             return status, None
-        self._events.append(Event())
+        self._events.append(Event(self.current_device))
         return SUCCESS, self._events[-1]
 
     def cudaEventRecord(self, event: Event, stream: Any) -> tuple[Status]:
@@ -431,7 +461,9 @@ class FakeCuda(ModuleType):
         if status := self._enter("cudaEventRecord", event, stream):
             return (status,)
         self._check_alive("cudaEventRecord", event)
-        queue = self._queue("cudaEventRecord", int(stream))
+        queue = self._queue("cudaEventRecord", self._on(stream))
+        if self.device_of(stream) != event.device:
+            self.violate(f"cudaEventRecord: an event of GPU {event.device} and a stream of another")
         event.last = queue[-1] if queue else None
         return (SUCCESS,)
 
@@ -449,7 +481,7 @@ class FakeCuda(ModuleType):
             return (status,)
         self._check_alive("cudaStreamWaitEvent", event)
         last = event.last
-        self.enqueue(Work("a wait", int(stream), (), lambda: self._do_up_to(last)))
+        self.enqueue(Work("a wait", self._on(stream), (), lambda: self._do_up_to(last)))
         return (SUCCESS,)
 
     def cudaEventDestroy(self, event: Event) -> tuple[Status]:
@@ -464,22 +496,22 @@ class FakeCuda(ModuleType):
         """Capture what is enqueued on the stream from now on, instead of doing it."""
         if status := self._enter("cudaStreamBeginCapture", stream, mode):
             return (status,)
-        self._queue("cudaStreamBeginCapture", int(stream))
+        self._queue("cudaStreamBeginCapture", self._on(stream))
         if mode is not CaptureMode.cudaStreamCaptureModeThreadLocal:
             self.violate(f"a capture in {mode.name} is disturbed by others, or hides mistakes")
-        if int(stream) == 0 or int(stream) in self._captures:
-            self.violate(f"cudaStreamBeginCapture: stream {int(stream)} cannot be captured")
-        self._captures[int(stream)] = []
+        if self._on(stream) <= 0 or self._on(stream) in self._captures:
+            self.violate(f"cudaStreamBeginCapture: stream {self._on(stream)} cannot be captured")
+        self._captures[self._on(stream)] = []
         return (SUCCESS,)
 
     def cudaStreamEndCapture(self, stream: Any) -> tuple[Status, Graph | None]:
         """End a capture; also a failing call ends it."""
         status = self._enter("cudaStreamEndCapture", stream)
-        if int(stream) not in self._captures:
-            self.violate(f"cudaStreamEndCapture: stream {int(stream)} is not captured")
-        works = self._captures.pop(int(stream))
-        if int(stream) in self._invalid:
-            self._invalid.discard(int(stream))
+        if self._on(stream) not in self._captures:
+            self.violate(f"cudaStreamEndCapture: stream {self._on(stream)} is not captured")
+        works = self._captures.pop(self._on(stream))
+        if self._on(stream) in self._invalid:
+            self._invalid.discard(self._on(stream))
             status = status or Status.cudaErrorStreamCaptureInvalidated
             self.last_error = status
         if status:
@@ -505,7 +537,7 @@ class FakeCuda(ModuleType):
         for work in graphExec.works:
             if any(block.freed for block in work.blocks):
                 self.violate(f"cudaGraphLaunch: {work.what} uses memory that was freed")
-            self.enqueue(replace(work, stream=int(stream), owner=graphExec, done=False))
+            self.enqueue(replace(work, stream=self._on(stream), owner=graphExec, done=False))
         return (SUCCESS,)
 
     def cudaGraphDestroy(self, graph: Graph) -> tuple[Status]:
@@ -527,6 +559,7 @@ class FakeCuda(ModuleType):
     def _new_stream(self) -> Stream:
         self._next_stream += 1
         self._streams[self._next_stream] = []
+        self._homes[self._next_stream] = self.current_device
         return Stream(self._next_stream)
 
     def _do_next(self, queue: list[Work]) -> None:
@@ -560,7 +593,7 @@ class FakeCuda(ModuleType):
         if isinstance(reason, RuntimeError):
             raise reason
         self.last_error = reason or self.last_error
-        waits_for = int(args[0]) if function == "cudaStreamSynchronize" else None
+        waits_for = self._on(args[0]) if function == "cudaStreamSynchronize" else None
         for handle, queue in self._streams.items():
             unread = [work for work in queue if work.to_host and waits_for != handle]
             if unread and not reason:
@@ -572,7 +605,18 @@ class FakeCuda(ModuleType):
         if size <= 0:
             self.violate(f"{what}: {size} bytes; for none, CUDA returns no address")
 
+    def _on(self, stream: Any) -> int:
+        """A stream as a key: the default stream of GPU n is -n, for each GPU has one."""
+        return int(stream) or -self.current_device
+
+    def _check_place(self, what: str, block: Block, stream: int) -> None:
+        device = self.device_of(stream)
+        if block.device not in (None, device):
+            self.violate(f"{what} on a stream of GPU {device}: its memory is of GPU {block.device}")
+
     def _queue(self, what: str, stream: int) -> list[Work]:
+        if -self.devices < stream < 0:
+            self._streams.setdefault(stream, [])
         if stream not in self._streams:
             self.violate(f"{what}: there is no stream {stream}, or it was destroyed")
         return self._streams[stream]

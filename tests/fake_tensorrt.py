@@ -215,6 +215,7 @@ class FakeTensorRT(ModuleType):
         self.profiles: list[int] = []  # profile of every run that was enqueued or captured
         self.capturable = True  # what TensorRT-RTX says of every context
         self.plugin_waits = False  # a plugin synchronises inside a run
+        self.stream = 0  # of the run that was enqueued last
         self.call_plugin: Callable[[], object] = lambda: None  # when a plan is loaded, and in runs
         self.environment = b"a GPU and its driver"  # a runtime cache is of one
 
@@ -254,6 +255,8 @@ class ICudaEngine:
     def __init__(self, trt: FakeTensorRT, runtime: Runtime) -> None:
         self._trt = trt
         self._runtime = runtime
+        self.device = trt.cuda.current_device
+        weakref.finalize(self, _check_device, trt.cuda, self.device, "an engine is destroyed")
 
     @property
     def device_memory_size_v2(self) -> int:
@@ -268,6 +271,7 @@ class ICudaEngine:
         self, strategy: "AllocationStrategy | IRuntimeConfig"
     ) -> "IExecutionContext | None":
         """Return a context, which keeps the engine, or None."""
+        _check_device(self._trt.cuda, self.device, "a context is made")
         if "create_execution_context" in self._trt.refusals:
             return None
         config = IRuntimeConfig()
@@ -349,6 +353,7 @@ class IExecutionContext:
         self._captured: list[Work] = []  # part of graphs
         trt.contexts.add(self)
         weakref.finalize(self, _destroyed, trt.cuda, self._token, self._captured)
+        weakref.finalize(self, _check_device, trt.cuda, engine.device, "a context is destroyed")
 
     def set_device_memory(self, memory: int, size: int) -> None:
         """Use this memory for activations."""
@@ -415,6 +420,7 @@ class IExecutionContext:
         if "execute_async_v3" in self._trt.refusals or self._trt.cuda.last_error:
             return False
         cuda, places = self._trt.cuda, {}
+        _check_device(cuda, self._engine.device, "a run begins")
         captured = cuda.is_captured(stream_handle)
         if self.config.strategy is AllocationStrategy.USER_MANAGED and not self._memory:
             cuda.violate("TensorRT: the context has no memory")
@@ -448,6 +454,7 @@ class IExecutionContext:
         if captured:
             self._captured.append(work)
         self._compile(places)
+        self._trt.stream = stream_handle
         self._trt.call_plugin()
         if self._trt.plugin_waits:
             cuda.cudaStreamSynchronize(stream_handle)
@@ -473,6 +480,12 @@ class ContextOfRTX(IExecutionContext):
     def is_stream_capturable(self, stream: int) -> bool:
         """Whether runs can be captured."""
         return self._trt.capturable
+
+
+def _check_device(cuda: FakeCuda, device: int, what: str) -> None:
+    """Note a mistake, also in a finalizer: TensorRT works on the GPU that is current."""
+    if cuda.current_device != device:
+        cuda.violations.append(f"TensorRT: {what} on GPU {cuda.current_device}, not {device}")
 
 
 def _make_stale(cuda: FakeCuda, captured: list[Work], why: str) -> None:

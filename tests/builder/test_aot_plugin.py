@@ -7,6 +7,7 @@ from typing import Any
 import onnx
 import pytest
 from conftest import TinyEngine
+from fake_cuda import FakeCuda
 from tiny import tiny_config
 
 from trt_lora.builder import aot_plugin, build_engine
@@ -40,7 +41,10 @@ def test_every_node_asks_for_the_plugin_at_its_largest_shapes(
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(aot_plugin, "register_aot_plugins", lambda *args: calls.append(args))
-    monkeypatch.setattr(aot_plugin, "chip_of", lambda device: CHIP)
+    monkeypatch.setattr(aot_plugin, "chip_of", {0: Chip((8, 0), 108), 1: CHIP}.__getitem__)
+    cuda = FakeCuda(devices=2)
+    cuda.install(monkeypatch)
+    cuda.current_device = 1
     profiles = read_manifest(tiny_engine.engine).profiles
     asked = with_aot_plugins("tensorrt", model, profiles)
     # A prompt of 32 tokens in a batch of 2; q [32, 32] and v [32, 16] of two layers; rank 16.

@@ -2,20 +2,25 @@
 
 import _thread
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import TinyEngine
+from fake_cuda import FakeCuda
 from tiny import tiny_config
 
 from trt_lora.builder import build_engine
-from trt_lora.builder.compile import Compiler
+from trt_lora.builder.compile import Compiler, _run
 from trt_lora.builder.progress import Silent
 from trt_lora.plugins.errors import BackendError, ModelError
-from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour
+from trt_lora.plugins.flavour import TENSORRT, TENSORRT_RTX, Flavour
+from trt_lora.plugins.plugin_v3 import register_plugins
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.manifest import Range
 
@@ -131,3 +136,56 @@ def test_a_flavour_that_is_not_installed_says_how_to_install_it() -> None:
     absent = Flavour("tensorrt", "tensorrt_of_nobody", extra="tensorrt", has_timing_cache=True)
     with pytest.raises(BackendError, match=r"pip install 'trt-lora\[tensorrt\]'"):
         Compiler(absent, Silent(), lora_plugin="native").compile(Path("x"), Path("y"), {})
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_build_happens_on_the_gpu_of_its_caller(
+    device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(devices=2)
+    cuda.install(monkeypatch)
+    cuda.current_device = device
+    assert _run(lambda: cuda.current_device, threading.Event()) == device
+
+
+def test_a_machine_without_a_driver_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    assert _run(lambda: "a plan", threading.Event()) == "a plan"
+
+
+def test_a_timing_cache_that_cannot_be_written_whole_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "timing.cache"
+    path.write_bytes(b"of the build before")
+    times = SimpleNamespace(serialize=lambda: b"of this build")
+
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:5])
+        raise OSError(28, "No space left on device")
+
+    compiler = Compiler(TENSORRT, Silent(), lora_plugin="native", timing_cache=path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
+    assert path.read_bytes() == b"of the build before"
+    compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
+    assert path.read_bytes() == b"of this build"
+
+
+def test_a_build_waits_for_a_run_and_leaves_its_failures_to_it(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    failures = register_plugins(TENSORRT_RTX.load()).failures
+    with ThreadPoolExecutor(1) as pool:
+        with failures.collected() as of_the_run:
+            failures.note("LoraAdd1: of the run")
+            (tmp_path / "model.onnx").write_bytes(b"not a graph")
+            build = pool.submit(compile_tiny, tmp_path, tmp_path / "plan", {})
+            assert wait([build], timeout=1).not_done
+            assert of_the_run == ["LoraAdd1: of the run"]
+        with pytest.raises(ModelError, match=r"cannot parse model\.onnx") as caught:
+            build.result()
+    assert "of the run" not in str(caught.value)

@@ -59,7 +59,7 @@ def usage_of(arch: str) -> dict[str, Usage]:
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"lora.cu", 0, [], [])
     options = [b"--std=c++17", b"--ptxas-options=-v", f"--gpu-architecture={arch}".encode()]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)
     assert int(status) == 0, log.decode()
@@ -189,6 +189,39 @@ def test_the_kernels_come_whole_from_many_threads(cache: Path, compiled: list[st
 def test_a_text_that_does_not_compile_is_shown_with_the_compilers_log() -> None:
     with pytest.raises(BackendError, match=r"(?s)NVRTC_ERROR_COMPILATION.*identifier .* undefined"):
         compile_source("int a = b;", ("--gpu-architecture=compute_80",))
+
+
+class WritingNvrtc:
+    """An NVRTC that writes as C does: to the address it is given, whoever else reads there."""
+
+    def __init__(self, output: bytes) -> None:
+        self.output = output
+
+    def nvrtcGetProgramLogSize(self, program: object) -> tuple[int, int]:  # noqa: N802
+        return 0, len(self.output)
+
+    def nvrtcGetProgramLog(self, program: object, log: bytes | bytearray) -> tuple[int]:  # noqa: N802
+        whole = ctypes.c_char * len(log)
+        if isinstance(log, bytearray):
+            address = ctypes.addressof(whole.from_buffer(log))
+        else:
+            address = ctypes.cast(ctypes.c_char_p(log), ctypes.c_void_p).value or 0
+        ctypes.memmove(address, self.output, len(self.output))
+        return (0,)
+
+
+@pytest.mark.parametrize("output", [b"\0", b"x", b"", b"some text"])
+def test_what_the_compiler_writes_is_returned_and_changes_no_object_of_python(
+    output: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_library, "bindings", lambda _: WritingNvrtc(output))
+    shared = [bytes([value]) for value in range(256)]  # of each byte Python has one object
+    try:
+        assert compile_kernels._output("ProgramLog", None) == output
+        assert [text[0] for text in shared] == list(range(256))
+    finally:
+        for value, text in enumerate(shared):  # or every later test would read what is wrong
+            ctypes.memset(ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p), value, 1)
 
 
 def test_missing_bindings_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,11 @@
 import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from emulation.emulator import BUILD, compiler, load
+from fake_driver import FakeDriver
 
-from trt_lora.plugins import cuda_library, kernels
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
 from trt_lora.plugins.kernels import Group, Kernels, Site, group_of
@@ -51,113 +49,70 @@ def test_a_delta_has_no_y() -> None:
         group_of(shape, BUFFERS, 1)
 
 
-class Driver:
-    """A CUDA driver with one GPU, which keeps what it is told to launch."""
-
-    CUfunction = staticmethod(lambda handle: f"kernel {handle}")
-
-    def __init__(self) -> None:
-        self.CUdevice_attribute = SimpleNamespace(
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=9,
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0,
-            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=132,
-        )
-        self.loaded: list[bytes] = []
-        self.launched: list[tuple[Any, ...]] = []
-        self.groups: list[Group] = []
-        self.status = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cu"):
-            raise AttributeError(name)
-        return lambda *args: (Status(self.status), *getattr(self, f"_{name}")(*args))
-
-    def cuGetErrorString(self, _: object) -> tuple[int, bytes]:  # noqa: N802
-        return 0, b"an illegal memory access was encountered"
-
-    def _cuInit(self, flags: int) -> tuple[()]:  # noqa: N802
-        assert flags == 0
-        return ()
-
-    def _cuCtxGetDevice(self) -> tuple[int]:  # noqa: N802
-        return (0,)
-
-    def _cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[int]:  # noqa: N802
-        assert device == 0
-        return (attribute,)
-
-    def _cuLibraryLoadData(self, code: bytes, *_: object) -> tuple[int]:  # noqa: N802
-        self.loaded.append(code)
-        return (len(self.loaded),)
-
-    def _cuLibraryGetKernel(self, library: int, name: bytes) -> tuple[int]:  # noqa: N802
-        assert f".entry {name.decode()}(".encode() in self.loaded[library - 1]
-        return (library,)
-
-    def _cuLaunchKernel(self, *args: Any) -> tuple[()]:  # noqa: N802
-        *self_args, arguments, extra = args
-        assert extra == 0
-        address = ctypes.c_void_p.from_address(arguments).value
-        assert address is not None
-        self.groups.append(Group.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(Group))))
-        self.launched.append(tuple(self_args))
-        return ()
-
-
-class Status(int):
-    """A `CUresult`."""
-
-    name = "CUDA_ERROR_ILLEGAL_ADDRESS"
+H200, A100 = Chip((9, 0), 132), Chip((8, 0), 108)
 
 
 @pytest.fixture
-def driver(kept: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """A driver in the place of NVIDIA's."""
-    fake, real = Driver(), cuda_library.bindings
-
-    def bindings(name: str) -> Any:
-        return fake if name == "driver" else real(name)
-
-    for module in (cuda_library, kernels):
-        monkeypatch.setattr(module, "bindings", bindings)
-    forget()
-    yield fake
-    forget()
+def driver(kept: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """A driver with one GPU in the place of NVIDIA's."""
+    fake = FakeDriver(H200)
+    with fake.installed(monkeypatch):
+        yield fake
 
 
-def forget() -> None:
-    for cached in ("_plan", "_function", "chip_of", "_start_driver"):
-        getattr(kernels, cached).cache_clear()
-
-
-def test_a_call_is_launched_as_planned(driver: Driver) -> None:
+def test_a_call_is_launched_as_planned(driver: FakeDriver) -> None:
     Kernels().launch(SHAPE, BUFFERS, 77)
-    (planned,) = plan_launches(SHAPE, Chip((9, 0), 132))
-    expected = ("kernel 1", *planned.grid, 256, 1, 1, planned.shared_bytes, 77)
-    assert driver.launched == [expected]
-    assert bytes(driver.groups[0]) == bytes(group_of(SHAPE, BUFFERS, planned.splits))
+    (planned,), (found,) = plan_launches(SHAPE, H200), driver.launched
+    assert (found.kernel, found.grid, found.block) == (planned.kernel, planned.grid, (256, 1, 1))
+    assert (found.shared_bytes, found.stream) == (planned.shared_bytes, 77)
+    assert found.group == bytes(group_of(SHAPE, BUFFERS, planned.splits))
     assert b".target sm_90" in driver.loaded[0]
 
 
-def test_a_pair_is_launched_in_order_with_one_argument(driver: Driver) -> None:
-    driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 8
+def test_a_pair_is_launched_in_order_with_one_argument(driver: FakeDriver) -> None:
+    driver.chips = [A100]
     Kernels().launch(SHAPE, BUFFERS, 0)
-    shrink, expand = plan_launches(SHAPE, Chip((8, 0), 132))
-    assert [launch[:4] for launch in driver.launched] == [
-        ("kernel 1", *shrink.grid),
-        ("kernel 2", *expand.grid),
+    shrink, expand = plan_launches(SHAPE, A100)
+    assert [(launch.kernel, launch.grid) for launch in driver.launched] == [
+        (shrink.kernel, shrink.grid),
+        (expand.kernel, expand.grid),
     ]
-    assert bytes(driver.groups[0]) == bytes(driver.groups[1])
+    assert driver.launched[0].group == driver.launched[1].group
     assert all(b".target sm_80" in code for code in driver.loaded)
 
 
-def test_a_kernel_is_loaded_once(driver: Driver) -> None:
+def test_a_kernel_is_loaded_once(driver: FakeDriver) -> None:
     for m in (2, 2, 3):
         Kernels().launch(replace(SHAPE, m=m), BUFFERS, 0)
     assert (len(driver.loaded), len(driver.launched)) == (1, 3)
 
 
-def test_a_refused_launch_has_nvidias_words(driver: Driver) -> None:
+@pytest.mark.parametrize(("current", "stream"), [(0, 9), (1, 9), (1, 0)])
+def test_a_call_is_planned_for_the_gpu_of_its_stream_whichever_is_current(
+    driver: FakeDriver, current: int, stream: int
+) -> None:
+    driver.chips, driver.current = [H200, A100], lambda: current
+    driver.device_of = {8: 0, 9: 1}.__getitem__
+    Kernels().launch(SHAPE, BUFFERS, 8)
+    Kernels().launch(SHAPE, BUFFERS, stream)
+    on_h200, on_a100 = plan_launches(SHAPE, H200), plan_launches(SHAPE, A100)
+    assert on_h200 != on_a100
+    assert [(each.device, each.kernel, each.grid) for each in driver.launched] == [
+        *((0, each.kernel, each.grid) for each in on_h200),
+        *((1, each.kernel, each.grid) for each in on_a100),
+    ]
+
+
+def test_a_planned_call_asks_the_driver_for_nothing_but_its_launch(driver: FakeDriver) -> None:
+    planned = Kernels().planned(SHAPE, 77)
+    driver.calls.clear()
+    for x in (0x1000, 0x9000):
+        planned.launch(BUFFERS._replace(x=x), 77)
+    assert driver.calls == ["cuLaunchKernel"] * 2
+    assert [Group.from_buffer_copy(each.group).x for each in driver.launched] == [0x1000, 0x9000]
+
+
+def test_a_refused_launch_has_nvidias_words(driver: FakeDriver) -> None:
     Kernels().launch(SHAPE, BUFFERS, 0)
     driver.status = 700
     with pytest.raises(BackendError, match=r"an illegal memory access .*\(CUDA_ERROR_ILLEGAL_ADD"):

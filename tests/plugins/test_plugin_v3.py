@@ -1,14 +1,19 @@
 """The plugin in TensorRT-RTX's real bindings: built without a GPU, its callbacks called here."""
 
+import re
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from tiny import save_model, tiny_config
 
 from trt_lora.builder import build_engine
+from trt_lora.plugins import plugin_v3
 from trt_lora.plugins.errors import BackendError, ConfigError, ModelError, TensorError
 from trt_lora.plugins.flavour import TENSORRT_RTX, Flavour
 from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
@@ -29,17 +34,25 @@ def trt() -> Any:
 
 
 @pytest.fixture
-def plugins(trt: Any) -> Iterator[LoraPlugins]:
-    registered = register_plugins(trt)
-    registered.failures.clear()
-    yield registered
-    registered.failures.clear()
+def plugins(trt: Any) -> LoraPlugins:
+    return register_plugins(trt)
+
+
+@pytest.fixture
+def failures(plugins: LoraPlugins) -> Iterator[list[str]]:
+    """What callbacks note that a test calls."""
+    with plugins.failures.collected() as noted:
+        yield noted
 
 
 def described(trt: Any, shapes: Sequence[Sequence[int]], dtype: str = "HALF") -> list[Any]:
     """What TensorRT says of tensors."""
-    kind, linear = getattr(trt.DataType, dtype), trt.TensorFormat.LINEAR
-    return [SimpleNamespace(dims=tuple(s), type=kind, format=linear) for s in shapes]
+    descriptions = [trt.PluginTensorDesc() for _ in shapes]
+    for description, shape in zip(descriptions, shapes, strict=True):
+        description.dims = trt.Dims(tuple(shape))
+        description.type = getattr(trt.DataType, dtype)
+        description.format = trt.TensorFormat.LINEAR
+    return descriptions
 
 
 def ranges(trt: Any, low: Sequence[Sequence[int]], high: Sequence[Sequence[int]]) -> list[Any]:
@@ -58,14 +71,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_an_engine_with_the_plugin_builds(
-    dtype: str, model: Path, tmp_path: Path, plugins: LoraPlugins
-) -> None:
+def test_an_engine_with_the_plugin_builds(dtype: str, model: Path, tmp_path: Path) -> None:
     config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype=dtype)
     manifest = build_engine(config)
     assert manifest.lora_plugin == "plugin"
     assert b"LoraDelta3" in (tmp_path / "e" / "engine.plan").read_bytes()
-    assert plugins.failures == []
 
 
 @pytest.mark.slow
@@ -88,7 +98,6 @@ def test_a_callback_that_fails_fails_the_build_with_its_reason(
     callback: str,
     model: Path,
     tmp_path: Path,
-    plugins: LoraPlugins,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(self: Any, *args: Any) -> Any:
@@ -97,7 +106,7 @@ def test_a_callback_that_fails_fails_the_build_with_its_reason(
     fallback = False if callback.startswith("supports") else 0 if "size" in callback else ()
     monkeypatch.setattr(PluginNode, callback, safe(fallback)(fail))
     config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype="float16")
-    with pytest.raises(ModelError, match=r"Lora\w+: out of luck"):
+    with pytest.raises(ModelError, match=r"Lora\w+ \S+: out of luck"):
         build_engine(config)
     assert not (tmp_path / "e").exists()
 
@@ -108,11 +117,30 @@ def test_registering_twice_is_registering_once(trt: Any, plugins: LoraPlugins) -
     assert {operator.name for operator in OPERATORS} <= names
 
 
+def test_threads_that_register_at_once_register_once() -> None:
+    registered: list[str] = []
+
+    def register_creator(creator: Any, namespace: str) -> bool:
+        time.sleep(0.001)  # another thread goes on here, if it may
+        registered.append(creator.name)
+        return registered.count(creator.name) == 1
+
+    registry = SimpleNamespace(register_creator=register_creator)
+    flavour = ModuleType("a flavour of its own")
+    for name, value in vars(TENSORRT_RTX.load()).items():
+        setattr(flavour, name, value)
+    flavour.get_plugin_registry = lambda: registry  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(register_plugins, [flavour] * 4))
+    assert len(set(map(id, found))) == 1
+    assert registered == [operator.name for operator in OPERATORS]
+
+
 def test_a_registry_that_refuses_is_an_error(trt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = SimpleNamespace(register_creator=lambda creator, namespace: False)
     monkeypatch.setattr(trt, "get_plugin_registry", lambda: registry)
     with pytest.raises(BackendError, match=r"refuses the plugin LoraDelta1"):
-        register_plugins.__wrapped__(trt)
+        plugin_v3._registered.__wrapped__(trt)
 
 
 def test_the_plugin_is_refused_or_left_out_where_it_cannot_be(
@@ -152,33 +180,109 @@ def test_integers_are_not_taken(trt: Any, plugins: LoraPlugins) -> None:
     assert not plugins.make(ADD).supports_format_combination(0, tensors, 7)
 
 
+SHAPE = GroupShape(6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", adds=True)  # of SHAPES
+ADDRESSES = ([10, 11, 12, 21, 22, 13, 23], [14, 24], 99)
+BUFFERS = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99)
+
+
+@pytest.fixture
+def calls(plugins: LoraPlugins, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What nodes have planned and launched."""
+    found: list[tuple[Any, ...]] = []
+
+    def planned(shape: GroupShape, stream: int) -> Any:
+        found.append(("planned", shape, stream))
+        return SimpleNamespace(launch=lambda *args: found.append(("launched", *args)))
+
+    monkeypatch.setattr(plugins, "kernels", SimpleNamespace(planned=planned))
+    return found
+
+
 def test_a_call_launches_the_group_with_its_addresses(
-    trt: Any, plugins: LoraPlugins, monkeypatch: pytest.MonkeyPatch
+    trt: Any, plugins: LoraPlugins, calls: list[tuple[Any, ...]]
 ) -> None:
-    calls: list[Any] = []
-    recorder = SimpleNamespace(launch=lambda *args: calls.append(args))
-    monkeypatch.setattr(plugins, "kernels", recorder)
     plugin = plugins.make(ADD)
     plugin.on_shape_change(described(trt, SHAPES), described(trt, SHAPES[5:]))
     clone = plugin.attach_to_context(None)
-    clone.enqueue([], [], [10, 11, 12, 21, 22, 13, 23], [14, 24], 99, 7)
-    shape = GroupShape(6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", adds=True)
-    buffers = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99)
-    assert calls == [(shape, buffers, 7)]
+    clone.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    assert calls == [("planned", SHAPE, 7), ("launched", BUFFERS, 7)]
 
 
-def test_a_call_before_the_shapes_are_known_is_an_error(plugins: LoraPlugins) -> None:
+def test_a_node_plans_once_for_its_shapes_and_a_clone_for_itself(
+    trt: Any, plugins: LoraPlugins, calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    for _ in range(3):
+        plugin.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    plugin.attach_to_context(None).enqueue(described(trt, SHAPES), [], *ADDRESSES, 8)
+    smaller = [(1, 3, 8), *SHAPES[1:5], (1, 3, 16), (1, 3, 6)]
+    plugin.on_shape_change(described(trt, smaller), [])
+    plugin.enqueue(described(trt, smaller), [], *ADDRESSES, 7)
+    assert [call for call in calls if call[0] == "planned"] == [
+        ("planned", SHAPE, 7),
+        ("planned", SHAPE, 8),
+        ("planned", replace(SHAPE, m=3), 7),
+    ]
+    assert len(calls) == 3 + 5
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (0, (2, 4, 8), r"x has shape \[2, 4, 8\], planned was \[2, 3, 8\]"),
+        (1, (8, 2), r"a_0 has shape \[8, 2\], planned was \[8, 4\]"),
+        (4, (2, 6), r"b_1 has shape \[2, 6\], planned was \[1, 6\]"),
+        (4, (1, 6, 1), r"b_1 has shape \[1, 6, 1\], planned was \[1, 6\]"),
+        (5, (2, 4, 16), r"c_0 has shape \[2, 4, 16\], planned was \[2, 3, 16\]"),
+    ],
+)
+def test_a_call_with_other_shapes_than_were_told_is_refused_by_name_and_not_launched(
+    index: int,
+    shape: tuple[int, ...],
+    message: str,
+    trt: Any,
+    plugins: LoraPlugins,
+    failures: list[str],
+    calls: list[tuple[Any, ...]],
+) -> None:
+    plugin = plugins.make(ADD, "/layers.3/qkv")
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    clone = plugin.attach_to_context(None)
+    clone.enqueue(described(trt, changed(index, shape)), [], *ADDRESSES, 7)
+    assert not calls
+    (failure,) = failures
+    assert re.match(rf"LoraAdd2 /layers\.3/qkv: TensorRT .* than it told: {message}\.", failure)
+    clone.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    assert calls[-1] == ("launched", BUFFERS, 7)
+
+
+def test_a_call_with_fewer_inputs_than_were_told_is_refused(
+    trt: Any, plugins: LoraPlugins, failures: list[str], calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    plugin.enqueue(described(trt, SHAPES[:3]), [], *ADDRESSES, 7)
+    assert "3 inputs, planned were 7" in failures[0]
+    assert not calls
+
+
+def test_a_call_before_the_shapes_are_known_is_an_error(
+    plugins: LoraPlugins, failures: list[str]
+) -> None:
     plugins.make(DELTA).enqueue([], [], [0] * 5, [0] * 2, 0, 0)
-    assert plugins.failures == ["LoraDelta2: TensorRT runs the node before it has told the shapes"]
+    assert failures == ["LoraDelta2: TensorRT runs the node before it has told the shapes"]
 
 
-def test_an_empty_batch_is_refused_clearly(trt: Any, plugins: LoraPlugins) -> None:
+def test_an_empty_batch_is_refused_clearly(
+    trt: Any, plugins: LoraPlugins, failures: list[str]
+) -> None:
     shapes = [(0, 3, 8), *SHAPES[1:5], (0, 3, 16), (0, 3, 6)]
     plugin = plugins.make(ADD)
     plugin.on_shape_change(described(trt, SHAPES), [])
     plugin.on_shape_change(described(trt, shapes), [])
     plugin.enqueue([], [], [0] * 7, [0] * 2, 0, 0)  # not with the shapes of before
-    first, second = plugins.failures
+    first, second = failures
     assert "LoraAdd2: x has shape [0, 3, 8], an empty batch" in first
     assert "before it has told the shapes" in second
 
@@ -190,7 +294,9 @@ def test_the_workspace_is_that_of_the_largest_shapes(trt: Any, plugins: LoraPlug
     assert plugin.get_workspace_size(ranges(trt, SHAPES, large), []) > small > 0
 
 
-def test_a_plan_says_all_that_makes_the_plugin_again(trt: Any, plugins: LoraPlugins) -> None:
+def test_a_plan_says_all_that_makes_the_plugin_again(
+    trt: Any, plugins: LoraPlugins, failures: list[str]
+) -> None:
     creators = {creator.operator: creator for creator in plugins.creators}
     for operator in OPERATORS:
         fields = plugins.make(operator).get_fields_to_serialize()
@@ -199,13 +305,14 @@ def test_a_plan_says_all_that_makes_the_plugin_again(trt: Any, plugins: LoraPlug
             "adds": int(operator.adds),
         }
         again = creators[operator].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME)
-        assert plugins.failures == []
+        assert again.label == f"{operator.name} node"
+        assert failures == []
         assert again.operator == operator
     other = plugins.make(DELTA).get_fields_to_serialize()
     empty = trt.PluginFieldCollection([])
     for fields in (other, empty):
         assert creators[ADD].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME) is None
-    first, second = plugins.failures
+    first, second = failures
     assert "of a LoraAdd2, expected" in first
     assert "build the engine again" in first
     assert "the plan says {}" in second

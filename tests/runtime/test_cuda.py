@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import fake_cuda
 import numpy as np
@@ -22,7 +23,7 @@ from fake_cuda import (
 )
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.cuda import call, cuda_obstacle, finished, release
+from trt_lora.runtime.cuda import call, cuda_obstacle, finished, on_device, release
 
 TO_DEVICE, TO_HOST = CopyKind.cudaMemcpyHostToDevice, CopyKind.cudaMemcpyDeviceToHost
 
@@ -99,6 +100,19 @@ def test_an_error_of_a_block_is_not_hidden_by_one_of_waiting(cuda: FakeCuda) -> 
     cuda.fail("cudaStreamSynchronize", Status.cudaErrorIllegalAddress)
     with pytest.raises(BackendError, match="of the block"), finished(0):
         raise BackendError("of the block")
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_block_on_a_gpu_gives_the_thread_its_own_back_and_sets_no_more_than_it_has_to(
+    cuda: FakeCuda, before: int
+) -> None:
+    cuda.devices, cuda.current_device = 2, before
+    with suppress(KeyboardInterrupt), on_device(1):
+        assert cuda.current_device == 1
+        raise KeyboardInterrupt
+    assert cuda.current_device == before
+    sets = [] if before == 1 else [("cudaSetDevice", (1,)), ("cudaSetDevice", (0,))]
+    assert cuda.calls == [("cudaGetDevice", ()), *sets]
 
 
 def test_releasing_forgives_a_failed_call_but_no_broken_rule(cuda: FakeCuda) -> None:
@@ -268,9 +282,33 @@ def destruction_of_a_stream_with_work(cuda: FakeCuda) -> None:
     cuda.cudaStreamDestroy(stream)
 
 
+def of_two_gpus(cuda: FakeCuda) -> int:
+    """Return the address of memory of GPU 0, while GPU 1 is current."""
+    address, cuda.devices, cuda.current_device = synced_block(cuda), 2, 1
+    return address
+
+
+def use_of_memory_on_the_default_stream_of_another_gpu(cuda: FakeCuda) -> None:
+    cuda.cudaMemsetAsync(of_two_gpus(cuda), 0, 1, 0)
+
+
+def free_on_the_default_stream_of_another_gpu(cuda: FakeCuda) -> None:
+    cuda.cudaFreeAsync(of_two_gpus(cuda), 0)
+
+
+def event_on_a_stream_of_another_gpu(cuda: FakeCuda) -> None:
+    _, event = cuda.cudaEventCreateWithFlags(cuda.cudaEventDisableTiming)
+    assert event is not None
+    of_two_gpus(cuda)
+    cuda.cudaEventRecord(event, 0)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
+        use_of_memory_on_the_default_stream_of_another_gpu,
+        free_on_the_default_stream_of_another_gpu,
+        event_on_a_stream_of_another_gpu,
         double_free,
         free_of_an_unknown_pointer,
         use_after_free,

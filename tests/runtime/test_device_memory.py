@@ -196,10 +196,12 @@ def test_a_read_from_the_gpu_waits_for_the_copy(cuda: FakeCuda) -> None:
 
     np.testing.assert_array_equal(tensor.numpy(), arrays()["a"])
 
-    assert cuda.names()[before:] == ["cudaMemcpyAsync", "cudaStreamSynchronize"]
+    names = ["cudaGetDevice", "cudaMemcpyAsync", "cudaStreamSynchronize"]
+    assert cuda.names()[before:] == names
 
 
 def test_memory_of_a_gpu_is_named_by_its_number(cuda: FakeCuda) -> None:
+    cuda.devices = 4
     memory: Memory = CudaMemory(3)
 
     assert memory.device == "cuda:3"

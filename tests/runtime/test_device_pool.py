@@ -16,7 +16,7 @@ KIB = 1 << 10
 @contextmanager
 def pool_of(cuda: FakeCuda, max_free_bytes: int = KIB << 10) -> Iterator[DevicePool]:
     """A pool from which all is given back at the end, and which has kept no more than it may."""
-    pool = DevicePool(max_free_bytes)
+    pool = DevicePool(0, max_free_bytes)
     yield pool
     gc.collect()
     assert pool.free_bytes == sum(block.memory.size for block in cuda.live_blocks())
@@ -109,7 +109,7 @@ def test_a_buffer_released_while_the_pool_is_busy_is_sorted_in_afterwards(cuda: 
 
 
 def test_a_pool_that_is_forgotten_frees_what_it_kept(cuda: FakeCuda) -> None:
-    pool = DevicePool(KIB << 10)
+    pool = DevicePool(0, KIB << 10)
     kept, used = pool.take(1000), pool.take(1000)
     del kept
     assert len(cuda.live_blocks()) == 2

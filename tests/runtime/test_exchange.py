@@ -8,14 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fake_cuda import FakeCuda, Work
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime import exchange
+from trt_lora.runtime.cuda import call
 from trt_lora.runtime.exchange import tensor_from
 from trt_lora.runtime.tensors import Tensor
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED, ROCM = 1, 2, 3, 13, 10  # DLDeviceType
 FLOAT, BFLOAT = 2, 4  # DLDataTypeCode
+ON_FIRST = SimpleNamespace(index=0)  # a device as torch has it
 Int64s = ctypes.POINTER(ctypes.c_int64)
 
 
@@ -69,11 +71,18 @@ class DLPackObject:
 class CudaArray:
     """What has `__cuda_array_interface__`, on the device that its library names."""
 
-    def __init__(self, device: object = None, **interface: object) -> None:
+    def __init__(self, device: object = ON_FIRST, **interface: object) -> None:
         self.device = device
         self.__cuda_array_interface__ = {
             "shape": (4, 2), "typestr": "<f4", "data": (4096, False), "version": 3, **interface,
         }  # fmt: skip
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda(devices=2)
+    fake.install(monkeypatch)
+    return fake
 
 
 def assert_at_4096(tensor: Tensor, dtype: str, device: str) -> None:
@@ -235,14 +244,41 @@ def test_a_cuda_array_is_on_the_gpu_that_torch_or_cupy_names(device: object) -> 
     assert_at_4096(tensor_from(CudaArray(device)), "float32", "cuda:1")
 
 
-@pytest.mark.parametrize(("stream", "waited"), [(None, []), (7, [("cudaStreamSynchronize", 7)])])
-def test_the_stream_that_writes_a_cuda_array_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, stream: int | None, waited: list[object]
+def test_the_stream_that_writes_a_cuda_array_is_waited_for(two_gpus: FakeCuda) -> None:
+    two_gpus.current_device = 1
+    address, written = int(call("cudaMallocAsync", 256, 0)), list[int]()
+    two_gpus.enqueue(Work("a kernel", 0, (), lambda: written.append(two_gpus.current_device)))
+    two_gpus.current_device = 0
+    data = (address, False)
+    tensor_from(CudaArray(SimpleNamespace(id=1), data=data))
+    assert not written
+    tensor_from(CudaArray(SimpleNamespace(id=1), data=data, stream=0))
+    assert written == [1]
+    assert two_gpus.current_device == 0
+
+
+def test_a_cuda_array_that_names_no_gpu_is_where_its_memory_is(two_gpus: FakeCuda) -> None:
+    two_gpus.current_device = 1
+    address = int(call("cudaMallocAsync", 256, 0))
+    two_gpus.current_device = 0
+    assert tensor_from(CudaArray(None, data=(address, False))).device == "cuda:1"
+    assert tensor_from(CudaArray(None, data=(0, False), shape=(0,))).device == "cuda:0"
+
+
+def test_dlpack_is_asked_for_on_the_objects_gpu_and_the_thread_keeps_its_own(
+    two_gpus: FakeCuda,
 ) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr(exchange, "call", lambda *args: calls.append(args))
-    assert_at_4096(tensor_from(CudaArray(stream=stream)), "float32", "cuda:0")
-    assert calls == waited
+    class OfTorch(DLPackObject):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return CUDA, 1
+
+        def __dlpack__(self, stream: object = None) -> object:
+            if two_gpus.current_device != 1:
+                raise BufferError("Can't export tensors on a different CUDA device index")
+            return super().__dlpack__(stream)
+
+    assert_at_4096(tensor_from(OfTorch()), "float32", "cuda:1")
+    assert two_gpus.current_device == 0
 
 
 @pytest.mark.parametrize("strides", [None, (8, 4)])

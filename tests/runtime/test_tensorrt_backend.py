@@ -6,7 +6,6 @@ import inspect
 import sys
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from types import SimpleNamespace
 
 import fake_tensorrt
@@ -39,6 +38,7 @@ from gpu_runs import (
 )
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
+from trt_lora.plugins.plugin_failures import PluginFailures
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.cuda import call
 from trt_lora.runtime.decoding import Decoder
@@ -98,7 +98,7 @@ def test_inputs_bound_when_it_was_open_before_are_bound_again(engine: TensorRTEn
 
 
 def test_an_engine_runs_on_the_gpu_that_is_current(engine: TensorRTEngine, cuda: FakeCuda) -> None:
-    cuda.current_device = 1
+    cuda.devices, cuda.current_device = 2, 1
     with engine:
         outputs = engine.execute(bound_prompt(engine))
 
@@ -381,7 +381,7 @@ def test_plugins_are_registered_before_a_plan_that_has_them_is_loaded(
     def register_plugins(module: object) -> object:
         assert not list(trt.contexts)
         registered.append(module)
-        return SimpleNamespace(failures=[], lock=Lock())
+        return SimpleNamespace(failures=PluginFailures())
 
     monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", register_plugins)
     manifest = replace(engine.manifest, lora_plugin=lora_plugin)
@@ -842,13 +842,13 @@ def test_the_fake_methods_have_the_parameters_of_the_real_ones(kind: str, method
 def test_a_failure_of_the_plugin_fails_the_run_and_no_graph_is_kept_of_it(
     trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
 ) -> None:
-    plugins = SimpleNamespace(failures=[], lock=Lock())
+    plugins = SimpleNamespace(failures=PluginFailures())
     monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", lambda module: plugins)
     manifest = replace(small_manifest(), lora_plugin="plugin")
     with TensorRTEngine(engine_directory(tmp_path / "engine"), manifest) as engine:
         tensor_map = bound_prompt(engine)
         expected = logits_of(engine, tensor_map)
-        trt.call_plugin = lambda: plugins.failures.extend(["LoraAdd1: no kernel"] * 2)
+        trt.call_plugin = lambda: [plugins.failures.note("LoraAdd1: no kernel") for _ in range(2)]
         for _ in range(2):  # the second time it comes, a run is captured
             with pytest.raises(BackendError, match=r"plugin failed: LoraAdd1: no kernel$"):
                 engine.execute(tensor_map)
@@ -861,9 +861,9 @@ def test_a_failure_of_the_plugin_fails_the_run_and_no_graph_is_kept_of_it(
 def test_a_plan_whose_plugin_cannot_be_made_is_refused_with_its_reason(
     trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plugins = SimpleNamespace(failures=[], lock=Lock())
+    plugins = SimpleNamespace(failures=PluginFailures())
     monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", lambda module: plugins)
-    trt.call_plugin = lambda: plugins.failures.append("LoraAdd1: another release")
+    trt.call_plugin = lambda: plugins.failures.note("LoraAdd1: another release")
     trt.refusals.add("deserialize_cuda_engine")
     manifest = replace(small_manifest(), lora_plugin="plugin")
     with (

@@ -19,6 +19,7 @@ from gpu_runs import adapter, bound_prompt, close, manager_of, prompt
 from hostile.stress_threads import stress
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
+from trt_lora.plugins.plugin_failures import PluginFailures
 from trt_lora.runtime import Engine, LoRAManager, Tensor, TensorMap, open_engine
 from trt_lora.runtime.tensorrt_backend import TensorRTEngine
 from trt_lora.runtime.tensors import tensor_from_numpy
@@ -62,7 +63,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The LoRA plugin of the process, of which engines see the failures alone."""
-    found = SimpleNamespace(failures=[], lock=threading.Lock())
+    found = SimpleNamespace(failures=PluginFailures())
     monkeypatch.setattr("trt_lora.runtime.plan.register_plugins", lambda module: found)
     return found
 
@@ -230,7 +231,7 @@ def test_a_run_uses_the_engines_gpu_and_the_thread_keeps_its_own(
     trt: FakeTensorRT, cuda: FakeCuda, tmp_path: Path
 ) -> None:
     used: list[int] = []
-    cuda.current_device = 1
+    cuda.devices, cuda.current_device = 2, 1
     with TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest()) as engine:
         tensor_map = bound_prompt(engine)
         trt.call_plugin = lambda: used.append(cuda.current_device)
@@ -254,7 +255,7 @@ def test_a_failure_of_the_plugin_is_that_of_the_run_in_which_it_failed(
 
     def call_plugin() -> None:
         if threading.get_ident() != main:
-            plugins.failures.append("LoraAdd1: no kernel")
+            plugins.failures.note("LoraAdd1: no kernel")
             failed.set()
             time.sleep(HELD)  # the other engine would find it here
 
@@ -280,7 +281,7 @@ def test_a_run_that_tensorrt_refuses_leaves_no_failure_of_the_plugin_to_the_next
         tensor_map = bound_prompt(engine)
 
         def call_plugin() -> None:
-            plugins.failures.append("LoraAdd1: no kernel")
+            plugins.failures.note("LoraAdd1: no kernel")
             raise BackendError("refused")
 
         trt.call_plugin = call_plugin

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.scratch import RETIRED, scratch_directory
+from trt_lora.plugins.scratch import RETIRED, scratch_directory
 
 # How a rename of a directory fails where something stands; an empty directory alone gives way.
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from trt_lora.plugins.atomic_files import publish_directory, publish_file
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.files import publish_directory, publish_file
-from trt_lora.runtime.scratch import RETIRED, scratch_directory
+from trt_lora.plugins.scratch import RETIRED, scratch_directory
 
 # Publishes a directory; waits in the middle of it.
 BUILD = """
 import sys
 from pathlib import Path
-from trt_lora.runtime.files import publish_directory
+from trt_lora.plugins.atomic_files import publish_directory
 with publish_directory(Path(sys.argv[1])) as work:
     (work / "weights").write_bytes(bytes(1000))
     print("ready", flush=True)
