@@ -1,4 +1,4 @@
-// What lora.cu and tiles.cu ask of a GPU and C++ has no word for. tests/emulation/emulation.h says the
+// What lora.cu and tiles.cu ask of a GPU and C++ has no word for. tests/kernels/emulation.h says the
 // same for a CPU, so that they, which follow this file in the compiled text, are one text for both.
 
 struct Float16 { unsigned short bits; };

@@ -263,7 +263,6 @@ DEVICE void shrink_chunk(const Group& group, int row0, Span k, int first_strip, 
       if (i < kept.rows && kept.mine) mine[i * PITCH<T> + j] = sum[i][j];
   __syncthreads();
   add_copies<T>(scratch, WARPS, Rows * PITCH<T>, strips * WIDTH<T>, part);
-  __syncthreads();
 }
 
 // Calls store(row, column of t, value) with the cluster's sums of some of a chunk's rows x columns.
@@ -343,8 +342,10 @@ template <class T, int Rows> DEVICE void fused(const Group& group) {
   prefetch_slice<T>(group, slice);
   const Span k = share(group.k, cluster_size(), cluster_rank(), 1);
   const int strips = count_strips<T, Of::A>(group);
-  for (int strip = 0; strip < strips; strip += CHUNK)
+  for (int strip = 0; strip < strips; strip += CHUNK) {
     shrink_chunk<T, Rows>(group, row0, k, strip, scratch, parts + strip / CHUNK * Rows * PITCH<T>);
+    __syncthreads();  // the next chunk overwrites the scratch
+  }
   cluster_arrive();
   cluster_wait();
   const auto keep = [&](int row, int column, float value) { t[row * group.columns + column] = value; };

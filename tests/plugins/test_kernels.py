@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from emulation.emulator import BUILD, compiler, load
+from kernels.emulator import BUILD, compiler, load
 
 from trt_lora.plugins import cuda_library, kernels
 from trt_lora.plugins.errors import BackendError, TensorError

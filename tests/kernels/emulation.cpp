@@ -8,13 +8,14 @@ extern "C" int emulate(void (*kernel)(Group), const Group* group, const int* gri
   block = {threads, 1, 1};
   emulation::ranges = ranges;
   emulation::range_count = range_count;
+  emulation::shared_bytes = size_t(shared_bytes);
   error.clear();
   body = [=] { kernel(*group); };
   if (grid[0] % cluster) error = "the grid is no multiple of the cluster";
   for (int z = 0; z < grid[2] && error.empty(); ++z)
     for (int y = 0; y < grid[1] && error.empty(); ++y)
       for (int x = 0; x < grid[0] && error.empty(); x += cluster)
-        run_cluster({x, y, z}, cluster, size_t(shared_bytes), order++);
+        run_cluster({x, y, z}, cluster, order++);
   std::snprintf(message, size_t(size), "%s", error.c_str());
   return error.empty() ? 0 : 1;
 }
