@@ -1,14 +1,13 @@
 // fused of lora.cu on tensor cores, for 16-bit elements and a group whose columns are one chunk.
 
-constexpr int FEW_ROWS = 16;      // of a tile: what an mma multiplies at once
 constexpr int FEWEST_STRIPS = 4;  // of a step: with fewer, STAGES of them would not fit shared memory
 
 // Shared memory once the shrink has left it.
 template <class T> struct alignas(16) Fused {
-  float part[FEW_ROWS * WIDE_PITCH];
-  float t[FEW_ROWS * TILE_COLUMNS];  // [FEW_ROWS, columns]
-  Block<T, FEW_ROWS> block;
-  float sums[FEW_ROWS * WIDE_PITCH];
+  float part[MMA_ROWS * WIDE_PITCH];
+  float t[MMA_ROWS * TILE_COLUMNS];  // [MMA_ROWS, columns]
+  Block<T, MMA_ROWS> block;
+  float sums[MMA_ROWS * WIDE_PITCH];
 };
 
 // t in shared memory; rows below m are zeros.
@@ -29,37 +28,37 @@ template <class T> DEVICE void prefetch_tiles(const Group& group, Span tiles) {
     const TileOfB tile = tile_of_b(group, index);
     const Strip<T> strip = strip_of_thread<T>(group, tile);
     const int rank = strip.valid ? factors_of<T>(group.site[tile.site]).rank : 0;
-    for (int row = threadIdx.x / CHUNK; row < rank; row += THREADS / CHUNK)
+    for (int row = threadIdx.x / COLUMN_TILE_VECTORS; row < rank; row += THREADS / COLUMN_TILE_VECTORS)
       prefetch(strip.first + offset(row, strip.stride));
   }
 }
 
-// part [FEW_ROWS, strips] = x [tile, k] @ A [k, strips]. Warps that the columns leave over share a step's k.
+// part [MMA_ROWS, strips] = x [tile, k] @ A [k, strips]. Warps that the columns leave over share a step's k.
 template <class T> DEVICE void shrink_few_rows(const Group& group, const Share& mine, float* part) {
   const int strips = count_strips<T, Of::A>(group);
-  const Step<FEW_ROWS> step = {at_least(power_of_two_from(strips), FEWEST_STRIPS)};
+  const Step<MMA_ROWS> step = {at_least(power_of_two_from(strips), FEWEST_STRIPS)};
   const int turns = step.strips / 2, warp = threadIdx.x / 32;
-  float* copies = part + FEW_ROWS * WIDE_PITCH;
-  Sums<FEW_ROWS> sum = {};
-  const Place<FEW_ROWS> place = {0, warp % turns, warp / turns * STEP};
-  shrink_tile<T, FEW_ROWS>(sum, group, mine, step, place);
-  spread<FEW_ROWS>(copies + warp / turns * FEW_ROWS * WIDE_PITCH, sum, place);
+  float* copies = part + MMA_ROWS * WIDE_PITCH;
+  Sums<MMA_ROWS> sum = {};
+  const Place<MMA_ROWS> place = {0, warp % turns, warp / turns * K_STEP};
+  shrink_tile<T, MMA_ROWS>(sum, group, mine, step, place);
+  spread<MMA_ROWS>(copies + warp / turns * MMA_ROWS * WIDE_PITCH, sum, place);
   __syncthreads();
-  add_copies<T>(copies, WARPS / turns, FEW_ROWS * WIDE_PITCH, strips * 8, part);
+  add_copies<T>(copies, WARPS / turns, MMA_ROWS * WIDE_PITCH, strips * 8, part);
 }
 
 // Everything in one launch. Grid: [CTAs of all clusters, tiles of 16 rows]. Every cluster computes all of t,
 // as in fused, and its CTAs share out the tiles of B.
 template <class T> DEVICE void fused_tiles(const Group& group) {
   Fused<T>& memory = *reinterpret_cast<Fused<T>*>(shared_memory());
-  const int row0 = blockIdx.y * FEW_ROWS;
+  const int row0 = blockIdx.y * MMA_ROWS;
   const Span tiles = share(tile_of_b(group, 0).tiles, gridDim.x, blockIdx.x, 1);
   prefetch_tiles<T>(group, tiles);
-  shrink_few_rows<T>(group, {row0, 0, share(group.k, cluster_size(), cluster_rank(), STEP)}, memory.part);
+  shrink_few_rows<T>(group, {row0, 0, share(group.k, cluster_size(), cluster_rank(), K_STEP)}, memory.part);
   cluster_arrive();
   cluster_wait();
   const auto keep = [&](int row, int column, float value) { memory.t[row * group.columns + column] = value; };
-  add_parts<T>(group, 0, memory.part, {0, FEW_ROWS * COLUMNS<T>}, keep);
+  add_parts<T>(group, 0, memory.part, {0, MMA_ROWS * COLUMNS<T>}, keep);
   cluster_arrive();  // said early, awaited late: a CTA may leave once nobody reads its part
   __syncthreads();
   const SharedT t = {memory.t, group.columns};

@@ -13,10 +13,7 @@
 // The CTAs of a cluster share k in every shrink, and add their sums through distributed shared memory in
 // the order of their ranks.
 
-constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int CHUNK = 16;  // strips that a CTA shrinks at once
-constexpr int PAD = 8;     // elements behind a row in shared memory, so that a column's lie in different banks
 
 struct Site {
   const void* a;  // [k, rank]
@@ -36,7 +33,7 @@ struct Group {
   int sites;
   int columns;
   int splits;
-  Site site[8];
+  Site site[MAX_SITES];
 };
 
 struct Span {
@@ -44,8 +41,8 @@ struct Span {
   int end;
 };
 
-template <class T> constexpr int WIDTH = 16 / int(sizeof(T));  // elements of a strip
-template <class T> constexpr int COLUMNS = CHUNK * WIDTH<T>;   // of a chunk
+template <class T> constexpr int WIDTH = VECTOR_BYTES / int(sizeof(T));  // elements of a strip
+template <class T> constexpr int COLUMNS = COLUMN_TILE_VECTORS * WIDTH<T>;   // of a chunk
 template <class T> constexpr int PITCH = COLUMNS<T> + PAD;     // of a chunk's sums
 
 DEVICE int ceil_div(int value, int by) { return (value + by - 1) / by; }
@@ -244,10 +241,10 @@ template <class T> DEVICE void add_copies(const float* scratch, int copies, int 
   }
 }
 
-// part [Rows, CHUNK strips] = x [tile, k] @ A [k, strips]. Scratch: as large for each warp.
+// part [Rows, COLUMN_TILE_VECTORS strips] = x [tile, k] @ A [k, strips]. Scratch: as large for each warp.
 template <class T, int Rows>
 DEVICE void shrink_chunk(const Group& group, int row0, Span k, int first_strip, float* scratch, float* part) {
-  const int strips = at_most(count_strips<T, Of::A>(group) - first_strip, CHUNK);
+  const int strips = at_most(count_strips<T, Of::A>(group) - first_strip, COLUMN_TILE_VECTORS);
   const int width = power_of_two_from(strips);
   const int local = threadIdx.x % width;
   float sum[Rows][WIDTH<T>] = {};
@@ -342,15 +339,15 @@ template <class T, int Rows> DEVICE void fused(const Group& group) {
   prefetch_slice<T>(group, slice);
   const Span k = share(group.k, cluster_size(), cluster_rank(), 1);
   const int strips = count_strips<T, Of::A>(group);
-  for (int strip = 0; strip < strips; strip += CHUNK) {
-    shrink_chunk<T, Rows>(group, row0, k, strip, scratch, parts + strip / CHUNK * Rows * PITCH<T>);
+  for (int strip = 0; strip < strips; strip += COLUMN_TILE_VECTORS) {
+    shrink_chunk<T, Rows>(group, row0, k, strip, scratch, parts + strip / COLUMN_TILE_VECTORS * Rows * PITCH<T>);
     __syncthreads();  // the next chunk overwrites the scratch
   }
   cluster_arrive();
   cluster_wait();
   const auto keep = [&](int row, int column, float value) { t[row * group.columns + column] = value; };
-  for (int strip = 0; strip < strips; strip += CHUNK)
-    add_parts<T>(group, strip, parts + strip / CHUNK * Rows * PITCH<T>, {0, Rows * COLUMNS<T>}, keep);
+  for (int strip = 0; strip < strips; strip += COLUMN_TILE_VECTORS)
+    add_parts<T>(group, strip, parts + strip / COLUMN_TILE_VECTORS * Rows * PITCH<T>, {0, Rows * COLUMNS<T>}, keep);
   cluster_arrive();  // said early, awaited late: a CTA may leave once nobody reads its parts
   __syncthreads();
   expand_slice<T, Rows>(group, row0, t, slice);
@@ -371,11 +368,11 @@ struct Share {
 };
 
 template <class T> DEVICE Share share_of_cta(const Group& group, int rows, int unit) {
-  const int chunks = ceil_div(count_strips<T, Of::A>(group), CHUNK);
+  const int chunks = ceil_div(count_strips<T, Of::A>(group), COLUMN_TILE_VECTORS);
   const int tile = blockIdx.x / cluster_size();
   const int part = blockIdx.y * cluster_size() + cluster_rank();
   const Span k = share(group.k, group.splits * cluster_size(), part, unit);
-  return {tile / chunks * rows, tile % chunks * CHUNK, k};  // a tile's chunks side by side: they read one x
+  return {tile / chunks * rows, tile % chunks * COLUMN_TILE_VECTORS, k};  // a tile's chunks side by side: they read one x
 }
 
 // Adds the parts [rows, chunk] of the cluster's CTAs, and writes the sums of this split.

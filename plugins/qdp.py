@@ -18,7 +18,8 @@ from typing import Any
 
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.plugins.group import GroupShape, SiteShape
-from trt_lora.plugins.launch import BLOCK, TILES, Chip, fused_bytes, plan_launches, slices
+from trt_lora.plugins.kernel_constants import THREADS
+from trt_lora.plugins.launch import TILES, Chip, fused_bytes, plan_launches, slices
 from trt_lora.plugins.operator import DOMAIN, Operator
 from trt_lora.plugins.qdp_kernel import input_names, kernel_ptx
 
@@ -113,7 +114,7 @@ class _Plugin:
         launch = api.KernelLaunchParams()
         launch.grid_x = api.max(clusters, 1) * cluster
         launch.grid_y = api.cdiv(m, rows)
-        launch.block_x = BLOCK
+        launch.block_x = THREADS
         launch.shared_mem = shared.expression
         return launch
 

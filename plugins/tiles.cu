@@ -2,12 +2,9 @@
 // computes tiles of 64 rows, or of 16 in fused_tiles.cu; its eight warps are so many times 16 rows, and turns
 // of 16 columns.
 
-constexpr int TILE_ROWS = 64;
-constexpr int TILE_COLUMNS = 8 * CHUNK;
-constexpr int STEP = 32;    // of k, that a warp multiplies at once
-constexpr int STAGES = 3;   // of the pipeline from global memory
-constexpr int RANKS = 64;   // that expand_tile multiplies at once; a smaller rank is one block
-constexpr int T_PITCH = RANKS + PAD;
+static_assert(TILE_COLUMNS == 8 * COLUMN_TILE_VECTORS);
+
+constexpr int T_PITCH = RANK_BLOCK + PAD;
 constexpr int WIDE_PITCH = TILE_COLUMNS + PAD;
 
 template <int Rows> constexpr int TURNS = WARPS / (Rows / 16);  // of warps, at the columns of a tile
@@ -42,9 +39,9 @@ template <class T> DEVICE void stage(T* to, const T* from, int valid, bool whole
 // A step of k in shared memory, x [Rows, k] and then A [k, strips]. The fewer strips, the longer the step:
 // each thread stages two strips of A whatever the rank, so that as many loads are under way.
 template <int Rows> struct Step {
-  int strips;  // of A: a power of two up to CHUNK
+  int strips;  // of A: a power of two up to COLUMN_TILE_VECTORS
 
-  DEVICE int k() const { return STEP * CHUNK / strips; }
+  DEVICE int k() const { return K_STEP * COLUMN_TILE_VECTORS / strips; }
   DEVICE int x_pitch() const { return k() + PAD; }
   DEVICE int a_pitch() const { return strips * 8 + PAD; }
   DEVICE int a() const { return Rows * x_pitch(); }
@@ -73,7 +70,7 @@ DEVICE void stage_step(T* to, Step<Rows> step, const Group& group, int row0, con
 template <class T, int Rows>
 DEVICE void multiply_step(Sums<Rows>& sum, const T* from, Step<Rows> step, Place<Rows> place, int strips) {
 #pragma unroll
-  for (int k = 0; k < STEP; k += 16) {
+  for (int k = 0; k < K_STEP; k += 16) {
     unsigned x[4], a[4];
     load_matrices(x, matrix_row(from + place.row * step.x_pitch() + place.k + k, step.x_pitch()));
 #pragma unroll
@@ -107,7 +104,7 @@ template <int Rows> DEVICE void spread(float* to, const Sums<Rows>& sum, Place<R
 template <class T, int Rows>
 DEVICE void shrink_tile(Sums<Rows>& sum, const Group& group, const Share& mine, Step<Rows> step, Place<Rows> place) {
   T* steps = reinterpret_cast<T*>(shared_memory());
-  const int strips = at_most(count_strips<T, Of::A>(group) - mine.first_strip, CHUNK);
+  const int strips = at_most(count_strips<T, Of::A>(group) - mine.first_strip, COLUMN_TILE_VECTORS);
   const Strip<T> strip = strip_of<T, Of::A>(group, mine.first_strip + threadIdx.x % step.strips);
   const int count = ceil_div(mine.k.end - mine.k.first, step.k());
   const auto stage_next = [&](int i) {
@@ -129,10 +126,10 @@ DEVICE void shrink_tile(Sums<Rows>& sum, const Group& group, const Share& mine, 
 // Shared memory: STAGES steps, then a part.
 template <class T> DEVICE void shrink_tiles(const Group& group) {
   float* part = reinterpret_cast<float*>(shared_memory());
-  const Share mine = share_of_cta<T>(group, TILE_ROWS, STEP);
+  const Share mine = share_of_cta<T>(group, TILE_ROWS, K_STEP);
   const Place<TILE_ROWS> place = place_of_warp<TILE_ROWS>();
   Sums<TILE_ROWS> sum = {};
-  shrink_tile<T, TILE_ROWS>(sum, group, mine, {CHUNK}, place);
+  shrink_tile<T, TILE_ROWS>(sum, group, mine, {COLUMN_TILE_VECTORS}, place);
   spread<TILE_ROWS>(part, sum, place);
   save_parts<T>(group, mine, TILE_ROWS, part);
 }
@@ -143,21 +140,21 @@ template <class T, int Rows> struct alignas(16) Block {
   float scale[Rows];
   T high[Rows * T_PITCH];
   T low[Rows * T_PITCH];
-  T b[RANKS * WIDE_PITCH];
+  T b[RANK_BLOCK * WIDE_PITCH];
 };
 
 template <int Rows> constexpr int LANES = THREADS / Rows;  // that share a row of t
 
-// What a lane has of a row of t: every LANES-th of RANKS columns, zeros behind the last.
+// What a lane has of a row of t: every LANES-th of RANK_BLOCK columns, zeros behind the last.
 template <int Rows> struct LaneOfT {
-  float value[RANKS / LANES<Rows>] = {};
+  float value[RANK_BLOCK / LANES<Rows>] = {};
 
   DEVICE static int row() { return threadIdx.x / LANES<Rows>; }
   DEVICE static int rank(int i) { return threadIdx.x % LANES<Rows> + i * LANES<Rows>; }
 
   template <class From> DEVICE void add(int ranks, const From& from) {
 #pragma unroll
-    for (int i = 0; i < RANKS / LANES<Rows>; ++i)
+    for (int i = 0; i < RANK_BLOCK / LANES<Rows>; ++i)
       if (rank(i) < ranks) value[i] += from(rank(i));
   }
 };
@@ -192,7 +189,7 @@ template <class T, int Rows> DEVICE void split_t(Block<T, Rows>& to, const LaneO
   const unsigned exponent = bits_of(largest) >> 23 < 15u ? 15u : bits_of(largest) >> 23;
   if (threadIdx.x % LANES<Rows> == 0) to.scale[t.row()] = float_of((exponent - 14) << 23);
 #pragma unroll
-  for (int i = 0; i < RANKS / LANES<Rows>; ++i) {
+  for (int i = 0; i < RANK_BLOCK / LANES<Rows>; ++i) {
     const float scaled = t.value[i] * float_of((268 - exponent) << 23);  // below 2^15
     const int at = t.row() * T_PITCH + t.rank(i);
     round_to(to.high[at], scaled);
@@ -202,8 +199,8 @@ template <class T, int Rows> DEVICE void split_t(Block<T, Rows>& to, const LaneO
 }
 
 template <class T> DEVICE void stage_b(T* to, const Strip<T>& strip, int first, int ranks) {
-  for (int i = threadIdx.x / CHUNK; i < ceil_div(ranks, 16) * 16; i += THREADS / CHUNK)
-    stage(to + i * WIDE_PITCH + threadIdx.x % CHUNK * 8, strip.first + offset(first + i, strip.stride),
+  for (int i = threadIdx.x / COLUMN_TILE_VECTORS; i < ceil_div(ranks, 16) * 16; i += THREADS / COLUMN_TILE_VECTORS)
+    stage(to + i * WIDE_PITCH + threadIdx.x % COLUMN_TILE_VECTORS * 8, strip.first + offset(first + i, strip.stride),
           i < ranks ? strip.valid : 0, strip.whole);
 }
 
@@ -236,8 +233,8 @@ DEVICE void multiply_block(Sums<Rows>& sum, const Block<T, Rows>& block, Place<R
 // The rows of a tile in shared memory, so that y and out move in whole strips.
 template <class T, int Rows>
 DEVICE void write_tile(const Group& group, const Site& site, int row0, int start, const float* tile) {
-  for (int i = threadIdx.x; i < Rows * CHUNK; i += THREADS) {
-    const int row = i / CHUNK, column = i % CHUNK * 8;
+  for (int i = threadIdx.x; i < Rows * COLUMN_TILE_VECTORS; i += THREADS) {
+    const int row = i / COLUMN_TILE_VECTORS, column = i % COLUMN_TILE_VECTORS * 8;
     const int valid = at_most(site.n - start - column, 8);
     if (row0 + row < group.m && valid > 0)
       write_strip<T>(site, row0 + row, start + column, valid, tile + row * WIDE_PITCH + column);
@@ -263,7 +260,7 @@ DEVICE TileOfB tile_of_b(const Group& group, int index) {
 
 // The strip of a tile of B that a thread stages.
 template <class T> DEVICE Strip<T> strip_of_thread(const Group& group, const TileOfB& tile) {
-  return strip_at<T, Of::B>(group, tile.site, tile.start + threadIdx.x % CHUNK * 8);
+  return strip_at<T, Of::B>(group, tile.site, tile.start + threadIdx.x % COLUMN_TILE_VECTORS * 8);
 }
 
 // Rows of a tile of an output, from t. `sums`, for the tile's, may lie where the block is.
@@ -275,8 +272,8 @@ DEVICE void expand_tile(const Group& group, int row0, const TileOfB& tile, const
   const Strip<T> strip = strip_of_thread<T>(group, tile);
   const Place<Rows> place = place_of_warp<Rows>();
   Sums<Rows> sum = {};
-  for (int first = 0; first < factors.rank; first += RANKS) {
-    const int ranks = at_most(factors.rank - first, RANKS);
+  for (int first = 0; first < factors.rank; first += RANK_BLOCK) {
+    const int ranks = at_most(factors.rank - first, RANK_BLOCK);
     stage_b(block.b, strip, first, ranks);
     close_copies();
     split_t(block, t.template lane<Rows>(site.column + first, ranks));

@@ -16,6 +16,7 @@ from kernels.guarded_buffer import Guarded, HostMemory
 
 from trt_lora.plugins.compile_kernels import KERNELS, entry_point
 from trt_lora.plugins.group import GroupBuffers
+from trt_lora.plugins.kernel_constants import constant_declarations
 from trt_lora.plugins.kernels import Group, group_of
 from trt_lora.plugins.launch import Launch
 from trt_lora.runtime.dtypes import Array
@@ -103,9 +104,9 @@ def load() -> ctypes.CDLL:
 def kernel_text() -> str:
     """What the GPU is given too: all but device.cuh."""
     folder = files("trt_lora.plugins")
-    return "".join(
-        folder.joinpath(name).read_text() for name in ("lora.cu", "tiles.cu", "fused_tiles.cu")
-    )
+    names = ("lora.cu", "tiles.cu", "fused_tiles.cu")
+    texts = (folder.joinpath(name).read_text() for name in names)
+    return "".join((constant_declarations(), *texts))
 
 
 def build(

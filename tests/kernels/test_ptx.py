@@ -12,6 +12,7 @@ from importlib.resources import files
 import pytest
 
 from trt_lora.plugins.compile_kernels import compile_source, entry_point, source
+from trt_lora.plugins.kernel_constants import constant_declarations
 
 OPTIONS = ("--gpu-architecture=compute_90", "--std=c++17")
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x4"
@@ -179,7 +180,7 @@ def wrong_words(text: str) -> dict[str, list[str]]:
     """The functions of a device.cuh that are other instructions than they should be."""
     probes = {f"probe_{index}": name for index, name in enumerate(WORDS)}
     entries = "".join(probe(entry, WORDS[name]) for entry, name in probes.items())
-    found = bodies(compile_source(text + entries, OPTIONS).decode())
+    found = bodies(compile_source(constant_declarations() + text + entries, OPTIONS).decode())
     made = {name: instructions(found[entry]) for entry, name in probes.items()}
     return {name: each for name, each in made.items() if each != WORDS[name].instructions}
 

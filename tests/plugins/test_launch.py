@@ -11,8 +11,8 @@ from trt_lora.plugins.compile_kernels import KERNELS
 from trt_lora.plugins.contract import MAX_RANK, MAX_SITES
 from trt_lora.plugins.errors import ConfigError, LoRAError, TensorError
 from trt_lora.plugins.group import GroupShape, SiteShape
+from trt_lora.plugins.kernel_constants import CLUSTER
 from trt_lora.plugins.launch import (
-    CLUSTER,
     ITEM_BYTES,
     Chip,
     fused_launch,
