@@ -1,5 +1,5 @@
-// What lora.cu and tiles.cu ask of a GPU and C++ has no word for. tests/kernels/emulation.h says the
-// same for a CPU, so that they, which follow this file in the compiled text, are one text for both.
+// CUDA intrinsics and PTX behind portable names. tests/kernels/emulation.h has the same for a CPU, so that
+// the kernels, which follow this file in the compiled text, are one text for both.
 
 struct Float16 { unsigned short bits; };
 struct BFloat16 { unsigned short bits; };

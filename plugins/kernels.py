@@ -35,7 +35,7 @@ class Group(ctypes.Structure):
         ("m", ctypes.c_int),
         ("k", ctypes.c_int),
         ("sites", ctypes.c_int),
-        ("columns", ctypes.c_int),
+        ("total_rank", ctypes.c_int),
         ("splits", ctypes.c_int),
         ("site", Site * MAX_SITES),
     )
@@ -54,7 +54,7 @@ def group_of(shape: GroupShape, buffers: GroupBuffers, splits: int) -> Group:
         raise TensorError(
             f"the group takes {expected} addresses of A, B, y and out, and was given {given}"
         )
-    group = Group(buffers.x, buffers.workspace, shape.m, shape.k, sites, shape.columns, splits)
+    group = Group(buffers.x, buffers.workspace, shape.m, shape.k, sites, shape.total_rank, splits)
     column = 0
     addresses = zip(buffers.a, buffers.b, buffers.y or (None,) * sites, buffers.out, strict=True)
     for index, (site, (a, b, y, out)) in enumerate(zip(shape.sites, addresses, strict=True)):

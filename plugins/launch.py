@@ -101,7 +101,7 @@ def plan_launches(shape: GroupShape, chip: Chip) -> tuple[Launch, ...]:
         if chip.cluster > 1 and shape.m <= _FUSED_TILES_ROWS and _column_tiles(shape) == 1:
             return (_fused_tiles(shape, chip),)
         return _tile_pair(shape, chip)
-    if chip.cluster > 1 and shape.m <= _CUDA_CORE_ROWS and shape.columns <= _FUSED_COLUMNS:
+    if chip.cluster > 1 and shape.m <= _CUDA_CORE_ROWS and shape.total_rank <= _FUSED_COLUMNS:
         return (fused_launch(shape, chip),)
     return _pair(shape, chip)
 
@@ -132,7 +132,7 @@ def workspace_bytes(largest: GroupShape) -> int:
         TensorError: a dimension is 0, or a rank is out of range.
     """
     check_shape(largest)
-    sums = largest.m * largest.columns  # of one split
+    sums = largest.m * largest.total_rank  # of one split
     # More than one split only where splits x tiles <= _MOST_CTAS; a tile has so many sums at most.
     several = min(_MOST_SPLITS * sums, _MOST_CTAS * TILE_ROWS * TILE_COLUMNS)
     return _SUM_BYTES * max(sums, several)
@@ -167,7 +167,7 @@ def _pair(shape: GroupShape, chip: Chip) -> tuple[Launch, Launch]:
     rows = _rows_of_a_tile(shape.m)
     kernel, shared = f"shrink_{shape.dtype}_{rows}", _column_tile_bytes(shape, rows, parts=1)
     shrink = _shrink(kernel, shape, rows, chip, shared)
-    row_bytes = _SUM_BYTES * shape.columns
+    row_bytes = _SUM_BYTES * shape.total_rank
     rows = _rows_of_a_tile(shape.m, most=_SHARED_BYTES // row_bytes)
     grid = (math.ceil(shape.m / rows), min(slices(shape), 2 * chip.multiprocessors), 1)
     kernel, shared = f"expand_{shape.dtype}_{rows}", rows * row_bytes
@@ -226,7 +226,7 @@ def _vectors(columns: int, dtype: str) -> int:
 
 def fused_bytes(shape: GroupShape, rows: int) -> int:
     """Return the shared memory, in bytes, of the fused kernel with so many rows a tile."""
-    t = _SUM_BYTES * rows * shape.columns
+    t = _SUM_BYTES * rows * shape.total_rank
     return t + _column_tile_bytes(shape, rows, parts=_column_tiles(shape))
 
 

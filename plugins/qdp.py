@@ -227,7 +227,7 @@ def _by_operator(largest: Iterable[GroupShape], chip: Chip) -> dict[Operator, li
 
 def _tiles(operator: Operator, shapes: Sequence[GroupShape]) -> tuple[int, ...]:
     """Rows for a CTA with which every shape fits one launch; no more than m needs."""
-    m, columns = max(shape.m for shape in shapes), max(shape.columns for shape in shapes)
+    m, total_rank = max(shape.m for shape in shapes), max(shape.total_rank for shape in shapes)
     tiles = tuple(
         rows
         for rows in TILES[: bisect_left(TILES, m) + 1]
@@ -236,7 +236,7 @@ def _tiles(operator: Operator, shapes: Sequence[GroupShape]) -> tuple[int, ...]:
     )
     if not tiles:
         raise ConfigError(
-            f"{operator.name} with {m} rows and ranks that add up to {columns} does not fit one "
+            f"{operator.name} with {m} rows and ranks that add up to {total_rank} does not fit one "
             f"launch: in {_SHARED_BYTES} bytes of shared memory a CTA takes too few rows for "
             f"{_MOST_TILES} CTAs to take them all; lower --max-lora-rank, --max-batch-size or "
             "--max-seq-len, make smaller groups, or build with another form of the plugin"

@@ -74,7 +74,7 @@ class Call:
 
 def random_call(shape: GroupShape) -> Call:
     """Return a call with normally distributed values; x, t, y and the delta are of size one."""
-    random = np.random.default_rng((shape.m, shape.k, shape.columns))
+    random = np.random.default_rng((shape.m, shape.k, shape.total_rank))
 
     def normal(rows: int, columns: int, scale: float = 1.0) -> Array:
         values = random.standard_normal((rows, columns), np.float32) * np.float32(scale)

@@ -62,8 +62,8 @@ BUGS = (
     ),
     Bug(
         "the end of k not masked",
-        "k + i < end ? strip.valid : 0",
-        "strip.valid",
+        "k + i < end ? vector.valid : 0",
+        "vector.valid",
         *(33, 16),
         shows="a read outside the buffers",
     ),
@@ -137,15 +137,15 @@ BUGS = (
     ),
     Bug(
         "warps that share a step take the same k",
-        "warp / turns * STEP}",
+        "warp / column_slots * K_STEP}",
         "0}",
         *(17, 16),
         k=1100,
     ),
     Bug(
         "columns of another warp",
-        "(TURNS<Rows> * pair + turn) * 16",
-        "(TURNS<Rows> * pair + turn / 2 * 2) * 16",
+        "(COLUMN_SLOTS<Rows> * pair + column_slot) * 16",
+        "(COLUMN_SLOTS<Rows> * pair + column_slot / 2 * 2) * 16",
         *(17, 64),
         shows="a race",
     ),
@@ -157,7 +157,7 @@ BUGS = (
         k=4100,
         shows="a race",
     ),
-    Bug("the scale dropped", "block.scale[place.row + row_of_part(part)] * ", "", 17, 16),
+    Bug("the scale dropped", "block.scale[warp_tile.row + row_of_part(part)] * ", "", 17, 16),
     Bug(
         "the low part of t dropped",
         "rest == rest ? rest : 0.0f",
@@ -173,7 +173,7 @@ BUGS = (
     ),
     Bug(
         "the rest of a last strip stored as t",
-        "if (column % WIDTH<T> >= strip.valid) continue;",
+        "if (column % WIDTH<T> >= vector.valid) continue;",
         "",
         *(17, 3),
         shows="a race",
@@ -186,8 +186,8 @@ BUGS = (
     ),
     Bug(
         "more shared memory than was asked for",
-        "float* scratch = t + Rows * group.columns;",
-        "float* scratch = t + 2 * Rows * group.columns;",
+        "float* scratch = t + Rows * group.total_rank;",
+        "float* scratch = t + 2 * Rows * group.total_rank;",
         *(1, 128),
         shows="shared memory",
     ),
@@ -206,8 +206,8 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 
 # A call that races where the function lacks any of its barriers: m, k, rank and dtype.
 RACES_WITHOUT = {
-    "shrink_chunk": (1, 136, 16, "float16"),
-    "fused": (1, 136, 100, "float32"),  # two chunks
+    "shrink_column_tile": (1, 136, 16, "float16"),
+    "fused": (1, 136, 100, "float32"),  # two column tiles
     "save_parts": (1, 136, 136, "float16"),
     "expand": (1, 136, 136, "float16"),
     "shrink_tile": (17, 1100, 16, "float16"),  # more steps than stages
@@ -259,7 +259,7 @@ def test_a_race_is_found_without_any_one_barrier(barrier: Barrier) -> None:
 
 def test_every_barrier_is_taken_out_once() -> None:
     assert Counter(each.function for each in barriers()) == {
-        "shrink_chunk": 1,
+        "shrink_column_tile": 1,
         "fused": 4,
         "save_parts": 2,
         "expand": 1,

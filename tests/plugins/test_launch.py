@@ -136,7 +136,7 @@ def test_no_call_needs_more_workspace_than_the_largest(
     for shape in (largest, smaller):
         launches = plan_launches(shape, chip)
         splits = launches[0].splits if len(launches) > 1 else 0
-        assert 4 * splits * shape.m * shape.columns <= workspace_bytes(largest)
+        assert 4 * splits * shape.m * shape.total_rank <= workspace_bytes(largest)
 
 
 @pytest.mark.parametrize(
