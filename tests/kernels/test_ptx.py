@@ -194,6 +194,13 @@ def test_each_function_is_its_instruction() -> None:
     assert wrong_words(device()) == {}
 
 
+def test_before_clusters_their_barrier_is_that_of_the_cta() -> None:
+    both = Word("cluster_arrive(); cluster_wait();", (), "arrive is nothing, wait is __syncthreads")
+    text = constant_declarations() + device() + probe("both", both)
+    ptx = compile_source(text, ("--gpu-architecture=compute_80", "--std=c++17")).decode()
+    assert instructions(bodies(ptx)["both"]) == ["bar.sync 0"]
+
+
 def test_no_instruction_is_written_that_is_not_looked_at() -> None:
     written = re.findall(r'asm(?: volatile)?\("([a-z][\w.:]*)', device())
     seen = [each.split()[0] for word in WORDS.values() for each in word.instructions]
