@@ -10,6 +10,7 @@ from typing import Any
 from trt_lora.plugins.cuda_library import checked
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.file_cache import FileCache
+from trt_lora.plugins.kernel_constants import constant_declarations
 from trt_lora.plugins.launch import TILE_CTAS, TILES
 
 _FILES = ("device.cuh", "lora.cu", "tiles.cu", "fused_tiles.cu")  # one text; they include nothing
@@ -35,7 +36,8 @@ KERNELS = {
 def source() -> str:
     """Return the templates in CUDA C++ that includes no header; `entry_point` makes kernels."""
     folder = files("trt_lora.plugins")
-    return "".join(folder.joinpath(name).read_text() for name in _FILES)
+    texts = (folder.joinpath(name).read_text() for name in _FILES)
+    return "".join((constant_declarations(), *texts))
 
 
 def entry_point(kernel: str) -> str:

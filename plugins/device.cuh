@@ -1,5 +1,5 @@
-// What lora.cu and tiles.cu ask of a GPU and C++ has no word for. tests/emulation/emulation.h says the
-// same for a CPU, so that they, which follow this file in the compiled text, are one text for both.
+// CUDA intrinsics and PTX behind portable names. tests/kernels/emulation.h has the same for a CPU, so that
+// the kernels, which follow this file in the compiled text, are one text for both.
 
 struct Float16 { unsigned short bits; };
 struct BFloat16 { unsigned short bits; };
@@ -7,9 +7,9 @@ struct alignas(16) Pack { unsigned word[4]; };  // what one load of 16 bytes bri
 
 #define DEVICE __device__ __forceinline__
 
-// Eight CTAs share a shrink through each other's shared memory; before sm_90 each does it alone.
+// The CTAs of a cluster share a shrink through each other's shared memory; before sm_90 each does it alone.
 #if __CUDA_ARCH__ >= 900
-#define IN_CLUSTERS __cluster_dims__(8, 1, 1)
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
 #else
 #define IN_CLUSTERS
 #endif
@@ -58,7 +58,7 @@ DEVICE unsigned shared_address(const void* pointer) { return unsigned(__cvta_gen
 
 #if __CUDA_ARCH__ >= 900
 DEVICE int cluster_rank() { int rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank; }
-DEVICE constexpr int cluster_size() { return 8; }
+DEVICE constexpr int cluster_size() { return CLUSTER; }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 DEVICE float read_remote(const float* mine, int rank) {

@@ -1,68 +1,67 @@
-// fused of lora.cu on tensor cores, for 16-bit elements and a group whose columns are one chunk.
+// Shrink and expand in one launch on tensor cores, for 16-bit elements and a group whose total rank is one column tile.
 
-constexpr int FEW_ROWS = 16;      // of a tile: what an mma multiplies at once
-constexpr int FEWEST_STRIPS = 4;  // of a step: with fewer, STAGES of them would not fit shared memory
+constexpr int FEWEST_VECTORS = 4;  // of a step: with fewer, STAGES of them would not fit shared memory
 
 // Shared memory once the shrink has left it.
 template <class T> struct alignas(16) Fused {
-  float part[FEW_ROWS * WIDE_PITCH];
-  float t[FEW_ROWS * TILE_COLUMNS];  // [FEW_ROWS, columns]
-  Block<T, FEW_ROWS> block;
-  float sums[FEW_ROWS * WIDE_PITCH];
+  float part[MMA_ROWS * WIDE_PITCH];
+  float t[MMA_ROWS * TILE_COLUMNS];  // [MMA_ROWS, total_rank]
+  Block<T, MMA_ROWS> block;
+  float sums[MMA_ROWS * WIDE_PITCH];
 };
 
 // t in shared memory; rows below m are zeros.
 struct SharedT {
   const float* t;
-  int columns;
+  int total_rank;
   template <int Rows> DEVICE LaneOfT<Rows> lane(int column, int ranks) const {
     LaneOfT<Rows> some;
-    const float* row = t + some.row() * columns + column;
+    const float* row = t + some.row() * total_rank + column;
     some.add(ranks, [&](int rank) { return row[rank]; });
     return some;
   }
 };
 
 // B does not wait for the shrink: fetch its tiles while x @ A is computed.
-template <class T> DEVICE void prefetch_tiles(const Group& group, Span tiles) {
+template <class T> DEVICE void prefetch_tiles(const Group& group, Range tiles) {
   for (int index = tiles.first; index < tiles.end; ++index) {
     const TileOfB tile = tile_of_b(group, index);
-    const Strip<T> strip = strip_of_thread<T>(group, tile);
-    const int rank = strip.valid ? factors_of<T>(group.site[tile.site]).rank : 0;
-    for (int row = threadIdx.x / CHUNK; row < rank; row += THREADS / CHUNK)
-      prefetch(strip.first + offset(row, strip.stride));
+    const Vector<T> vector = vector_of_thread<T>(group, tile);
+    const int rank = vector.valid ? factors_of<T>(group.site[tile.site]).rank : 0;
+    for (int row = threadIdx.x / COLUMN_TILE_VECTORS; row < rank; row += THREADS / COLUMN_TILE_VECTORS)
+      prefetch(vector.first + offset(row, vector.stride));
   }
 }
 
-// part [FEW_ROWS, strips] = x [tile, k] @ A [k, strips]. Warps that the columns leave over share a step's k.
-template <class T> DEVICE void shrink_few_rows(const Group& group, const Share& mine, float* part) {
-  const int strips = count_strips<T, Of::A>(group);
-  const Step<FEW_ROWS> step = {at_least(power_of_two_from(strips), FEWEST_STRIPS)};
-  const int turns = step.strips / 2, warp = threadIdx.x / 32;
-  float* copies = part + FEW_ROWS * WIDE_PITCH;
-  Sums<FEW_ROWS> sum = {};
-  const Place<FEW_ROWS> place = {0, warp % turns, warp / turns * STEP};
-  shrink_tile<T, FEW_ROWS>(sum, group, mine, step, place);
-  spread<FEW_ROWS>(copies + warp / turns * FEW_ROWS * WIDE_PITCH, sum, place);
+// part [MMA_ROWS, vectors] = x [tile, k] @ A [k, vectors]. Warps that the columns leave over split a step's k.
+template <class T> DEVICE void shrink_few_rows(const Group& group, const ShrinkRange& mine, float* part) {
+  const int vectors = count_vectors<T, Of::A>(group);
+  const Step<MMA_ROWS> step = {at_least(power_of_two_from(vectors), FEWEST_VECTORS)};
+  const int column_slots = step.vectors / 2, warp = threadIdx.x / 32;
+  float* copies = part + MMA_ROWS * WIDE_PITCH;
+  Sums<MMA_ROWS> sum = {};
+  const WarpTile<MMA_ROWS> warp_tile = {0, warp % column_slots, warp / column_slots * K_STEP};
+  shrink_tile<T, MMA_ROWS>(sum, group, mine, step, warp_tile);
+  store_accumulators<MMA_ROWS>(copies + warp / column_slots * MMA_ROWS * WIDE_PITCH, sum, warp_tile);
   __syncthreads();
-  add_copies<T>(copies, WARPS / turns, FEW_ROWS * WIDE_PITCH, strips * 8, part);
+  add_copies<T>(copies, WARPS / column_slots, MMA_ROWS * WIDE_PITCH, vectors * 8, part);
 }
 
 // Everything in one launch. Grid: [CTAs of all clusters, tiles of 16 rows]. Every cluster computes all of t,
-// as in fused, and its CTAs share out the tiles of B.
+// as in fused, and its CTAs split the tiles of B.
 template <class T> DEVICE void fused_tiles(const Group& group) {
   Fused<T>& memory = *reinterpret_cast<Fused<T>*>(shared_memory());
-  const int row0 = blockIdx.y * FEW_ROWS;
-  const Span tiles = share(tile_of_b(group, 0).tiles, gridDim.x, blockIdx.x, 1);
+  const int row0 = blockIdx.y * MMA_ROWS;
+  const Range tiles = split_range(tile_of_b(group, 0).tiles, gridDim.x, blockIdx.x, 1);
   prefetch_tiles<T>(group, tiles);
-  shrink_few_rows<T>(group, {row0, 0, share(group.k, cluster_size(), cluster_rank(), STEP)}, memory.part);
+  shrink_few_rows<T>(group, {row0, 0, split_range(group.k, cluster_size(), cluster_rank(), K_STEP)}, memory.part);
   cluster_arrive();
   cluster_wait();
-  const auto keep = [&](int row, int column, float value) { memory.t[row * group.columns + column] = value; };
-  add_parts<T>(group, 0, memory.part, {0, FEW_ROWS * COLUMNS<T>}, keep);
+  const auto keep = [&](int row, int column, float value) { memory.t[row * group.total_rank + column] = value; };
+  add_parts<T>(group, 0, memory.part, {0, MMA_ROWS * COLUMNS<T>}, keep);
   cluster_arrive();  // said early, awaited late: a CTA may leave once nobody reads its part
   __syncthreads();
-  const SharedT t = {memory.t, group.columns};
+  const SharedT t = {memory.t, group.total_rank};
   for (int tile = tiles.first; tile < tiles.end; ++tile)
     expand_tile(group, row0, tile_of_b(group, tile), t, memory.block, memory.sums);
   cluster_wait();

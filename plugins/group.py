@@ -23,7 +23,7 @@ class GroupShape:
     adds: bool  # whether y [m, n] is read for every site and z = y + delta written, or delta alone
 
     @property
-    def columns(self) -> int:
+    def total_rank(self) -> int:
         """The ranks of all sites together: columns of `t = x @ [A_1 A_2 ...]`."""
         return sum(site.rank for site in self.sites)
 

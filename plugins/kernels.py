@@ -36,7 +36,7 @@ class Group(ctypes.Structure):
         ("m", ctypes.c_int),
         ("k", ctypes.c_int),
         ("sites", ctypes.c_int),
-        ("columns", ctypes.c_int),
+        ("total_rank", ctypes.c_int),
         ("splits", ctypes.c_int),
         ("site", Site * MAX_SITES),
     )

@@ -1,22 +1,21 @@
-// out [m, n] = (y [m, n] +) t @ B [rank, n] with t = x [m, k] @ A [k, rank], for up to 8 sites that read
-// one x. All matrices are row-major. Sums are float32, t stays float32, and out is rounded once.
+// The LoRA kernels on CUDA cores, and what all of them share: for up to 8 sites that read one x,
+// out [m, n] = (y [m, n] +) t @ B [rank, n] with t = x [m, k] @ A [k, rank].
+// All matrices are row-major. Sums are float32, t stays float32, and out is rounded once.
 // No atomics: every sum is added in one order, so a call gives the same bits each time.
 //
-// Words: columns are those of t, the sites' ranks side by side. A strip is the columns of one site's A or
-// B that one load of 16 bytes brings (fewer at the end of an odd rank or n); strips are numbered through
-// all sites. A tile is the rows that one CTA computes.
+// Words: t has total_rank columns, the sites' ranks side by side. A vector is what one load of 16 bytes
+// brings of a row of one site's A or B (fewer elements at the end of an odd rank or n); vectors are
+// numbered through all sites. A column tile is the vectors of A that one CTA shrinks, a tile the rows that
+// it computes.
 //
-//   fused           one launch for few rows and columns: each cluster shrinks, each CTA expands a slice
+//   fused           one launch for few rows and ranks: each cluster shrinks, each CTA expands a slice
 //   shrink, expand  otherwise: t goes through the workspace, as the sums of `splits` parts of k
 //   tiles.cu, fused_tiles.cu  the same on tensor cores, for 16-bit elements and more rows
 //
 // The CTAs of a cluster share k in every shrink, and add their sums through distributed shared memory in
 // the order of their ranks.
 
-constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int CHUNK = 16;  // strips that a CTA shrinks at once
-constexpr int PAD = 8;     // elements behind a row in shared memory, so that a column's lie in different banks
 
 struct Site {
   const void* a;  // [k, rank]
@@ -30,23 +29,23 @@ struct Site {
 
 struct Group {
   const void* x;     // [m, k]
-  float* workspace;  // [splits, m, columns]
+  float* workspace;  // [splits, m, total_rank]
   int m;
   int k;
   int sites;
-  int columns;
+  int total_rank;  // of all sites: the columns of t
   int splits;
-  Site site[8];
+  Site site[MAX_SITES];
 };
 
-struct Span {
+struct Range {
   int first;
   int end;
 };
 
-template <class T> constexpr int WIDTH = 16 / int(sizeof(T));  // elements of a strip
-template <class T> constexpr int COLUMNS = CHUNK * WIDTH<T>;   // of a chunk
-template <class T> constexpr int PITCH = COLUMNS<T> + PAD;     // of a chunk's sums
+template <class T> constexpr int WIDTH = VECTOR_BYTES / int(sizeof(T));  // elements of a vector
+template <class T> constexpr int COLUMNS = COLUMN_TILE_VECTORS * WIDTH<T>;   // of a column tile
+template <class T> constexpr int PITCH = COLUMNS<T> + PAD;     // of a column tile's sums
 
 DEVICE int ceil_div(int value, int by) { return (value + by - 1) / by; }
 DEVICE int at_most(int value, int limit) { return value < limit ? value : limit; }
@@ -60,11 +59,11 @@ DEVICE int power_of_two_from(int value) {
   return power;
 }
 
-// The share of one of `parts` in [0, total), a multiple of `unit` long except at the end.
-DEVICE Span share(int total, int parts, int part, int unit) {
+// The range of one of `parts` of [0, total), a multiple of `unit` long except at the end.
+DEVICE Range split_range(int total, int parts, int part, int unit) {
   const int length = ceil_div(ceil_div(total, parts), unit) * unit;
   const long long first = static_cast<long long>(part) * length;
-  return first < total ? Span{int(first), at_most(total, int(first) + length)} : Span{total, total};
+  return first < total ? Range{int(first), at_most(total, int(first) + length)} : Range{total, total};
 }
 
 // ---- packs: 16 bytes as elements
@@ -87,12 +86,12 @@ template <class T> DEVICE Pack gather(const T* from, int valid) {
   return pack;
 }
 
-// ---- strips
+// ---- vectors
 
-template <class T> struct Strip {
+template <class T> struct Vector {
   const T* first = nullptr;
   int stride = 0;
-  int valid = 0;       // its elements; 0 past the last strip
+  int valid = 0;       // its elements; 0 past the last vector
   bool whole = false;  // every row of it is one aligned load of 16 bytes
   int site = 0;
   int start = 0;  // its first column within the site
@@ -113,14 +112,14 @@ enum class Of { A, B };
 
 template <Of Factor> DEVICE int width_of(const Site& site) { return Factor == Of::A ? site.rank : site.n; }
 
-template <class T, Of Factor> DEVICE int count_strips(const Group& group) {
+template <class T, Of Factor> DEVICE int count_vectors(const Group& group) {
   int count = 0;
   for (int s = 0; s < group.sites; ++s) count += ceil_div(width_of<Factor>(group.site[s]), WIDTH<T>);
   return count;
 }
 
-// The strip from column `start` of a site's A or B on; an empty one behind the last.
-template <class T, Of Factor> DEVICE Strip<T> strip_at(const Group& group, int site, int start) {
+// The vector from column `start` of a site's A or B on; an empty one behind the last.
+template <class T, Of Factor> DEVICE Vector<T> vector_at(const Group& group, int site, int start) {
   const Factors<T> factors = factors_of<T>(group.site[site]);
   const T* matrix = Factor == Of::A ? factors.a : factors.b;
   const int width = width_of<Factor>(group.site[site]);
@@ -129,39 +128,39 @@ template <class T, Of Factor> DEVICE Strip<T> strip_at(const Group& group, int s
   return {matrix + start, width, at_most(width - start, WIDTH<T>), whole, site, start};
 }
 
-template <class T, Of Factor> DEVICE Strip<T> strip_of(const Group& group, int index) {
+template <class T, Of Factor> DEVICE Vector<T> vector_of(const Group& group, int index) {
   for (int s = 0; s < group.sites; ++s) {
-    const int strips = ceil_div(width_of<Factor>(group.site[s]), WIDTH<T>);
-    if (index < strips) return strip_at<T, Factor>(group, s, index * WIDTH<T>);
-    index -= strips;
+    const int vectors = ceil_div(width_of<Factor>(group.site[s]), WIDTH<T>);
+    if (index < vectors) return vector_at<T, Factor>(group, s, index * WIDTH<T>);
+    index -= vectors;
   }
   return {};
 }
 
-// ---- CUDA cores: lanes own strips and take turns at the rows of A or B
+// ---- CUDA cores: lanes own vectors, and rows of A or B by turns
 
 template <class T, int Depth> 
-DEVICE void load_rows(Pack (&to)[Depth], const Strip<T>& strip, int row, int end, int step) {
-  if (strip.whole) {  // outside the loop, so that all loads are on their way before one is used
+DEVICE void load_rows(Pack (&to)[Depth], const Vector<T>& vector, int row, int end, int step) {
+  if (vector.whole) {  // outside the loop, so that all loads are on their way before one is used
 #pragma unroll
     for (int d = 0; d < Depth; ++d, row += step)
-      to[d] = row < end ? read16(strip.first + offset(row, strip.stride)) : Pack{};
+      to[d] = row < end ? read16(vector.first + offset(row, vector.stride)) : Pack{};
   } else {
 #pragma unroll
     for (int d = 0; d < Depth; ++d, row += step)
-      to[d] = gather(strip.first + offset(row, strip.stride), row < end ? strip.valid : 0);
+      to[d] = gather(vector.first + offset(row, vector.stride), row < end ? vector.valid : 0);
   }
 }
 
-// sum [Rows, strip] += left [Rows, first:end:step] @ strip [first:end:step, :].
+// sum [Rows, vector] += left [Rows, first:end:step] @ vector [first:end:step, :].
 template <class T, int Rows, class Left>
-DEVICE void accumulate(float (&sum)[Rows][WIDTH<T>], const Left& left, const Strip<T>& strip, int first, int end,
+DEVICE void accumulate(float (&sum)[Rows][WIDTH<T>], const Left& left, const Vector<T>& vector, int first, int end,
                        int step) {
   constexpr int DEPTH = Rows > 4 ? 4 : 8;
   for (int row = first; row < end; row += DEPTH * step) {
     Pack right[DEPTH];
     float factor[DEPTH][Rows];
-    load_rows(right, strip, row, end, step);
+    load_rows(right, vector, row, end, step);
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
 #pragma unroll
@@ -192,17 +191,18 @@ struct RowsOfT {
   DEVICE float operator()(int i, int column) const { return t[i * stride + column]; }
 };
 
-// Which rows of a tile's sums a lane holds after fold().
-struct Kept {
+// Which rows of a tile's sums a lane holds after warp_reduce_scatter().
+struct ReducedRows {
   int first;
   int rows;
   bool mine;  // false where another lane holds the same and writes it
 };
 
-// While a lane has several rows it keeps half and gives half away: 2 Rows shuffles for each column, where a
-// tree of whole sums takes 5 Rows. A template, because a loop over Half would index `sum` at run time.
+// A reduce-scatter: while a lane has several rows it keeps half and gives half away, 2 Rows shuffles for
+// each column, where a tree of whole sums takes 5 Rows. A template, because a loop over Half would index
+// `sum` at run time.
 template <class T, int Half, int Rows>
-DEVICE void halve(float (&sum)[Rows][WIDTH<T>], int width, int& mask, Kept& kept) {
+DEVICE void reduce_scatter_step(float (&sum)[Rows][WIDTH<T>], int width, int& mask, ReducedRows& reduced) {
   if constexpr (Half >= 1) {
     if (mask >= width) {
       const bool upper = threadIdx.x & mask;
@@ -213,24 +213,24 @@ DEVICE void halve(float (&sum)[Rows][WIDTH<T>], int width, int& mask, Kept& kept
           const float first = sum[i][j], second = sum[Half + i][j];
           sum[i][j] = (upper ? second : first) + shuffle_xor(upper ? first : second, mask);
         }
-      kept = {kept.first + (upper ? Half : 0), Half, true};
+      reduced = {reduced.first + (upper ? Half : 0), Half, true};
       mask /= 2;
     }
-    halve<T, Half / 2>(sum, width, mask, kept);
+    reduce_scatter_step<T, Half / 2>(sum, width, mask, reduced);
   }
 }
 
 // Adds up the lanes whose numbers differ only above the bits of `width`, a power of two.
-template <class T, int Rows> DEVICE Kept fold(float (&sum)[Rows][WIDTH<T>], int width) {
-  Kept kept = {0, Rows, true};
+template <class T, int Rows> DEVICE ReducedRows warp_reduce_scatter(float (&sum)[Rows][WIDTH<T>], int width) {
+  ReducedRows reduced = {0, Rows, true};
   int mask = 16;
-  halve<T, Rows / 2>(sum, width, mask, kept);
+  reduce_scatter_step<T, Rows / 2>(sum, width, mask, reduced);
   for (; mask >= width; mask /= 2) {
 #pragma unroll
     for (int j = 0; j < WIDTH<T>; ++j) sum[0][j] += shuffle_xor(sum[0][j], mask);
-    kept.mine = kept.mine && !(threadIdx.x & mask);
+    reduced.mine = reduced.mine && !(threadIdx.x & mask);
   }
-  return kept;
+  return reduced;
 }
 
 // part = the sum of the copies of it in scratch, `floats` each, where a column is one of the first `columns`.
@@ -244,47 +244,46 @@ template <class T> DEVICE void add_copies(const float* scratch, int copies, int 
   }
 }
 
-// part [Rows, CHUNK strips] = x [tile, k] @ A [k, strips]. Scratch: as large for each warp.
+// part [Rows, COLUMN_TILE_VECTORS vectors] = x [tile, k] @ A [k, vectors]. Scratch: as large for each warp.
 template <class T, int Rows>
-DEVICE void shrink_chunk(const Group& group, int row0, Span k, int first_strip, float* scratch, float* part) {
-  const int strips = at_most(count_strips<T, Of::A>(group) - first_strip, CHUNK);
-  const int width = power_of_two_from(strips);
+DEVICE void shrink_column_tile(const Group& group, int row0, Range k, int first_vector, float* scratch, float* part) {
+  const int vectors = at_most(count_vectors<T, Of::A>(group) - first_vector, COLUMN_TILE_VECTORS);
+  const int width = power_of_two_from(vectors);
   const int local = threadIdx.x % width;
   float sum[Rows][WIDTH<T>] = {};
-  const Strip<T> strip = local < strips ? strip_of<T, Of::A>(group, first_strip + local) : Strip<T>{};
+  const Vector<T> vector = local < vectors ? vector_of<T, Of::A>(group, first_vector + local) : Vector<T>{};
   const RowsOfX<T> x = {static_cast<const T*>(group.x) + offset(row0, group.k), group.k, group.m - row0};
-  accumulate<T, Rows>(sum, x, strip, k.first + threadIdx.x / width, k.end, THREADS / width);
-  const Kept kept = fold<T, Rows>(sum, width);
-  float* mine = scratch + (threadIdx.x / 32 * Rows + kept.first) * PITCH<T> + local * WIDTH<T>;
+  accumulate<T, Rows>(sum, x, vector, k.first + threadIdx.x / width, k.end, THREADS / width);
+  const ReducedRows reduced = warp_reduce_scatter<T, Rows>(sum, width);
+  float* mine = scratch + (threadIdx.x / 32 * Rows + reduced.first) * PITCH<T> + local * WIDTH<T>;
 #pragma unroll
   for (int i = 0; i < Rows; ++i)
 #pragma unroll
     for (int j = 0; j < WIDTH<T>; ++j)
-      if (i < kept.rows && kept.mine) mine[i * PITCH<T> + j] = sum[i][j];
+      if (i < reduced.rows && reduced.mine) mine[i * PITCH<T> + j] = sum[i][j];
   __syncthreads();
-  add_copies<T>(scratch, WARPS, Rows * PITCH<T>, strips * WIDTH<T>, part);
-  __syncthreads();
+  add_copies<T>(scratch, WARPS, Rows * PITCH<T>, vectors * WIDTH<T>, part);
 }
 
-// Calls store(row, column of t, value) with the cluster's sums of some of a chunk's rows x columns.
+// Calls store(row, column of t, value) with the cluster's sums of some of a column tile's rows x columns.
 template <class T, class Store>
-DEVICE void add_parts(const Group& group, int first_strip, const float* part, Span some, const Store& store) {
+DEVICE void add_parts(const Group& group, int first_vector, const float* part, Range some, const Store& store) {
   for (int i = some.first + threadIdx.x; i < some.end; i += THREADS) {
     const int row = i / COLUMNS<T>, column = i % COLUMNS<T>;
-    const Strip<T> strip = strip_of<T, Of::A>(group, first_strip + column / WIDTH<T>);
-    if (column % WIDTH<T> >= strip.valid) continue;
+    const Vector<T> vector = vector_of<T, Of::A>(group, first_vector + column / WIDTH<T>);
+    if (column % WIDTH<T> >= vector.valid) continue;
     float total = 0.0f;
 #pragma unroll
     for (int rank = 0; rank < cluster_size(); ++rank) total += read_remote(part + row * PITCH<T> + column, rank);
-    store(row, group.site[strip.site].column + strip.start + column % WIDTH<T>, total);
+    store(row, group.site[vector.site].column + vector.start + column % WIDTH<T>, total);
   }
 }
 
 // z = y + delta; where the delta is zero, y as it is, and so is the sign of its zeros.
 DEVICE float add(float y, float delta) { return delta == 0.0f ? y : y + delta; }
 
-// Writes a strip of one row of a site's output. `sum` holds its values in float32.
-template <class T> DEVICE void write_strip(const Site& site, int row, int start, int valid, const float* sum) {
+// Writes a vector of one row of a site's output. `sum` holds its values in float32.
+template <class T> DEVICE void write_vector(const Site& site, int row, int start, int valid, const float* sum) {
   const long long at = offset(row, site.n) + start;
   const T* y = site.y ? static_cast<const T*>(site.y) + at : nullptr;
   T* out = static_cast<T*>(site.out) + at;
@@ -301,55 +300,57 @@ template <class T> DEVICE void write_strip(const Site& site, int row, int start,
   if (whole) write16(out, to);
 }
 
-// The tile's rows of the strips of all B, from t [Rows, columns] in shared memory.
-template <class T, int Rows> DEVICE void expand_slice(const Group& group, int row0, const float* t, Span strips) {
-  // Few strips: the lanes of a warp share a strip's ranks. Two strips side by side fill a sector.
-  const int width = at_most(power_of_two_from(at_least(ceil_div(strips.end - strips.first, WARPS), 2)), 32);
+// The tile's rows of the vectors of all B, from t [Rows, total_rank] in shared memory.
+template <class T, int Rows> DEVICE void expand_slice(const Group& group, int row0, const float* t, Range vectors) {
+  // Few vectors: the lanes of a warp share a vector's ranks. Two vectors side by side fill a sector.
+  const int width = at_most(power_of_two_from(at_least(ceil_div(vectors.end - vectors.first, WARPS), 2)), 32);
   const int lane = threadIdx.x % 32;
-  for (int first = strips.first + threadIdx.x / 32 * width; first < strips.end; first += WARPS * width) {
+  for (int first = vectors.first + threadIdx.x / 32 * width; first < vectors.end; first += WARPS * width) {
     const int index = first + lane % width;
-    const Strip<T> strip = index < strips.end ? strip_of<T, Of::B>(group, index) : Strip<T>{};
-    const Site& site = group.site[strip.site];
+    const Vector<T> vector = index < vectors.end ? vector_of<T, Of::B>(group, index) : Vector<T>{};
+    const Site& site = group.site[vector.site];
     float sum[Rows][WIDTH<T>] = {};
-    const int rank = strip.valid ? factors_of<T>(site).rank : 0;
-    accumulate<T, Rows>(sum, RowsOfT{t + site.column, group.columns}, strip, lane / width, rank, 32 / width);
-    const Kept kept = fold<T, Rows>(sum, width);
+    const int rank = vector.valid ? factors_of<T>(site).rank : 0;
+    accumulate<T, Rows>(sum, RowsOfT{t + site.column, group.total_rank}, vector, lane / width, rank, 32 / width);
+    const ReducedRows reduced = warp_reduce_scatter<T, Rows>(sum, width);
 #pragma unroll
     for (int i = 0; i < Rows; ++i) {
-      const int row = row0 + kept.first + i;
-      if (strip.valid && i < kept.rows && kept.mine && row < group.m)
-        write_strip<T>(site, row, strip.start, strip.valid, sum[i]);
+      const int row = row0 + reduced.first + i;
+      if (vector.valid && i < reduced.rows && reduced.mine && row < group.m)
+        write_vector<T>(site, row, vector.start, vector.valid, sum[i]);
     }
   }
 }
 
 // B does not wait for the shrink: fetch the slice while x @ A is computed.
-template <class T> DEVICE void prefetch_slice(const Group& group, Span strips) {
-  for (int index = strips.first + threadIdx.x; index < strips.end; index += THREADS) {
-    const Strip<T> strip = strip_of<T, Of::B>(group, index);
-    const int rank = factors_of<T>(group.site[strip.site]).rank;
-    for (int row = 0; row < rank; ++row) prefetch(strip.first + offset(row, strip.stride));
+template <class T> DEVICE void prefetch_slice(const Group& group, Range vectors) {
+  for (int index = vectors.first + threadIdx.x; index < vectors.end; index += THREADS) {
+    const Vector<T> vector = vector_of<T, Of::B>(group, index);
+    const int rank = factors_of<T>(group.site[vector.site]).rank;
+    for (int row = 0; row < rank; ++row) prefetch(vector.first + offset(row, vector.stride));
   }
 }
 
 // Everything in one launch. Grid: [CTAs of all clusters, tiles of Rows]. Every cluster computes all of t.
-// Shared memory: t [Rows, columns], scratch of shrink_chunk, a part for each chunk.
+// Shared memory: t [Rows, total_rank], scratch of shrink_column_tile, a part for each column tile.
 template <class T, int Rows> DEVICE void fused(const Group& group) {
   float* t = reinterpret_cast<float*>(shared_memory());
-  float* scratch = t + Rows * group.columns;
+  float* scratch = t + Rows * group.total_rank;
   float* parts = scratch + WARPS * Rows * PITCH<T>;
   const int row0 = blockIdx.y * Rows;
-  const Span slice = share(count_strips<T, Of::B>(group), gridDim.x, blockIdx.x, 1);
+  const Range slice = split_range(count_vectors<T, Of::B>(group), gridDim.x, blockIdx.x, 1);
   prefetch_slice<T>(group, slice);
-  const Span k = share(group.k, cluster_size(), cluster_rank(), 1);
-  const int strips = count_strips<T, Of::A>(group);
-  for (int strip = 0; strip < strips; strip += CHUNK)
-    shrink_chunk<T, Rows>(group, row0, k, strip, scratch, parts + strip / CHUNK * Rows * PITCH<T>);
+  const Range k = split_range(group.k, cluster_size(), cluster_rank(), 1);
+  const int vectors = count_vectors<T, Of::A>(group);
+  for (int first = 0; first < vectors; first += COLUMN_TILE_VECTORS) {
+    shrink_column_tile<T, Rows>(group, row0, k, first, scratch, parts + first / COLUMN_TILE_VECTORS * Rows * PITCH<T>);
+    __syncthreads();  // the next column tile overwrites the scratch
+  }
   cluster_arrive();
   cluster_wait();
-  const auto keep = [&](int row, int column, float value) { t[row * group.columns + column] = value; };
-  for (int strip = 0; strip < strips; strip += CHUNK)
-    add_parts<T>(group, strip, parts + strip / CHUNK * Rows * PITCH<T>, {0, Rows * COLUMNS<T>}, keep);
+  const auto keep = [&](int row, int column, float value) { t[row * group.total_rank + column] = value; };
+  for (int first = 0; first < vectors; first += COLUMN_TILE_VECTORS)
+    add_parts<T>(group, first, parts + first / COLUMN_TILE_VECTORS * Rows * PITCH<T>, {0, Rows * COLUMNS<T>}, keep);
   cluster_arrive();  // said early, awaited late: a CTA may leave once nobody reads its parts
   __syncthreads();
   expand_slice<T, Rows>(group, row0, t, slice);
@@ -359,50 +360,51 @@ template <class T, int Rows> DEVICE void fused(const Group& group) {
 // ---- the pair on CUDA cores
 
 DEVICE float* sums_of(const Group& group, int split, int row) {
-  return group.workspace + (static_cast<long long>(split) * group.m + row) * group.columns;
+  return group.workspace + (static_cast<long long>(split) * group.m + row) * group.total_rank;
 }
 
-// What a cluster, as one of many, shrinks. Grid: [tiles of rows x chunks x CTAs of a cluster, splits].
-struct Share {
+// What a cluster, as one of many, shrinks. Grid: [tiles of rows x column tiles x CTAs of a cluster, splits].
+struct ShrinkRange {
   int row0;
-  int first_strip;
-  Span k;  // of this CTA
+  int first_vector;
+  Range k;  // of this CTA
 };
 
-template <class T> DEVICE Share share_of_cta(const Group& group, int rows, int unit) {
-  const int chunks = ceil_div(count_strips<T, Of::A>(group), CHUNK);
+template <class T> DEVICE ShrinkRange shrink_range_of_cta(const Group& group, int rows, int unit) {
+  const int column_tiles = ceil_div(count_vectors<T, Of::A>(group), COLUMN_TILE_VECTORS);
   const int tile = blockIdx.x / cluster_size();
   const int part = blockIdx.y * cluster_size() + cluster_rank();
-  const Span k = share(group.k, group.splits * cluster_size(), part, unit);
-  return {tile / chunks * rows, tile % chunks * CHUNK, k};  // a tile's chunks side by side: they read one x
+  const Range k = split_range(group.k, group.splits * cluster_size(), part, unit);
+  // Column tiles of the same rows side by side: they read one x.
+  return {tile / column_tiles * rows, tile % column_tiles * COLUMN_TILE_VECTORS, k};
 }
 
-// Adds the parts [rows, chunk] of the cluster's CTAs, and writes the sums of this split.
-template <class T> DEVICE void save_parts(const Group& group, const Share& mine, int rows, const float* part) {
+// Adds the parts [rows, column tile] of the cluster's CTAs, and writes the sums of this split.
+template <class T> DEVICE void save_parts(const Group& group, const ShrinkRange& mine, int rows, const float* part) {
   const auto save = [&](int row, int column, float value) {
     write(sums_of(group, blockIdx.y, mine.row0 + row) + column, value);
   };
   const int sums = at_most(rows, group.m - mine.row0) * COLUMNS<T>;
   cluster_arrive();
   cluster_wait();
-  add_parts<T>(group, mine.first_strip, part, share(sums, cluster_size(), cluster_rank(), 1), save);
+  add_parts<T>(group, mine.first_vector, part, split_range(sums, cluster_size(), cluster_rank(), 1), save);
   cluster_arrive();
   cluster_wait();  // a CTA may leave once nobody reads its part
 }
 
-// Shared memory: scratch of shrink_chunk, a part.
+// Shared memory: scratch of shrink_column_tile, a part.
 template <class T, int Rows> DEVICE void shrink(const Group& group) {
   float* scratch = reinterpret_cast<float*>(shared_memory());
   float* part = scratch + WARPS * Rows * PITCH<T>;
-  const Share mine = share_of_cta<T>(group, Rows, 1);
-  shrink_chunk<T, Rows>(group, mine.row0, mine.k, mine.first_strip, scratch, part);
+  const ShrinkRange mine = shrink_range_of_cta<T>(group, Rows, 1);
+  shrink_column_tile<T, Rows>(group, mine.row0, mine.k, mine.first_vector, scratch, part);
   save_parts<T>(group, mine, Rows, part);
 }
 
-// t [Rows, columns] of the sites in a slice. Rows below m are zeros.
-template <class T, int Rows> DEVICE void add_splits(const Group& group, int row0, Span slice, float* t) {
-  const Site& last = group.site[strip_of<T, Of::B>(group, slice.end - 1).site];
-  const int first = group.site[strip_of<T, Of::B>(group, slice.first).site].column;
+// t [Rows, total_rank] of the sites in a slice. Rows below m are zeros.
+template <class T, int Rows> DEVICE void add_splits(const Group& group, int row0, Range slice, float* t) {
+  const Site& last = group.site[vector_of<T, Of::B>(group, slice.end - 1).site];
+  const int first = group.site[vector_of<T, Of::B>(group, slice.first).site].column;
   for (int column = first + threadIdx.x; column < last.column + last.rank; column += THREADS) {
     float sum[Rows] = {};
     for (int split = 0; split < group.splits; ++split)
@@ -410,15 +412,15 @@ template <class T, int Rows> DEVICE void add_splits(const Group& group, int row0
       for (int i = 0; i < Rows; ++i)
         if (row0 + i < group.m) sum[i] += read(sums_of(group, split, row0 + i) + column);
 #pragma unroll
-    for (int i = 0; i < Rows; ++i) t[i * group.columns + column] = sum[i];
+    for (int i = 0; i < Rows; ++i) t[i * group.total_rank + column] = sum[i];
   }
 }
 
-// Grid: [tiles of Rows, slices of all strips of B]. Shared memory: t [Rows, columns].
+// Grid: [tiles of Rows, slices of all vectors of B]. Shared memory: t [Rows, total_rank].
 template <class T, int Rows> DEVICE void expand(const Group& group) {
   float* t = reinterpret_cast<float*>(shared_memory());
   const int row0 = blockIdx.x * Rows;
-  const Span slice = share(count_strips<T, Of::B>(group), gridDim.y, blockIdx.y, 1);
+  const Range slice = split_range(count_vectors<T, Of::B>(group), gridDim.y, blockIdx.y, 1);
   if (slice.first == slice.end) return;
   add_splits<T, Rows>(group, row0, slice, t);
   __syncthreads();

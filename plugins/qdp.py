@@ -18,7 +18,8 @@ from typing import Any
 
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.plugins.group import GroupShape, SiteShape
-from trt_lora.plugins.launch import BLOCK, TILES, Chip, fused_bytes, plan_launches, slices
+from trt_lora.plugins.kernel_constants import THREADS
+from trt_lora.plugins.launch import TILES, Chip, fused_bytes, plan_launches, slices
 from trt_lora.plugins.operator import DOMAIN, Operator
 from trt_lora.plugins.qdp_kernel import kernel_ptx
 
@@ -113,7 +114,7 @@ class _Plugin:
         launch = api.KernelLaunchParams()
         launch.grid_x = api.max(clusters, 1) * cluster
         launch.grid_y = api.cdiv(m, rows)
-        launch.block_x = BLOCK
+        launch.block_x = THREADS
         launch.shared_mem = shared.expression
         return launch
 
@@ -226,7 +227,7 @@ def _by_operator(largest: Iterable[GroupShape], chip: Chip) -> dict[Operator, li
 
 def _tiles(operator: Operator, shapes: Sequence[GroupShape]) -> tuple[int, ...]:
     """Rows for a CTA with which every shape fits one launch; no more than m needs."""
-    m, columns = max(shape.m for shape in shapes), max(shape.columns for shape in shapes)
+    m, total_rank = max(shape.m for shape in shapes), max(shape.total_rank for shape in shapes)
     tiles = tuple(
         rows
         for rows in TILES[: bisect_left(TILES, m) + 1]
@@ -235,7 +236,7 @@ def _tiles(operator: Operator, shapes: Sequence[GroupShape]) -> tuple[int, ...]:
     )
     if not tiles:
         raise ConfigError(
-            f"{operator.name} with {m} rows and ranks that add up to {columns} does not fit one "
+            f"{operator.name} with {m} rows and ranks that add up to {total_rank} does not fit one "
             f"launch: in {_SHARED_BYTES} bytes of shared memory a CTA takes too few rows for "
             f"{_MOST_TILES} CTAs to take them all; lower --max-lora-rank, --max-batch-size or "
             "--max-seq-len, make smaller groups, or build with another form of the plugin"

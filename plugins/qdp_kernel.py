@@ -38,7 +38,7 @@ def kernel_source(operator: Operator, dtype: str, rows: int) -> tuple[str, str]:
         'extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) '
         f"{name}({parameters}) {{\n"
         "  Group group;\n  group.x = x;\n  group.m = m;\n  group.k = k;\n"
-        f"  group.sites = {operator.sites};\n  group.columns = {' + '.join(ranks)};\n{sites}"
+        f"  group.sites = {operator.sites};\n  group.total_rank = {' + '.join(ranks)};\n{sites}"
         f"  {KERNELS[f'fused_{dtype}_{rows}']}(group);\n}}\n"
     )
 

@@ -11,12 +11,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from trt_lora.plugins.compile_kernels import KERNELS
-from trt_lora.plugins.launch import Chip
 from trt_lora.scripts.gpu.bench import Bench
-from trt_lora.scripts.gpu.correctness import Outcome, all_cases, check
-from trt_lora.scripts.gpu.launcher import Launcher
-from trt_lora.scripts.gpu.raw_memory import RawMemory
 from trt_lora.scripts.gpu.results import Expectation, Expectations, Row
 from trt_lora.scripts.gpu.roofline import BYTES_PER_US, LAUNCH_US
 from trt_lora.scripts.gpu.run import Skipped
@@ -80,38 +75,6 @@ def tensorrt_rows(answers: Callable[[], list[Answer]]) -> Iterator[Row]:
         yield Row(answer.flavour, {}, notes=notes | {"version": answer.version})
 
 
-def correctness_rows(chip: Chip, kernels: Launcher, memory: RawMemory) -> Iterator[Row]:
-    """Check every case and write down one row a kernel.
-
-    Raises:
-        WrongResultError: at the end, if a case was wrong; it names the first of them.
-    """
-    outcomes = [check(case, chip, kernels, memory) for case in all_cases()]
-    by_kernel: dict[str, list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        for kernel in outcome.kernels:
-            by_kernel[kernel].append(outcome)
-    for kernel, some in sorted(by_kernel.items()):
-        yield _correctness_row(kernel, some)
-    never = sorted(set(KERNELS) - set(by_kernel))
-    yield Row("never launched on this chip", {}, notes={"kernels": never})
-    wrong = [outcome for outcome in outcomes if not outcome.is_right]
-    if wrong:
-        raise WrongResultError(f"{len(wrong)} of {len(outcomes)} cases; first: {wrong[0]}")
-
-
-def _correctness_row(kernel: str, outcomes: list[Outcome]) -> Row:
-    return Row(
-        kernel,
-        {"cases": len(outcomes)},
-        ratios={
-            "||out - ref|| / ||ref||": max(outcome.relative_error for outcome in outcomes),
-            "worst element / allowed": max(outcome.of_allowed for outcome in outcomes),
-        },
-        notes={"wrong": [outcome.name for outcome in outcomes if not outcome.is_right]},
-    )
-
-
 def suite_rows(
     seconds: float = TESTS_SECONDS, folder: Path = ROOT / "tests" / "gpu"
 ) -> Iterator[Row]:
@@ -127,11 +90,13 @@ def suite_rows(
         start = time.monotonic()
         output = _pytest(folder, results, seconds)
         counts = _counts(results)
+        families = list(_family_rows(results))
     yield Row(
         "tests marked gpu",
         {"seconds": round(time.monotonic() - start, 1)},
         notes=counts | ({"output": output[-40:]} if counts["wrong"] else {}),
     )
+    yield from families
     if counts["wrong"] or not counts["tests"]:
         raise WrongResultError("\n".join(output[-5:]))
 
@@ -174,3 +139,16 @@ def _counts(results: Path) -> dict[str, int]:
         "wrong": total("failures") + total("errors"),
         "skipped": total("skipped"),
     }
+
+
+def _family_rows(results: Path) -> Iterator[Row]:
+    """One row for each family of kernels whose calls were compared with float64."""
+    if not results.is_file():
+        return
+    errors: dict[str, list[float]] = defaultdict(list)
+    for case in ET.parse(results).getroot().iter("testcase"):
+        noted = {each.get("name"): each.get("value") for each in case.iter("property")}
+        if noted.get("family"):
+            errors[str(noted["family"])].append(float(str(noted["worst element / allowed"])))
+    for family, worst in sorted(errors.items()):
+        yield Row(family, {"calls": len(worst)}, ratios={"worst element / allowed": max(worst)})

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Iterator
 
-from trt_lora.plugins.kernels import Kernels
 from trt_lora.runtime.device_memory import CudaMemory
 from trt_lora.scripts.gpu import checks as checks
 from trt_lora.scripts.gpu import engine_workload as engine
@@ -13,7 +12,6 @@ from trt_lora.scripts.gpu import step_workload as step
 from trt_lora.scripts.gpu import switch_workload as switch
 from trt_lora.scripts.gpu.bench import Bench, Options
 from trt_lora.scripts.gpu.device import CudaDevice
-from trt_lora.scripts.gpu.raw_memory import CudaRawMemory
 from trt_lora.scripts.gpu.results import Row
 from trt_lora.scripts.gpu.run import Skipped, Workload
 from trt_lora.scripts.gpu.tensorrt import Answer, ask
@@ -50,12 +48,11 @@ def _checks(options: Options, bench: Callable[[], Bench], answers: Answers) -> l
             20,
             lambda: checks.tensorrt_rows(answers),
         ),
-        Workload("tests", "Do the tests marked gpu pass?", 90, checks.suite_rows),
         Workload(
-            "correctness",
-            "Is every kernel right, against float64?",
-            40,
-            lambda: checks.correctness_rows(options.chip, Kernels(), CudaRawMemory()),
+            "tests",
+            "Do the tests marked gpu pass, every kernel against float64 among them?",
+            90,
+            checks.suite_rows,
         ),
     ]
 

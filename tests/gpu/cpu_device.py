@@ -5,11 +5,9 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 import torch
-from emulation import emulator
+from kernels import emulator
 
 from trt_lora.plugins.group import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels import group_of
@@ -19,7 +17,7 @@ from trt_lora.scripts.gpu.shapes import ModelShape
 
 H200 = Chip((9, 0), 132)
 TINY = ModelShape(hidden=64, keys=16, inner=128, vocabulary=96, layers=2)
-ANYWHERE: Any = SimpleNamespace(range=emulator.Range(1, 2**62, 1))
+ANYWHERE = emulator.Range(1, 2**62, 1)
 
 
 @dataclass
@@ -33,7 +31,7 @@ class EmulatedKernels:
         """Run the call now."""
         for launch in plan_launches(shape, self.chip):
             group = group_of(shape, buffers, launch.splits)
-            emulator.emulate(emulator.load(), launch, group, [ANYWHERE], 0)
+            emulator.emulate(emulator.load(), launch, group, [ANYWHERE])
             self.launches += 1
 
 

@@ -1,15 +1,18 @@
 """The kernels on a GPU: against float64, inside a captured graph, and side by side."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from kernels.call_buffers import CallBuffers
+from kernels.calls import Sizes, checked_sizes, random_call
+from kernels.guarded_buffer import CudaMemory, Guarded
 
 from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
 from trt_lora.plugins.kernels import Kernels
-from trt_lora.plugins.launch import Chip, workspace_bytes
+from trt_lora.plugins.launch import Chip, plan_launches, workspace_bytes
 from trt_lora.runtime.cuda import call, constant
 from trt_lora.runtime.dtypes import Array
-from trt_lora.scripts.gpu.correctness import DTYPES, all_cases, check
-from trt_lora.scripts.gpu.raw_memory import CudaRawMemory, Guarded
 
 pytestmark = pytest.mark.gpu
 
@@ -17,12 +20,21 @@ M, K, N, RANK = 4, 512, 768, 16
 SHAPE = GroupShape(M, K, (SiteShape(N, RANK),), "float32", adds=False)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_kernel_agrees_with_float64_and_repeats_its_bits(gpu: Chip, dtype: str) -> None:
-    cases = [case for case in all_cases() if case.shape.dtype == dtype]
-    outcomes = [check(case, gpu, Kernels(), CudaRawMemory()) for case in cases]
-    wrong = [outcome for outcome in outcomes if not outcome.is_right]
-    assert not wrong, f"{len(wrong)} of {len(outcomes)}; first: {wrong[:3]}"
+@pytest.mark.parametrize("sizes", checked_sizes(), ids=lambda sizes: sizes.name)
+def test_a_call_agrees_with_float64_and_repeats_its_bits(
+    gpu: Chip, record_property: Callable[[str, object], None], sizes: Sizes
+) -> None:
+    work = random_call(sizes.shape)
+    with CallBuffers(work, CudaMemory(), shift=sizes.shift) as buffers:
+        outputs, again = (
+            buffers.run(lambda placed: Kernels().launch(sizes.shape, placed, 0)) for _ in range(2)
+        )
+    worst = work.worst(outputs)
+    record_property("family", " + ".join(each.kernel for each in plan_launches(sizes.shape, gpu)))
+    record_property("worst element / allowed", worst)
+    assert worst <= 1
+    for one, other in zip(outputs, again, strict=True):
+        assert one.tobytes() == other.tobytes()
 
 
 class Call:
@@ -33,7 +45,7 @@ class Call:
         self.a, self.b = (
             rng.standard_normal(shape).astype(np.float32) for shape in ((K, RANK), (RANK, N))
         )
-        memory = CudaRawMemory()
+        memory = CudaMemory()
         self._x = Guarded(memory, M * K * 4)
         self._a, self._b = (Guarded(memory, each.nbytes, each) for each in (self.a, self.b))
         self._out = Guarded(memory, M * N * 4)

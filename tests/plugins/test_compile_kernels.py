@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from emulation.emulator import BUILD
+from kernels.emulator import BUILD
 
 from trt_lora.plugins import compile_kernels, cuda_library
 from trt_lora.plugins.compile_kernels import (

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from emulation.emulator import BUILD, compiler, load
 from fake_driver import FakeDriver
+from kernels.emulator import BUILD, compiler, load
 
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
@@ -36,7 +36,7 @@ def test_the_argument_is_laid_out_as_the_compiler_does() -> None:
 def test_a_group_has_each_sites_addresses_and_first_column() -> None:
     group = group_of(SHAPE, BUFFERS, splits=3)
     assert (group.x, group.workspace, group.m, group.k) == (0x1000, 10, 2, 64)
-    assert (group.sites, group.columns, group.splits) == (2, 9, 3)
+    assert (group.sites, group.total_rank, group.splits) == (2, 9, 3)
     found = [(s.a, s.b, s.y, s.out, s.n, s.rank, s.column) for s in group.site[:2]]
     assert found == [(0x2000, 0x4000, 0x6000, 8, 32, 8, 0), (0x3000, 0x5000, 0x7000, 9, 16, 1, 8)]
 

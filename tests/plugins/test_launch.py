@@ -11,8 +11,8 @@ from trt_lora.plugins.compile_kernels import KERNELS
 from trt_lora.plugins.contract import MAX_RANK, MAX_SITES
 from trt_lora.plugins.errors import ConfigError, LoRAError, TensorError
 from trt_lora.plugins.group import GroupShape, SiteShape
+from trt_lora.plugins.kernel_constants import CLUSTER
 from trt_lora.plugins.launch import (
-    CLUSTER,
     ITEM_BYTES,
     Chip,
     fused_launch,
@@ -136,7 +136,7 @@ def test_no_call_needs_more_workspace_than_the_largest(
     for shape in (largest, smaller):
         launches = plan_launches(shape, chip)
         splits = launches[0].splits if len(launches) > 1 else 0
-        assert 4 * splits * shape.m * shape.columns <= workspace_bytes(largest)
+        assert 4 * splits * shape.m * shape.total_rank <= workspace_bytes(largest)
 
 
 @pytest.mark.parametrize(

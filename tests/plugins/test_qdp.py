@@ -13,9 +13,10 @@ from types import ModuleType
 
 import fake_qdp
 import pytest
-from emulation.cases import Call, make_call
-from emulation.emulator import Array, Guarded, build, compiler, emulate, kernel_text
 from fake_qdp import FakeTensorRT, Kernel
+from kernels.calls import Call, make_call
+from kernels.emulator import build, compiler, emulate, kernel_text, range_of
+from kernels.guarded_buffer import Guarded, HostMemory
 
 from trt_lora.plugins import qdp
 from trt_lora.plugins.errors import BackendError, ConfigError, TensorError
@@ -25,6 +26,7 @@ from trt_lora.plugins.launch import TILES, Chip, Launch, fused_launch
 from trt_lora.plugins.operator import OPERATORS, Operator
 from trt_lora.plugins.qdp import NODE_ATTRIBUTES, register_aot_plugins
 from trt_lora.plugins.qdp_kernel import kernel_parameters, kernel_ptx, kernel_source
+from trt_lora.runtime.dtypes import Array
 
 A100, H200 = Chip((8, 0), 108), Chip((9, 0), 132)
 CHIPS = pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
@@ -270,12 +272,12 @@ def library() -> ctypes.CDLL:
 
 def inputs_of(kind: Operator, call: Call) -> list[Array]:
     """The inputs of a node, in the operator's order."""
-    inputs = [call.arrays.x] * kind.inputs
+    inputs = [call.inputs.x] * kind.inputs
     for i in range(kind.sites):
         a, b = kind.factors(i)
-        inputs[a], inputs[b] = call.arrays.a[i], call.arrays.b[i]
+        inputs[a], inputs[b] = call.inputs.a[i], call.inputs.b[i]
         if kind.adds:
-            inputs[kind.addend(i)] = call.arrays.y[i]
+            inputs[kind.addend(i)] = call.inputs.y[i]
     return inputs
 
 
@@ -283,9 +285,9 @@ def call_kernel(
     library: ctypes.CDLL, kernel: Kernel, kind: Operator, call: Call, chip: Chip
 ) -> list[Array]:
     """The outputs of a launch with the arguments that TensorRT would pass."""
-    inputs = [Guarded(each.nbytes, each) for each in inputs_of(kind, call)]
-    item = call.arrays.x.dtype.itemsize
-    outputs = [Guarded(call.shape.m * site.n * item) for site in call.shape.sites]
+    memory, x = HostMemory(), call.inputs.x
+    inputs = [Guarded(memory, each.nbytes, each) for each in inputs_of(kind, call)]
+    outputs = [Guarded(memory, len(x) * site.n * x.itemsize) for site in call.shape.sites]
     addresses = [[each.address for each in group] for group in (inputs, outputs)]
     given = kernel.arguments(addresses[0], sizes(call.shape), addresses[1])
     assert len(given) == len(kernel_parameters(kind))
@@ -293,10 +295,9 @@ def call_kernel(
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     library.set_arguments(pointers)
     launch = launch_of(kernel, call.shape, chip, f"spread_{kernel.name}")
-    emulate(library, launch, Group(), [*inputs, *outputs], order=0)
-    for each in (*inputs, *outputs):
-        each.check()
-    return [each.bytes.view(call.arrays.x.dtype).reshape(call.shape.m, -1) for each in outputs]
+    emulate(library, launch, Group(), list(map(range_of, (*inputs, *outputs))))
+    assert all(each.is_intact() for each in (*inputs, *outputs))
+    return [each.read().view(x.dtype).reshape(len(x), -1) for each in outputs]
 
 
 @pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulation import emulator
-from gpu.cpu_device import ANYWHERE, H200, TINY, CpuDevice, EmulatedKernels
+from gpu.cpu_device import ANYWHERE, H200, TINY, CpuDevice
+from kernels import emulator
 
 from trt_lora.plugins.compile_kernels import compile_source, source
 from trt_lora.plugins.errors import ConfigError
@@ -32,10 +32,8 @@ from trt_lora.scripts.gpu import device as gpu_device
 from trt_lora.scripts.gpu import glue as gpu_glue
 from trt_lora.scripts.gpu.adapters import random_adapter
 from trt_lora.scripts.gpu.bench import Bench, Options
-from trt_lora.scripts.gpu.correctness import Case, all_cases, check
 from trt_lora.scripts.gpu.glue import ELEMENTS, TEXT, entry_points, gated_group, norm_group
 from trt_lora.scripts.gpu.machine import slug
-from trt_lora.scripts.gpu.raw_memory import GUARD_BYTES, HostRawMemory
 from trt_lora.scripts.gpu.results import Expectation, Report, Row
 from trt_lora.scripts.gpu.roofline import (
     SCHEMES,
@@ -270,7 +268,7 @@ def test_workloads_are_chosen_by_name() -> None:
     workloads = gpu_workloads(Options(model=TINY))
     names = [each.name for each in workloads]
     assert names == [
-        *("ceilings", "tensorrt", "tests", "correctness"),
+        *("ceilings", "tensorrt", "tests"),
         *("W1", "W2", "W3", "W4", "W5", "W6", "W7", "W8", "W2c"),
     ]
     assert [each.name for each in bench_gpu.chosen(workloads, ["W2", "W1"])] == ["W1", "W2"]
@@ -407,36 +405,33 @@ def test_where_no_tensorrt_runs_the_engine_says_what_stands_for_it() -> None:
 
 # ---- correctness
 
+SUITE = """
+import pytest
 
-@needs_compiler
-def test_emulated_kernels_are_found_right_and_a_wrong_one_wrong() -> None:
-    cases = [case for case in all_cases() if case.shape.m <= 9 and case.shape.k == 1096][::11]
-    for case in cases:
-        outcome = check(case, H200, EmulatedKernels(), HostRawMemory())
-        assert outcome.is_right, outcome
-        assert outcome.kernels
-    shape = GroupShape(2, 64, (SiteShape(40, 8),), "float16", adds=True)
-    for fault in ("value", "guard", "input", "nothing"):
-        outcome = check(Case(shape), H200, Faulty(fault), HostRawMemory())
-        assert not outcome.is_right, fault
+pytestmark = pytest.mark.gpu
+
+@pytest.mark.parametrize("error", [0.25, 0.5])
+def test_kernel(record_property, error):
+    record_property("family", "fused_float32_1")
+    record_property("worst element / allowed", error)
+
+def test_other():
+    assert {right}
+"""
 
 
-class Faulty(EmulatedKernels):
-    """Kernels with a planted fault."""
+def test_the_tests_of_a_family_of_kernels_are_one_row(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE.format(right=True))
+    suite, family = checks.suite_rows(folder=tmp_path)
+    assert suite.notes == {"tests": 3, "wrong": 0, "skipped": 0}
+    assert (family.name, family.sizes) == ("fused_float32_1", {"calls": 2})
+    assert family.ratios == {"worst element / allowed": 0.5}
 
-    def __init__(self, fault: str) -> None:
-        super().__init__()
-        self._fault = fault
 
-    def launch(self, shape: GroupShape, buffers: Any, stream: int) -> None:
-        if self._fault == "nothing":
-            return
-        super().launch(shape, buffers, stream)
-        memory = HostRawMemory()
-        places = {"value": buffers.out[0], "guard": buffers.out[0] - 4, "input": buffers.b[0]}
-        byte = memory.read(places[self._fault] + 1, 1).copy()
-        memory.write(places[self._fault] + 1, byte ^ 0x10)
-        assert GUARD_BYTES > 4
+def test_a_wrong_test_is_a_wrong_result(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE.format(right=False))
+    with pytest.raises(checks.WrongResultError, match="1 failed, 2 passed"):
+        list(checks.suite_rows(folder=tmp_path))
 
 
 # ---- the kernels between the products

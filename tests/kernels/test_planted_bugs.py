@@ -1,18 +1,21 @@
-"""Bugs that such kernels have, planted in their text: the emulation, or the bound, shows each."""
+"""Bugs that such kernels have, planted in their text, and each barrier taken out of it.
 
-from ctypes import CDLL
+The emulation, or the bound, shows every one.
+"""
+
+import re
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from emulation.cases import Call, make_call
-from emulation.emulator import EmulationError, build, compiler, kernel_text, run
+from kernels.calls import Call, make_call
+from kernels.emulator import EmulationError, build, compiler, kernel_text, run
 
-from trt_lora.plugins.launch import Chip, Launch, plan_launches, workspace_bytes
+from trt_lora.plugins.launch import Chip, plan_launches
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")
 
 A100, H200 = Chip((8, 0), 108), Chip((9, 0), 132)
-ORDERS = 4  # of the threads, until one shows the bug
 FEW_SMS = Chip((9, 0), 8)  # as many as a cluster has CTAs
 
 
@@ -28,6 +31,7 @@ class Bug:
     chip: Chip = H200
     k: int = 136
     n: int = 136
+    dtype: str = "float16"
     shows: str = "wrong values"  # or what the emulation says
 
 
@@ -40,18 +44,7 @@ BUGS = (
         "",
         33,
         16,
-    ),
-    Bug(
-        "a step used before all have staged it",
-        "__syncthreads();  // step i has come",
-        "// step i has come",
-        *(33, 16, A100),
-    ),
-    Bug(
-        "a block overwritten while warps read it",
-        "TILE_COLUMNS));\n    __syncthreads();\n",
-        "TILE_COLUMNS));\n",
-        *(64, 256),
+        shows="a race",
     ),
     Bug(
         "rows below m written",
@@ -69,8 +62,8 @@ BUGS = (
     ),
     Bug(
         "the end of k not masked",
-        "k + i < end ? strip.valid : 0",
-        "strip.valid",
+        "k + i < end ? vector.valid : 0",
+        "vector.valid",
         *(33, 16),
         shows="a read outside the buffers",
     ),
@@ -99,12 +92,6 @@ BUGS = (
         136,
         A100,
         600,
-    ),
-    Bug(
-        "parts read before they are there",
-        "  cluster_arrive();\n  cluster_wait();\n  const auto keep",
-        "  const auto keep",
-        *(1, 16),
     ),
     Bug(
         "a CTA leaves while others read its part",
@@ -149,29 +136,18 @@ BUGS = (
         shows="threads wait for each other in lines",
     ),
     Bug(
-        "parts read before they are there, on tensor cores",
-        "  cluster_arrive();\n  cluster_wait();\n  const auto keep",
-        "  const auto keep",
-        *(17, 16),
-    ),
-    Bug(
-        "t used before all have added it",
-        "  __syncthreads();\n  const SharedT t",
-        "  const SharedT t",
-        *(17, 16),
-    ),
-    Bug(
         "warps that share a step take the same k",
-        "warp / turns * STEP}",
+        "warp / column_slots * K_STEP}",
         "0}",
         *(17, 16),
         k=1100,
     ),
     Bug(
         "columns of another warp",
-        "(TURNS<Rows> * pair + turn) * 16",
-        "(TURNS<Rows> * pair + turn / 2 * 2) * 16",
+        "(COLUMN_SLOTS<Rows> * pair + column_slot) * 16",
+        "(COLUMN_SLOTS<Rows> * pair + column_slot / 2 * 2) * 16",
         *(17, 64),
+        shows="a race",
     ),
     Bug(
         "a stage overwritten while warps read it",
@@ -179,8 +155,9 @@ BUGS = (
         "i % (STAGES - 1)",
         *(17, 16),
         k=4100,
+        shows="a race",
     ),
-    Bug("the scale dropped", "block.scale[place.row + row_of_part(part)] * ", "", 17, 16),
+    Bug("the scale dropped", "block.scale[warp_tile.row + row_of_part(part)] * ", "", 17, 16),
     Bug(
         "the low part of t dropped",
         "rest == rest ? rest : 0.0f",
@@ -196,9 +173,10 @@ BUGS = (
     ),
     Bug(
         "the rest of a last strip stored as t",
-        "if (column % WIDTH<T> >= strip.valid) continue;",
+        "if (column % WIDTH<T> >= vector.valid) continue;",
         "",
         *(17, 3),
+        shows="a race",
     ),
     Bug(
         "each CTA expands the first tiles",
@@ -207,22 +185,9 @@ BUGS = (
         *(17, 16),
     ),
     Bug(
-        "sums written before all have spread theirs",
-        "  spread<Rows>(sums, sum, place);\n  __syncthreads();\n",
-        "  spread<Rows>(sums, sum, place);\n",
-        *(17, 16),
-    ),
-    Bug(
-        "a tile multiplied with part of the one before",
-        "    wait_for_copies<0>();\n    __syncthreads();\n",
-        "    wait_for_copies<0>();\n",
-        *(17, 16, FEW_SMS),
-        n=1200,
-    ),
-    Bug(
         "more shared memory than was asked for",
-        "float* scratch = t + Rows * group.columns;",
-        "float* scratch = t + 2 * Rows * group.columns;",
+        "float* scratch = t + Rows * group.total_rank;",
+        "float* scratch = t + 2 * Rows * group.total_rank;",
         *(1, 128),
         shows="shared memory",
     ),
@@ -233,27 +198,84 @@ BUGS = (
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     text = kernel_text()
     assert bug.old in text
-    call = make_call(bug.m, bug.k, [(bug.n, bug.rank)], "float16")
-    launches = plan_launches(call.shape, bug.chip)
-    library = build(text.replace(bug.old, bug.new), [launch.kernel for launch in launches])
-    found = [""]
-    while bug.shows not in found[-1] and len(found) <= ORDERS:
-        found.append(outcome(call, launches, library, order=len(found)))
-    assert bug.shows in found[-1], found
+    call = make_call(bug.m, bug.k, [(bug.n, bug.rank)], bug.dtype)
+    assert bug.shows in outcome(call, bug.chip, text.replace(bug.old, bug.new))
 
 
-def outcome(call: Call, launches: tuple[Launch, ...], library: CDLL, *, order: int) -> str:
-    """What the emulation says, or what is wrong with the values."""
-    nbytes = workspace_bytes(call.shape)
+# ---- each barrier, taken out
+
+# A call that races where the function lacks any of its barriers: m, k, rank and dtype.
+RACES_WITHOUT = {
+    "shrink_column_tile": (1, 136, 16, "float16"),
+    "fused": (1, 136, 100, "float32"),  # two column tiles
+    "save_parts": (1, 136, 136, "float16"),
+    "expand": (1, 136, 136, "float16"),
+    "shrink_tile": (17, 1100, 16, "float16"),  # more steps than stages
+    "expand_tile": (17, 136, 128, "float16"),  # two blocks
+    "shrink_few_rows": (17, 136, 16, "float16"),
+    "fused_tiles": (17, 136, 16, "float16"),
+}
+RACES = ("a race of", "a CTA leaves while", "a CTA that has left")
+_FUNCTION = re.compile(r"^(?:template .*>)?\s*DEVICE \S+ (\w+)\(", re.MULTILINE)
+_BARRIER = re.compile(r"__syncthreads\(\);|cluster_arrive\(\);|cluster_wait\(\);")
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """The statements of one barrier: of a cluster's, the arrival and the wait."""
+
+    function: str
+    statements: tuple[re.Match[str], ...]
+
+    def removed(self, text: str) -> str:
+        """The text without it, line for line."""
+        for statement in reversed(self.statements):
+            text = text[: statement.start()] + text[statement.end() :]
+        return text
+
+
+def barriers() -> list[Barrier]:
+    """Every barrier of the kernels, in order."""
+    text = kernel_text()
+    found: list[Barrier] = []
+    arrival: list[re.Match[str]] = []
+    for statement in _BARRIER.finditer(text):
+        if "arrive" in statement[0]:
+            arrival = [statement]
+            continue
+        function = _FUNCTION.findall(text[: statement.start()])[-1]
+        before = arrival if "wait" in statement[0] else []
+        found.append(Barrier(function, (*before, statement)))
+    return found
+
+
+@pytest.mark.parametrize("barrier", barriers(), ids=lambda each: each.function)
+def test_a_race_is_found_without_any_one_barrier(barrier: Barrier) -> None:
+    m, k, rank, dtype = RACES_WITHOUT[barrier.function]
+    call = make_call(m, k, [(136, rank)], dtype)
+    said = outcome(call, H200, barrier.removed(kernel_text()))
+    assert any(race in said for race in RACES), said
+
+
+def test_every_barrier_is_taken_out_once() -> None:
+    assert Counter(each.function for each in barriers()) == {
+        "shrink_column_tile": 1,
+        "fused": 4,
+        "save_parts": 2,
+        "expand": 1,
+        "shrink_tile": 2,
+        "expand_tile": 3,
+        "shrink_few_rows": 1,
+        "fused_tiles": 3,
+    }
+
+
+def outcome(call: Call, chip: Chip, text: str) -> str:
+    """What the emulation says of changed kernels, or what is wrong with the values."""
+    launches = plan_launches(call.shape, chip)
+    library = build(text, [launch.kernel for launch in launches])
     try:
-        out = run(
-            call.shape,
-            call.arrays,
-            launches,
-            workspace_bytes=nbytes,
-            order=order,
-            library=library,
-        )
+        out = run(call, launches, library=library)
     except EmulationError as error:
         return str(error)
     return "wrong values" if call.worst(out) > 1 else "nothing"

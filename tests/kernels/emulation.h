@@ -1,10 +1,11 @@
 // lora.cu and tiles.cu on a CPU: the words of CUDA and of device.cuh, over threads that are fibers.
 //
-// The CTAs of a cluster run together in one system thread. A fiber runs until it waits for others, so a
-// result that needs a barrier which is not there is wrong, and shared memory starts as NaNs. A fiber that
-// waits for one that never comes, lanes that meet at different operations, and an address outside the
-// buffers end the run with a message.
+// The CTAs of a cluster run together in one system thread. A fiber runs until it waits for others, and
+// shared memory starts as NaNs. What ends the run with a message: two accesses to shared memory that no
+// barrier orders, in whichever order they happened to run; a fiber that waits for one that never comes;
+// lanes that meet at different operations; and an address outside the buffers.
 #pragma once
+#include <algorithm>
 #include <csetjmp>
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #define DEVICE inline
+#define UNWATCHED __attribute__((no_sanitize("thread")))
 #define IN_CLUSTERS
 #define __global__
 #define __launch_bounds__(threads, ctas)
@@ -30,7 +32,7 @@ namespace emulation {
 
 constexpr int LANES = 32;
 constexpr size_t STACK = 64 << 10;
-constexpr size_t GUARD = 4096;  // behind shared memory
+constexpr size_t GUARD = 4096;  // behind a CTA's shared memory
 constexpr unsigned char POISON = 0xFF;
 
 struct Index { int x, y, z; };
@@ -54,9 +56,10 @@ struct Cluster {
 struct Cta {
   Index index = {};
   int rank = 0;
+  unsigned barriers = 0;    // that its threads have passed
+  unsigned read_until = 0;  // the cluster's barrier behind the last read by another CTA
   Cluster* cluster = nullptr;
-  std::vector<char> shared = {};
-  char* base = nullptr;
+  char* base = nullptr;  // of its shared memory
   size_t alive = 0;
   Meeting barrier = {};
   std::vector<Meeting> warps = {};
@@ -69,12 +72,13 @@ struct Fiber {
   bool started = false;
   Index thread = {};
   Cta* cta = nullptr;
-  size_t arrivals = 0, awaited = 0;  // of the cluster's barrier
+  unsigned arrivals = 0, awaited = 0;  // of the cluster's barrier
   const void* given = nullptr;       // a lane's part of an operation of its warp
   void* result = nullptr;
-  std::vector<std::vector<std::pair<void*, const void*>>> copies = {};  // batches; the last is open
+  std::vector<std::vector<std::pair<char*, const void*>>> copies = {};  // batches; the last is open
 
   int lane() const { return thread.x % LANES; }
+  int number() const { return cta->rank * 1024 + thread.x; }  // in the cluster
   Meeting& warp() { return cta->warps[thread.x / LANES]; }
 };
 
@@ -130,6 +134,8 @@ template <class Given, class Result, class All> Result warp_together(int line, c
   return result;
 }
 
+inline size_t shared_bytes = 0;  // of a CTA
+
 inline void check(const void* address, size_t bytes, bool writing) {
   const char* at = static_cast<const char*>(address);
   if (reinterpret_cast<uintptr_t>(at) % bytes) fail("an address is not aligned to " + std::to_string(bytes) + " bytes");
@@ -145,8 +151,78 @@ inline void check(const void* address, size_t bytes, bool writing) {
 inline void check_shared(const void* address, size_t bytes) {
   const char* at = static_cast<const char*>(address);
   if (reinterpret_cast<uintptr_t>(at) % bytes) fail("a shared address is not aligned");
-  if (at < current->cta->base || at + bytes > current->cta->base + current->cta->shared.size() - GUARD)
+  if (at < current->cta->base || at + bytes > current->cta->base + shared_bytes)
     fail("an address outside shared memory");
+}
+
+// ---- races in shared memory
+
+// When two bytes were last written, or read since. All threads of a CTA pass the same barriers, so counts
+// tell whether one lies between two accesses.
+struct Access {
+  int16_t cta;           // its rank in the cluster, or SEVERAL
+  int16_t thread;        // its number in the cluster, or SEVERAL
+  uint16_t next;         // the CTA's next barrier then, from 1 on; 0: there was no access
+  uint16_t arrivals;     // at the cluster's barrier until then
+};
+struct Shadow { Access write, read; };
+
+constexpr int16_t SEVERAL = -1;
+constexpr Access UNDER_WAY = {SEVERAL, SEVERAL, 0xFFFF, 0xFFFF};  // a copy that has not been waited for
+inline std::vector<Pack> memory = {};      // of all CTAs of the cluster, a guard behind each
+inline std::vector<Shadow> shadow = {};    // of each two bytes
+inline char* watched = nullptr;            // the memory's first byte
+inline Shadow* shadows = nullptr;          // and its shadow
+inline size_t watched_bytes = 0;           // 0 while no fiber runs
+
+UNWATCHED inline Access access_now(bool by_warp) {
+  const Fiber& now = *current;
+  return {int16_t(now.cta->rank), by_warp ? SEVERAL : int16_t(now.number()), uint16_t(now.cta->barriers + 1),
+          uint16_t(now.arrivals)};
+}
+
+UNWATCHED inline bool happened_before(const Access& then, const Access& now) {
+  return then.next == 0 || (then.thread == now.thread && then.thread != SEVERAL) ||
+         (then.cta == now.cta && then.next < now.next) || then.arrivals < current->awaited;
+}
+
+UNWATCHED inline Access both(const Access& one, const Access& other) {
+  return {one.cta == other.cta ? one.cta : SEVERAL, SEVERAL, one.next > other.next ? one.next : other.next,
+          one.arrivals > other.arrivals ? one.arrivals : other.arrivals};
+}
+
+// Notes an access, and fails where another thread's is neither before nor behind it. What ldmatrix reads
+// goes to other lanes than the one that gives the address: a whole warp reads it.
+UNWATCHED inline void note(const char* at, size_t bytes, bool writing, bool by_warp = false) {
+  const size_t first = size_t(at - watched) / 2, last = (size_t(at - watched) + bytes - 1) / 2;
+  const Access now = access_now(by_warp);
+  for (size_t i = first; i <= last; ++i) {
+    Shadow& shadow = shadows[i];
+    if (!happened_before(shadow.write, now)) fail(writing ? "a race of two writes" : "a race of a write and a read");
+    if (!writing) shadow.read = happened_before(shadow.read, now) ? now : both(shadow.read, now);
+    else if (!happened_before(shadow.read, now)) fail("a race of a read and a write");
+    else shadow = {now, {}};
+  }
+}
+
+// Any access to any memory: only that to shared memory is of interest.
+UNWATCHED inline void touch(const void* address, size_t bytes, bool writing) {
+  const char* at = static_cast<const char*>(address);
+  if (size_t(at - watched) >= watched_bytes) return;
+  if (at < current->cta->base || at + bytes > current->cta->base + shared_bytes) fail("an address outside shared memory");
+  note(at, bytes, writing);
+}
+
+// A copy may land at any time from here until it is waited for.
+UNWATCHED inline void start_copy(const char* to) {
+  note(to, 16, true);
+  std::fill_n(shadows + (to - watched) / 2, 8, Shadow{UNDER_WAY, {}});
+}
+
+UNWATCHED inline void land_copy(char* to, const void* from) {
+  std::fill_n(shadows + (to - watched) / 2, 8, Shadow{});
+  note(to, 16, true);
+  std::memcpy(to, from, 16);
 }
 
 // ---- arithmetic
@@ -216,7 +292,7 @@ DEVICE float shuffle_xor(float value, int mask, int line = __builtin_LINE()) {
 }
 
 DEVICE void __syncthreads(int line = __builtin_LINE()) {
-  emulation::meet(emulation::current->cta->barrier, line, [](const auto&) {});
+  emulation::meet(emulation::current->cta->barrier, line, [](const auto&) { ++emulation::current->cta->barriers; });
 }
 
 DEVICE int cluster_rank() { return emulation::current->cta->rank; }
@@ -239,24 +315,28 @@ DEVICE void cluster_wait() {
   cluster.waiting.push_back(&fiber);
   emulation::pause();
 }
-DEVICE float read_remote(const float* mine, int rank) {
+UNWATCHED DEVICE float read_remote(const float* mine, int rank) {
   emulation::check_shared(mine, 4);
   const emulation::Cta& own = *emulation::current->cta;
-  const emulation::Cta& theirs = *own.cluster->ctas.at(rank);
+  emulation::Cta& theirs = *own.cluster->ctas.at(rank);
   if (!theirs.alive) emulation::fail("a read of shared memory of a CTA that has left");
-  return *reinterpret_cast<const float*>(theirs.base + (reinterpret_cast<const char*>(mine) - own.base));
+  if (&theirs != &own) theirs.read_until = std::max(theirs.read_until, emulation::current->arrivals + 1);
+  const char* there = theirs.base + (reinterpret_cast<const char*>(mine) - own.base);
+  emulation::note(there, 4, false);
+  return *reinterpret_cast<const float*>(there);
 }
 
 DEVICE void copy16(void* to, const void* from) {
   emulation::check_shared(to, 16);
   emulation::check(from, 16, false);
-  emulation::current->copies.back().push_back({to, from});
+  emulation::start_copy(static_cast<char*>(to));
+  emulation::current->copies.back().push_back({static_cast<char*>(to), from});
 }
 DEVICE void close_copies() { emulation::current->copies.emplace_back(); }
 template <int Left> DEVICE void wait_for_copies() {  // a copy lands as late as it may
   auto& batches = emulation::current->copies;
   while (batches.size() > Left + 1) {
-    for (auto [to, from] : batches.front()) std::memcpy(to, from, 16);
+    for (auto [to, from] : batches.front()) emulation::land_copy(to, from);
     batches.erase(batches.begin());
   }
 }
@@ -267,6 +347,7 @@ struct Fragment { unsigned word[4]; };
 
 inline void load(unsigned (&to)[4], const void* row, bool across, int line) {
   check_shared(row, 16);
+  note(static_cast<const char*>(row), 16, false, true);
   const Fragment all = warp_together<const void*, Fragment>(line, row, [across](auto given, auto results) {
     for (int lane = 0; lane < LANES; ++lane)
       for (int matrix = 0; matrix < 4; ++matrix) {
@@ -329,7 +410,7 @@ inline void enter() {
   body();
   Fiber& fiber = *current;
   if (fiber.arrivals != fiber.awaited) fail("a thread leaves without waiting at the cluster's barrier");
-  --fiber.cta->alive;
+  if (!--fiber.cta->alive && fiber.awaited < fiber.cta->read_until) fail("a CTA leaves while others read its memory");
   leave();
 }
 
@@ -342,7 +423,9 @@ inline void resume(Fiber* fiber) {
 }
 
 // Fibers keep their stacks from run to run.
-inline Fiber& fresh(std::vector<std::unique_ptr<Fiber>>& pool, size_t index) {
+inline std::vector<std::unique_ptr<Fiber>> pool = {};
+
+inline Fiber& fresh(size_t index) {
   if (index == pool.size()) {
     pool.push_back(std::make_unique<Fiber>());
     pool.back()->stack.reset(new char[STACK]);
@@ -358,15 +441,12 @@ inline Fiber& fresh(std::vector<std::unique_ptr<Fiber>>& pool, size_t index) {
   return fiber;
 }
 
-inline std::unique_ptr<Cta> new_cta(Cluster& cluster, Index index, int rank, size_t shared_bytes) {
+inline std::unique_ptr<Cta> new_cta(Cluster& cluster, Index index, int rank, char* base) {
   auto cta = std::make_unique<Cta>();
   cta->index = index;
   cta->rank = rank;
   cta->cluster = &cluster;
-  cta->shared.assign(shared_bytes + 16 + GUARD, char(POISON));
-  const auto address = reinterpret_cast<uintptr_t>(cta->shared.data());
-  cta->base = cta->shared.data() + (16 - address % 16) % 16;
-  cta->shared.resize(shared_bytes + GUARD);  // never moves: it shrinks
+  cta->base = base;
   cta->alive = size_t(block.x);
   cta->barrier.expected = block.x;
   cta->warps.resize(size_t(block.x / LANES));
@@ -374,26 +454,31 @@ inline std::unique_ptr<Cta> new_cta(Cluster& cluster, Index index, int rank, siz
   return cta;
 }
 
-inline void check_guard(const Cta& cta) {
-  const char* guard = cta.base + (cta.shared.size() - GUARD);
-  for (size_t i = 0; i < GUARD - 16; ++i)
-    if (guard[i] != char(POISON)) error = "a write behind shared memory";
+inline void poison_memory(size_t bytes) {
+  memory.resize(std::max(memory.size(), bytes / sizeof(Pack)));
+  shadow.resize(std::max(shadow.size(), bytes / 2));
+  std::memset(memory.data(), POISON, bytes);
+  std::memset(shadow.data(), 0, bytes / 2 * sizeof(Shadow));
+  watched = reinterpret_cast<char*>(memory.data());
+  shadows = shadow.data();
 }
 
-inline void run_cluster(Index first, int size, size_t shared_bytes, unsigned order) {
-  static std::vector<std::unique_ptr<Fiber>> pool;
+inline void run_cluster(Index first, int size, unsigned order) {
+  const size_t stride = (shared_bytes + 15) / 16 * 16 + GUARD;
   Cluster cluster;
   cluster.threads = size_t(size) * size_t(block.x);
   ready.clear();
+  poison_memory(size_t(size) * stride);
   for (int rank = 0; rank < size; ++rank) {
-    cluster.ctas.push_back(new_cta(cluster, {first.x + rank, first.y, first.z}, rank, shared_bytes));
+    cluster.ctas.push_back(new_cta(cluster, {first.x + rank, first.y, first.z}, rank, watched + size_t(rank) * stride));
     for (int thread = 0; thread < block.x; ++thread) {
-      Fiber& fiber = fresh(pool, size_t(rank) * size_t(block.x) + size_t(thread));
+      Fiber& fiber = fresh(size_t(rank) * size_t(block.x) + size_t(thread));
       fiber.thread = {thread, 0, 0};
       fiber.cta = cluster.ctas.back().get();
       ready.push_back(&fiber);
     }
   }
+  watched_bytes = size_t(size) * stride;
   while (!ready.empty() && error.empty()) {
     order = order * 1664525 + 1013904223;  // any order is allowed, so take many
     std::swap(ready[(order >> 8) % ready.size()], ready.back());
@@ -401,11 +486,30 @@ inline void run_cluster(Index first, int size, size_t shared_bytes, unsigned ord
     ready.pop_back();
     resume(next);
   }
+  watched_bytes = 0;
   for (const auto& cta : cluster.ctas) {
     if (!error.empty()) return;
-    check_guard(*cta);
     if (cta->alive) error = std::to_string(cta->alive) + " threads of a CTA wait for threads that never come";
   }
 }
 
 }  // namespace emulation
+
+// ---- what g++ -fsanitize=thread calls at each access to memory
+
+#define WATCH(bytes)                                                                                    \
+  extern "C" UNWATCHED void __tsan_read##bytes(void* at) { emulation::touch(at, bytes, false); }        \
+  extern "C" UNWATCHED void __tsan_write##bytes(void* at) { emulation::touch(at, bytes, true); }        \
+  extern "C" UNWATCHED void __tsan_unaligned_read##bytes(void* at) { emulation::touch(at, bytes, false); } \
+  extern "C" UNWATCHED void __tsan_unaligned_write##bytes(void* at) { emulation::touch(at, bytes, true); }
+WATCH(1)
+WATCH(2)
+WATCH(4)
+WATCH(8)
+WATCH(16)
+extern "C" UNWATCHED void __tsan_read_range(void* at, size_t bytes) { emulation::touch(at, bytes, false); }
+extern "C" UNWATCHED void __tsan_write_range(void* at, size_t bytes) { emulation::touch(at, bytes, true); }
+extern "C" UNWATCHED void __tsan_vptr_update(void*, void*) {}
+extern "C" UNWATCHED void __tsan_func_entry(void*) {}
+extern "C" UNWATCHED void __tsan_func_exit(void*) {}
+extern "C" UNWATCHED void __tsan_init() {}

@@ -1,4 +1,4 @@
-"""Device memory for checking kernels: poisoned, with guard bytes around every buffer."""
+"""Memory for checking kernels, a GPU's or the host's: poisoned, and guarded around every buffer."""
 
 import ctypes
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ GUARD_BYTES = 256  # before and behind every buffer
 POISON = 0xFF  # as a float of any width a NaN
 
 
-class RawMemory(Protocol):
+class Memory(Protocol):
     """Bytes that kernels read and write."""
 
     def allocate(self, nbytes: int) -> int:
@@ -25,32 +25,32 @@ class RawMemory(Protocol):
         ...
 
     def write(self, address: int, content: Array) -> None:
-        """Copy a host array to the device, and wait."""
+        """Copy a host array there, and wait."""
         ...
 
     def read(self, address: int, nbytes: int) -> Array:
-        """Return bytes of the device, after all kernels have ended."""
+        """Return bytes from there, after all kernels have ended."""
         ...
 
 
-class CudaRawMemory:
-    """Memory of the current GPU through the CUDA runtime."""
+class CudaMemory:
+    """Memory of the current GPU."""
 
     def allocate(self, nbytes: int) -> int:
-        """See `RawMemory`."""
+        """See `Memory`."""
         return int(call("cudaMalloc", nbytes))
 
     def free(self, address: int) -> None:
-        """See `RawMemory`."""
+        """See `Memory`."""
         release("cudaFree", address)
 
     def write(self, address: int, content: Array) -> None:
-        """See `RawMemory`."""
+        """See `Memory`."""
         kind = constant("cudaMemcpyKind").cudaMemcpyHostToDevice
         call("cudaMemcpy", address, content.ctypes.data, content.nbytes, kind)
 
     def read(self, address: int, nbytes: int) -> Array:
-        """See `RawMemory`."""
+        """See `Memory`."""
         call("cudaDeviceSynchronize")
         content = np.empty(nbytes, np.uint8)
         kind = constant("cudaMemcpyKind").cudaMemcpyDeviceToHost
@@ -58,30 +58,30 @@ class CudaRawMemory:
         return content
 
 
-class HostRawMemory:
-    """Host memory, for kernels that are emulated."""
+class HostMemory:
+    """Memory of this process, for kernels that are emulated."""
 
     def __init__(self) -> None:
         """Hold nothing yet."""
         self._arrays: dict[int, Array] = {}
 
     def allocate(self, nbytes: int) -> int:
-        """See `RawMemory`."""
+        """See `Memory`."""
         array = np.empty(nbytes + 256, np.uint8)
         address = -(-array.ctypes.data // 256) * 256
         self._arrays[address] = array
         return address
 
     def free(self, address: int) -> None:
-        """See `RawMemory`."""
+        """See `Memory`."""
         del self._arrays[address]
 
     def write(self, address: int, content: Array) -> None:
-        """See `RawMemory`."""
+        """See `Memory`."""
         ctypes.memmove(address, content.ctypes.data, content.nbytes)
 
     def read(self, address: int, nbytes: int) -> Array:
-        """See `RawMemory`."""
+        """See `Memory`."""
         return np.frombuffer(ctypes.string_at(address, nbytes), np.uint8)
 
 
@@ -89,7 +89,7 @@ class HostRawMemory:
 class Guarded:
     """One buffer: guards, perhaps a shift, the content or poison, guards."""
 
-    memory: RawMemory
+    memory: Memory
     nbytes: int
     content: Array | None = None  # of an input; an output is poisoned
     shift: int = 0  # bytes by which the buffer misses its alignment
@@ -106,8 +106,11 @@ class Guarded:
         return self._base + GUARD_BYTES + self.shift
 
     def reset(self) -> None:
-        """Poison what is not an input."""
-        self.memory.write(self._base, self._expected())
+        """Fill in the content, or poison."""
+        filled = np.full(self._total, POISON, np.uint8)
+        if self.content is not None:
+            self._split(filled)[0][:] = np.frombuffer(self.content.tobytes(), np.uint8)
+        self.memory.write(self._base, filled)
 
     def read(self) -> Array:
         """Return the buffer's bytes."""
@@ -115,10 +118,10 @@ class Guarded:
 
     def is_intact(self) -> bool:
         """Whether the guards, and an input's bytes, are as they were."""
-        content, around = self._split(self.memory.read(self._base, self._total))
+        content, before, behind = self._split(self.memory.read(self._base, self._total))
         if self.content is not None and content.tobytes() != self.content.tobytes():
             return False
-        return bool((around == POISON).all())
+        return bool((before == POISON).all() and (behind == POISON).all())
 
     def free(self) -> None:
         """Give the memory back."""
@@ -128,14 +131,8 @@ class Guarded:
     def _total(self) -> int:
         return self.nbytes + 2 * GUARD_BYTES + self.shift
 
-    def _expected(self) -> Array:
-        filled = np.full(self._total, POISON, np.uint8)
-        if self.content is not None:
-            start = GUARD_BYTES + self.shift
-            filled[start : start + self.nbytes] = np.frombuffer(self.content.tobytes(), np.uint8)
-        return filled
-
-    def _split(self, everything: Array) -> tuple[Array, Array]:
+    def _split(self, everything: Array) -> tuple[Array, Array, Array]:
+        """The buffer, and what is before and behind it."""
         start = GUARD_BYTES + self.shift
         end = start + self.nbytes
-        return everything[start:end], np.concatenate((everything[:start], everything[end:]))
+        return everything[start:end], everything[:start], everything[end:]

@@ -8,13 +8,14 @@ extern "C" int emulate(void (*kernel)(Group), const Group* group, const int* gri
   block = {threads, 1, 1};
   emulation::ranges = ranges;
   emulation::range_count = range_count;
+  emulation::shared_bytes = size_t(shared_bytes);
   error.clear();
   body = [=] { kernel(*group); };
   if (grid[0] % cluster) error = "the grid is no multiple of the cluster";
   for (int z = 0; z < grid[2] && error.empty(); ++z)
     for (int y = 0; y < grid[1] && error.empty(); ++y)
       for (int x = 0; x < grid[0] && error.empty(); x += cluster)
-        run_cluster({x, y, z}, cluster, size_t(shared_bytes), order++);
+        run_cluster({x, y, z}, cluster, order++);
   std::snprintf(message, size_t(size), "%s", error.c_str());
   return error.empty() ? 0 : 1;
 }
@@ -23,7 +24,7 @@ extern "C" int emulate(void (*kernel)(Group), const Group* group, const int* gri
 extern "C" void layout(int* to) {
   const size_t offsets[] = {
       sizeof(Group), sizeof(Site), offsetof(Group, x), offsetof(Group, workspace), offsetof(Group, m),
-      offsetof(Group, k), offsetof(Group, sites), offsetof(Group, columns), offsetof(Group, splits),
+      offsetof(Group, k), offsetof(Group, sites), offsetof(Group, total_rank), offsetof(Group, splits),
       offsetof(Group, site), offsetof(Site, a), offsetof(Site, b), offsetof(Site, y), offsetof(Site, out),
       offsetof(Site, n), offsetof(Site, rank), offsetof(Site, column)};
   for (size_t offset : offsets) *to++ = int(offset);
