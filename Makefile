@@ -36,7 +36,7 @@ bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.jso
 	$(BIN)/python scripts/bench.py
 
 # In the virtual environment if there is one, else with $(PYTHON) as it is: needs torch, numpy,
-# safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only W2'.
+# safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only decode-step'.
 gpu:                       ## check and measure on an NVIDIA GPU, write docs/benchmarks/gpu-*.json
 	mkdir -p build/typing/trt_lora
 	ln -sfn $(PACKAGES:%=$(CURDIR)/%) build/typing/trt_lora/

@@ -1,30 +1,29 @@
-"""Measure on an NVIDIA GPU what performance.md promises, as ratios inside one run.
+"""Check and measure LoRA on an NVIDIA GPU, as ratios inside one run; see docs/benchmarks/gpu.md.
 
     make gpu                            everything, in under 8 minutes
-    python scripts/bench_gpu.py --only W1 W2 --vllm DIR --minutes 3
+    make gpu GPU='--only lora-group decode-step --vllm DIR --minutes 3 --output FILE'
 
-Writes one JSON file: the machine, the predictions before anything runs, then every workload as it
-ends. Exits with 2 where there is no GPU, and with 1 if a workload failed.
+Writes one JSON file: the machine, the predictions before anything runs, then every row as it comes.
+Exits with 2 where there is no GPU, and with 1 if a workload failed.
 """
 
 import argparse
-import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.launch import Chip
 from trt_lora.runtime.cuda import cuda_obstacle
 from trt_lora.scripts.console import FAILED, run
-from trt_lora.scripts.gpu.machine import describe_machine, slug
+from trt_lora.scripts.gpu.machine import ROOT, describe_machine, slug
 from trt_lora.scripts.gpu.results import Report
-from trt_lora.scripts.gpu.run import Runner, Workload
+from trt_lora.scripts.gpu.run import Runner
+from trt_lora.scripts.gpu.worker import Workload
 
-ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "benchmarks"
 MINUTES = 7.0  # the last row may go on for most of another one
 
@@ -33,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the options."""
     result = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     add = result.add_argument
-    add("--only", nargs="+", metavar="NAME", help="workloads, such as tests W1 W2 (default: all)")
+    add("--only", nargs="+", metavar="NAME", help="workloads, as tests lora-group (default: all)")
     add("--minutes", type=float, default=MINUTES, help="for all of them together")
     add("--vllm", type=Path, metavar="DIR", help="vLLM's folder vllm/lora/ops/triton_ops")
     add("--output", type=Path, metavar="FILE", help="default: docs/benchmarks/gpu-<device>.json")
@@ -47,45 +46,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if obstacle := cuda_obstacle():
         print(f"no benchmark without an NVIDIA GPU: {obstacle}", file=sys.stderr)
         return FAILED
-    torch = _torch()
-    machine = describe_machine(ROOT)
+    _check_torch()
+    machine = describe_machine()
     report = Report(args.output or FOLDER / f"gpu-{slug(machine['device'])}.json")
     report.put(machine=machine, date=time.strftime("%Y-%m-%d"), arguments=vars(args))
-    with torch.no_grad():
-        workloads = chosen(_workloads(machine, args.vllm), args.only)
-        succeeded = Runner(report, start + 60 * args.minutes).run(workloads)
+    workloads = chosen(workloads_for(machine, args.vllm), args.only)
+    succeeded = Runner(report, start + 60 * args.minutes).run(workloads)
     report.put(seconds=round(time.monotonic() - start, 1))
     print(f"\nall numbers: {report.path}")
     return 0 if succeeded else 1
 
 
-def _torch() -> ModuleType:
-    """What the base's products and the peers run on; a machine without a GPU need not have it."""
-    try:
-        return importlib.import_module("torch")
-    except ImportError as error:
+def _check_torch() -> None:
+    """The base's products and the peers run on it; a machine without a GPU need not have it."""
+    if importlib.util.find_spec("torch") is None:
         raise ConfigError(
-            f"the benchmark needs torch ({error}); give make a Python that has it: "
+            "the benchmark needs torch, which is not installed; give make a Python that has it: "
             "make gpu PYTHON=python3"
-        ) from error
+        )
 
 
 def chosen(workloads: Sequence[Workload], only: Sequence[str] | None) -> list[Workload]:
-    """Return the workloads named, or all.
+    """Return the workloads named, in their own order, or all; `decode-step` names all its parts.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    names = [workload.name for workload in workloads]
-    if unknown := set(only or ()) - set(names):
+    if not only:
+        return list(workloads)
+    names = {name for workload in workloads for name in _names(workload)}
+    if unknown := set(only) - names:
         raise ConfigError(
-            f"--only {' '.join(sorted(unknown))}: unknown; choose from: {', '.join(names)}"
+            f"--only {' '.join(sorted(unknown))}: unknown; choose from: {', '.join(sorted(names))}"
         )
-    return [workload for workload in workloads if not only or workload.name in only]
+    return [workload for workload in workloads if not set(only).isdisjoint(_names(workload))]
 
 
-def _workloads(machine: Mapping[str, Any], vllm: Path | None) -> list[Workload]:
-    from trt_lora.scripts.gpu.bench import Options
+def _names(workload: Workload) -> tuple[str, str]:
+    return workload.name, workload.name.partition(":")[0]
+
+
+def workloads_for(machine: Mapping[str, Any], vllm: Path | None) -> list[Workload]:
+    """Return all workloads, with what is predicted for this machine."""
+    from trt_lora.scripts.gpu.bench import Options  # it imports torch, which may be missing
     from trt_lora.scripts.gpu.vllm import installed_vllm
     from trt_lora.scripts.gpu.workloads import gpu_workloads
 

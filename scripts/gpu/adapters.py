@@ -1,12 +1,12 @@
 """Random adapters on the device: distinct factors for every linear of every layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from trt_lora.scripts.gpu.device import Device
-from trt_lora.scripts.gpu.shapes import Linear
+from trt_lora.scripts.gpu.shapes import LinearShape
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Factors:
 
 # Of one layer, by group, in the order of the group's linears.
 LayerFactors = Mapping[str, tuple[Factors, ...]]
-Groups = Mapping[str, tuple[Linear, ...]]
+Groups = Mapping[str, tuple[LinearShape, ...]]
 
 
 def random_adapter(
@@ -32,7 +32,7 @@ def random_adapter(
 ) -> tuple[LayerFactors, ...]:
     """Return an adapter whose deltas are about half as large as what they are added to."""
 
-    def factors(linear: Linear) -> Factors:
+    def factors(linear: LinearShape) -> Factors:
         a = device.random(linear.k, rank, scale=linear.k**-0.5)
         return Factors(a, device.random(rank, linear.n, scale=0.5 * rank**-0.5))
 
@@ -47,7 +47,7 @@ def zero_adapter(device: Device, groups: Groups, layers: int) -> tuple[LayerFact
     widest = max(max(linear.k, linear.n) for group in groups.values() for linear in group)
     zeros = device.empty(widest).zero_()
 
-    def factors(linear: Linear) -> Factors:
+    def factors(linear: LinearShape) -> Factors:
         return Factors(zeros[: linear.k].view(-1, 1), zeros[: linear.n].view(1, -1))
 
     layer = {name: tuple(map(factors, group)) for name, group in groups.items()}
@@ -57,16 +57,9 @@ def zero_adapter(device: Device, groups: Groups, layers: int) -> tuple[LayerFact
 def transposed(adapter: Sequence[LayerFactors]) -> tuple[LayerFactors, ...]:
     """Return the factors as PEFT and vLLM keep them: A [rank, k] and B [n, rank]."""
 
-    def turned(factors: Factors) -> Factors:
+    def transpose(factors: Factors) -> Factors:
         return Factors(factors.a.t().contiguous(), factors.b.t().contiguous())
 
     return tuple(
-        {name: tuple(map(turned, group)) for name, group in layer.items()} for layer in adapter
+        {name: tuple(map(transpose, group)) for name, group in layer.items()} for layer in adapter
     )
-
-
-def all_factors(adapter: Sequence[LayerFactors]) -> Iterator[Factors]:
-    """Yield every pair of factors."""
-    for layer in adapter:
-        for group in layer.values():
-            yield from group

@@ -9,8 +9,9 @@ import torch
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.launch import Chip
 from trt_lora.scripts.gpu.adapters import LayerFactors, random_adapter, transposed
-from trt_lora.scripts.gpu.chain import Tensors, Weights, layer_bytes, random_weights
+from trt_lora.scripts.gpu.chain import Weights, layer_bytes, random_weights
 from trt_lora.scripts.gpu.device import Device, Replay
+from trt_lora.scripts.gpu.glue import Tensors
 from trt_lora.scripts.gpu.shapes import LLAMA_3_8B, ModelShape
 from trt_lora.scripts.gpu.timing import ROUNDS, Times, alternate
 from trt_lora.scripts.gpu.vllm import VllmOperators, load_vllm
@@ -96,7 +97,7 @@ class AdapterPair:
 
     rank: int
     ours: tuple[LayerFactors, ...]
-    turned: tuple[LayerFactors, ...]
+    transposed: tuple[LayerFactors, ...]
 
 
 def difference(ours: Tensors, theirs: Tensors) -> float:

@@ -1,4 +1,4 @@
-"""Ways to add LoRA to the chain: ours, and what torch and TensorRT's own matrix products do."""
+"""Ways to add LoRA to a step: the builder's operator, and torch's and TensorRT's own products."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,82 +8,52 @@ import torch
 from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
 from trt_lora.plugins.launch import workspace_bytes
 from trt_lora.scripts.gpu.adapters import Factors, LayerFactors
-from trt_lora.scripts.gpu.chain import Tensors, columns
+from trt_lora.scripts.gpu.chain import columns
 from trt_lora.scripts.gpu.device import Device
+from trt_lora.scripts.gpu.glue import Tensors
 from trt_lora.scripts.gpu.shapes import ModelShape
 
 # Adds a group's deltas to y [m, n_1 + n_2 + ...] and returns every linear's part of it, which may
-# lie elsewhere then: adder(layer, group, x, y).
-Adder = Callable[[int, str, torch.Tensor, torch.Tensor], Tensors]
+# lie elsewhere then: method(layer, group, x, y).
+LoraMethod = Callable[[int, str, torch.Tensor, torch.Tensor], Tensors]
 
 
 @dataclass(frozen=True)
-class AfterBase:
+class AddToOutput:
     """Adds LoRA to what the base's products have written."""
 
-    add: Adder
-    merges_qkv: bool = True
+    add: LoraMethod
 
-    def qkv(self, layer: int, x: torch.Tensor, ys: Tensors) -> Tensors:
+    def deltas(self, layer: int, group: str, x: torch.Tensor) -> Tensors:
         """See `Lora`."""
-        return self.add(layer, "qkv", x, ys[0])
+        return ()
 
-    def before_residual(
+    def residual(
         self, layer: int, group: str, x: torch.Tensor, residual: torch.Tensor
     ) -> torch.Tensor:
         """See `Lora`."""
         return residual
 
-    def after_residual(
-        self, layer: int, group: str, x: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
+    def after_product(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> Tensors:
         """See `Lora`."""
-        return self.add(layer, group, x, residual)[0]
-
-    def before_gate_up(self, layer: int, x: torch.Tensor) -> Tensors:
-        """See `Lora`."""
-        return ()
-
-    def after_gate_up(self, layer: int, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        """See `Lora`."""
-        return self.add(layer, "gate_up", x, y)
+        return self.add(layer, group, x, y)
 
 
-@dataclass(frozen=True)
-class NoLora:
-    """The base model, and so also a merged adapter: the same products with other numbers."""
+def no_lora(model: ModelShape) -> AddToOutput:
+    """Return the base model, and so also a merged adapter: the same products, other numbers."""
 
-    merges_qkv: bool = False
+    def add(layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        return columns(y, [linear.n for linear in model.groups[group]])
 
-    def qkv(self, layer: int, x: torch.Tensor, ys: Tensors) -> Tensors:
-        """See `Lora`."""
-        return ys
-
-    def before_residual(
-        self, layer: int, group: str, x: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
-        """See `Lora`."""
-        return residual
-
-    after_residual = before_residual
-
-    def before_gate_up(self, layer: int, x: torch.Tensor) -> Tensors:
-        """See `Lora`."""
-        return ()
-
-    def after_gate_up(self, layer: int, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        """See `Lora`."""
-        return y.chunk(2, dim=1)
+    return AddToOutput(add)
 
 
-class Ours:
+class TrtLoraKernels:
     """The operator as the builder inserts it: one node for each group.
 
-    q, k and v: added to the products' results. o and down: added to the residual before the
-    product is. gate and up: the deltas alone, beside the product, and added by what follows.
+    q, k, v and gate, up: the deltas alone, added by what reads them. o and down: added to the
+    residual. Nothing of it waits for the base's product of the same group, nor that for it.
     """
-
-    merges_qkv = False
 
     def __init__(
         self,
@@ -92,53 +62,56 @@ class Ours:
         adapter: Sequence[LayerFactors],
         m: int,
         *,
-        beside: bool = True,
+        streams: int,
     ) -> None:
-        """Make the outputs; `beside` runs gate and up on a second stream."""
+        """Make the outputs.
+
+        Args:
+            device: where the chain runs.
+            model: the linears.
+            adapter: the factors, in our layout.
+            m: rows.
+            streams: 1, or 2 to run every node beside its group's product.
+        """
         self._calls = {
-            name: GroupCall(device, shape_of(factors, m, device.dtype, adds=name != "gate_up"))
+            name: GroupCall(device, shape_of(factors, m, device.dtype, adds=adds_to_residual(name)))
             for name, factors in adapter[0].items()
         }
-        self._device, self._adapter, self._beside = device, adapter, beside
-        # o and down take turns, so that neither writes the residual that it reads.
-        self._residuals = {name: device.empty(m, model.hidden) for name in ("o", "down")}
-        self._zs = [device.empty(m, linear.n) for linear in model.groups["qkv"]]
-        self._deltas = [device.empty(m, linear.n) for linear in model.groups["gate_up"]]
+        self._device, self._adapter, self._streams = device, adapter, streams
+        self._outs = {
+            name: [device.empty(m, linear.n) for linear in group]
+            for name, group in model.groups.items()
+        }
 
-    def qkv(self, layer: int, x: torch.Tensor, ys: Tensors) -> Tensors:
+    def deltas(self, layer: int, group: str, x: torch.Tensor) -> Tensors:
         """See `Lora`."""
-        return self._launch(layer, "qkv", x, ys, self._zs)
+        return self._launch(layer, group, x, ())
 
-    def before_residual(
+    def residual(
         self, layer: int, group: str, x: torch.Tensor, residual: torch.Tensor
     ) -> torch.Tensor:
-        """See `Lora`."""
-        return self._launch(layer, group, x, [residual], [self._residuals[group]])[0]
+        """See `Lora`; o and down write different tensors, so that neither reads what it writes."""
+        return self._launch(layer, group, x, [residual])[0]
 
-    def after_residual(
-        self, layer: int, group: str, x: torch.Tensor, residual: torch.Tensor
-    ) -> torch.Tensor:
+    def after_product(self, layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> Tensors:
         """See `Lora`."""
-        return residual
+        if self._streams > 1:
+            self._device.wait_for_second_stream()
+        return _parts(self._adapter[layer][group], y)
 
-    def before_gate_up(self, layer: int, x: torch.Tensor) -> Tensors:
-        """See `Lora`."""
-        if not self._beside:
-            return self._launch(layer, "gate_up", x, (), self._deltas)
-        with self._device.beside():
-            return self._launch(layer, "gate_up", x, (), self._deltas)
-
-    def after_gate_up(self, layer: int, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        """See `Lora`."""
-        if self._beside:
-            self._device.join()
-        return y.chunk(2, dim=1)
-
-    def _launch(
-        self, layer: int, group: str, x: torch.Tensor, ys: Tensors, outs: Tensors
-    ) -> Tensors:
-        self._calls[group].launch(x, self._adapter[layer][group], ys, outs)
+    def _launch(self, layer: int, group: str, x: torch.Tensor, ys: Tensors) -> Tensors:
+        factors, outs = self._adapter[layer][group], self._outs[group]
+        if self._streams > 1:
+            with self._device.on_second_stream():
+                self._calls[group].launch(x, factors, ys, outs)
+        else:
+            self._calls[group].launch(x, factors, ys, outs)
         return outs
+
+
+def adds_to_residual(group: str) -> bool:
+    """Whether the builder's node adds to the residual; it returns deltas otherwise."""
+    return group in ("o", "down")
 
 
 class GroupCall:
@@ -170,7 +143,7 @@ def shape_of(factors: Sequence[Factors], m: int, dtype: torch.dtype, *, adds: bo
     return GroupShape(m, factors[0].a.shape[0], sites, str(dtype).removeprefix("torch."), adds)
 
 
-def addmm(adapter: Sequence[LayerFactors]) -> Adder:
+def addmm(adapter: Sequence[LayerFactors]) -> LoraMethod:
     """Return torch's shortest: `y += (x @ A) @ B`, two products a linear."""
 
     def add(layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> Tensors:
@@ -182,7 +155,7 @@ def addmm(adapter: Sequence[LayerFactors]) -> Adder:
     return add
 
 
-def pair_add(adapter: Sequence[LayerFactors]) -> Adder:
+def pair_add(adapter: Sequence[LayerFactors]) -> LoraMethod:
     """Return two products and an addition a linear."""
 
     def add(layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> Tensors:
@@ -194,7 +167,7 @@ def pair_add(adapter: Sequence[LayerFactors]) -> Adder:
     return add
 
 
-def native_dynamic(device: Device, adapter: Sequence[LayerFactors]) -> Adder:
+def native_dynamic(device: Device, adapter: Sequence[LayerFactors]) -> LoraMethod:
     """Return what TensorRT-RTX 1.7.1 makes of matrix products whose rank is dynamic.
 
     Its kernel list, replayed: A and B are copied to where their rank is padded on every run, then

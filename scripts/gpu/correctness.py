@@ -27,7 +27,7 @@ _FLOAT_ULP = 2.0**-24
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """One call, and by how many bytes its buffers miss their alignment."""
 
     shape: GroupShape
@@ -44,7 +44,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """What a case showed."""
 
     name: str
@@ -60,22 +60,22 @@ class Outcome:
         return self.of_allowed <= 1 and self.same_bits and self.intact
 
 
-def all_cases() -> Iterator[Case]:
+def all_cases() -> Iterator[KernelCase]:
     """Yield dtypes x ranks x rows in both forms, unaligned ones, and Llama-3-8B's own groups."""
     for dtype, ranks, rows in itertools.product(DTYPES, RANKS, ROWS):
         sites = tuple(SiteShape(n, rank) for n, rank in zip((264, 72, 33), ranks, strict=False))
         for adds in (False, True):
-            yield Case(GroupShape(rows, 1096, sites, dtype, adds))
+            yield KernelCase(GroupShape(rows, 1096, sites, dtype, adds))
     for dtype, rows in itertools.product(DTYPES, (1, 8, 40)):
         item = storage_dtype(dtype).itemsize
-        yield Case(GroupShape(rows, 523, (SiteShape(136, 16),), dtype, True), shift=item)
+        yield KernelCase(GroupShape(rows, 523, (SiteShape(136, 16),), dtype, True), shift=item)
     groups = LLAMA_3_8B.groups.values()
     for group, rank, rows in itertools.product(groups, (16, 64), (1, 8, 32, 200)):
         sites = tuple(SiteShape(linear.n, rank) for linear in group)
-        yield Case(GroupShape(rows, group[0].k, sites, "float16", True))
+        yield KernelCase(GroupShape(rows, group[0].k, sites, "float16", True))
 
 
-def check(case: Case, chip: Chip, kernels: Launcher, memory: RawMemory) -> Outcome:
+def check(case: KernelCase, chip: Chip, kernels: Launcher, memory: RawMemory) -> CaseResult:
     """Run one case twice and compare."""
     shape = case.shape
     inputs = _Inputs.random(shape)
@@ -87,7 +87,7 @@ def check(case: Case, chip: Chip, kernels: Launcher, memory: RawMemory) -> Outco
     finally:
         call.free()
     errors = [_errors(shape, inputs, site, output) for site, output in enumerate(outputs)]
-    return Outcome(
+    return CaseResult(
         case.name,
         tuple(launch.kernel for launch in plan_launches(shape, chip)),
         max(relative for relative, _ in errors),
@@ -125,7 +125,7 @@ class _Inputs:
 class _Call:
     """The buffers of one case."""
 
-    def __init__(self, case: Case, inputs: _Inputs, memory: RawMemory) -> None:
+    def __init__(self, case: KernelCase, inputs: _Inputs, memory: RawMemory) -> None:
         self._shape = case.shape
 
         def place(array: Array) -> Guarded:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from trt_lora.plugins.kernels import Kernels
-from trt_lora.scripts.gpu.glue import CudaGlue, Glue
+from trt_lora.scripts.gpu.glue import CudaElementwiseKernels, ElementwiseKernels
 from trt_lora.scripts.gpu.launcher import Launcher
 
 _CUDA: Any = torch.cuda  # half of it has no types
@@ -49,7 +49,7 @@ class Device(Protocol):
         ...
 
     @property
-    def glue(self) -> Glue:
+    def elementwise(self) -> ElementwiseKernels:
         """What lies between the products of a layer."""
         ...
 
@@ -65,11 +65,11 @@ class Device(Protocol):
         """Return the handle of the current stream."""
         ...
 
-    def beside(self) -> contextlib.AbstractContextManager[None]:
+    def on_second_stream(self) -> contextlib.AbstractContextManager[None]:
         """Enqueue the block on a second stream, after what is enqueued so far."""
         ...
 
-    def join(self) -> None:
+    def wait_for_second_stream(self) -> None:
         """Let the current stream wait for the second one."""
         ...
 
@@ -113,7 +113,9 @@ class CudaDevice:
         self.kernels: Launcher = Kernels()
         self._main, self._side = _CUDA.Stream(), _CUDA.Stream()
         self.empty(1)  # makes the context current for the driver's own calls
-        self.glue: Glue = CudaGlue(dtype, _CUDA.get_device_capability())
+        self.elementwise: ElementwiseKernels = CudaElementwiseKernels(
+            dtype, _CUDA.get_device_capability()
+        )
 
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
         """See `Device`."""
@@ -129,13 +131,13 @@ class CudaDevice:
         return int(_CUDA.current_stream().cuda_stream)
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def on_second_stream(self) -> Iterator[None]:
         """See `Device`."""
         self._side.wait_stream(_CUDA.current_stream())
         with _CUDA.stream(self._side):
             yield
 
-    def join(self) -> None:
+    def wait_for_second_stream(self) -> None:
         """See `Device`."""
         _CUDA.current_stream().wait_stream(self._side)
 

@@ -1,4 +1,4 @@
-"""W1: one group of linears at a time, in a graph of calls that each have their own adapter."""
+"""One group of linears at a time, in a graph of calls that each have their own adapter."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +11,18 @@ from trt_lora.plugins.group import GroupShape, SiteShape
 from trt_lora.plugins.launch import plan_launches
 from trt_lora.scripts.gpu.adapters import random_adapter, transposed
 from trt_lora.scripts.gpu.bench import Bench, Options, difference
-from trt_lora.scripts.gpu.contestants import Adder, GroupCall, addmm, pair_add, shape_of
+from trt_lora.scripts.gpu.contestants import (
+    GroupCall,
+    LoraMethod,
+    addmm,
+    adds_to_residual,
+    pair_add,
+    shape_of,
+)
 from trt_lora.scripts.gpu.peers import vllm
-from trt_lora.scripts.gpu.results import Expectation, Expectations, Row
-from trt_lora.scripts.gpu.roofline import ITEM_BYTES, LAUNCH_US, SCHEMES, group_us
-from trt_lora.scripts.gpu.shapes import Linear
+from trt_lora.scripts.gpu.results import Expectation, Expectations, ResultRow
+from trt_lora.scripts.gpu.roofline import ITEM_BYTES, LAUNCH_COSTS, LAUNCH_US, group_us
+from trt_lora.scripts.gpu.shapes import LinearShape
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 RANKS = (8, 32, 64, 128, 256)
@@ -25,7 +32,7 @@ _LATENCY_US = 4.0  # of a small kernel: two trips to memory, a reduction, the dr
 
 
 @dataclass(frozen=True)
-class Cell:
+class GroupCell:
     """One row of the workload."""
 
     group: str
@@ -38,7 +45,7 @@ class Cell:
         return f"{self.group} m{self.m} r{self.rank}"
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[GroupCell]:
     """Yield what matters most first: a deadline cuts the end."""
     groups = ("gate_up", "qkv", "down", "o")
     first = [(m, 16) for m in (1, 8, 32, 512)]
@@ -46,7 +53,7 @@ def cells() -> Iterator[Cell]:
     rest = [(m, 16) for m in ROWS if (m, 16) not in first]
     for sizes in (first, rest, second):
         for (m, rank), group in itertools.product(sizes, groups):
-            yield Cell(group, m, rank)
+            yield GroupCell(group, m, rank)
 
 
 def expectations(options: Options) -> Expectations:
@@ -54,18 +61,18 @@ def expectations(options: Options) -> Expectations:
     return {cell.name: _expected(cell, options) for cell in cells()}
 
 
-def rows(bench: Bench) -> Iterator[Row]:
+def rows(bench: Bench) -> Iterator[ResultRow]:
     """Measure every cell."""
     for cell in cells():
         yield measure(bench, cell)
 
 
-def _expected(cell: Cell, options: Options) -> dict[str, Expectation]:
+def _expected(cell: GroupCell, options: Options) -> dict[str, Expectation]:
     linears = options.model.groups[cell.group]
     sites = tuple(SiteShape(linear.n, cell.rank) for linear in linears)
-    shape = GroupShape(cell.m, linears[0].k, sites, "float16", True)
+    shape = GroupShape(cell.m, linears[0].k, sites, "float16", adds_to_residual(cell.group))
     launches = len(plan_launches(shape, options.chip))
-    moved = group_us(linears, cell.m, cell.rank, SCHEMES["ours"])
+    moved = group_us(linears, cell.m, cell.rank, LAUNCH_COSTS["ours"])
     low, high = (launches * each + moved for each in (LAUNCH_US[0], _LATENCY_US))
     expected = {
         "ours, us a call": Expectation(low, high),
@@ -76,33 +83,33 @@ def _expected(cell: Cell, options: Options) -> dict[str, Expectation]:
     return expected
 
 
-def measure(bench: Bench, cell: Cell) -> Row:
+def measure(bench: Bench, cell: GroupCell) -> ResultRow:
     """Time one cell, ours beside the others."""
     linears = bench.options.model.groups[cell.group]
     calls = _calls(linears, cell, bench.options.l2_bytes)
-    contest = _Contest(bench, cell, calls)
-    replays = {name: bench.device.capture(run) for name, run in contest.versions().items()}
+    methods = _GroupMethods(bench, cell, calls)
+    replays = {name: bench.device.capture(run) for name, run in methods.versions().items()}
     notes: dict[str, Any] = {}
     try:
-        replays["vllm"] = bench.device.capture(contest.vllm())
+        replays["vllm"] = bench.device.capture(methods.vllm())
     except Exception as error:  # Triton raises what it likes; the other columns stand
         notes["vllm"] = f"left out: {error!r:.500}"
     times = bench.time(replays)
     us = {name: times.median(name) / calls for name in replays}
-    bound = group_us(linears, cell.m, cell.rank, SCHEMES["ours"])
+    bound = group_us(linears, cell.m, cell.rank, LAUNCH_COSTS["ours"])
     others = [name for name in replays if name != "ours"]
-    return Row(
+    return ResultRow(
         cell.name,
         {"group": cell.group, "m": cell.m, "rank": cell.rank, "calls": calls},
         {f"{name}_us": value for name, value in us.items()},
         {"ours, us a call": us["ours"], "% of roofline": 100 * bound / us["ours"]}
         | {f"{name} / ours": times.ratio(name, "ours") for name in others}
-        | {"ours / addmm_, difference": contest.difference()},
+        | {"ours / addmm_, difference": methods.difference()},
         {"nodes": {name: replay.nodes for name, replay in replays.items()}} | notes,
     )
 
 
-def _calls(linears: Sequence[Linear], cell: Cell, l2_bytes: int) -> int:
+def _calls(linears: Sequence[LinearShape], cell: GroupCell, l2_bytes: int) -> int:
     """So many that their adapters do not stay in the level-2 cache from one replay to the next."""
     if cell.m >= PREFILL:
         return _LEAST_CALLS  # x and y drive them out
@@ -110,10 +117,10 @@ def _calls(linears: Sequence[Linear], cell: Cell, l2_bytes: int) -> int:
     return max(_LEAST_CALLS, min(_MOST_CALLS, -(-3 * l2_bytes // one)))
 
 
-class _Contest:
+class _GroupMethods:
     """One cell's tensors, and every version as what a graph captures."""
 
-    def __init__(self, bench: Bench, cell: Cell, calls: int) -> None:
+    def __init__(self, bench: Bench, cell: GroupCell, calls: int) -> None:
         self._bench, self._cell, self._calls = bench, cell, calls
         device, self._linears = bench.device, bench.options.model.groups[cell.group]
         groups = {cell.group: self._linears}
@@ -122,8 +129,10 @@ class _Contest:
         self._y = device.random(cell.m, sum(linear.n for linear in self._linears))
         self._ys = [device.random(cell.m, linear.n) for linear in self._linears]
         self._outs = [device.empty(cell.m, linear.n) for linear in self._linears]
-        shape = shape_of(self._adapter[0][cell.group], cell.m, device.dtype, adds=True)
+        adds = adds_to_residual(cell.group)
+        shape = shape_of(self._adapter[0][cell.group], cell.m, device.dtype, adds=adds)
         self._call = GroupCall(device, shape)
+        self._addends = self._ys if adds else []
 
     def versions(self) -> dict[str, Callable[[], None]]:
         return {
@@ -135,23 +144,23 @@ class _Contest:
     def vllm(self) -> Callable[[], None]:
         operators = self._bench.vllm()
         groups, device = {self._cell.group: self._linears}, self._bench.device
-        turned = transposed(self._adapter)
-        return self._run(vllm(device, groups, turned, operators, self._cell.m))
+        adapter = transposed(self._adapter)
+        return self._run(vllm(device, groups, adapter, operators, self._cell.m))
 
     def difference(self) -> float:
         """Of one call of ours to torch's."""
         first = self._adapter[0][self._cell.group]
-        self._call.launch(self._x, first, self._ys, self._outs)
-        y = torch.cat(self._ys, dim=1)
+        self._call.launch(self._x, first, self._addends, self._outs)
+        y = torch.cat(self._addends, dim=1) if self._addends else torch.zeros_like(self._y)
         theirs = addmm(self._adapter)(0, self._cell.group, self._x, y)
         self._bench.device.synchronize()
         return difference(self._outs, theirs)
 
     def _run_ours(self) -> None:
         for layer in self._adapter:
-            self._call.launch(self._x, layer[self._cell.group], self._ys, self._outs)
+            self._call.launch(self._x, layer[self._cell.group], self._addends, self._outs)
 
-    def _run(self, add: Adder) -> Callable[[], None]:
+    def _run(self, add: LoraMethod) -> Callable[[], None]:
         def run() -> None:
             for index in range(self._calls):
                 add(index, self._cell.group, self._x, self._y)

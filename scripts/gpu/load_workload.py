@@ -1,4 +1,4 @@
-"""W7: an adapter from its file to the device, and what decoding meanwhile feels of it."""
+"""Adapter load time, from file to device, and its effect on concurrent decoding."""
 
 import statistics
 import threading
@@ -18,16 +18,16 @@ from trt_lora.runtime.memory import Memory
 from trt_lora.runtime.save import save_adapter
 from trt_lora.runtime.weight import Weight
 from trt_lora.scripts.gpu.bench import Bench
-from trt_lora.scripts.gpu.chain import Chain
-from trt_lora.scripts.gpu.contestants import NoLora
+from trt_lora.scripts.gpu.chain import DecoderLayers
+from trt_lora.scripts.gpu.contestants import no_lora
 from trt_lora.scripts.gpu.device import Replay
 from trt_lora.scripts.gpu.manager import llama_manifest, manager_of
-from trt_lora.scripts.gpu.results import Expectation, Expectations, Row
+from trt_lora.scripts.gpu.results import Expectation, Expectations, ResultRow
 from trt_lora.scripts.gpu.roofline import adapter_bytes
 
 RANKS = (16, 64, 256)
 DTYPE = "float16"
-_PINNED_GB_S = 55.0  # PCIe 5, pinned; section 3f of performance.md
+_PINNED_GB_S = 55.0  # PCIe 5, pinned; docs/benchmarks/gpu.md
 _STAGED_GB_S = 8.0  # a copy into pinned memory on the way, by one thread
 _TIMES, _STEPS = 3, 20
 _PEAK_BYTES = 256 << 20
@@ -46,17 +46,17 @@ def expectations() -> Expectations:
     return peak | loads
 
 
-def rows(bench: Bench, memory: Memory) -> Iterator[Row]:
+def rows(bench: Bench, memory: Memory) -> Iterator[ResultRow]:
     """Measure the bus, then adapters of three ranks."""
     peak = _peak_gb_s(bench)
-    yield Row("pinned copy to the device", {"bytes": _PEAK_BYTES}, ratios={"GB/s": peak})
-    chain = Chain(bench.device, bench.model, bench.weights, 1)
-    step = bench.device.capture(lambda: chain.run(NoLora()))
+    yield ResultRow("pinned copy to the device", {"bytes": _PEAK_BYTES}, ratios={"GB/s": peak})
+    chain = DecoderLayers(bench.device, bench.model, bench.weights, 1)
+    step = bench.device.capture(lambda: chain.run(no_lora(bench.model)))
     for rank in RANKS:
         yield _load(bench, memory, rank, step, peak)
 
 
-def _load(bench: Bench, memory: Memory, rank: int, step: Replay, peak_gb_s: float) -> Row:
+def _load(bench: Bench, memory: Memory, rank: int, step: Replay, peak_gb_s: float) -> ResultRow:
     manifest = llama_manifest(DTYPE)
     with TemporaryDirectory() as scratch:
         directory = Path(scratch) / "adapter"
@@ -66,7 +66,7 @@ def _load(bench: Bench, memory: Memory, rank: int, step: Replay, peak_gb_s: floa
         upload = _seconds(lambda: memory.upload(fitted))
         alone, meanwhile = _steps_us(bench, step, lambda: memory.upload(fitted))
     size = adapter_bytes(rank)
-    return Row(
+    return ResultRow(
         f"r{rank}",
         {"rank": rank, "bytes": size},
         {"file to device, ms": 1e3 * load, "upload, GB/s": size / upload / 1e9},

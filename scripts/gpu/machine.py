@@ -1,4 +1,4 @@
-"""What machine a GPU benchmark ran on: device, driver, versions, commit."""
+"""The machine and checkout of a benchmark run: device, driver, versions, commit."""
 
 import importlib.metadata
 import platform
@@ -8,13 +8,15 @@ from typing import Any
 
 from trt_lora.runtime.cuda import call
 
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout
+
 PACKAGES = (
     "trt-lora", "torch", "triton", "peft", "transformers", "numpy", "cuda-bindings", "cuda-python",
     "nvidia-cuda-nvrtc", "tensorrt", "tensorrt-rtx-cu13", "vllm",
 )  # fmt: skip
 
 
-def describe_machine(repository: Path) -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return the description of the current GPU and of what runs on it.
 
     Raises:
@@ -34,9 +36,14 @@ def describe_machine(repository: Path) -> dict[str, Any]:
         "CUDA runtime": _version(int(call("cudaRuntimeGetVersion"))),
         "python": platform.python_version(),
         "versions": package_versions(),
-        "commit": _output("git", "-C", str(repository), "rev-parse", "HEAD"),
-        "changed files": _output("git", "-C", str(repository), "status", "--porcelain"),
+        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "changed files": _output("git", "-C", str(ROOT), "status", "--porcelain"),
     }
+
+
+def architecture(compute_capability: tuple[int, int]) -> str:
+    """Return what NVRTC compiles for; PTX of an older architecture runs on every newer one."""
+    return "compute_90" if compute_capability >= (9, 0) else "compute_80"
 
 
 def package_versions() -> dict[str, str]:

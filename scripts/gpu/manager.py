@@ -3,7 +3,6 @@
 Nothing of the builder is imported here: a machine with a GPU need not have what builds a model.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,6 @@ from trt_lora.plugins.contract import BindingNames, Site
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.manifest import BaseModel, Manifest
 from trt_lora.runtime.memory import Memory
-from trt_lora.runtime.tensors import TensorMap
 from trt_lora.scripts.gpu.shapes import LLAMA_3_8B
 
 MODULES = {
@@ -68,14 +66,3 @@ def manager_of(memory: Memory, dtype: str) -> LoRAManager:
     manager = LoRAManager()
     manager.initialize_engine_bindings(OnDevice(llama_manifest(dtype), memory))
     return manager
-
-
-def switch_us(manager: LoRAManager, name: str, tensor_map: TensorMap) -> float:
-    """Activate an adapter ("" is the base model) in the map; return the microseconds."""
-    start = time.perf_counter()
-    if name:
-        manager.switch_weights(name)
-    else:
-        manager.reset_weights()
-    manager.refresh_tensor_map(tensor_map)
-    return (time.perf_counter() - start) * 1e6

@@ -6,13 +6,14 @@ from typing import Any
 import torch
 
 from trt_lora.scripts.gpu.adapters import Factors, Groups, LayerFactors
-from trt_lora.scripts.gpu.chain import Tensors, columns
-from trt_lora.scripts.gpu.contestants import Adder
+from trt_lora.scripts.gpu.chain import columns
+from trt_lora.scripts.gpu.contestants import LoraMethod
 from trt_lora.scripts.gpu.device import Device
+from trt_lora.scripts.gpu.glue import Tensors
 from trt_lora.scripts.gpu.vllm import VllmOperators
 
 
-def peft(device: Device, groups: Groups, adapter: Sequence[LayerFactors]) -> Adder:
+def peft(device: Device, groups: Groups, adapter: Sequence[LayerFactors]) -> LoraMethod:
     """Return PEFT's own forward; its base layer answers with what the chain has computed.
 
     Args:
@@ -69,7 +70,7 @@ def vllm(
     adapter: Sequence[LayerFactors],
     operators: VllmOperators,
     m: int,
-) -> Adder:
+) -> LoraMethod:
     """Return vLLM's kernels in their own configuration: clear, shrink, expand for each group.
 
     Args:
@@ -105,7 +106,7 @@ def _stacked(group: Sequence[Factors]) -> tuple[list[torch.Tensor], list[torch.T
     return [each.a[None] for each in group], [each.b[None] for each in group]
 
 
-def compiled_pair(groups: Groups, adapter: Sequence[LayerFactors]) -> Adder:
+def compiled_pair(groups: Groups, adapter: Sequence[LayerFactors]) -> LoraMethod:
     """Return what torch.compile makes of `y + (x @ A) @ B`, a group at a time; takes seconds."""
 
     def pairs(x: torch.Tensor, parts: Tensors, a: Tensors, b: Tensors) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ class Expectation:
             result["target"] = f"at least {self.at_least:g}"
         return result
 
-    def judge(self, value: float) -> dict[str, Any]:
+    def compare_with_prediction(self, value: float) -> dict[str, Any]:
         """Return the same with the gap to the prediction and whether the target was met."""
         result = self.to_json()
         if self.low is not None and self.high is not None:
@@ -49,7 +49,7 @@ Expectations = Mapping[str, Mapping[str, Expectation]]
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One cell of a workload: what each version took, and the ratios between them."""
 
     name: str
@@ -61,7 +61,8 @@ class Row:
     def to_json(self, expected: Mapping[str, Expectation]) -> dict[str, Any]:
         """Return the row with every ratio beside what was expected of it."""
         ratios = {
-            name: _ratio_json(value) | expected.get(name, Expectation()).judge(_median(value))
+            name: _ratio_json(value)
+            | expected.get(name, Expectation()).compare_with_prediction(_median(value))
             for name, value in self.ratios.items()
         }
         result: dict[str, Any] = {"name": self.name, "sizes": dict(self.sizes)}

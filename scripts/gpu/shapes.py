@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearShape:
     """`y [m, n] = x [m, k] @ W`, with A [k, rank] and B [rank, n] beside it."""
 
     name: str
@@ -25,24 +25,24 @@ class ModelShape:
     layers: int = 32
 
     @property
-    def groups(self) -> Mapping[str, tuple[Linear, ...]]:
+    def groups(self) -> Mapping[str, tuple[LinearShape, ...]]:
         """Linears by group, in the order in which a layer runs them."""
         hidden, keys, inner = self.hidden, self.keys, self.inner
         return MappingProxyType(
             {
                 "qkv": (
-                    Linear("q", hidden, hidden),
-                    Linear("k", hidden, keys),
-                    Linear("v", hidden, keys),
+                    LinearShape("q", hidden, hidden),
+                    LinearShape("k", hidden, keys),
+                    LinearShape("v", hidden, keys),
                 ),
-                "o": (Linear("o", hidden, hidden),),
-                "gate_up": (Linear("gate", hidden, inner), Linear("up", hidden, inner)),
-                "down": (Linear("down", inner, hidden),),
+                "o": (LinearShape("o", hidden, hidden),),
+                "gate_up": (LinearShape("gate", hidden, inner), LinearShape("up", hidden, inner)),
+                "down": (LinearShape("down", inner, hidden),),
             }
         )
 
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> tuple[LinearShape, ...]:
         """All linears of a layer."""
         return tuple(linear for group in self.groups.values() for linear in group)
 

@@ -1,8 +1,4 @@
-"""W2, W4 and W8: what LoRA adds to a whole step, every contestant in the same chain.
-
-Overheads are over the base in the form that a contestant extends: with q, k and v apart for ours
-(as TensorRT-RTX runs them), in one product for the others (as torch and vLLM do).
-"""
+"""Decode steps, prefill and idle steps: what each method of adding LoRA costs in a whole step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,33 +7,44 @@ from trt_lora.plugins.group import GroupShape, SiteShape
 from trt_lora.plugins.launch import plan_launches
 from trt_lora.scripts.gpu.adapters import LayerFactors, zero_adapter
 from trt_lora.scripts.gpu.bench import Bench, Options
-from trt_lora.scripts.gpu.chain import Chain, Lora, Weights
-from trt_lora.scripts.gpu.contest import Contest
+from trt_lora.scripts.gpu.chain import DecoderLayers, Lora, Weights
+from trt_lora.scripts.gpu.contest import MethodTiming
 from trt_lora.scripts.gpu.contestants import (
-    AfterBase,
-    NoLora,
-    Ours,
+    AddToOutput,
+    TrtLoraKernels,
     addmm,
+    adds_to_residual,
     native_dynamic,
+    no_lora,
     pair_add,
 )
 from trt_lora.scripts.gpu.peers import compiled_pair, peft, vllm
-from trt_lora.scripts.gpu.results import Expectation, Expectations, Row
-from trt_lora.scripts.gpu.roofline import SCHEMES, Scheme, overhead_percent
+from trt_lora.scripts.gpu.results import Expectation, Expectations, ResultRow
+from trt_lora.scripts.gpu.roofline import LAUNCH_COSTS, LaunchCost, overhead_percent
 from trt_lora.scripts.gpu.shapes import ModelShape
 
 PREFILL_LAYERS = 8  # enough to leave nothing in the cache; 32 would take seconds a replay
 AGREES = 0.05  # of two ways to compute 32 layers in float16
 # The targets are for this rank, and up to so many rows.
 _RANK, _MOST_ROWS, _OURS, _NATIVE, _VLLM, _IDLE = 16, 32, 8.0, 25.0, 2.0, 5.0
+_OTHERS = ("addmm", "pair_add", "native_dynamic", "peft", "vllm")
+
+# Streams of our kernels, by the optimization profile that a step belongs to. `ours` is what the
+# plan does: by TensorRT-RTX 1.7.1's own list, one stream in `decode`, and a second one for every
+# LoRA node in `prefill`, without being asked (the builder sets no `max_aux_streams`).
+STREAMS: Mapping[str, Mapping[str, int]] = {
+    "decode": {"ours": 1, "ours_two_streams": 2},
+    "prefill": {"ours": 2, "ours_one_stream": 1},
+}
 
 
 @dataclass(frozen=True)
-class Cell:
+class StepCell:
     """One row of the workload."""
 
     m: int
     rank: int
+    profile: str = "decode"
 
     @property
     def name(self) -> str:
@@ -45,16 +52,21 @@ class Cell:
         return f"m{self.m} r{self.rank}"
 
 
-# Those of one rank together: an adapter is made once.
-DECODE = tuple(Cell(m, rank) for rank in (16, 64, 256, 8) for m in (1, 8, 32, 64))
-PREFILL = tuple(Cell(m, rank) for rank in (16, 64) for m in (512, 2048, 4096))
-COMPILED = Cell(8, 16)
+# What is wanted most comes first; those of one rank together, for an adapter is made once.
+FIRST = (StepCell(1, 16), StepCell(8, 16))
+DECODE = tuple(
+    cell
+    for cell in (StepCell(m, rank) for rank in (16, 64, 256, 8) for m in (1, 8, 32, 64))
+    if cell not in FIRST
+)
+PREFILL = tuple(StepCell(m, rank, "prefill") for rank in (16, 64) for m in (512, 2048, 4096))
+COMPILED = StepCell(8, 16)
 IDLE_ROWS = (1, 32)
 
 
-def decode_expectations(options: Options) -> Expectations:
-    """Return what section 3d of performance.md says, with the launches that are made here."""
-    return {cell.name: _decode(cell, options) for cell in DECODE}
+def decode_expectations(options: Options, cells: Sequence[StepCell]) -> Expectations:
+    """Return what docs/benchmarks/gpu.md predicts, with the launches that are made here."""
+    return {cell.name: _decode(cell, options) for cell in cells}
 
 
 def prefill_expectations(options: Options) -> Expectations:
@@ -68,10 +80,10 @@ def idle_expectations(options: Options) -> Expectations:
     """Return what an engine pays without an adapter: its launches, and the passes over y."""
 
     def expected(m: int) -> Mapping[str, Expectation]:
-        overhead = overhead_percent(m, 1, _planned("ours", Cell(m, 1), options), options.model)
+        overhead = overhead_percent(m, 1, _planned(1, StepCell(m, 1), options), options.model)
         return {
-            "idle overhead, %": Expectation(*overhead, at_most=_IDLE),
-            "idle / base, difference": Expectation(at_most=0.0),
+            "ours overhead, %": Expectation(*overhead, at_most=_IDLE),
+            "ours / base, difference": Expectation(at_most=0.0),
         }
 
     return {f"m{m}": expected(m) for m in IDLE_ROWS}
@@ -79,77 +91,74 @@ def idle_expectations(options: Options) -> Expectations:
 
 def compiled_expectations(options: Options) -> Expectations:
     """Return the one row of torch.compile."""
-    predicted = overhead_percent(COMPILED.m, COMPILED.rank, SCHEMES["compiled_pair"], options.model)
+    cost = LAUNCH_COSTS["compiled_pair"]
+    predicted = overhead_percent(COMPILED.m, COMPILED.rank, cost, options.model)
     agreement = {"compiled_pair / addmm, difference": Expectation(at_most=AGREES)}
     overhead = {"compiled_pair overhead, %": Expectation(*predicted)}
     return {COMPILED.name: overhead | agreement}
 
 
-def decode_rows(bench: Bench) -> Iterator[Row]:
-    """Measure W2."""
-    for cell in DECODE:
+def decode_rows(bench: Bench, cells: Sequence[StepCell]) -> Iterator[ResultRow]:
+    """Measure decode steps of all layers."""
+    for cell in cells:
         yield measure(bench, bench.weights, cell)
 
 
-def prefill_rows(bench: Bench) -> Iterator[Row]:
-    """Measure W4, on the first layers of the same weights."""
+def prefill_rows(bench: Bench) -> Iterator[ResultRow]:
+    """Measure prefill, on the first layers of the same weights."""
     for cell in PREFILL:
         yield measure(bench, first_layers(bench.weights, PREFILL_LAYERS), cell)
 
 
-def idle_rows(bench: Bench) -> Iterator[Row]:
-    """Measure W8: rank-1 zeros at every linear, as the runtime binds them without an adapter."""
+def idle_rows(bench: Bench) -> Iterator[ResultRow]:
+    """Measure rank-1 zeros at every linear, as the runtime binds them without an adapter."""
     device, model = bench.device, bench.model
     zeros = zero_adapter(device, model.groups, model.layers)
     published = {"with no adapter, elsewhere": "23 % (SGLang PR 22809)"}
     for m in IDLE_ROWS:
-        contest = Contest(bench, Chain(device, model, bench.weights, m))
-        contest.add("base", NoLora())
-        contest.add("merged", NoLora())
-        contest.add("idle", Ours(device, model, zeros, m), "base")
-        contest.add("idle_one_stream", Ours(device, model, zeros, m, beside=False), "base")
+        timing = _with_bases(bench, model, bench.weights, m)
+        for name, streams in STREAMS["decode"].items():
+            timing.add(name, TrtLoraKernels(device, model, zeros, m, streams=streams))
         sizes = {"m": m, "layers": model.layers}
-        yield contest.row(f"m{m}", sizes, reference="base", notes=published)
+        yield timing.row(f"m{m}", sizes, reference="base", notes=published)
 
 
-def compiled_rows(bench: Bench) -> Iterator[Row]:
+def compiled_rows(bench: Bench) -> Iterator[ResultRow]:
     """Measure what torch.compile makes of the pair; compiling takes most of a minute."""
-    model, adapter = bench.model, bench.adapter(COMPILED.rank)
-    contest = Contest(bench, Chain(bench.device, model, bench.weights, COMPILED.m))
-    contest.add("base", NoLora())
-    contest.add("base_merged", NoLora(merges_qkv=True))
-    contest.add("addmm", AfterBase(addmm(adapter.ours)), "base_merged")
-    contest.add("ours", Ours(bench.device, model, adapter.ours, COMPILED.m), "base")
-    pair = compiled_pair(model.groups, adapter.ours)
-    contest.add("compiled_pair", AfterBase(pair), "base_merged")
-    yield contest.row(COMPILED.name, _sizes(COMPILED, model), reference="addmm")
+    model, adapter, m = bench.model, bench.adapter(COMPILED.rank), COMPILED.m
+    timing = _with_bases(bench, model, bench.weights, m)
+    timing.add("addmm", AddToOutput(addmm(adapter.ours)))
+    timing.add("ours", TrtLoraKernels(bench.device, model, adapter.ours, m, streams=1))
+    timing.add("compiled_pair", AddToOutput(compiled_pair(model.groups, adapter.ours)))
+    yield timing.row(COMPILED.name, _sizes(COMPILED, model), reference="addmm")
 
 
-def measure(bench: Bench, weights: Weights, cell: Cell) -> Row:
-    """Time every contestant in one step."""
+def measure(bench: Bench, weights: Weights, cell: StepCell) -> ResultRow:
+    """Time every method in one step."""
     device, m = bench.device, cell.m
     model = replace(bench.model, layers=len(weights.layers))
     adapter = bench.adapter(cell.rank)
-    ours, turned = adapter.ours[: model.layers], adapter.turned[: model.layers]
-    contest = Contest(bench, Chain(device, model, weights, m))
-    contest.add("base", NoLora())
-    contest.add("merged", NoLora())  # the same again: a merge changes the numbers alone
-    contest.add("base_merged", NoLora(merges_qkv=True))
-    contest.add("ours", Ours(device, model, ours, m), "base")
-    contest.add("ours_one_stream", Ours(device, model, ours, m, beside=False), "base")
-    for name, adder in (
-        ("addmm", addmm(ours)),
-        ("pair_add", pair_add(ours)),
-        ("native_dynamic", native_dynamic(device, ours)),
-    ):
-        contest.add(name, AfterBase(adder), "base_merged")
-    contest.attempt("peft", lambda: AfterBase(peft(device, model.groups, turned)), "base_merged")
-    contest.attempt("vllm", lambda: _vllm(bench, model, turned, m), "base_merged")
-    return contest.row(cell.name, _sizes(cell, model), reference="addmm")
+    ours, theirs = adapter.ours[: model.layers], adapter.transposed[: model.layers]
+    timing = _with_bases(bench, model, weights, m)
+    for name, streams in STREAMS[cell.profile].items():
+        timing.add(name, TrtLoraKernels(device, model, ours, m, streams=streams))
+    timing.add("addmm", AddToOutput(addmm(ours)))
+    timing.add("pair_add", AddToOutput(pair_add(ours)))
+    timing.add("native_dynamic", AddToOutput(native_dynamic(device, ours)))
+    timing.attempt("peft", lambda: AddToOutput(peft(device, model.groups, theirs)))
+    timing.attempt("vllm", lambda: _vllm(bench, model, theirs, m))
+    return timing.row(cell.name, _sizes(cell, model), reference="addmm")
 
 
-def _vllm(bench: Bench, model: ModelShape, turned: Sequence[LayerFactors], m: int) -> Lora:
-    return AfterBase(vllm(bench.device, model.groups, turned, bench.vllm(), m))
+def _with_bases(bench: Bench, model: ModelShape, weights: Weights, m: int) -> MethodTiming:
+    timing = MethodTiming(bench, DecoderLayers(bench.device, model, weights, m))
+    timing.add("base", no_lora(model))
+    timing.add("merged", no_lora(model))  # the same again: a merge changes the numbers alone
+    return timing
+
+
+def _vllm(bench: Bench, model: ModelShape, adapter: Sequence[LayerFactors], m: int) -> Lora:
+    return AddToOutput(vllm(bench.device, model.groups, adapter, bench.vllm(), m))
 
 
 def first_layers(weights: Weights, layers: int) -> Weights:
@@ -157,11 +166,11 @@ def first_layers(weights: Weights, layers: int) -> Weights:
     return replace(weights, layers=weights.layers[:layers])
 
 
-def _sizes(cell: Cell, model: ModelShape) -> dict[str, int]:
+def _sizes(cell: StepCell, model: ModelShape) -> dict[str, int]:
     return {"m": cell.m, "rank": cell.rank, "layers": model.layers}
 
 
-def _decode(cell: Cell, options: Options) -> Mapping[str, Expectation]:
+def _decode(cell: StepCell, options: Options) -> Mapping[str, Expectation]:
     expected = _overheads(cell, options)
     if cell.rank == _RANK and cell.m <= _MOST_ROWS:
         ours, native = (f"{name} overhead, %" for name in ("ours", "native_dynamic"))
@@ -171,30 +180,28 @@ def _decode(cell: Cell, options: Options) -> Mapping[str, Expectation]:
     return expected
 
 
-def _overheads(cell: Cell, options: Options) -> dict[str, Expectation]:
-    names = ("ours", "ours_one_stream", "addmm", "pair_add", "native_dynamic", "peft", "vllm")
+def _overheads(cell: StepCell, options: Options) -> dict[str, Expectation]:
+    costs = {
+        name: _planned(streams, cell, options) for name, streams in STREAMS[cell.profile].items()
+    } | {name: LAUNCH_COSTS[name] for name in _OTHERS}
     expected = {
         f"{name} overhead, %": Expectation(
-            *overhead_percent(cell.m, cell.rank, _planned(name, cell, options), options.model)
+            *overhead_percent(cell.m, cell.rank, cost, options.model)
         )
-        for name in names
+        for name, cost in costs.items()
     }
-    compared = (name for name in names if name != "addmm")
     agreement = Expectation(at_most=AGREES)
-    return expected | {f"{name} / addmm, difference": agreement for name in compared}
+    return expected | {
+        f"{name} / addmm, difference": agreement for name in costs if name != "addmm"
+    }
 
 
-def _planned(name: str, cell: Cell, options: Options) -> Scheme:
-    """The scheme; ours with the launches that the launcher plans for these sizes."""
-    scheme = SCHEMES[name]
-    if not name.startswith("ours"):
-        return scheme
-    groups = dict(options.model.groups)
-    if name == "ours":
-        del groups["gate_up"]  # beside the base's product
+def _planned(streams: int, cell: StepCell, options: Options) -> LaunchCost:
+    """What our kernels cost, with the launches that the launcher plans for these sizes."""
     launches = 0
-    for group in groups.values():
+    for name, group in options.model.groups.items():
         sites = tuple(SiteShape(linear.n, cell.rank) for linear in group)
-        shape = GroupShape(cell.m, group[0].k, sites, "float16", True)
+        shape = GroupShape(cell.m, group[0].k, sites, "float16", adds_to_residual(name))
         launches += len(plan_launches(shape, options.chip))
-    return replace(scheme, nodes=launches)
+    hidden = launches if streams > 1 else 0
+    return replace(LAUNCH_COSTS["ours"], nodes=launches, hidden=hidden)

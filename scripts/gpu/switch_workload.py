@@ -1,4 +1,4 @@
-"""W6: what a switch between resident adapters costs, on the host and in captured graphs."""
+"""A switch between resident adapters: its cost on the host and in captured graphs."""
 
 import statistics
 import time
@@ -9,11 +9,12 @@ from trt_lora.runtime.memory import Memory
 from trt_lora.runtime.tensors import TensorMap
 from trt_lora.scripts.gpu.adapters import LayerFactors, random_adapter
 from trt_lora.scripts.gpu.bench import Bench
-from trt_lora.scripts.gpu.chain import Chain
-from trt_lora.scripts.gpu.contestants import Ours
+from trt_lora.scripts.gpu.chain import DecoderLayers
+from trt_lora.scripts.gpu.contestants import TrtLoraKernels
 from trt_lora.scripts.gpu.device import Replay
-from trt_lora.scripts.gpu.manager import MODULES, manager_of, site_path, switch_us
-from trt_lora.scripts.gpu.results import Expectation, Expectations, Row
+from trt_lora.scripts.gpu.manager import MODULES, manager_of, site_path
+from trt_lora.scripts.gpu.results import Expectation, Expectations, ResultRow
+from trt_lora.scripts.switch_adapters import timed_switch
 
 RANKS = (16, 64)
 _SWITCHES, _GRAPHS = 500, 4
@@ -22,36 +23,39 @@ EXPECTATIONS: Expectations = {
     "on the host, 448 bindings": {"switch + refresh, us": Expectation(at_most=200.0)},
     "capture for another adapter": {},
     "a graph for each adapter": {"another graph / the same": Expectation(0.99, 1.01)},
-    "a table of pointers": {},
 }
 
 
-def rows(bench: Bench, memory: Memory) -> Iterator[Row]:
+def rows(bench: Bench, memory: Memory) -> Iterator[ResultRow]:
     """Measure a switch in each of the ways that there are."""
     yield on_the_host(bench, memory, _adapters(bench))
     yield from graph_rows(bench)
 
 
-def graph_rows(bench: Bench) -> Iterator[Row]:
+def graph_rows(bench: Bench) -> Iterator[ResultRow]:
     """Measure what a switch asks of captured graphs."""
     adapters = _adapters(bench)
-    chain = Chain(bench.device, bench.model, bench.weights, 1)
+    chain = DecoderLayers(bench.device, bench.model, bench.weights, 1)
     # Alternately: what stays of an adapter in Python is then the same for both.
-    contestants = [Ours(bench.device, bench.model, adapters[i % 2], 1) for i in range(_GRAPHS)]
+    methods = [
+        TrtLoraKernels(bench.device, bench.model, adapters[i % 2], 1, streams=1)
+        for i in range(_GRAPHS)
+    ]
     free = bench.device.free_bytes()
-    seconds, graphs = _captures(bench, chain, contestants)
+    seconds, graphs = _captures(bench, chain, methods)
     taken = max(free - bench.device.free_bytes(), 0) / _GRAPHS
-    yield Row(
+    yield ResultRow(
         "capture for another adapter",
         {"m": 1, "ranks": RANKS, "layers": bench.model.layers},
         {"run once and capture, ms": 1e3 * statistics.median(seconds)},
         notes={"who": "TensorRT-Edge-LLM and TensorRT-RTX's own capture, at every new address"},
     )
     yield _between_graphs(bench, graphs, taken)
-    yield Row("a table of pointers", {}, notes={"status": "not built yet: table mode"})
 
 
-def on_the_host(bench: Bench, memory: Memory, adapters: Sequence[Sequence[LayerFactors]]) -> Row:
+def on_the_host(
+    bench: Bench, memory: Memory, adapters: Sequence[Sequence[LayerFactors]]
+) -> ResultRow:
     """Time `LoRAManager` between the base model and adapters of Llama-3-8B's shapes."""
     dtype = str(bench.device.dtype).removeprefix("torch.")
     manager = manager_of(memory, dtype)
@@ -59,10 +63,11 @@ def on_the_host(bench: Bench, memory: Memory, adapters: Sequence[Sequence[LayerF
     for rank, adapter in zip(RANKS, adapters, strict=True):
         manager.add_weights(f"r{rank}", _bindings(adapter))
     names = ["", *manager.get_adapter_names()]
+    times = [timed_switch(manager, names[i % len(names)]) for i in range(_SWITCHES)]
     tensor_map = TensorMap()
-    times = [switch_us(manager, names[i % len(names)], tensor_map) for i in range(_SWITCHES)]
+    manager.refresh_tensor_map(tensor_map)
     quantiles = statistics.quantiles(times, n=100)
-    return Row(
+    return ResultRow(
         "on the host, 448 bindings",
         {"bindings": len(tensor_map), "ranks": RANKS},
         {"median, us": statistics.median(times), "99th percentile, us": quantiles[98]},
@@ -88,23 +93,23 @@ def _bindings(adapter: Sequence[LayerFactors]) -> dict[str, object]:
 
 
 def _captures(
-    bench: Bench, chain: Chain, contestants: Sequence[Ours]
+    bench: Bench, chain: DecoderLayers, methods: Sequence[TrtLoraKernels]
 ) -> tuple[list[float], list[Replay]]:
     seconds, graphs = [], []
-    for ours in contestants:
+    for ours in methods:
         start = time.perf_counter()
         graphs.append(bench.device.capture(lambda ours=ours: chain.run(ours)))  # type: ignore[misc]
         seconds.append(time.perf_counter() - start)
     return seconds, graphs
 
 
-def _between_graphs(bench: Bench, graphs: Sequence[Replay], taken: float) -> Row:
+def _between_graphs(bench: Bench, graphs: Sequence[Replay], taken: float) -> ResultRow:
     """The second of two replays: of another adapter's graph, or of the same one's again."""
     ratios = []
     for _ in range(bench.options.rounds):
         _, same, _, another = bench.device.times_us([graphs[0], graphs[2], graphs[1], graphs[0]])
         ratios.append(another / same)
-    return Row(
+    return ResultRow(
         "a graph for each adapter",
         {"m": 1, "ranks": RANKS, "graphs": len(graphs)},
         {"memory of a graph, MB": taken / 1e6},

@@ -10,6 +10,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.flavour import FLAVOURS, Flavour
 from trt_lora.runtime.cuda import call, constant, cuda_obstacle
+from trt_lora.scripts.gpu.results import ResultRow
 
 SECONDS = 90  # TensorRT-RTX compiles for the chip when it first runs
 M, K, N = 4, 64, 32
@@ -59,7 +61,14 @@ def _ask(flavour: Flavour, seconds: float) -> Answer:
     return Answer(flavour.name, reason=f"its process ended with {done.returncode}: {said}")
 
 
-def find_out(flavour: Flavour) -> Answer:
+def rows(answers: Callable[[], list[Answer]] = ask) -> Iterator[ResultRow]:
+    """Write down which TensorRT runs here; a refusal is an answer."""
+    for answer in answers():
+        notes = {"runs": answer.runs, "reached": answer.reached, "reason": answer.reason}
+        yield ResultRow(answer.flavour, {}, notes=notes | {"version": answer.version})
+
+
+def probe(flavour: Flavour) -> Answer:
     """Return how far the flavour comes in this process."""
     answer = Answer(flavour.name)
     messages: list[str] = []
@@ -143,7 +152,7 @@ def _logger(trt: Any, messages: list[str]) -> Any:
 def main() -> None:
     """Print the answer for the flavour named."""
     flavour = next(f for f in FLAVOURS if f.name == sys.argv[1])
-    print(json.dumps(asdict(find_out(flavour))))
+    print(json.dumps(asdict(probe(flavour))))
 
 
 if __name__ == "__main__":
