@@ -4,7 +4,7 @@ import pytest
 
 from trt_lora.plugins.launch import Chip
 from trt_lora.runtime.cuda import call, cuda_obstacle
-from trt_lora.scripts.gpu.tensorrt import Answer, ask
+from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer, ask
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from emulation import emulator
 from trt_lora.plugins.group import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels import group_of
 from trt_lora.plugins.launch import Chip, plan_launches
-from trt_lora.scripts.gpu.device import Replay
-from trt_lora.scripts.gpu.glue import Tensors
-from trt_lora.scripts.gpu.shapes import ModelShape
+from trt_lora.scripts.bench.gpu.device import Replay
+from trt_lora.scripts.bench.gpu.elementwise_kernels import Tensors
+from trt_lora.scripts.bench.gpu.model_shapes import ModelShape
 
 H200 = Chip((9, 0), 132)
 TINY = ModelShape(hidden=64, keys=16, inner=128, vocabulary=96, layers=2)

@@ -8,8 +8,8 @@ from trt_lora.plugins.kernels import Kernels
 from trt_lora.plugins.launch import Chip, workspace_bytes
 from trt_lora.runtime.cuda import call, constant
 from trt_lora.runtime.dtypes import Array
-from trt_lora.scripts.gpu.correctness import DTYPES, all_cases, check
-from trt_lora.scripts.gpu.raw_memory import CudaRawMemory, Guarded
+from trt_lora.scripts.bench.gpu.correctness import DTYPES, all_cases, check
+from trt_lora.scripts.bench.gpu.raw_memory import CudaRawMemory, Guarded
 
 pytestmark = pytest.mark.gpu
 

@@ -15,12 +15,9 @@ from trt_lora.plugins.compile_kernels import compile_source, source
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.kernels import Group
 from trt_lora.plugins.launch import Launch
-from trt_lora.scripts.gpu import device as gpu_device
-from trt_lora.scripts.gpu import glue as gpu_glue
-from trt_lora.scripts.gpu import step_workload
-from trt_lora.scripts.gpu.bench import Bench, Options
-from trt_lora.scripts.gpu.chain import columns
-from trt_lora.scripts.gpu.glue import (
+from trt_lora.scripts.bench.gpu import device as gpu_device
+from trt_lora.scripts.bench.gpu import elementwise_kernels as gpu_glue
+from trt_lora.scripts.bench.gpu.elementwise_kernels import (
     ELEMENTS,
     TEXT,
     entry_points,
@@ -28,7 +25,10 @@ from trt_lora.scripts.gpu.glue import (
     norm_group,
     split_group,
 )
-from trt_lora.scripts.gpu.vllm import FILES, load_vllm
+from trt_lora.scripts.bench.gpu.layers.decoder_layers import columns
+from trt_lora.scripts.bench.gpu.layers.vllm_kernels import FILES, load_vllm
+from trt_lora.scripts.bench.gpu.session import Bench, Options
+from trt_lora.scripts.bench.gpu.workloads import decode_step
 
 needs_compiler = pytest.mark.skipif(emulator.compiler() is None, reason="there is no g++")
 
@@ -208,7 +208,7 @@ def vllm_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 @needs_compiler
 def test_vllm_takes_part_where_its_folder_is_given(vllm_folder: Path) -> None:
     bench = Bench(CpuDevice(), Options(rounds=1, warm_up=0, model=TINY, vllm=vllm_folder))
-    row = step_workload.measure(bench, bench.weights, step_workload.StepCell(3, 8))
+    row = decode_step.measure(bench, bench.weights, decode_step.StepCell(3, 8))
     difference = row.ratios["vllm / addmm, difference"]
     assert isinstance(difference, float)
     assert difference < 5e-3

@@ -19,14 +19,14 @@ from trt_lora.plugins import compile_kernels
 from trt_lora.plugins.compile_kernels import KERNELS
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.plugins.launch import Chip
-from trt_lora.scripts import bench_gpu
-from trt_lora.scripts.gpu import gpu_tests, kernel_compilation
-from trt_lora.scripts.gpu.bench import Options
-from trt_lora.scripts.gpu.machine import ROOT, slug
-from trt_lora.scripts.gpu.results import Expectation, Report, ResultRow
-from trt_lora.scripts.gpu.run import Runner
-from trt_lora.scripts.gpu.worker import Skipped, Workload, WrongResultError
-from trt_lora.scripts.gpu.workloads import gpu_workloads
+from trt_lora.scripts.bench.gpu import main as bench_gpu
+from trt_lora.scripts.bench.gpu.machine import ROOT, slug
+from trt_lora.scripts.bench.gpu.report import Expectation, Report, ResultRow
+from trt_lora.scripts.bench.gpu.runner import Runner
+from trt_lora.scripts.bench.gpu.session import Options
+from trt_lora.scripts.bench.gpu.worker import Skipped, Workload, WrongResultError
+from trt_lora.scripts.bench.gpu.workload_list import gpu_workloads
+from trt_lora.scripts.bench.gpu.workloads import gpu_tests, kernel_compilation
 
 
 def run(folder: Path, *workloads: Workload, seconds: float = 60.0) -> tuple[bool, dict[str, Any]]:
@@ -192,8 +192,9 @@ def test_the_first_decode_steps_are_those_of_rank_16() -> None:
 def test_workloads_are_chosen_by_name() -> None:
     workloads = gpu_workloads(Options(model=TINY))
     chosen = bench_gpu.chosen(workloads, ["decode-step", "tests"])
-    assert names_of(chosen) == ["tests", "decode-step:r16", "decode-step:sweep"]
-    assert names_of(bench_gpu.chosen(workloads, ["decode-step:r16"])) == ["decode-step:r16"]
+    assert names_of(chosen) == ["kernels", "tests", "decode-step:r16", "decode-step:sweep"]
+    one = bench_gpu.chosen(workloads, ["decode-step:r16"])
+    assert names_of(one) == ["kernels", "decode-step:r16"]
     assert bench_gpu.chosen(workloads, None) == workloads
     with pytest.raises(ConfigError, match=r"W2: unknown; choose from: ceilings, correctness, "):
         bench_gpu.chosen(workloads, ["W2"])
@@ -231,7 +232,7 @@ def test_rows_go_where_they_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_a_machine_that_builds_no_models_can_run_it() -> None:
     code = (
-        "import sys, trt_lora.scripts.gpu.workloads as _; "
+        "import sys, trt_lora.scripts.bench.gpu.workload_list as _; "
         "print({'onnx', 'onnx_ir', 'peft', 'transformers', 'triton'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

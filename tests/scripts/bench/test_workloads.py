@@ -24,28 +24,28 @@ from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.runtime.memory import HostMemory
 from trt_lora.runtime.run_inputs import select_profile
 from trt_lora.runtime.tensorrt_backend import TensorRTEngine
-from trt_lora.scripts.gpu import (
+from trt_lora.scripts.bench.gpu.correctness import KernelCase, all_cases, check
+from trt_lora.scripts.bench.gpu.layers import llama_engines
+from trt_lora.scripts.bench.gpu.layers.decoder_layers import DecoderLayers
+from trt_lora.scripts.bench.gpu.layers.lora_methods import TrtLoraKernels
+from trt_lora.scripts.bench.gpu.layers.random_adapters import random_adapter
+from trt_lora.scripts.bench.gpu.layers.timed_engine import timed_run
+from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B
+from trt_lora.scripts.bench.gpu.raw_memory import GUARD_BYTES, HostRawMemory
+from trt_lora.scripts.bench.gpu.roofline import adapter_bytes
+from trt_lora.scripts.bench.gpu.session import Bench, Options
+from trt_lora.scripts.bench.gpu.worker import Skipped, WrongResultError
+from trt_lora.scripts.bench.gpu.workloads import (
+    adapter_load,
+    adapter_switch,
     ceilings,
-    engine_workload,
+    decode_step,
+    engine_step,
     kernel_correctness,
-    kernel_workload,
-    llama_engines,
-    load_workload,
-    step_workload,
-    switch_workload,
-    tensorrt,
+    lora_group,
+    tensorrt_probe,
 )
-from trt_lora.scripts.gpu.adapters import random_adapter
-from trt_lora.scripts.gpu.bench import Bench, Options
-from trt_lora.scripts.gpu.chain import DecoderLayers
-from trt_lora.scripts.gpu.contestants import TrtLoraKernels
-from trt_lora.scripts.gpu.correctness import KernelCase, all_cases, check
-from trt_lora.scripts.gpu.raw_memory import GUARD_BYTES, HostRawMemory
-from trt_lora.scripts.gpu.roofline import adapter_bytes
-from trt_lora.scripts.gpu.shapes import LLAMA_3_8B, ModelShape
-from trt_lora.scripts.gpu.tensorrt import Answer
-from trt_lora.scripts.gpu.timed_engine import timed_run
-from trt_lora.scripts.gpu.worker import Skipped, WrongResultError
+from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer
 
 needs_compiler = pytest.mark.skipif(emulator.compiler() is None, reason="there is no g++")
 
@@ -66,16 +66,16 @@ def bench() -> Bench:
 @needs_compiler
 @pytest.mark.parametrize(("m", "rank"), [(1, 16), (12, 8)])
 def test_every_method_computes_the_same_step(bench: Bench, m: int, rank: int) -> None:
-    cell = step_workload.StepCell(m, rank)
-    row = step_workload.measure(bench, bench.weights, cell)
+    cell = decode_step.StepCell(m, rank)
+    row = decode_step.measure(bench, bench.weights, cell)
     differences = {name: value for name, value in row.ratios.items() if "difference" in name}
     names = {name.split(" /")[0] for name in differences}
-    assert names == {"ours", "ours_two_streams", "pair_add", "native_dynamic", "peft"}
+    assert names == {"ours", "ours_one_stream", "pair_add", "native_dynamic", "peft"}
     for name, value in differences.items():
         assert isinstance(value, float)
         assert value < 5e-3, name
     assert "left out" in row.notes["vllm"]
-    expected = step_workload.decode_expectations(Options(), step_workload.FIRST)["m1 r16"]
+    expected = decode_step.decode_expectations(Options(), decode_step.FIRST)["m1 r16"]
     missing = {name for name in expected if "vllm" not in name} - set(row.ratios)
     assert not missing, "a prediction that no result stands beside"
     assert isinstance(bench.device, CpuDevice)
@@ -87,7 +87,7 @@ def test_every_method_computes_the_same_step(bench: Bench, m: int, rank: int) ->
 def test_our_nodes_have_the_forms_that_the_builder_inserts(bench: Bench) -> None:
     device = bench.device
     assert isinstance(device, CpuDevice)
-    step_workload.measure(bench, bench.weights, step_workload.StepCell(1, 8))
+    decode_step.measure(bench, bench.weights, decode_step.StepCell(1, 8))
     forms = {(len(shape.sites), shape.adds) for shape in device.kernels.shapes}
     assert forms == {(3, False), (1, True), (2, False)}  # q k v; o and down; gate and up
 
@@ -107,30 +107,30 @@ def test_on_one_stream_nothing_is_forked(bench: Bench) -> None:
 
 @needs_compiler
 def test_dummies_change_no_bit_of_a_step(bench: Bench) -> None:
-    for row in step_workload.idle_rows(bench):
+    for row in decode_step.idle_rows(bench):
         assert row.ratios["ours / base, difference"] == 0.0
-        assert set(step_workload.idle_expectations(Options())[row.name]) <= set(row.ratios)
+        assert set(decode_step.idle_expectations(Options())[row.name]) <= set(row.ratios)
 
 
 @needs_compiler
 def test_prefill_is_measured_on_the_first_layers(bench: Bench) -> None:
-    names = list(step_workload.prefill_expectations(Options()))
+    names = list(decode_step.prefill_expectations(Options()))
     assert names[0] == "m512 r16"
-    cell = step_workload.StepCell(16, 16, "prefill")
-    row = step_workload.measure(bench, step_workload.first_layers(bench.weights, 1), cell)
+    cell = decode_step.StepCell(16, 16)
+    row = decode_step.measure(bench, decode_step.first_layers(bench.weights, 1), cell)
     assert row.sizes["layers"] == 1
     assert "ours_one_stream overhead, %" in row.ratios
 
 
 @needs_compiler
 def test_a_group_is_measured_beside_torch(bench: Bench) -> None:
-    cell = kernel_workload.GroupCell("qkv", 8, 16)
-    row = kernel_workload.measure(bench, cell)
+    cell = lora_group.GroupCell("qkv", 8, 16)
+    row = lora_group.measure(bench, cell)
     assert row.sizes["calls"] == 32
     difference = row.ratios["ours / addmm_, difference"]
     assert isinstance(difference, float)
     assert difference < 2e-3
-    expected = kernel_workload.expectations(Options())
+    expected = lora_group.expectations(Options())
     assert set(expected["qkv m8 r16"]) <= set(row.ratios)
     assert "addmm / ours" in expected["o m512 r16"]
     assert len(expected) == 4 * (10 + 5 * 4)
@@ -147,21 +147,21 @@ def test_layers_are_fewer_where_memory_is_short() -> None:
 def test_a_switch_is_measured_in_each_way(bench: Bench) -> None:
     shape = replace(LLAMA_3_8B, layers=1)  # the engine that is switched has Llama's shapes
     adapters = [random_adapter(bench.device, shape.groups, 1, 1)] * 2
-    row = switch_workload.on_the_host(bench, HostMemory(), adapters)
+    row = adapter_switch.on_the_host(bench, HostMemory(), adapters)
     assert row.sizes["bindings"] == 448
-    names = list(switch_workload.EXPECTATIONS)
+    names = list(adapter_switch.EXPECTATIONS)
     assert row.name == names[0]
-    rest = [each.name for each in switch_workload.graph_rows(bench)]
+    rest = [each.name for each in adapter_switch.graph_rows(bench)]
     assert [row.name, *rest] == names
 
 
 def test_loading_is_measured_from_the_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_workload, "RANKS", (1,))
-    monkeypatch.setattr(load_workload, "_PEAK_BYTES", 1 << 20)
-    first, load = load_workload.rows(bench, HostMemory())
+    monkeypatch.setattr(adapter_load, "RANKS", (1,))
+    monkeypatch.setattr(adapter_load, "_PEAK_BYTES", 1 << 20)
+    first, load = adapter_load.rows(bench, HostMemory())
     assert first.name == "pinned copy to the device"
     assert load.sizes["bytes"] == adapter_bytes(1)
-    assert set(load_workload.expectations()["r1"]) <= set(load.ratios)
+    assert set(adapter_load.expectations()["r1"]) <= set(load.ratios)
 
 
 def test_ceilings_are_measured(bench: Bench) -> None:
@@ -178,8 +178,8 @@ def small(device: Any) -> Any:
 def test_where_no_tensorrt_runs_the_engine_says_what_stands_for_it() -> None:
     answer = Answer("tensorrt-rtx", "1.7.1", "built", reason="the plan was refused")
     with pytest.raises(Skipped, match=r"came to 'built': the plan was refused.*replay"):
-        next(engine_workload.rows(lambda: [answer]))
-    rows = list(tensorrt.rows(lambda: [answer]))
+        next(engine_step.rows(lambda: [answer]))
+    rows = list(tensorrt_probe.rows(lambda: [answer]))
     assert rows[0].notes["runs"] is False
 
 
@@ -216,7 +216,7 @@ def tensorrt_engine(cuda: TimedCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_a_decode_step_has_the_cache_and_the_profile_that_it_says(tensorrt_engine: Engine) -> None:
     with tensorrt_engine as engine:
-        inputs = engine_workload.decode_inputs(engine, m=2, rank=3, cache=5)
+        inputs = engine_step.decode_inputs(engine, m=2, rank=3, cache=5)
         shapes = {name: tensor.shape for name, tensor in inputs.items()}
         assert shapes[PAST_NAME][2] == 5
         assert shapes["attention_mask"] == (2, 6)
@@ -227,14 +227,14 @@ def test_a_decode_step_has_the_cache_and_the_profile_that_it_says(tensorrt_engin
 
 def test_a_cache_as_long_as_the_engine_is_refused(tensorrt_engine: Engine) -> None:
     with tensorrt_engine as engine, pytest.raises(ModelError, match="allows 15"):
-        engine_workload.decode_inputs(engine, m=1, rank=1, cache=16)
+        engine_step.decode_inputs(engine, m=1, rank=1, cache=16)
 
 
 def test_tensorrts_own_time_lies_between_events_around_graph_and_enqueue(
     tensorrt_engine: Engine, cuda: TimedCuda
 ) -> None:
     with tensorrt_engine as engine:
-        inputs = engine_workload.decode_inputs(engine, m=1, rank=3, cache=5)
+        inputs = engine_step.decode_inputs(engine, m=1, rank=3, cache=5)
         with timed_run(engine.directory, inputs) as (run, profile):
             assert (profile, run.has_graph) == ("decode", True)
             before = len(cuda.names())
@@ -248,24 +248,28 @@ def test_tensorrts_own_time_lies_between_events_around_graph_and_enqueue(
 
 def test_a_row_tells_tensorrts_time_from_pythons(tensorrt_engine: Engine) -> None:
     with tensorrt_engine as engine:
-        engines = dict.fromkeys(("plugin", "native", "base"), engine)
-        row = engine_workload.measure(engines, m=1, rank=2, rounds=1, cache=5)
+        engines: dict[str, Engine] = {}
+        engines |= dict.fromkeys(("plugin", "native", "base"), engine)
+        row = engine_step.measure(engines, m=1, rank=2, rounds=1, cache=5)
     for name in engines:
         assert row.variants[f"{name} graph, us"] == row.variants[f"{name} enqueue, us"] == 250.0
         assert row.notes[name] == {"profile": "decode", "captured": True}
         assert f"{name} execute, us" in row.variants
         assert f"{name} execute / graph" in row.ratios
-    assert set(engine_workload.expectations()["m1 r16"]) <= set(row.ratios)
+    assert set(engine_step.expectations()["m1 r16"]) <= set(row.ratios)
     assert row.sizes["cache, tokens"] == 5
 
 
 @pytest.mark.slow
-def test_the_plan_has_one_stream_to_decode_and_two_for_prefill(tmp_path: Path) -> None:
+def test_the_plan_runs_lora_on_a_second_stream_as_ours_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer of the real sizes: TensorRT keeps smaller ones on one stream to decode."""
     flavour = flavour_named("tensorrt-rtx")
     if not flavour.installed:
         pytest.skip("TensorRT-RTX is not installed")
-    shape = ModelShape(hidden=256, keys=64, inner=896)
-    model = llama_engines.save_model(tmp_path / "model", shape)
+    monkeypatch.setattr(llama_engines, "LAYERS", 1)
+    model = llama_engines.save_model(tmp_path / "model", LLAMA_3_8B)
     options: dict[str, Any] = {"flavour": "none", "lora_plugin": "plugin", "dtype": "float16"}
     options |= {"max_input_len": llama_engines.MAX_PROMPT, "max_seq_len": llama_engines.MAX_TOKENS}
     build_engine(BuildConfig(model, tmp_path / "engine", ("all-linear",), **options))
@@ -277,9 +281,8 @@ def test_the_plan_has_one_stream_to_decode_and_two_for_prefill(tmp_path: Path) -
         profile: [k.stream for k in kernels if k.profile == index and k.kind == "custom_layer"]
         for index, profile in enumerate(manifest.profiles)
     }
-    nodes = 4 * llama_engines.LAYERS
-    assert streams == {"decode": [0] * nodes, "prefill": [1] * nodes}
-    assert {p: step_workload.STREAMS[p]["ours"] for p in streams} == {"decode": 1, "prefill": 2}
+    assert streams == {"decode": [0, 1, 1, 1], "prefill": [1, 1, 1, 1]}
+    assert decode_step.STREAMS["ours"] == 2
 
 
 # ---- correctness
