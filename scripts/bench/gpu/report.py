@@ -1,4 +1,4 @@
-"""What a GPU benchmark writes down: rows beside what was expected of them, in one JSON file."""
+"""Rows of a run beside their predictions, in one JSON file."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What the hardware allows, in microseconds: bytes, operations and launches.
+"""Roofline of LoRA in microseconds: bytes, operations and launches.
 
 docs/benchmarks/gpu.md has the formulas, and tables of what they say. Bytes of a LoRA group: x, A,
 B, and every pass over y; the operands have two bytes. A call lasts as long as its bytes or its

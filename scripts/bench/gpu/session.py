@@ -1,4 +1,4 @@
-"""What the workloads share: the device, the model's shapes and weights, the adapter in use."""
+"""Shared state of the workloads: device, model shapes and weights, the adapter in use."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -57,6 +57,7 @@ def _correctness(chip: Chip) -> list[Workload]:
             "Are its results those of float64, and memory around them untouched?",
             12,
             partial(_check, family, chip),
+            kernel_correctness.expectations(family, chip),
         )
         for family in kernel_correctness.families(chip)
     ]

@@ -329,6 +329,7 @@ def test_a_family_of_kernels_is_checked_row_by_row_and_a_wrong_one_is_named(
     (family,) = kernel_correctness.families(H200)
     (row,) = kernel_correctness.rows(family, H200, EmulatedKernels(), HostRawMemory())
     assert (row.name, row.sizes["cases"]) == ("fused_tiles_bfloat16", 2)
+    assert list(kernel_correctness.expectations(family, H200)) == [row.name]
     wrong = kernel_correctness.rows(family, H200, Faulty("value"), HostRawMemory())
     assert len(next(wrong).notes["wrong"]) == 2
     with pytest.raises(WrongResultError, match="2 cases are wrong; the first: "):

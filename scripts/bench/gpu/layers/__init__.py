@@ -1,1 +1,1 @@
-"""What a workload runs: decoder layers, ways to add LoRA to them, engines, adapters."""
+"""Parts of a measured step: decoder layers, LoRA methods, engines, adapters."""

@@ -6,15 +6,23 @@ from trt_lora.plugins.launch import Chip, plan_launches
 from trt_lora.scripts.bench.gpu.correctness import CaseResult, KernelCase, all_cases, check
 from trt_lora.scripts.bench.gpu.launcher import Launcher
 from trt_lora.scripts.bench.gpu.raw_memory import RawMemory
-from trt_lora.scripts.bench.gpu.report import ResultRow
+from trt_lora.scripts.bench.gpu.report import Expectation, Expectations, ResultRow
 from trt_lora.scripts.bench.gpu.worker import WrongResultError
 
 Kernels = tuple[str, ...]
+
+_WORST = "worst element / allowed"
 
 
 def families(chip: Chip) -> list[str]:
     """Return the families that this chip gets, such as `fused_tiles` or `shrink+expand`."""
     return sorted({_family(case, chip) for case in all_cases()})
+
+
+def expectations(family: str, chip: Chip) -> Expectations:
+    """Return the rows of a family in their order: the one that ends the process is then known."""
+    target = {_WORST: Expectation(at_most=1.0)}
+    return {" + ".join(names): target for names in _by_kernels(family, chip)}
 
 
 def rows(family: str, chip: Chip, kernels: Launcher, memory: RawMemory) -> Iterator[ResultRow]:
@@ -54,7 +62,7 @@ def _row(names: Kernels, results: list[CaseResult]) -> ResultRow:
         {"cases": len(results)},
         ratios={
             "||out - ref|| / ||ref||": max(result.relative_error for result in results),
-            "worst element / allowed": max(result.of_allowed for result in results),
+            _WORST: max(result.of_allowed for result in results),
         },
         notes={"wrong": [result.name for result in results if not result.is_right]},
     )
