@@ -33,15 +33,15 @@ fuzz: $(VENV)/ready        ## throw damaged files at every reader, then stress t
 	$(BIN)/python scripts/fuzz.py
 
 bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.json
-	$(BIN)/python scripts/bench.py
+	$(BIN)/python -m trt_lora.scripts.bench.cpu
 
 # In the virtual environment if there is one, else with $(PYTHON) as it is: needs torch, numpy,
-# safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only W2'.
+# safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only decode-step'.
 gpu:                       ## check and measure on an NVIDIA GPU, write docs/benchmarks/gpu-*.json
 	mkdir -p build/typing/trt_lora
 	ln -sfn $(PACKAGES:%=$(CURDIR)/%) build/typing/trt_lora/
 	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
-	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench_gpu $(GPU)
+	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench.gpu.main $(GPU)
 
 dev: $(VENV)/ready
 

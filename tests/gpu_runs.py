@@ -10,7 +10,7 @@ from trt_lora.plugins.contract import Site
 from trt_lora.runtime import LoRAManager, TensorMap
 from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.engine import Engine
-from trt_lora.runtime.step_inputs import empty_cache
+from trt_lora.runtime.step_inputs import empty_cache, token_inputs
 from trt_lora.runtime.tensors import tensor_from_numpy
 
 IDS = np.array([3, 1, 4, 1, 5])
@@ -43,12 +43,7 @@ def manager_of(engine: Engine, **adapters: Mapping[str, Array]) -> LoRAManager:
 
 def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
     """Return the inputs of a prefill, all on the host, without LoRA bindings."""
-    inputs = {
-        "input_ids": ids[None],
-        "attention_mask": np.ones((1, len(ids)), np.int64),
-        "position_ids": np.arange(len(ids))[None],
-        "logits_to_keep": np.arange(len(ids)),
-    }
+    inputs = token_inputs(ids[None], np.ones((1, len(ids)), np.int64), keep=len(ids))
     tensors = {name: tensor_from_numpy(array) for name, array in inputs.items()}
     return TensorMap(tensors | empty_cache(engine.manifest, batch_size=1))
 

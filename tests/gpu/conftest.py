@@ -1,10 +1,34 @@
 """The GPU, and TensorRT-RTX on it, for tests that need them."""
 
 import pytest
+from kernels.calls import Sizes
 
 from trt_lora.plugins.launch import Chip
 from trt_lora.runtime.cuda import call, cuda_obstacle
-from trt_lora.scripts.gpu.tensorrt import Answer, ask
+from trt_lora.scripts.bench.gpu.workloads.gpu_tests import FAMILIES, REST, kernel_family
+from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer, ask
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make gpu` runs every kernel family in a process of its own."""
+    parser.addoption("--kernels", help=f"one of {', '.join(FAMILIES)}, or {REST}: all other tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of one family, or those of none."""
+    part = config.getoption("--kernels", None)
+    if part is None or cuda_obstacle():  # they skip themselves
+        return
+    chip = current_chip()
+    kept = [item for item in items if _part(item, chip) == part]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def _part(item: pytest.Item, chip: Chip) -> str:
+    call = getattr(item, "callspec", None)
+    sizes = call.params.get("sizes") if call else None
+    return kernel_family(sizes.shape, chip) if isinstance(sizes, Sizes) else REST
 
 
 @pytest.fixture(scope="session")
@@ -12,6 +36,11 @@ def gpu() -> Chip:
     """The current GPU, with a CUDA context."""
     if obstacle := cuda_obstacle():
         pytest.skip(obstacle)
+    return current_chip()
+
+
+def current_chip() -> Chip:
+    """What the kernels are planned for; makes a CUDA context."""
     call("cudaFree", call("cudaMalloc", 256))  # the context that the driver's calls ask for
     properties = call("cudaGetDeviceProperties", int(call("cudaGetDevice")))
     return Chip((properties.major, properties.minor), properties.multiProcessorCount)

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from kernels import emulator
@@ -12,8 +12,9 @@ from kernels import emulator
 from trt_lora.plugins.group import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels import group_of
 from trt_lora.plugins.launch import Chip, plan_launches
-from trt_lora.scripts.gpu.device import Replay
-from trt_lora.scripts.gpu.shapes import ModelShape
+from trt_lora.scripts.bench.gpu.device import Replay
+from trt_lora.scripts.bench.gpu.elementwise_kernels import Tensors
+from trt_lora.scripts.bench.gpu.model_shapes import ModelShape
 
 H200 = Chip((9, 0), 132)
 TINY = ModelShape(hidden=64, keys=16, inner=128, vocabulary=96, layers=2)
@@ -25,31 +26,43 @@ class EmulatedKernels:
     """lora.cu itself, compiled for this CPU; it may read and write everywhere."""
 
     chip: Chip = H200
-    launches: int = 0
+    shapes: set[GroupShape] = field(default_factory=set)  # of all calls
 
     def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
         """Run the call now."""
+        self.shapes.add(shape)
         for launch in plan_launches(shape, self.chip):
             group = group_of(shape, buffers, launch.splits)
             emulator.emulate(emulator.load(), launch, group, [ANYWHERE])
-            self.launches += 1
 
 
-class TorchGlue:
-    """What scripts/gpu/glue.py computes, by torch."""
+class TorchElementwiseKernels:
+    """What the kernels between the products compute, by torch."""
 
     def __init__(self) -> None:
         self.nodes = 0
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def rms_norm(
+        self,
+        residual: torch.Tensor,
+        product: torch.Tensor | None,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
         """Write the norm."""
-        values = x.float()
+        if product is not None:
+            residual.copy_(residual.float() + product.float())
+        values = residual.float()
         scale = torch.rsqrt(values.pow(2).mean(dim=1, keepdim=True) + 1e-5)
         return out.copy_(values * scale * weight.float())
 
-    def gated(
-        self, y: Sequence[torch.Tensor], deltas: Sequence[torch.Tensor], out: torch.Tensor
-    ) -> torch.Tensor:
+    def split(self, y: Tensors, deltas: Tensors, outs: Tensors) -> Tensors:
+        """Write the sums."""
+        for index, (each, out) in enumerate(zip(y, outs, strict=True)):
+            out.copy_(each.float() + deltas[index].float() if deltas else each)
+        return outs
+
+    def gated(self, y: Tensors, deltas: Tensors, out: torch.Tensor) -> torch.Tensor:
         """Write SiLU(gate) * up."""
         gate, up = (each.float() for each in y)
         if deltas:
@@ -80,7 +93,7 @@ class CpuDevice:
         self.dtype = dtype
         self.where = torch.device("cpu")
         self.kernels = EmulatedKernels()
-        self.glue = TorchGlue()
+        self.elementwise = TorchElementwiseKernels()
         self.order: list[str] = []  # of forks and joins
         self.memory_bytes = 1 << 40
 
@@ -97,12 +110,12 @@ class CpuDevice:
         return 0
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def on_second_stream(self) -> Iterator[None]:
         """Note the fork."""
         self.order.append("fork")
         yield
 
-    def join(self) -> None:
+    def wait_for_second_stream(self) -> None:
         """Note the join."""
         assert self.order[-1:] == ["fork"]
         self.order.append("join")

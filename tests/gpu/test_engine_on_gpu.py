@@ -10,7 +10,7 @@ import pytest
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.decoding import Decoder
 from trt_lora.runtime.dtypes import Array
-from trt_lora.scripts.gpu.tensorrt import Answer
+from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer
 
 pytestmark = pytest.mark.gpu
 

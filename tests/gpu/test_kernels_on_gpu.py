@@ -13,6 +13,7 @@ from trt_lora.plugins.kernels import Kernels
 from trt_lora.plugins.launch import Chip, plan_launches, workspace_bytes
 from trt_lora.runtime.cuda import call, constant
 from trt_lora.runtime.dtypes import Array
+from trt_lora.scripts.bench.gpu.workloads.gpu_tests import WORST
 
 pytestmark = pytest.mark.gpu
 
@@ -30,8 +31,8 @@ def test_a_call_agrees_with_float64_and_repeats_its_bits(
             buffers.run(lambda placed: Kernels().launch(sizes.shape, placed, 0)) for _ in range(2)
         )
     worst = work.worst(outputs)
-    record_property("family", " + ".join(each.kernel for each in plan_launches(sizes.shape, gpu)))
-    record_property("worst element / allowed", worst)
+    record_property("kernels", " + ".join(each.kernel for each in plan_launches(sizes.shape, gpu)))
+    record_property(WORST, worst)
     assert worst <= 1
     for one, other in zip(outputs, again, strict=True):
         assert one.tobytes() == other.tobytes()

@@ -19,7 +19,7 @@ from trt_lora.runtime.device_memory import CudaMemory
 from trt_lora.runtime.manager import LoRAManager
 from trt_lora.runtime.memory import ALIGNMENT, Memory
 from trt_lora.runtime.tensors import Tensor
-from trt_lora.scripts.bench_build import resident_bytes
+from trt_lora.scripts.bench.process_memory import resident_bytes
 
 
 def held(tensors: TensorMap) -> list[weakref.ref[object]]:

@@ -11,7 +11,7 @@ import pytest
 from trt_lora.plugins.contract import Site
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.dtypes import Array
-from trt_lora.scripts.gpu.manager import llama_manifest
+from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
 from trt_lora.scripts.merge_lora import MergeLoRA
 from trt_lora.scripts.site_calls import site_calls
 

@@ -1,0 +1,1 @@
+"""Benchmarks: `make bench` on a CPU, `make gpu` on an NVIDIA GPU."""

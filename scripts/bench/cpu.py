@@ -1,0 +1,277 @@
+"""Measure what the project claims, print tables, write JSON: ratios inside one run on one machine.
+
+    python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|strength|load|build|compare ...]
+
+Needs the demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a
+noisy neighbour slows both.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers.cache_utils import DynamicCache
+
+from trt_lora.builder.versions import tool_versions
+from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.decoding import Decoder
+from trt_lora.runtime.peft_format import WEIGHTS_FILE
+from trt_lora.scripts.adapter_arguments import activate, timed_switch
+from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.demo import ADAPTERS, ENGINE, MODULES
+from trt_lora.scripts.demo_model import DEFAULT_DIRECTORY
+from trt_lora.scripts.peft_reference import PeftReference
+from trt_lora.scripts.plain_engine import engine_without_lora
+
+OUTPUT = Path("docs/benchmarks/cpu.json")
+ADAPTER = "json"  # rank 4 on all seven linears: every binding carries a weight
+PROMPT_LENGTH, DECODE_STEPS, ROUNDS = 64, 32, 7
+
+# Dtype of the file, dtype of the engine, scale, ranks; alpha = 2 r is the commonest, and rsLoRA's
+# scale is no power of two.
+LOADS = (
+    ("float16", "float16", 2.0, (8, 16, 64, 256)),
+    ("bfloat16", "float16", 2.0, (8, 16, 64, 256)),
+    ("float32", "float16", 2.0, (8, 16, 64)),
+    ("float16", "float16", 16 / 63**0.5, (8, 16, 64)),
+    ("bfloat16", "float16", 16 / 63**0.5, (16, 64)),
+    ("bfloat16", "bfloat16", 2.0, (16, 64)),
+    ("float32", "bfloat16", 2.0, (16, 64)),
+    ("float32", "float32", 2.0, (16, 64)),
+    ("float16", "float32", 2.0, (16, 64)),
+)
+
+STRENGTHS = (("float16", 16), ("bfloat16", 16), ("float32", 8))  # dtype and rank: 84 MB each
+
+Results = dict[str, float | str]
+
+
+def decode() -> Results:
+    """Decode tokens/s with one adapter active, against transformers + PEFT in this process."""
+    reference = PeftReference(DEFAULT_DIRECTORY, {ADAPTER: ADAPTERS / ADAPTER}, attention="sdpa")
+    with open_engine(ENGINE) as engine:
+        manager = _manager(engine)
+        ours, theirs = _alternate(
+            lambda: _decode_seconds(engine, manager, ADAPTER),
+            lambda: _peft_decode_seconds(reference.model),
+        )
+    return {
+        "ours, tokens/s": DECODE_STEPS / ours,
+        "transformers + PEFT, tokens/s": DECODE_STEPS / theirs,
+        "ratio (target: 1.5 or more)": theirs / ours,
+    }
+
+
+def dummies() -> Results:
+    """Decode with LoRA inputs and no adapter, against the same export without LoRA inputs."""
+    with tempfile.TemporaryDirectory() as scratch:
+        plain_directory = engine_without_lora(ENGINE, Path(scratch))
+        with open_engine(ENGINE) as engine, open_engine(plain_directory) as plain:
+            managers = _manager(engine), _manager(plain)
+            with_inputs, without = _alternate(
+                lambda: _decode_seconds(engine, managers[0], ""),
+                lambda: _decode_seconds(plain, managers[1], ""),
+            )
+    return {
+        "with 420 dummies, ms/token": with_inputs / DECODE_STEPS * 1e3,
+        "without LoRA inputs, ms/token": without / DECODE_STEPS * 1e3,
+        "cost of dummies, % (target: under 10)": (with_inputs / without - 1) * 100,
+    }
+
+
+def switch() -> Results:
+    """`switch_weights` + `refresh_tensor_map` for every binding, and what they copy or allocate."""
+    with open_engine(ENGINE) as engine:
+        manager = _manager(engine)
+        names = ["", *manager.get_adapter_names()]
+        before = {name: _pointers(manager, name) for name in names}
+        times = [timed_switch(manager, names[i % len(names)]) for i in range(2000)]
+        moved = sum(_pointers(manager, name) != before[name] for name in names)
+    return {
+        "bindings": len(before[""]),
+        "median, us (target: under 200)": statistics.median(times),
+        "99th percentile, us": statistics.quantiles(times, n=100)[98],
+        "adapters whose pointers moved": moved,
+        "distinct dummy buffers": len(set(before[""].values())),
+    }
+
+
+def load() -> Results:
+    """Load adapters of Llama-3-8B's shapes from the page cache, against safetensors' reader."""
+    results: Results = {}
+    cases = [(rank, *cast) for *cast, ranks in LOADS for rank in ranks]
+    for rank, stored, engine, scale in cases:
+        what = f"rank {rank}, {stored} -> {engine}, scale {scale:.3g}"
+        target = 2.0 if rank <= 16 else 1.5
+        with tempfile.TemporaryDirectory() as scratch:
+            adapter = Path(scratch) / "adapter"
+            _in_process("adapter_load", "write", adapter, rank, stored, scale)
+            size = (adapter / WEIGHTS_FILE).stat().st_size
+            seconds = json.loads(_in_process("adapter_load", "time", adapter, engine))
+            peak = json.loads(_in_process("adapter_load", "peak", adapter, engine))
+        results[f"{what}: ms for {size / 1e6:.0f} MB"] = seconds["ours"] * 1e3
+        results[f"{what}: GB/s"] = size / seconds["ours"] / 1e9
+        results[f"{what}: time / load_file (target: under {target})"] = (
+            seconds["ours"] / seconds["load_file"]
+        )
+        results[f"{what}: processor time / load_file"] = (
+            seconds["ours_cpu"] / seconds["load_file_cpu"]
+        )
+        results[f"{what}: peak memory / size (target: under 1.2)"] = peak["peak"] / size
+    return results
+
+
+def strength() -> Results:
+    """Switch adapters of Llama-3-8B's shapes to other strengths, each with B's of its own."""
+    results: Results = {}
+    for dtype, rank in STRENGTHS:
+        measured = json.loads(_in_process("strength", dtype, rank))
+        what = f"rank {rank}, {dtype}, {measured['size'] / 1e6:.0f} MB"
+        for scale in ("0.5", "0.3"):
+            results[f"{what}: ms to strength {scale} (target: under 60)"] = measured[scale] * 1e3
+            results[f"{what}: time of {scale} / copy of B"] = measured[scale] / measured["copy"]
+        results[f"{what}: ms of the first switch"] = measured["first"] * 1e3
+        results[f"{what}: memory of two adapters' strengths / size (target: under 0.6)"] = (
+            measured["more"] / measured["size"]
+        )
+    return results
+
+
+def _in_process(script: str, *arguments: object) -> str:
+    """Run a script of this folder in a process of its own and return what it prints."""
+    command = [sys.executable, "-m", f"trt_lora.scripts.bench.{script}", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def build() -> Results:
+    """Time and peak memory of every stage of a build of the demo, in its own process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        output = _in_process("build_stages", DEFAULT_DIRECTORY, f"{scratch}/engine", *MODULES)
+    stages: list[dict[str, Any]] = json.loads(output)
+    results: Results = {f"{s['stage']}, s": s["seconds"] for s in stages}
+    model = (DEFAULT_DIRECTORY / "model.safetensors").stat().st_size
+    for stage in stages:
+        results[f"{stage['stage']}, peak memory, GB"] = stage["peak_bytes"] / 1e9
+    export = max(s["peak_bytes"] for s in stages if s["stage"] in ("load", "export", "insert"))
+    results["export, peak memory / model size (target: under 2.5)"] = export / model
+    return results
+
+
+def compare() -> Results:
+    """`trt-lora compare` with every adapter of the demo, against merged weights."""
+    adapters = [f"{path.name}={path}" for path in sorted(ADAPTERS.iterdir())]
+    measured = json.loads(_in_process("compare_command", ENGINE, *adapters))
+    return {
+        "adapters": len(adapters),
+        "seconds (target: under 180)": measured["seconds"],
+        "peak memory, GB (target: under 4)": measured["peak"] / 1e9,
+    }
+
+
+MEASUREMENTS: dict[str, Callable[[], Results]] = {
+    function.__name__: function
+    for function in (decode, dummies, switch, strength, load, build, compare)
+}
+
+
+def main() -> None:
+    """Run the measurements named, or all; merge them into the JSON file."""
+    parser = argparse.ArgumentParser(description="Measure what the project claims")
+    parser.add_argument("names", nargs="*", help=f"{', '.join(MEASUREMENTS)} (default: all)")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="JSON file")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(MEASUREMENTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(MEASUREMENTS)}")
+    known = json.loads(args.output.read_text()) if args.output.exists() else {}
+    for name in args.names or MEASUREMENTS:
+        results = MEASUREMENTS[name]()
+        _print(name, results)
+        known[name] = results
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(known | {"machine": _machine()}, indent=1) + "\n")
+
+
+def _print(name: str, results: Results) -> None:
+    table = Table("", name, title=MEASUREMENTS[name].__doc__, title_justify="left")
+    for what, value in results.items():
+        table.add_row(what, value if isinstance(value, str) else f"{value:.4g}")
+    Console().print(table)
+
+
+def _machine() -> dict[str, Any]:
+    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()} | {
+        "python": platform.python_version(),
+        "versions": tool_versions(),
+    }
+
+
+def _alternate(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
+    """Median seconds of each, run in turns after one round of warming up."""
+    rounds = [(ours(), theirs()) for _ in range(ROUNDS + 1)][1:]
+    return statistics.median(a for a, _ in rounds), statistics.median(b for _, b in rounds)
+
+
+def _manager(engine: Engine) -> LoRAManager:
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    for path in sorted(ADAPTERS.iterdir()) if engine.manifest.sites else ():
+        manager.load_weights(path.name, path)
+    return manager
+
+
+def _prompt() -> Any:
+    return np.random.default_rng(0).integers(100, 40000, (1, PROMPT_LENGTH))
+
+
+def _decode_seconds(engine: Engine, manager: LoRAManager, name: str) -> float:
+    activate(manager, name)
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    decoder = Decoder(engine, tensor_map, 1)
+    prompt = _prompt()
+    logits = decoder.step(prompt, np.ones_like(prompt))
+
+    def run() -> None:
+        nonlocal logits
+        for _ in range(DECODE_STEPS):
+            token = logits[:, -1].argmax(-1)[:, None]
+            logits = decoder.step(token, np.ones_like(token))
+
+    return seconds_of(run).wall
+
+
+@torch.inference_mode()
+def _peft_decode_seconds(model: Any) -> float:
+    cache = DynamicCache()
+    out = model(input_ids=torch.from_numpy(_prompt()), past_key_values=cache, use_cache=True)
+
+    def run() -> None:
+        nonlocal out
+        for _ in range(DECODE_STEPS):
+            token = out.logits[:, -1].argmax(-1)[:, None]
+            out = model(input_ids=token, past_key_values=cache, use_cache=True)
+
+    return seconds_of(run).wall
+
+
+def _pointers(manager: LoRAManager, name: str) -> dict[str, int]:
+    activate(manager, name)
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    return {binding: tensor.pointer for binding, tensor in tensor_map.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""A GPU as the benchmark uses it: tensors, captured graphs, and what their replays take."""
+
+import contextlib
+import gc
+import importlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from trt_lora.plugins.kernels import Kernels
+from trt_lora.scripts.bench.gpu.elementwise_kernels import (
+    CudaElementwiseKernels,
+    ElementwiseKernels,
+)
+from trt_lora.scripts.bench.gpu.launcher import Launcher
+
+_CUDA: Any = torch.cuda  # half of it has no types
+
+
+class Replay(Protocol):
+    """Work that was captured once and can be run again."""
+
+    @property
+    def nodes(self) -> int | None:
+        """Nodes of the graph, where they can be counted."""
+        ...
+
+    def run(self) -> None:
+        """Enqueue it."""
+        ...
+
+
+class Device(Protocol):
+    """Where a workload runs. The tests have one on the CPU."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, factors and activations."""
+        ...
+
+    @property
+    def where(self) -> torch.device:
+        """Where its tensors are."""
+        ...
+
+    @property
+    def kernels(self) -> Launcher:
+        """What launches the LoRA kernels."""
+        ...
+
+    @property
+    def elementwise(self) -> ElementwiseKernels:
+        """What lies between the products of a layer."""
+        ...
+
+    def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        """Return normally distributed values: zeros would be multiplied faster."""
+        ...
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return memory that holds NaNs, so that what is never written is found."""
+        ...
+
+    def stream(self) -> int:
+        """Return the handle of the current stream."""
+        ...
+
+    def on_second_stream(self) -> contextlib.AbstractContextManager[None]:
+        """Enqueue the block on a second stream, after what is enqueued so far."""
+        ...
+
+    def wait_for_second_stream(self) -> None:
+        """Let the current stream wait for the second one."""
+        ...
+
+    def capture(self, run: Callable[[], object]) -> Replay:
+        """Run once, which loads kernels and sizes workspaces, and capture a second run."""
+        ...
+
+    def times_us(self, replays: Sequence[Replay]) -> list[float]:
+        """Run the replays one after another; return the microseconds of each."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for everything."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Return how much memory is free."""
+        ...
+
+
+@dataclass(frozen=True)
+class CudaReplay:
+    """A captured graph."""
+
+    graph: Any
+    nodes: int | None
+
+    def run(self) -> None:
+        """Launch it on torch's current stream."""
+        self.graph.replay()
+
+
+class CudaDevice:
+    """The current GPU, through torch."""
+
+    def __init__(self, dtype: torch.dtype = torch.float16) -> None:
+        """Take the GPU: from here on there is a CUDA context."""
+        _CUDA.init()
+        self.dtype = dtype
+        self.where = torch.device("cuda", _CUDA.current_device())
+        self.kernels: Launcher = Kernels()
+        self._main, self._side = _CUDA.Stream(), _CUDA.Stream()
+        self.empty(1)  # makes the context current for the driver's own calls
+        self.elementwise: ElementwiseKernels = CudaElementwiseKernels(
+            dtype, _CUDA.get_device_capability()
+        )
+
+    def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        """See `Device`."""
+        values = torch.empty(shape, dtype=self.dtype, device=self.where)
+        return values.normal_(std=scale)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `Device`."""
+        return torch.full(shape, float("nan"), dtype=dtype or self.dtype, device=self.where)
+
+    def stream(self) -> int:
+        """See `Device`."""
+        return int(_CUDA.current_stream().cuda_stream)
+
+    @contextlib.contextmanager
+    def on_second_stream(self) -> Iterator[None]:
+        """See `Device`."""
+        self._side.wait_stream(_CUDA.current_stream())
+        with _CUDA.stream(self._side):
+            yield
+
+    def wait_for_second_stream(self) -> None:
+        """See `Device`."""
+        _CUDA.current_stream().wait_stream(self._side)
+
+    def capture(self, run: Callable[[], object]) -> CudaReplay:
+        """See `Device`."""
+        _CUDA.synchronize()  # tensors were made on the default stream
+        with _CUDA.stream(self._main):
+            run()
+            _CUDA.synchronize()
+            graph = _CUDA.CUDAGraph(keep_graph=True)  # kept so that its nodes can be counted
+            with _no_collection():
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    run()
+                finally:
+                    graph.capture_end()
+        graph.instantiate()
+        return CudaReplay(graph, _count_nodes(graph))
+
+    def times_us(self, replays: Sequence[Replay]) -> list[float]:
+        """See `Device`."""
+        with _CUDA.stream(self._main):
+            marks = [_CUDA.Event(enable_timing=True) for _ in range(len(replays) + 1)]
+            marks[0].record()
+            for replay, mark in zip(replays, marks[1:], strict=True):
+                replay.run()
+                mark.record()
+        marks[-1].synchronize()
+        return [1e3 * a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        _CUDA.synchronize()
+
+    def free_bytes(self) -> int:
+        """See `Device`."""
+        _CUDA.empty_cache()
+        return int(_CUDA.mem_get_info()[0])
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python from finalizing old buffers now: a free would end the capture."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _count_nodes(graph: Any) -> int | None:
+    """The nodes of a captured graph; None where this torch or cuda-python does not tell."""
+    runtime = importlib.import_module("cuda.bindings.runtime")
+    try:
+        status, _, count = runtime.cudaGraphGetNodes(graph.raw_cuda_graph(), numNodes=0)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+    return int(count) if not int(status) else None

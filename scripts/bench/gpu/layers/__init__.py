@@ -1,0 +1,1 @@
+"""Parts of a measured step: decoder layers, LoRA methods, engines, adapters."""

@@ -1,0 +1,38 @@
+"""Write a PEFT adapter of random values for every linear of Llama-3-8B."""
+
+from pathlib import Path
+
+import numpy as np
+
+from trt_lora.runtime.adapter import Adapter
+from trt_lora.runtime.dtypes import Array, storage_dtype
+from trt_lora.runtime.save import save_adapter
+from trt_lora.runtime.weight import Weight
+from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
+
+_POOL = 1 << 22  # distinct values, repeated: making a billion would take a minute
+
+
+def write_random_adapter(directory: Path, rank: int, dtype: str, scale: float = 1.0) -> None:
+    """Write the directory.
+
+    Args:
+        directory: to make.
+        rank: of every linear.
+        dtype: of the file, `float16` or the like.
+        scale: alpha / rank, which loading multiplies B by.
+    """
+    rng = np.random.default_rng(0)
+    pool = (0.02 * rng.standard_normal(_POOL, np.float32)).astype(storage_dtype(dtype))
+
+    def weight(name: str, shape: tuple[int, int], scale: float = 1.0) -> Weight:
+        def read() -> Array:
+            return np.resize(pool, shape)
+
+        return Weight((name,), shape, dtype, read, scale)
+
+    pairs = {
+        site.path: (weight("A", site.shape("A", rank)), weight("B", site.shape("B", rank), scale))
+        for site in llama_manifest(dtype).sites
+    }
+    save_adapter(Adapter.of_pairs("random", pairs), directory, "peft")

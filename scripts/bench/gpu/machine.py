@@ -1,0 +1,79 @@
+"""The machine and checkout of a benchmark run: device, driver, versions, commit."""
+
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from trt_lora.runtime.cuda import call
+
+ROOT = Path(__file__).resolve().parents[3]  # of the checkout
+
+PACKAGES = (
+    "trt-lora", "torch", "triton", "peft", "transformers", "numpy", "cuda-bindings", "cuda-python",
+    "nvidia-cuda-nvrtc", "tensorrt", "tensorrt-rtx-cu13", "vllm",
+)  # fmt: skip
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the description of the current GPU and of what runs on it.
+
+    Raises:
+        BackendError: there is no GPU.
+    """
+    device = int(call("cudaGetDevice"))
+    properties = call("cudaGetDeviceProperties", device)
+    name = properties.name
+    return {
+        "device": name.decode() if isinstance(name, bytes) else str(name),
+        "compute capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": int(properties.multiProcessorCount),
+        "memory, bytes": int(properties.totalGlobalMem),
+        "level-2 cache, bytes": int(properties.l2CacheSize),
+        "driver": _driver_version(),
+        "CUDA of the driver": _version(int(call("cudaDriverGetVersion"))),
+        "CUDA runtime": _version(int(call("cudaRuntimeGetVersion"))),
+        "python": platform.python_version(),
+        "versions": package_versions(),
+        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "changed files": _output("git", "-C", str(ROOT), "status", "--porcelain"),
+    }
+
+
+def architecture(compute_capability: tuple[int, int]) -> str:
+    """Return what NVRTC compiles for; PTX of an older architecture runs on every newer one."""
+    return "compute_90" if compute_capability >= (9, 0) else "compute_80"
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of what is installed of `PACKAGES`."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def slug(device: str) -> str:
+    """Return a device's name as part of a file name: `nvidia-h200`."""
+    return "-".join("".join(c if c.isalnum() else " " for c in device.lower()).split())
+
+
+def _driver_version() -> str:
+    return _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _output(*command: str) -> str:
+    """What a command prints; why it could not be asked otherwise."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown: {error}"
+    return done.stdout.strip() if done.returncode == 0 else f"unknown: {done.stderr.strip()[:200]}"
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

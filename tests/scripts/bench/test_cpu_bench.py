@@ -1,0 +1,57 @@
+"""What the benchmarks on a CPU share: memory of a process, seconds, random adapters."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trt_lora.runtime.memory import HostMemory
+from trt_lora.scripts.bench import adapter_load, cpu
+from trt_lora.scripts.bench.gpu.layers.llama_manager import manager_of
+from trt_lora.scripts.bench.gpu.layers.random_peft_adapter import write_random_adapter
+from trt_lora.scripts.bench.process_memory import peak_resident_bytes, resident_bytes
+from trt_lora.scripts.bench.seconds import seconds_of
+
+
+def test_memory_of_a_process_lies_below_its_peak_and_is_nothing_after_its_end() -> None:
+    before = resident_bytes()
+    held = bytearray(64 << 20)
+    assert before + len(held) // 2 < resident_bytes() <= peak_resident_bytes()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert resident_bytes(child.pid) > 0
+    child.communicate()
+    assert resident_bytes(child.pid) == 0
+
+
+def test_a_call_takes_seconds_of_the_clock_and_of_processors() -> None:
+    calls: list[int] = []
+    wall, processors = seconds_of(lambda: calls.append(sum(range(10**6))))
+    assert len(calls) == 1
+    assert wall > 0
+    assert processors > 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_random_adapter_binds_every_linear_and_is_measured(tmp_path: Path, dtype: str) -> None:
+    write_random_adapter(tmp_path / "adapter", rank=1, dtype=dtype, scale=2.0)
+    manager = manager_of(HostMemory(), "float16")
+    manager.load_weights("a", tmp_path / "adapter")
+    assert manager.get_adapter_names() == ["a"]
+    seconds = adapter_load.measure_time(tmp_path / "adapter", "float16")
+    assert set(seconds) == {"ours", "load_file", "ours_cpu", "load_file_cpu"}
+
+
+def test_a_measurement_in_a_process_of_its_own_prints_json(tmp_path: Path) -> None:
+    cpu._in_process("adapter_load", "write", tmp_path / "adapter", 1, "float16", 1.0)
+    peak = json.loads(cpu._in_process("adapter_load", "peak", tmp_path / "adapter", "float16"))
+    assert peak["adapters"] == 1
+
+
+def test_every_script_of_a_measurement_is_there() -> None:
+    text = Path(cpu.__file__).read_text()
+    called = {part.split('"')[1] for part in text.split("_in_process(")[1:] if part[0] == '"'}
+    assert called == {"adapter_load", "strength", "build_stages", "compare_command"}
+    for name in called:
+        assert (Path(cpu.__file__).parent / f"{name}.py").is_file()
