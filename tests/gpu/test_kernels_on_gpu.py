@@ -21,7 +21,7 @@ M, K, N, RANK = 4, 512, 768, 16
 SHAPE = GroupShape(M, K, (SiteShape(N, RANK),), "float32", adds=False)
 
 
-@pytest.mark.parametrize("sizes", checked_sizes(), ids=lambda sizes: sizes.name)
+@pytest.mark.parametrize("sizes", list(checked_sizes()), ids=lambda sizes: sizes.name)
 def test_a_call_agrees_with_float64_and_repeats_its_bits(
     gpu: Chip, record_property: Callable[[str, object], None], sizes: Sizes
 ) -> None:

@@ -10,14 +10,22 @@ from typing import Any, Protocol
 
 import torch
 
+from trt_lora.plugins.group import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels import Kernels
 from trt_lora.scripts.bench.gpu.elementwise_kernels import (
     CudaElementwiseKernels,
     ElementwiseKernels,
 )
-from trt_lora.scripts.bench.gpu.launcher import Launcher
 
 _CUDA: Any = torch.cuda  # half of it has no types
+
+
+class Launcher(Protocol):
+    """Launches one call of the operator."""
+
+    def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
+        """Enqueue the call on a CUDA stream."""
+        ...
 
 
 class Replay(Protocol):

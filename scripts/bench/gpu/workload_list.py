@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from trt_lora.plugins.launch import Chip
 from trt_lora.runtime.device_memory import CudaMemory
 from trt_lora.scripts.bench.gpu.device import CudaDevice
 from trt_lora.scripts.bench.gpu.report import ResultRow
@@ -37,7 +38,7 @@ def gpu_workloads(options: Options) -> list[Workload]:
             20,
             partial(kernel_compilation.rows, options.chip),
         ),
-        *_correctness(),
+        *_correctness(options.chip),
         Workload(
             "tests", "Do the tests marked gpu pass?", 90, partial(gpu_tests.rows, gpu_tests.REST)
         ),
@@ -48,7 +49,7 @@ def gpu_workloads(options: Options) -> list[Workload]:
     ]
 
 
-def _correctness() -> list[Workload]:
+def _correctness(chip: Chip) -> list[Workload]:
     return [
         Workload(
             f"correctness:{family}",
@@ -56,7 +57,7 @@ def _correctness() -> list[Workload]:
             12,
             partial(gpu_tests.rows, family),
         )
-        for family in gpu_tests.FAMILIES
+        for family in gpu_tests.families(chip)
     ]
 
 

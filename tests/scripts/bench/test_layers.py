@@ -62,7 +62,7 @@ def library() -> Any:
 
 def emulate(library: Any, kernel: str, group: Group, *grid: int) -> None:
     launch = Launch(kernel, (*grid, 1), 256, 1, 32, 1)  # type: ignore[arg-type] # two axes
-    emulator.emulate(library, launch, group, [ANYWHERE], 0)
+    emulator.emulate(library, launch, group, [ANYWHERE])
 
 
 @needs_compiler

@@ -22,6 +22,11 @@ FOLDER = ROOT / "tests" / "gpu"
 TESTS_SECONDS = 150
 
 
+def families(chip: Chip) -> tuple[str, ...]:
+    """Return the families that a chip gets: one kernel alone needs clusters."""
+    return FAMILIES if chip.cluster > 1 else tuple(name for name in FAMILIES if "+" in name)
+
+
 def kernel_family(shape: GroupShape, chip: Chip) -> str:
     """Return which of `FAMILIES` computes a call on a chip."""
     names = [launch.kernel for launch in plan_launches(shape, chip)]
