@@ -16,6 +16,7 @@ import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.dtypes import Array, Float32, is_finite
+from trt_lora.runtime.exponents import ExponentShift
 from trt_lora.runtime.float16 import Float16Rounder
 from trt_lora.runtime.lookup import CastTable, cast_table
 from trt_lora.runtime.weight import Weight
@@ -23,6 +24,7 @@ from trt_lora.runtime.weight import Weight
 _TILE = 1 << 15  # elements; with the scratch memory, a tile fits a processor's second cache
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
 _GAP = 16  # elements between the rows of a tile
+_FEW = 1 / 16  # of the values of a tile; more are cast sooner by table, one and all
 _TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many without it
 with np.errstate(invalid="ignore"):  # signalling NaN
     _EVERY_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
@@ -84,7 +86,7 @@ class Caster:
         elif weight.dtype == dtype and weight.scale == 1:
             conversion = self._copy(source, out)
         elif table := self._table(weight, dtype):
-            conversion = self._look_up(source, table, out)
+            conversion = self._cast_short(source, table, out)
         else:
             conversion = self._round(source, weight.scale, out)
         if conversion is None:
@@ -107,17 +109,43 @@ class Caster:
             self._tables[key] = cast_table(*key)
         return self._tables.get(key)
 
-    def _look_up(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
+    def _cast_short(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
+        """Cast by exponents, or by table where that is not for most values."""
+        changes = self._shift(source, table.shift, table, out) if table.shift else None
+        rank, lost = changes or self._look_up(source, table, out)
+        error = float(table.errors[rank])
+        return Conversion(error, lost) if math.isfinite(error) else None
+
+    def _shift(
+        self, source: Array, shift: ExponentShift, table: CastTable, out: Array
+    ) -> tuple[int, int] | None:
+        """Add to the exponents, and look up the few other values; None if they are many."""
+        rank = lost = 0
+        for tile in _tiles(source.shape, 2 * _TILE):
+            bits = source[tile].view(np.uint16)
+            scratch = self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
+            mask = self._found.view(np.bool_)[: bits.size]
+            shift.others(bits, scratch, mask.reshape(bits.shape))
+            if np.count_nonzero(mask) > bits.size * _FEW:
+                return None
+            stored = self._rows_apart(bits.shape, bits.dtype)
+            shift.cast(bits, scratch, stored)
+            others = np.unravel_index(np.flatnonzero(mask), bits.shape)
+            entries = table.entries[bits[others]]
+            stored[others] = entries
+            out.view(np.uint16)[tile] = stored
+            rank, lost = table.add_changes(entries, rank, lost)
+        return rank, lost
+
+    def _look_up(self, source: Array, table: CastTable, out: Array) -> tuple[int, int]:
         rank = lost = 0
         for tile in _tiles(source.shape):
             bits = source[tile].view(np.uint16)
             entries = self._found[: bits.size].view(np.uint32)
             self._take(table.entries, bits, entries)
-            rank = max(rank, int(entries.max()) >> 16)
-            lost += table.count_lost(bits, self._stored[: bits.size].reshape(bits.shape))
             out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
-        error = float(table.errors[rank])
-        return Conversion(error, lost) if math.isfinite(error) else None
+            rank, lost = table.add_changes(entries, rank, lost)
+        return rank, lost
 
     @np.errstate(over="ignore", invalid="ignore")
     def _round(self, source: Array, scale: float, out: Array) -> Conversion | None:
@@ -169,19 +197,22 @@ class Caster:
         Rows that start a power of two apart would share the same few cache lines, and a transposed
         copy of them would take several times as long.
         """
-        rows, columns = values.shape
-        width = columns + (_GAP if columns >= _SIDE else 0)
-        apart = self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
+        apart = self._rows_apart(values.shape, dtype)
         np.copyto(apart, values, casting="unsafe")
         return apart
 
+    def _rows_apart(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        rows, columns = shape
+        width = columns + (_GAP if columns >= _SIDE else 0)
+        return self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
 
-def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+
+def _tiles(shape: tuple[int, ...], size: int = _TILE) -> Iterator[tuple[slice, ...]]:
     if 0 in shape:
         return
     rows, columns = (min(size, _SIDE) for size in shape)
-    columns = min(shape[1], max(columns, _TILE // rows))
-    rows = min(shape[0], max(rows, _TILE // columns))
+    columns = min(shape[1], max(columns, size // rows))
+    rows = min(shape[0], max(rows, size // columns))
     for row in range(0, shape[0], rows):
         for column in range(0, shape[1], columns):
             yield slice(row, row + rows), slice(column, column + columns)
