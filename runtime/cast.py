@@ -16,18 +16,15 @@ import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.dtypes import Array, Float32, is_finite
-from trt_lora.runtime.exponents import ExponentShift
-from trt_lora.runtime.float16 import Float16Rounder
+from trt_lora.runtime.exponents import ExponentShift, outside
+from trt_lora.runtime.float16 import EVERY_FLOAT16, Float16Rounder, widen
 from trt_lora.runtime.lookup import CastTable, cast_table
 from trt_lora.runtime.weight import Weight
 
 _TILE = 1 << 15  # elements; with the scratch memory, a tile fits a processor's second cache
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
 _GAP = 16  # elements between the rows of a tile
-_FEW = 1 / 16  # of the values of a tile; more are cast sooner by table, one and all
 _TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many without it
-with np.errstate(invalid="ignore"):  # signalling NaN
-    _EVERY_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -123,14 +120,13 @@ class Caster:
         rank = lost = 0
         for tile in _tiles(source.shape, 2 * _TILE):
             bits = source[tile].view(np.uint16)
-            scratch = self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
-            mask = self._found.view(np.bool_)[: bits.size]
-            shift.others(bits, scratch, mask.reshape(bits.shape))
-            if np.count_nonzero(mask) > bits.size * _FEW:
+            above = self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
+            places = outside(bits, shift.least, shift.count, above)
+            if places is None:
                 return None
             stored = self._rows_apart(bits.shape, bits.dtype)
-            shift.cast(bits, scratch, stored)
-            others = np.unravel_index(np.flatnonzero(mask), bits.shape)
+            shift.cast(bits, above, stored)
+            others = np.unravel_index(places, bits.shape)
             entries = table.entries[bits[others]]
             stored[others] = entries
             out.view(np.uint16)[tile] = stored
@@ -152,9 +148,7 @@ class Caster:
         """Cast by way of float32, and compare the result with it."""
         conversion = Conversion()
         for tile in _tiles(source.shape):
-            exact = self._widen(source[tile])
-            if scale != 1:
-                exact *= np.float32(scale)
+            exact = self._scaled(source[tile], scale)
             if not np.isfinite(_largest(exact).astype(out.dtype)):
                 return None
             found = self._found[: exact.size]
@@ -164,13 +158,18 @@ class Caster:
                 conversion |= _compare(exact, found)
         return conversion
 
-    def _widen(self, values: Array) -> Float32:
-        """Return the values as float32 [n]; numpy would convert those of float16 one by one."""
+    def _scaled(self, values: Array, scale: float) -> Float32:
+        """Return the values times `scale`, as float32 [n]."""
         exact = self._exact[: values.size]
-        if values.dtype == np.float16:
-            self._take(_EVERY_FLOAT16, values.view(np.uint16), exact)
-        else:
+        if values.dtype == np.float32:
+            np.multiply(values, np.float32(scale), out=exact.reshape(values.shape))
+            return exact
+        if values.dtype != np.float16:
             np.copyto(exact.reshape(values.shape), values)
+        elif not widen(values, exact, self._stored[: values.size]):
+            self._take(EVERY_FLOAT16, values.view(np.uint16), exact)
+        if scale != 1:
+            exact *= np.float32(scale)
         return exact
 
     def _narrow(self, exact: Float32, found: Float32, dtype: np.dtype[Any]) -> Array:

@@ -7,9 +7,10 @@ import numpy.typing as npt
 
 from trt_lora.runtime.dtypes import Array
 
-_SIGN = np.uint16(1 << 15)
-_MAGNITUDE = np.uint16(_SIGN - 1)
-_PAYS = 1 << 12  # magnitudes; of fewer, most values of a weight would be among the others
+_SIGN = 1 << 15
+_MAGNITUDE = _SIGN - 1
+_FEW = 1 / 16  # of the values; treating more one by one takes longer than a table for all
+_PAYS = 1 << 11  # magnitudes; of fewer, most values of a weight would be among the others
 
 
 @dataclass(frozen=True)
@@ -24,25 +25,37 @@ class ExponentShift:
     least: int  # bits of a magnitude
     count: int
 
-    def others(self, bits: Array, scratch: Array, mask: Array) -> npt.NDArray[np.bool_]:
-        """Return which floats, given by their bits, need a table: `mask`, in the same shape.
+    def cast(self, bits: Array, above: Array, out: Array) -> None:
+        """Write the new bits to `out`, wrong ones for the others.
 
-        `scratch` is memory like `bits`; `mask` is of bool.
+        `above` is what `outside` left of the same bits; it is overwritten.
         """
-        np.bitwise_and(bits, _MAGNITUDE, out=scratch)
-        np.subtract(scratch, np.uint16(self.least), out=scratch)
-        return np.greater_equal(scratch, np.uint16(self.count), out=mask)
-
-    def cast(self, bits: Array, scratch: Array, out: Array) -> None:
-        """Write the new bits to `out`, which are wrong for the others."""
         if not self.left:
             np.add(bits, np.uint16(self.add), out=out)
             return
-        np.left_shift(bits, np.uint16(self.left), out=out)
-        np.add(out, np.uint16(self.add), out=out)
-        np.bitwise_and(out, _MAGNITUDE, out=out)
-        np.bitwise_and(bits, _SIGN, out=scratch)
-        np.bitwise_or(out, scratch, out=out)
+        np.left_shift(above, np.uint16(self.left), out=above)
+        first = (self.least << self.left) + self.add
+        np.add(above, np.uint16(first % _SIGN), out=above)
+        np.bitwise_and(bits, np.uint16(_SIGN), out=out)
+        np.bitwise_or(out, above, out=out)
+
+
+def outside(bits: Array, least: int, count: int, above: Array) -> npt.NDArray[np.intp] | None:
+    """Return where floats are that do not have one of `count` magnitudes from `least` on.
+
+    Args:
+        bits: uint16 of any shape.
+        least: bits of a magnitude.
+        count: of magnitudes.
+        above: memory like `bits`, in one piece; is left with the magnitudes less `least`.
+
+    Returns:
+        Places in the order of rows, or None if they are too many to be treated one by one.
+    """
+    np.bitwise_and(bits, np.uint16(_MAGNITUDE), out=above)
+    np.subtract(above, np.uint16(least), out=above)
+    are = above >= np.uint16(count)
+    return np.flatnonzero(are) if np.count_nonzero(are) <= bits.size * _FEW else None
 
 
 def exponent_shift(stored: Array, exact: Array, left: int) -> ExponentShift | None:
@@ -57,8 +70,8 @@ def exponent_shift(stored: Array, exact: Array, left: int) -> ExponentShift | No
         return None
     magnitudes = np.arange(_SIGN, dtype=np.uint16) << np.uint16(left)
     added = stored - magnitudes
-    if left:
-        added &= _MAGNITUDE
+    if left:  # the sign is kept apart from the rest
+        added, exact = added & np.uint16(_MAGNITUDE), exact & (stored < _SIGN)
     add = int(np.bincount(added[exact], minlength=1).argmax())
     taken = np.flatnonzero(exact & (added == add))
     run = max(np.split(taken, np.flatnonzero(np.diff(taken) != 1) + 1), key=len)
