@@ -16,8 +16,8 @@ import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.dtypes import Array, Float32, is_finite
-from trt_lora.runtime.exponents import ExponentShift, outside
-from trt_lora.runtime.float16 import EVERY_FLOAT16, Float16Rounder, widen
+from trt_lora.runtime.exponents import ExponentShift
+from trt_lora.runtime.float16 import Float16Rounder, widen
 from trt_lora.runtime.lookup import CastTable, cast_table
 from trt_lora.runtime.weight import Weight
 
@@ -120,12 +120,11 @@ class Caster:
         rank = lost = 0
         for tile in _tiles(source.shape, 2 * _TILE):
             bits = source[tile].view(np.uint16)
-            above = self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
-            places = outside(bits, shift.least, shift.count, above)
+            places = shift.others(bits, self._exact.view(np.uint16)[: bits.size].reshape(bits.shape))
             if places is None:
                 return None
             stored = self._rows_apart(bits.shape, bits.dtype)
-            shift.cast(bits, above, stored)
+            np.add(bits, np.uint16(shift.add), out=stored)
             others = np.unravel_index(places, bits.shape)
             entries = table.entries[bits[others]]
             stored[others] = entries
@@ -161,15 +160,14 @@ class Caster:
     def _scaled(self, values: Array, scale: float) -> Float32:
         """Return the values times `scale`, as float32 [n]."""
         exact = self._exact[: values.size]
+        placed = exact.reshape(values.shape)
         if values.dtype == np.float32:
-            np.multiply(values, np.float32(scale), out=exact.reshape(values.shape))
-            return exact
-        if values.dtype != np.float16:
-            np.copyto(exact.reshape(values.shape), values)
-        elif not widen(values, exact, self._stored[: values.size]):
-            self._take(EVERY_FLOAT16, values.view(np.uint16), exact)
-        if scale != 1:
-            exact *= np.float32(scale)
+            np.multiply(values, np.float32(scale), out=placed)
+        elif values.dtype == np.float16:
+            widen(values, scale, placed, self._stored[: values.size].reshape(values.shape))
+        else:
+            np.copyto(placed, values)
+            np.multiply(exact, np.float32(scale), out=exact)
         return exact
 
     def _narrow(self, exact: Float32, found: Float32, dtype: np.dtype[Any]) -> Array:

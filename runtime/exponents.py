@@ -1,4 +1,4 @@
-"""Cast 16-bit floats by adding to their exponents: times a power of two, most change in nothing else."""
+"""Multiply 16-bit floats by a power of two: an addition to the exponents of most."""
 
 from dataclasses import dataclass
 
@@ -7,74 +7,42 @@ import numpy.typing as npt
 
 from trt_lora.runtime.dtypes import Array
 
-_SIGN = 1 << 15
-_MAGNITUDE = _SIGN - 1
-_FEW = 1 / 16  # of the values; treating more one by one takes longer than a table for all
-_PAYS = 1 << 11  # magnitudes; of fewer, most values of a weight would be among the others
+_MAGNITUDE = np.uint16((1 << 15) - 1)  # the sign off
+_FEW = 1 / 16  # of the values; looking up more one by one takes longer than all at once
+_PAYS = 1 << 13  # magnitudes; where the sum is right for fewer, most values are among the others
 
 
 @dataclass(frozen=True)
 class ExponentShift:
-    """The bits of a float times 2 ** left plus `add`, and its sign, are those of its cast.
+    """For magnitudes from `least` on, `count` in all, the bits plus `add` are those of the product.
 
-    That holds for magnitudes from `least` on, `count` in all; the others need a table.
+    The others (subnormal numbers, those beyond the range, NaN) need a table.
     """
 
-    left: int  # digits by which the new mantissa is longer
-    add: int
-    least: int  # bits of a magnitude
+    add: int  # modulo 2 ** 16, and so of the sign too
+    least: int  # bits of a float, the sign off
     count: int
 
-    def cast(self, bits: Array, above: Array, out: Array) -> None:
-        """Write the new bits to `out`, wrong ones for the others.
+    def others(self, bits: Array, scratch: Array) -> npt.NDArray[np.intp] | None:
+        """Return where the others are, counted row by row; None if they are not few.
 
-        `above` is what `outside` left of the same bits; it is overwritten.
+        `scratch` is memory like `bits`, in one piece.
         """
-        if not self.left:
-            np.add(bits, np.uint16(self.add), out=out)
-            return
-        np.left_shift(above, np.uint16(self.left), out=above)
-        first = (self.least << self.left) + self.add
-        np.add(above, np.uint16(first % _SIGN), out=above)
-        np.bitwise_and(bits, np.uint16(_SIGN), out=out)
-        np.bitwise_or(out, above, out=out)
+        np.bitwise_and(bits, _MAGNITUDE, out=scratch)
+        np.subtract(scratch, np.uint16(self.least), out=scratch)
+        are = scratch >= np.uint16(self.count)
+        return np.flatnonzero(are) if np.count_nonzero(are) <= bits.size * _FEW else None
 
 
-def outside(bits: Array, least: int, count: int, above: Array) -> npt.NDArray[np.intp] | None:
-    """Return where floats are that do not have one of `count` magnitudes from `least` on.
+def exponent_shift(products: Array, exact: Array) -> ExponentShift | None:
+    """Return the shift that gives the same as a table; None where there is none.
 
     Args:
-        bits: uint16 of any shape.
-        least: bits of a magnitude.
-        count: of magnitudes.
-        above: memory like `bits`, in one piece; is left with the magnitudes less `least`.
-
-    Returns:
-        Places in the order of rows, or None if they are too many to be treated one by one.
+        products: uint16 [32768], of the positive floats in the order of their bits.
+        exact: bool [32768], where they were not rounded.
     """
-    np.bitwise_and(bits, np.uint16(_MAGNITUDE), out=above)
-    np.subtract(above, np.uint16(least), out=above)
-    are = above >= np.uint16(count)
-    return np.flatnonzero(are) if np.count_nonzero(are) <= bits.size * _FEW else None
-
-
-def exponent_shift(stored: Array, exact: Array, left: int) -> ExponentShift | None:
-    """Return the shift that makes what a table has, or None where it has not enough of one.
-
-    Args:
-        stored: uint16 [32768], what the positive floats become, in the order of their bits.
-        exact: bool [32768], where the cast is without an error.
-        left: digits by which the new mantissa is longer.
-    """
-    if left < 0:
-        return None
-    magnitudes = np.arange(_SIGN, dtype=np.uint16) << np.uint16(left)
-    added = stored - magnitudes
-    if left:  # the sign is kept apart from the rest
-        added, exact = added & np.uint16(_MAGNITUDE), exact & (stored < _SIGN)
+    added = products - np.arange(len(products), dtype=np.uint16)
     add = int(np.bincount(added[exact], minlength=1).argmax())
     taken = np.flatnonzero(exact & (added == add))
     run = max(np.split(taken, np.flatnonzero(np.diff(taken) != 1) + 1), key=len)
-    if len(run) < _PAYS:
-        return None
-    return ExponentShift(left, add, int(run[0]), len(run))
+    return ExponentShift(add, int(run[0]), len(run)) if len(run) >= _PAYS else None

@@ -3,7 +3,6 @@
 import numpy as np
 
 from trt_lora.runtime.dtypes import Array, Float32
-from trt_lora.runtime.exponents import outside
 
 _SIGN = np.uint16(1 << 15)
 _EXPONENT = np.uint16(0xFF << 7)  # in the upper half of a float32, as in all below
@@ -11,31 +10,40 @@ _LEAST = np.uint16(127 - 14 << 7)  # the exponent of float16's least normal numb
 # Times 1.5 * 2 ** 13: float32 has 13 digits more, and neither sign may leave the power of two.
 _SHIFT = np.uint16((13 << 7) + (1 << 6))
 
-_NORMAL = 1 << 10, 30 << 10  # bits of float16's least normal number, and how many there are
+_INFINITY = 31 << 10  # bits of a float16; those of NaN are above
+_BIASES = 2.0**112  # between the exponents of float16 and float32, where the bits are the same
 with np.errstate(invalid="ignore"):  # signalling NaN
-    EVERY_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    _EVERY_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
-def widen(values: Array, out: Float32, scratch: Array) -> bool:
-    """Write float16 values as float32 to `out`, or return False if few are normal numbers.
+def widen(values: Array, scale: float, out: Array, scratch: Array) -> None:
+    """Write float16 values times `scale` to `out`, rounded once, in float32.
+
+    A float16 whose bits are those of a float32 is that times 2 ** -112: exactly, where subnormal
+    numbers are not flushed. Where they are, and for NaN and infinity, there is a table.
 
     Args:
         values: of any shape, in any memory order.
-        out: [n] in one piece.
-        scratch: uint16 [n] in one piece.
+        scale: is rounded to float32.
+        out: float32, of the same shape.
+        scratch: uint16, of the same shape.
     """
     bits, wide = values.view(np.int16), out.view(np.int32)
-    places = outside(values.view(np.uint16), *_NORMAL, scratch.reshape(values.shape))
-    if places is None:
-        return False
-    np.copyto(wide.reshape(values.shape), bits)
-    wide <<= 13
-    wide &= ~(7 << 28)  # copies of the sign
-    out *= np.float32(2.0**112)  # between the biases; subnormal numbers may be flushed here
-    if places.size:
-        found = bits[np.unravel_index(places, values.shape)]
-        out[places] = EVERY_FLOAT16[found.view(np.uint16)]
-    return True
+    factor = np.float32(float(np.float32(scale)) * _BIASES)
+    np.bitwise_and(bits.view(np.uint16), np.uint16(~_SIGN), out=scratch)
+    if scratch.max() >= _INFINITY or not np.isfinite(factor) or _flushes():
+        np.multiply(_EVERY_FLOAT16[bits.view(np.uint16)], np.float32(scale), out=out)
+        return
+    np.copyto(wide, bits)
+    np.left_shift(wide, 13, out=wide)
+    np.bitwise_and(wide, ~(7 << 28), out=wide)  # without copies of the sign
+    np.multiply(out, factor, out=out)
+
+
+def _flushes() -> bool:
+    """Whether this thread's processor takes float32's subnormal numbers for zero."""
+    least = np.full(1, 1 << 13, np.int32).view(np.float32)  # float16's least number
+    return bool((least * np.float32(_BIASES))[0] != np.float32(2.0**-24))
 
 
 class Float16Rounder:

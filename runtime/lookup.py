@@ -10,7 +10,6 @@ from trt_lora.runtime.exponents import ExponentShift, exponent_shift
 
 _SIGN = 1 << 15
 _LOST = 1 << 31
-_DIGITS = {"float16": 10, "bfloat16": 7}  # of a mantissa
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,9 @@ def cast_table(source: str, target: str, scale: float) -> CastTable:
     entries[lost] |= np.uint32(_LOST)
     # negative ones differ in the sign alone
     both = np.concatenate([entries, entries ^ np.uint32(_SIGN)])
-    left = _DIGITS[target] - _DIGITS[source]
-    return CastTable(
-        both, errors[by_error], exponent_shift(stored.view(np.uint16), errors == 0, left)
-    )
+    same = source == target
+    shift = exponent_shift(stored.view(np.uint16), errors == 0) if same else None
+    return CastTable(both, errors[by_error], shift)
 
 
 @np.errstate(over="ignore", invalid="ignore")
