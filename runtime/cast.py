@@ -19,6 +19,7 @@ from trt_lora.runtime.dtypes import Array, Float32, is_finite
 from trt_lora.runtime.exponents import ExponentShift
 from trt_lora.runtime.float16 import Float16Rounder, widen
 from trt_lora.runtime.lookup import CastTable, cast_table
+from trt_lora.runtime.read_buffer import ReadBuffer
 from trt_lora.runtime.weight import Weight
 
 _TILE = 1 << 15  # elements; with the scratch memory, a tile fits a processor's second cache
@@ -52,6 +53,7 @@ class Caster:
     """
 
     def __init__(self) -> None:
+        self._buffer = ReadBuffer()
         self._index = np.empty(_TILE, np.intp)
         self._exact, self._found = (np.empty(_TILE, np.float32) for _ in range(2))
         self._stored = np.empty(_TILE, np.uint16)
@@ -75,7 +77,7 @@ class Caster:
         Raises:
             AdapterError: a value is NaN or infinite, or leaves the range of `dtype`.
         """
-        source = weight.read()
+        source = weight.read(self._buffer)
         if source.flags.f_contiguous:  # go through the source in the order of its memory
             source, out = source.T, out.T
         if source.itemsize > 2 or out.itemsize > 2:
@@ -118,9 +120,11 @@ class Caster:
     ) -> tuple[int, int] | None:
         """Add to the exponents, and look up the few other values; None if they are many."""
         rank = lost = 0
-        for tile in _tiles(source.shape, 2 * _TILE):
+        for tile in _tiles(source.shape, 2 * _TILE):  # in as many bytes as float32 of one tile
             bits = source[tile].view(np.uint16)
-            places = shift.others(bits, self._exact.view(np.uint16)[: bits.size].reshape(bits.shape))
+            places = shift.others(
+                bits, self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
+            )
             if places is None:
                 return None
             stored = self._rows_apart(bits.shape, bits.dtype)

@@ -21,13 +21,11 @@ class CastTable:
     errors: Float32  # [32768]: by rank, ascending; not finite where the result is not
     shift: ExponentShift | None  # makes most entries with less work
 
-    def add_changes(
-        self, entries: npt.NDArray[np.uint32], rank: int, lost: int
-    ) -> tuple[int, int]:
+    def add_changes(self, entries: npt.NDArray[np.uint32], rank: int, lost: int) -> tuple[int, int]:
         """Return the largest rank, and how many became zero and were not, with those so far."""
         largest = int(entries.max(initial=0))
         if largest >= _LOST:
-            lost += np.count_nonzero(entries >= _LOST)
+            lost += int(np.count_nonzero(entries >= _LOST))
             largest = int((entries & np.uint32(_LOST - 1)).max())
         return max(rank, largest >> 16), lost
 

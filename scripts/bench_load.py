@@ -18,6 +18,7 @@ from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory import HostMemory
 from trt_lora.runtime.peft_format import WEIGHTS_FILE
+from trt_lora.runtime.read_buffer import ReadBuffer
 from trt_lora.runtime.save import save_adapter
 from trt_lora.runtime.weight import Weight
 from trt_lora.scripts.bench_build import resident_bytes
@@ -31,7 +32,7 @@ def write(directory: Path, rank: int, dtype: str, scale: float) -> None:
     rng = np.random.default_rng(0)
 
     def weight(name: str, shape: tuple[int, int], scale: float = 1.0) -> Weight:
-        def read() -> Array:
+        def read(buffer: ReadBuffer | None = None) -> Array:
             values = rng.standard_normal(shape, np.float32) * np.float32(0.02)
             return values.astype(storage_dtype(dtype))
 

@@ -15,6 +15,7 @@ from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.fit import fit_adapter
 from trt_lora.runtime.load import load_adapter
 from trt_lora.runtime.memory import Memory
+from trt_lora.runtime.read_buffer import ReadBuffer
 from trt_lora.runtime.save import save_adapter
 from trt_lora.runtime.weight import Weight
 from trt_lora.scripts.gpu.bench import Bench
@@ -58,8 +59,8 @@ def rows(bench: Bench, memory: Memory) -> Iterator[Row]:
 
 def _load(bench: Bench, memory: Memory, rank: int, step: Replay, peak_gb_s: float) -> Row:
     manifest = llama_manifest(DTYPE)
-    with TemporaryDirectory() as scratch:
-        directory = Path(scratch) / "adapter"
+    with TemporaryDirectory() as buffer:
+        directory = Path(buffer) / "adapter"
         write(directory, rank)
         load = _seconds(lambda: manager_of(memory, DTYPE).load_weights("a", directory))
         fitted = fit_adapter(load_adapter(directory, manifest), manifest).tensors
@@ -84,7 +85,7 @@ def write(directory: Path, rank: int) -> None:
     pool = (0.02 * rng.standard_normal(1 << 22, np.float32)).astype(np.float16)
 
     def weight(name: str, shape: tuple[int, int]) -> Weight:
-        def read() -> Array:
+        def read(buffer: ReadBuffer | None = None) -> Array:
             size = shape[0] * shape[1]
             return np.resize(pool, size).reshape(shape)
 
