@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from operator import or_
 from typing import Any
 
@@ -22,7 +22,7 @@ from trt_lora.runtime.lookup import CastTable, cast_table
 from trt_lora.runtime.read_buffer import ReadBuffer
 from trt_lora.runtime.weight import Weight
 
-_TILE = 1 << 15  # elements; with the scratch memory, a tile fits a processor's second cache
+_TILE = 1 << 16  # elements; a call of numpy for fewer costs as much as it computes
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
 _GAP = 16  # elements between the rows of a tile
 _TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many without it
@@ -54,16 +54,13 @@ class Caster:
 
     def __init__(self) -> None:
         self._buffer = ReadBuffer()
-        self._index = np.empty(_TILE, np.intp)
+        self._index = np.empty(_TILE, np.int64)
+        self._float16 = Float16Rounder(self._index)  # which is used at other times
         self._exact, self._found = (np.empty(_TILE, np.float32) for _ in range(2))
         self._stored = np.empty(_TILE, np.uint16)
         self._apart = np.empty(_TILE + _TILE * _GAP // _SIDE, np.float32)
         self._tables: dict[tuple[str, str, float], CastTable] = {}
         self._values: Counter[tuple[str, str, float]] = Counter()
-
-    @cached_property
-    def _float16(self) -> Float16Rounder:
-        return Float16Rounder(_TILE)
 
     def write(self, weight: Weight, dtype: str, out: Array, what: str) -> Conversion:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
@@ -120,7 +117,7 @@ class Caster:
     ) -> tuple[int, int] | None:
         """Add to the exponents, and look up the few other values; None if they are many."""
         rank = lost = 0
-        for tile in _tiles(source.shape, 2 * _TILE):  # in as many bytes as float32 of one tile
+        for tile in _tiles(source.shape):
             bits = source[tile].view(np.uint16)
             places = shift.others(
                 bits, self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
@@ -208,12 +205,12 @@ class Caster:
         return self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
 
 
-def _tiles(shape: tuple[int, ...], size: int = _TILE) -> Iterator[tuple[slice, ...]]:
+def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     if 0 in shape:
         return
     rows, columns = (min(size, _SIDE) for size in shape)
-    columns = min(shape[1], max(columns, size // rows))
-    rows = min(shape[0], max(rows, size // columns))
+    columns = min(shape[1], max(columns, _TILE // rows))
+    rows = min(shape[0], max(rows, _TILE // columns))
     for row in range(0, shape[0], rows):
         for column in range(0, shape[1], columns):
             yield slice(row, row + rows), slice(column, column + columns)

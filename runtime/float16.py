@@ -1,6 +1,7 @@
 """Float16 from and to float32, many values at a time: numpy converts them one by one."""
 
 import numpy as np
+import numpy.typing as npt
 
 from trt_lora.runtime.dtypes import Array, Float32
 
@@ -54,10 +55,11 @@ class Float16Rounder:
     subnormal unless x is, so that a processor that was told to flush them gives the same.
     """
 
-    def __init__(self, size: int) -> None:
-        """Keep scratch memory for as many as `size` values."""
-        self._wide = np.empty(size, np.int32)
-        self._sign, self._exponent = (np.empty(size, np.uint16) for _ in range(2))
+    def __init__(self, scratch: npt.NDArray[np.int64]) -> None:
+        """Use memory of as many elements as there are values at most."""
+        size = len(scratch)
+        self._wide = scratch.view(np.int32)[:size]
+        self._sign, self._exponent = scratch.view(np.uint16)[2 * size :].reshape(2, size)
 
     def round(self, values: Float32, stored: Array, found: Float32) -> None:
         """Write `values` as float16 to `stored`, and what that is in float32 to `found`.
