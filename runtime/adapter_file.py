@@ -13,19 +13,16 @@ and its pages count as memory of the process.
 import io
 import os
 import stat
-import sys
 import threading
 import time
 import weakref
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.file_writers import open_for_writing
-
-Bytes = npt.NDArray[np.uint8]
+from trt_lora.runtime.read_buffer import Bytes, ReadBuffer
 
 _POINTER = b"version https://git-lfs.github.com/"
 _LARGEST_POINTER = 1024  # bytes, by its specification
@@ -33,8 +30,6 @@ _LARGEST_POINTER = 1024  # bytes, by its specification
 _TICK_NS = 10_000_000  # of the clock of files, at the most
 _QUIET_NS = 200_000_000  # without a change, where nobody tells whether there is a writer
 _TICKS = 30  # that a file may take to be written, once it is opened
-
-_ONLY_OURS = 2  # references, as `sys.getrefcount` counts them: the attribute and its own argument
 
 
 class AdapterFile:
@@ -50,7 +45,6 @@ class AdapterFile:
         self._file = _open(path)
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
-        self._last = np.empty(0, np.uint8)
         self._opened = self._settled()
         self.size = self._opened.st_size
         if self.size < _LARGEST_POINTER and self.read(0, self.size).tobytes().startswith(_POINTER):
@@ -58,8 +52,8 @@ class AdapterFile:
                 f"{path} is a pointer of Git LFS, not the file itself; fetch it with: git lfs pull"
             )
 
-    def read(self, start: int, size: int) -> Bytes:
-        """Return `size` bytes from `start`, in memory of their own.
+    def read(self, start: int, size: int, buffer: ReadBuffer | None = None) -> Bytes:
+        """Return `size` bytes from `start`, in memory of their own or in the buffer's.
 
         Raises:
             AdapterError: the file ends before, or was written to since it was opened.
@@ -69,21 +63,15 @@ class AdapterFile:
                 f"{self.path} has {self.size} bytes, but bytes {start} to {start + size} are "
                 "asked for: it is damaged; copy or save the adapter again"
             )
+        data = buffer.take(size) if buffer else np.empty(size, np.uint8)
+        view, done = data.data, 0
         with self._lock:
-            data = self._memory(size)
-            view, done = data.data, 0
             self._file.seek(start)
             while done < size and (count := self._file.readinto(view[done:])):
                 done += count
         if done < size or not self._is_as_opened():
             raise AdapterError(f"{self.path} was changed while it was read; load it again")
         return data
-
-    def _memory(self, size: int) -> Bytes:
-        """The memory of the last read, if nobody holds it any more: fresh memory costs as much."""
-        if self._last.size < size or sys.getrefcount(self._last) > _ONLY_OURS:
-            self._last = np.empty(size, np.uint8)
-        return self._last[:size]  # a view holds what it is a view of
 
     def _settled(self) -> os.stat_result:
         """The state of the file, once any later change to it is sure to make another state.

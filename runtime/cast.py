@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from operator import or_
 from typing import Any
 
@@ -16,16 +16,16 @@ import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.dtypes import Array, Float32, is_finite
-from trt_lora.runtime.float16 import Float16Rounder
+from trt_lora.runtime.exponents import ExponentShift
+from trt_lora.runtime.float16 import Float16Rounder, widen
 from trt_lora.runtime.lookup import CastTable, cast_table
+from trt_lora.runtime.read_buffer import ReadBuffer
 from trt_lora.runtime.weight import Weight
 
-_TILE = 1 << 15  # elements; with the scratch memory, a tile fits a processor's second cache
+_TILE = 1 << 16  # elements; a call of numpy for fewer costs as much as it computes
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
 _GAP = 16  # elements between the rows of a tile
 _TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many without it
-with np.errstate(invalid="ignore"):  # signalling NaN
-    _EVERY_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,14 @@ class Caster:
     """
 
     def __init__(self) -> None:
-        self._index = np.empty(_TILE, np.intp)
+        self._buffer = ReadBuffer()
+        self._index = np.empty(_TILE, np.int64)
+        self._float16 = Float16Rounder(self._index)  # which is used at other times
         self._exact, self._found = (np.empty(_TILE, np.float32) for _ in range(2))
         self._stored = np.empty(_TILE, np.uint16)
         self._apart = np.empty(_TILE + _TILE * _GAP // _SIDE, np.float32)
         self._tables: dict[tuple[str, str, float], CastTable] = {}
         self._values: Counter[tuple[str, str, float]] = Counter()
-
-    @cached_property
-    def _float16(self) -> Float16Rounder:
-        return Float16Rounder(_TILE)
 
     def write(self, weight: Weight, dtype: str, out: Array, what: str) -> Conversion:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
@@ -76,7 +74,7 @@ class Caster:
         Raises:
             AdapterError: a value is NaN or infinite, or leaves the range of `dtype`.
         """
-        source = weight.read()
+        source = weight.read(self._buffer)
         if source.flags.f_contiguous:  # go through the source in the order of its memory
             source, out = source.T, out.T
         if source.itemsize > 2 or out.itemsize > 2:
@@ -84,7 +82,7 @@ class Caster:
         elif weight.dtype == dtype and weight.scale == 1:
             conversion = self._copy(source, out)
         elif table := self._table(weight, dtype):
-            conversion = self._look_up(source, table, out)
+            conversion = self._cast_short(source, table, out)
         else:
             conversion = self._round(source, weight.scale, out)
         if conversion is None:
@@ -107,26 +105,50 @@ class Caster:
             self._tables[key] = cast_table(*key)
         return self._tables.get(key)
 
-    def _look_up(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
+    def _cast_short(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
+        """Cast by exponents, or by table where that is not for most values."""
+        changes = self._shift(source, table.shift, table, out) if table.shift else None
+        rank, lost = changes or self._look_up(source, table, out)
+        error = float(table.errors[rank])
+        return Conversion(error, lost) if math.isfinite(error) else None
+
+    def _shift(
+        self, source: Array, shift: ExponentShift, table: CastTable, out: Array
+    ) -> tuple[int, int] | None:
+        """Add to the exponents, and look up the few other values; None if they are many."""
+        rank = lost = 0
+        for tile in _tiles(source.shape):
+            bits = source[tile].view(np.uint16)
+            places = shift.others(
+                bits, self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
+            )
+            if places is None:
+                return None
+            stored = self._rows_apart(bits.shape, bits.dtype)
+            np.add(bits, np.uint16(shift.add), out=stored)
+            others = np.unravel_index(places, bits.shape)
+            entries = table.entries[bits[others]]
+            stored[others] = entries
+            out.view(np.uint16)[tile] = stored
+            rank, lost = table.add_changes(entries, rank, lost)
+        return rank, lost
+
+    def _look_up(self, source: Array, table: CastTable, out: Array) -> tuple[int, int]:
         rank = lost = 0
         for tile in _tiles(source.shape):
             bits = source[tile].view(np.uint16)
             entries = self._found[: bits.size].view(np.uint32)
             self._take(table.entries, bits, entries)
-            rank = max(rank, int(entries.max()) >> 16)
-            lost += table.count_lost(bits, self._stored[: bits.size].reshape(bits.shape))
             out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
-        error = float(table.errors[rank])
-        return Conversion(error, lost) if math.isfinite(error) else None
+            rank, lost = table.add_changes(entries, rank, lost)
+        return rank, lost
 
     @np.errstate(over="ignore", invalid="ignore")
     def _round(self, source: Array, scale: float, out: Array) -> Conversion | None:
         """Cast by way of float32, and compare the result with it."""
         conversion = Conversion()
         for tile in _tiles(source.shape):
-            exact = self._widen(source[tile])
-            if scale != 1:
-                exact *= np.float32(scale)
+            exact = self._scaled(source[tile], scale)
             if not np.isfinite(_largest(exact).astype(out.dtype)):
                 return None
             found = self._found[: exact.size]
@@ -136,13 +158,17 @@ class Caster:
                 conversion |= _compare(exact, found)
         return conversion
 
-    def _widen(self, values: Array) -> Float32:
-        """Return the values as float32 [n]; numpy would convert those of float16 one by one."""
+    def _scaled(self, values: Array, scale: float) -> Float32:
+        """Return the values times `scale`, as float32 [n]."""
         exact = self._exact[: values.size]
-        if values.dtype == np.float16:
-            self._take(_EVERY_FLOAT16, values.view(np.uint16), exact)
+        placed = exact.reshape(values.shape)
+        if values.dtype == np.float32:
+            np.multiply(values, np.float32(scale), out=placed)
+        elif values.dtype == np.float16:
+            widen(values, scale, placed, self._stored[: values.size].reshape(values.shape))
         else:
-            np.copyto(exact.reshape(values.shape), values)
+            np.copyto(placed, values)
+            np.multiply(exact, np.float32(scale), out=exact)
         return exact
 
     def _narrow(self, exact: Float32, found: Float32, dtype: np.dtype[Any]) -> Array:
@@ -169,11 +195,14 @@ class Caster:
         Rows that start a power of two apart would share the same few cache lines, and a transposed
         copy of them would take several times as long.
         """
-        rows, columns = values.shape
-        width = columns + (_GAP if columns >= _SIDE else 0)
-        apart = self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
+        apart = self._rows_apart(values.shape, dtype)
         np.copyto(apart, values, casting="unsafe")
         return apart
+
+    def _rows_apart(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        rows, columns = shape
+        width = columns + (_GAP if columns >= _SIDE else 0)
+        return self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
 
 
 def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:

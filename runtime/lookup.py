@@ -6,29 +6,28 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.runtime.dtypes import Array, Float32, storage_dtype
+from trt_lora.runtime.exponents import ExponentShift, exponent_shift
 
 _SIGN = 1 << 15
+_LOST = 1 << 31
 
 
 @dataclass(frozen=True)
 class CastTable:
     """What every float of one 16-bit dtype becomes in another, times a scale."""
 
-    entries: npt.NDArray[np.uint32]  # [65536]: the new bits, and above them the rank of the error
+    entries: npt.NDArray[np.uint32]  # [65536]: the new bits, above them the rank of the error, and
+    # in the highest bit whether it became zero and was not
     errors: Float32  # [32768]: by rank, ascending; not finite where the result is not
-    first_lost: int  # bits of the least positive number that becomes zero; the next do too,
-    lost: int  # so many in all
+    shift: ExponentShift | None  # makes most entries with less work
 
-    def count_lost(self, bits: Array, scratch: Array) -> int:
-        """Return how many floats, given by their bits, become zero and were not.
-
-        `scratch` is memory like `bits`.
-        """
-        if not self.lost:
-            return 0
-        np.subtract(bits, np.uint16(self.first_lost), out=scratch)
-        np.bitwise_and(scratch, np.uint16(_SIGN - 1), out=scratch)
-        return int(np.count_nonzero(scratch < self.lost))
+    def add_changes(self, entries: npt.NDArray[np.uint32], rank: int, lost: int) -> tuple[int, int]:
+        """Return the largest rank, and how many became zero and were not, with those so far."""
+        largest = int(entries.max(initial=0))
+        if largest >= _LOST:
+            lost += int(np.count_nonzero(entries >= _LOST))
+            largest = int((entries & np.uint32(_LOST - 1)).max())
+        return max(rank, largest >> 16), lost
 
 
 def cast_table(source: str, target: str, scale: float) -> CastTable:
@@ -38,10 +37,12 @@ def cast_table(source: str, target: str, scale: float) -> CastTable:
     entries = np.empty(_SIGN, np.uint32)
     entries[by_error] = np.arange(_SIGN, dtype=np.uint32) << 16
     entries |= stored.view(np.uint16)
-    both = np.concatenate(
-        [entries, entries ^ np.uint32(_SIGN)]
-    )  # negative ones differ in the sign alone
-    return CastTable(both, errors[by_error], int(lost[0]) if lost.size else 0, lost.size)
+    entries[lost] |= np.uint32(_LOST)
+    # negative ones differ in the sign alone
+    both = np.concatenate([entries, entries ^ np.uint32(_SIGN)])
+    same = source == target
+    shift = exponent_shift(stored.view(np.uint16), errors == 0) if same else None
+    return CastTable(both, errors[by_error], shift)
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -13,6 +13,7 @@ from pathlib import Path
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter_file import AdapterFile
 from trt_lora.runtime.dtypes import Array, storage_dtype
+from trt_lora.runtime.read_buffer import ReadBuffer
 
 _DTYPES = {"<f4": "float32", "<f2": "float16", "|V2": "bfloat16", "<i4": "int32"}
 _MAX_HEADER = 10_000  # numpy's own limit
@@ -32,7 +33,7 @@ class NpyFile:
 
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[int, int], Array]  # (first element, number of elements) -> [number]
+    read: Callable[[int, int, ReadBuffer | None], Array]  # first element, their number -> [number]
 
 
 def open_npy(path: Path) -> NpyFile:
@@ -53,8 +54,8 @@ def open_npy(path: Path) -> NpyFile:
             "copy or convert the adapter again"
         )
 
-    def read(first: int, count: int) -> Array:
-        return file.read(start + first * item.itemsize, count * item.itemsize).view(item)
+    def read(first: int, count: int, buffer: ReadBuffer | None) -> Array:
+        return file.read(start + first * item.itemsize, count * item.itemsize, buffer).view(item)
 
     return NpyFile(shape, name, read)
 

@@ -5,7 +5,6 @@ Parameters are named as the engine's inputs, so that `RunOptions.add_active_adap
 
 import ctypes
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from trt_lora.runtime.adapter_file import AdapterFile
 from trt_lora.runtime.cast import Conversion
 from trt_lora.runtime.dtypes import Array, storage_dtype
 from trt_lora.runtime.packed import pack_weights
+from trt_lora.runtime.read_buffer import ReadBuffer, Reader
 from trt_lora.runtime.safetensors_file import check_tensor
 from trt_lora.runtime.tensors import Tensor
 from trt_lora.runtime.weight import Weight
@@ -57,8 +57,8 @@ def _weight(name: str, value: Any, path: Path) -> Weight:
     return Weight((name,), shape, dtype, _reader(value, shape, dtype))
 
 
-def _reader(value: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Array]:
-    def read() -> Array:  # its numpy() does not know bfloat16
+def _reader(value: Any, shape: tuple[int, ...], dtype: str) -> Reader:
+    def read(buffer: ReadBuffer | None = None) -> Array:  # its numpy() does not know bfloat16
         storage = np.empty(shape, storage_dtype(dtype))
         ctypes.memmove(storage.ctypes.data, value.data_ptr(), storage.nbytes)
         return storage

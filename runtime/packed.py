@@ -10,7 +10,7 @@ from trt_lora.runtime.tensors import Tensor
 from trt_lora.runtime.weight import Weight
 
 _MAX_THREADS = 4
-_LARGE = 1 << 19  # bytes of a weight, on average; with smaller ones the waiting costs more
+_LARGE = 1 << 17  # bytes of a weight, on average; with smaller ones the waiting costs more
 _SHARE = 1 << 22  # bytes for each thread, which takes up to half as many as scratch memory
 
 

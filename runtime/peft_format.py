@@ -83,7 +83,8 @@ def adapter_from_peft(directory: Path) -> Adapter:
 
 
 def _weight(tensor: StoredTensor, scale: float) -> Weight:
-    return Weight((tensor.name,), tensor.shape[::-1], tensor.dtype, lambda: tensor.read().T, scale)
+    stored = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
+    return stored.transposed()
 
 
 def _why_unusable(name: str) -> str:

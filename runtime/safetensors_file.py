@@ -9,7 +9,6 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import safetensors
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapter_file import AdapterFile
 from trt_lora.runtime.dtypes import Array, storage_dtype
+from trt_lora.runtime.read_buffer import ReadBuffer, Reader
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_NAME = 1024
@@ -31,7 +31,7 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], Array]  # row-major
+    read: Reader  # row-major
 
 
 @dataclass(frozen=True)
@@ -118,5 +118,8 @@ def _open(path: Path) -> None:
 
 def _reader(
     file: AdapterFile, place: tuple[int, int], shape: tuple[int, ...], dtype: str
-) -> Callable[[], Array]:
-    return lambda: file.read(*place).view(storage_dtype(dtype)).reshape(shape)
+) -> Reader:
+    def read(buffer: ReadBuffer | None = None) -> Array:
+        return file.read(*place, buffer).view(storage_dtype(dtype)).reshape(shape)
+
+    return read

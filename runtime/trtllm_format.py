@@ -23,6 +23,7 @@ from trt_lora.runtime.dtypes import Array
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.npy_file import NpyFile, open_npy
 from trt_lora.runtime.packed import pack_weights
+from trt_lora.runtime.read_buffer import ReadBuffer
 from trt_lora.runtime.tensors import Tensor
 from trt_lora.runtime.weight import Pair, Weight, concatenate
 
@@ -81,7 +82,7 @@ def _rows(config: NpyFile, weights: NpyFile, directory: Path, *, most: int) -> l
         raise AdapterError(f"{directory}: {shapes[0][0]} rows of config, {shapes[1][0]} of weights")
     if shapes[0][0] > most:
         raise AdapterError(f"{directory}: {shapes[0][0]} rows; this engine takes {most} at most")
-    values = config.read(0, shapes[0][0] * shapes[0][1]).reshape(shapes[0])
+    values = config.read(0, shapes[0][0] * shapes[0][1], None).reshape(shapes[0])
     return [[int(value) for value in row] for row in values]
 
 
@@ -96,11 +97,11 @@ def _pair(weights: NpyFile, number: int, row: list[int], size: tuple[int, int], 
         )
     first = number * width
 
-    def read_a() -> Array:
-        return weights.read(first, rank * k).reshape(rank, k).T
+    def read_a(buffer: ReadBuffer | None = None) -> Array:
+        return weights.read(first, rank * k, buffer).reshape(rank, k).T
 
-    def read_b() -> Array:
-        rest = weights.read(first + rank * k, width - rank * k)
+    def read_b(buffer: ReadBuffer | None = None) -> Array:
+        rest = weights.read(first + rank * k, width - rank * k, buffer)
         if rest[rank * n :].any():
             raise AdapterError(f"{what}: the row goes on after rank {rank}: another base model's?")
         return rest[: rank * n].reshape(n, rank).T

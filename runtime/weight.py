@@ -1,11 +1,12 @@
 """One factor of a LoRA pair, as its source stores it: read when needed, scaled when cast."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trt_lora.runtime.dtypes import Array, Float32, storage_dtype
+from trt_lora.runtime.read_buffer import ReadBuffer, Reader
 from trt_lora.runtime.tensors import Tensor
 
 
@@ -16,14 +17,14 @@ class Weight:
     names: tuple[str, ...]  # the tensors of the source that it is made of, for messages
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[], Array]  # of that shape, in any memory order
+    read: Reader  # of that shape, in any memory order
     scale: float = 1.0
     folded: float = 1.0  # a scale that the values have already, for reports
     tensor: Tensor | None = None  # where the values already are, in their own dtype and unscaled
 
-    def values(self) -> Float32:
+    def values(self, buffer: ReadBuffer | None = None) -> Float32:
         """Return the values, computed in float32."""
-        values = self.read().astype(np.float32, copy=False)
+        values = self.read(buffer).astype(np.float32, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):
             return values if self.scale == 1 else values * np.float32(self.scale)
 
@@ -33,13 +34,21 @@ class Weight:
 
     def transposed(self) -> "Weight":
         """Return the weight with its axes exchanged."""
-        return replace(self, shape=self.shape[::-1], read=lambda: self.read().T, tensor=None)
+
+        def read(buffer: ReadBuffer | None = None) -> Array:
+            return self.read(buffer).T
+
+        return replace(self, shape=self.shape[::-1], read=read, tensor=None)
 
     def part(self, axis: int, start: int, stop: int) -> "Weight":
         """Return the slice `start:stop` of an axis."""
         index = (slice(None),) * axis + (slice(start, stop),)
         shape = tuple(stop - start if i == axis else size for i, size in enumerate(self.shape))
-        return replace(self, shape=shape, read=lambda: self.read()[index], tensor=None)
+
+        def read(buffer: ReadBuffer | None = None) -> Array:
+            return self.read(buffer)[index]
+
+        return replace(self, shape=shape, read=read, tensor=None)
 
 
 Pair = tuple[Weight, Weight]
@@ -48,12 +57,20 @@ Pair = tuple[Weight, Weight]
 
 def weight_of(name: str, tensor: Tensor) -> Weight:
     """Return a tensor in memory as a weight."""
-    return Weight((name,), tensor.shape, tensor.dtype, tensor.read_storage, tensor=tensor)
+
+    def read(buffer: ReadBuffer | None = None) -> Array:
+        return tensor.read_storage()
+
+    return Weight((name,), tensor.shape, tensor.dtype, read, tensor=tensor)
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Weight:
     """Return zeros."""
-    return Weight((), shape, dtype, lambda: np.zeros(shape, storage_dtype(dtype)))
+
+    def read(buffer: ReadBuffer | None = None) -> Array:
+        return np.zeros(shape, storage_dtype(dtype))
+
+    return Weight((), shape, dtype, read)
 
 
 def concatenate(weights: Sequence[Weight], axis: int) -> Weight:
@@ -97,10 +114,10 @@ def _assembled(
         dtype, scale = "float32", 1.0
         parts = [weight.values for weight in weights]
 
-    def read() -> Array:
+    def read(buffer: ReadBuffer | None = None) -> Array:
         out = np.zeros(shape, storage_dtype(dtype))
         for place, part in zip(places, parts, strict=True):
-            out[place] = part()
+            out[place] = part(buffer)
         return out
 
     return Weight(names, shape, dtype, read, scale)

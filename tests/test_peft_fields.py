@@ -41,9 +41,10 @@ from trt_lora.builder import build_engine
 from trt_lora.builder.quiet import quiet
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, load_adapter, open_engine
-from trt_lora.runtime.adapter_file import AdapterFile, Bytes
+from trt_lora.runtime.adapter_file import AdapterFile
 from trt_lora.runtime.coverage import Coverage
 from trt_lora.runtime.decoding import Decoder
+from trt_lora.runtime.read_buffer import Bytes, ReadBuffer
 from trt_lora.runtime.sampling import Logits
 from trt_lora.scripts.peft_reference import PeftReference
 
@@ -680,9 +681,9 @@ def test_an_adapter_of_another_base_is_refused_by_its_shapes_before_a_value_is_r
 
     ends, original = [], AdapterFile.read
 
-    def read(file: AdapterFile, start: int, size: int) -> Bytes:
+    def read(file: AdapterFile, start: int, size: int, buffer: ReadBuffer | None = None) -> Bytes:
         ends.extend([start + size] * (file.path.name == WEIGHTS))
-        return original(file, start, size)
+        return original(file, start, size, buffer)
 
     monkeypatch.setattr(AdapterFile, "read", read)
     assert_refused(llama, adapter, "has shape [64, 8]", "k=32", "was trained on another base model")

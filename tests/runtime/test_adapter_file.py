@@ -11,7 +11,8 @@ import pytest
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import adapter_file
-from trt_lora.runtime.adapter_file import AdapterFile, Bytes
+from trt_lora.runtime.adapter_file import AdapterFile
+from trt_lora.runtime.read_buffer import Bytes, ReadBuffer
 
 CONTENT = bytes(range(256)) * 64
 
@@ -44,10 +45,15 @@ def test_what_is_held_is_never_written_to_by_a_later_read(tmp_path: Path) -> Non
     np.testing.assert_array_equal(turned, expected(2, 1000).reshape(10, 100).T)
 
 
-def test_memory_that_nobody_holds_is_used_again(tmp_path: Path) -> None:
-    file = file_of(tmp_path)
-    first = file.read(0, 1000).ctypes.data
-    assert file.read(5, 900).ctypes.data == first
+def test_the_memory_of_a_scratch_is_used_again_and_no_other(tmp_path: Path) -> None:
+    file, buffer = file_of(tmp_path), ReadBuffer()
+    own = file.read(3, 1000)
+    first = file.read(0, 1000, buffer)
+    again = file.read(5, 900, buffer)
+    np.testing.assert_array_equal(again, expected(5, 900))
+    assert again.ctypes.data == first.ctypes.data
+    np.testing.assert_array_equal(file.read(1, 5000, buffer), expected(1, 5000))
+    np.testing.assert_array_equal(own, expected(3, 1000))
 
 
 def test_several_threads_may_read_at_once(tmp_path: Path) -> None:

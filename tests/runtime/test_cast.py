@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime import cast
+from trt_lora.runtime import cast, exponents
 from trt_lora.runtime.cast import Caster, Conversion
 from trt_lora.runtime.dtypes import Array, is_finite, storage_dtype
 from trt_lora.runtime.lookup import CastTable, cast_table
@@ -62,7 +62,7 @@ def reference(values: Array, scale: float, target: str) -> tuple[Array, Conversi
 
 def written(caster: Caster, values: Array, scale: float, target: str) -> tuple[Array, Conversion]:
     out = np.empty(values.shape, storage_dtype(target))
-    weight = Weight(("w",), values.shape, values.dtype.name, lambda: values, scale)
+    weight = Weight(("w",), values.shape, values.dtype.name, lambda buffer=None: values, scale)
     conversion = caster.write(weight, target, out, "some weight")
     return out.view(f"i{out.itemsize}"), conversion
 
@@ -82,9 +82,11 @@ def refuses(caster: Caster, values: Array, scale: float, target: str) -> bool:
     return False
 
 
-@pytest.fixture(params=[0, 1 << 40], ids=["by table", "by arithmetic"])
+@pytest.fixture(params=["by exponents", "by table", "by arithmetic"])
 def caster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Caster:
-    monkeypatch.setattr(cast, "_TABLE_PAYS", request.param)
+    """One that takes one way for all values, where the cast has that way."""
+    monkeypatch.setattr(cast, "_TABLE_PAYS", 1 << 40 if request.param == "by arithmetic" else 0)
+    monkeypatch.setattr(exponents, "_FEW", 1 if request.param == "by exponents" else -1)
     return Caster()
 
 
@@ -181,6 +183,63 @@ def test_finite_is_what_torch_calls_so(dtype: str) -> None:
     assert is_finite(values[expected])
     beyond = values[~expected]
     assert not any(map(is_finite, beyond[:: len(beyond) // 200 + 1].reshape(-1, 1)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0, -0.5, 0.3, 1e30])
+def test_a_processor_that_flushes_subnormal_numbers_changes_nothing(scale: float) -> None:
+    short = every_float("float16")
+    long = every_float("float32")[5::7]
+    size = scaled(long, scale).abs().numpy()
+    long = long[(size < BEYOND["float16"]) & (size > 2.0**-120) & (np.abs(long) > 2.0**-120)]
+    cases = [(short[np.isfinite(short)][None], "float32"), (long[None], "float16")]
+    expected = [reference(values, scale, target) for values, target in cases]
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush")
+    try:
+        assert np.float32(2.0**-140) * np.float32(4) == 0
+        found = [written(Caster(), values, scale, target) for values, target in cases]
+    finally:
+        torch.set_flush_denormal(False)
+    for (bits, change), (expected_bits, expected_change) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(bits, expected_bits)
+        assert change == expected_change
+
+
+# --------------------------------------------------------------------------------- the exponents
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_a_power_of_two_is_an_addition_to_the_exponents_within_a_dtype(dtype: str) -> None:
+    for scale in (1.0, 2.0, 32.0, -0.5, 2.0**-4):
+        shift = cast_table(dtype, dtype, scale).shift
+        assert shift is not None
+        magnitudes = np.arange(shift.least, shift.least + shift.count, dtype=np.uint16)
+        bits = np.concatenate([magnitudes, magnitudes | np.uint16(1 << 15)])
+        exact = scaled(bits.view(storage_dtype(dtype)), scale).numpy()
+        sums = (bits + np.uint16(shift.add)).view(storage_dtype(dtype))
+        np.testing.assert_array_equal(sums.astype(np.float32), exact)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "scale"),
+    [("float16", "float16", 0.3), ("bfloat16", "bfloat16", 3.0), ("bfloat16", "float16", 2.0),
+     ("float16", "bfloat16", 1.0), ("float16", "float16", 0.0), ("float16", "float16", 1e30)],
+)  # fmt: skip
+def test_other_casts_are_no_addition(source: str, target: str, scale: float) -> None:
+    assert cast_table(source, target, scale).shift is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+def test_any_share_of_subnormal_numbers_is_cast_exactly(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cast, "_TABLE_PAYS", 0)
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((900, 200), np.float32)
+    values[500:][rng.random((400, 200)) < share] *= 1e-7  # the first tile has none
+    for scale in (2.0, -0.25):
+        assert_exact(Caster(), values.astype(np.float16), scale, "float16")
+        assert_exact(Caster(), values.astype(np.float16).T, scale, "float16")
 
 
 # ------------------------------------------------------------------------------------ the tables

@@ -6,6 +6,7 @@ import numpy as np
 
 from trt_lora.runtime.adapter import Adapter
 from trt_lora.runtime.dtypes import Array, storage_dtype
+from trt_lora.runtime.read_buffer import ReadBuffer
 from trt_lora.runtime.save import save_adapter
 from trt_lora.runtime.weight import Weight
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
@@ -26,7 +27,7 @@ def write_random_adapter(directory: Path, rank: int, dtype: str, scale: float = 
     pool = (0.02 * rng.standard_normal(_POOL, np.float32)).astype(storage_dtype(dtype))
 
     def weight(name: str, shape: tuple[int, int], scale: float = 1.0) -> Weight:
-        def read() -> Array:
+        def read(buffer: ReadBuffer | None = None) -> Array:
             return np.resize(pool, shape)
 
         return Weight((name,), shape, dtype, read, scale)
