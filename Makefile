@@ -18,7 +18,7 @@ test: $(VENV)/ready        ## run the whole test suite, one file per process at 
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
 
 architectures: $(VENV)/ready  ## build and compare every architecture, write docs/supported-models.md
-	$(BIN)/python tests/sweep_architectures.py
+	$(BIN)/python tests/end_to_end/sweep_architectures.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -30,7 +30,7 @@ types: $(VENV)/ready
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 fuzz: $(VENV)/ready        ## throw damaged files at every reader, then stress threads and rewritten files
-	$(BIN)/python scripts/fuzz.py
+	$(BIN)/python tests/hostile/fuzz.py
 
 bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.json
 	$(BIN)/python -m trt_lora.scripts.bench.cpu

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from trt_lora.builder.check_model import check_model
+from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.lora_plan import plan_lora
 from trt_lora.builder.progress import Progress, Silent
@@ -12,7 +12,7 @@ from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.atomic_files import publish_directory
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
-from trt_lora.plugins.flavour import Flavour, flavour_named, installed_flavour
+from trt_lora.plugins.tensorrt.flavour import Flavour, flavour_named, installed_flavour
 from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest
 
 

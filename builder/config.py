@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.plugins.contract import MAX_RANK, MIN_RANK, BindingNames
+from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.manifest import LORA_PLUGINS
 

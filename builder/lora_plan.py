@@ -4,11 +4,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, BuildConfig
-from trt_lora.plugins.contract import MAX_RANK
+from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of, resolve_targets
+from trt_lora.plugins.contract.sites import MAX_RANK
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.plugins.modules import ALL_LINEAR, module_of, resolve_targets
-from trt_lora.runtime.coverage_warnings import log_warnings
-from trt_lora.runtime.load import load_adapter
+from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
+from trt_lora.runtime.adapters.load import load_adapter
 
 
 @dataclass(frozen=True)

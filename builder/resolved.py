@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from trt_lora.builder.check_model import CheckedModel
+from trt_lora.builder.checks.check_model import CheckedModel
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.lora_plan import LoRAPlan
-from trt_lora.plugins.flavour import Flavour
+from trt_lora.plugins.tensorrt.flavour import Flavour
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trt_lora.plugins.contract import Site
+from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of
+from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.plugins.modules import ALL_LINEAR, module_of
 
 LINEAR_CLASSES = ("Linear", "Conv1D")  # ends of class names; Conv1D is GPT-2's linear
 

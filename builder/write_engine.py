@@ -10,22 +10,22 @@ from typing import Any
 
 import onnx_ir as ir
 
-from trt_lora.builder.base_model import describe, load_model, output_widths
-from trt_lora.builder.compile import Compiler
+from trt_lora.builder.checkpoint.base_model import describe, load_model, output_widths
+from trt_lora.builder.checkpoint.model_directory import TEXT_FILES
+from trt_lora.builder.checks.meta_model import head_path
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.export import export_causal_lm
-from trt_lora.builder.insert_lora import InsertLoRA, InsertLoRAResult
+from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.lora_plan import LoRAPlan
-from trt_lora.builder.meta_model import head_path
-from trt_lora.builder.model_directory import TEXT_FILES
-from trt_lora.builder.profiles import make_profiles
+from trt_lora.builder.passes.clear_metadata import ClearMetadata
+from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
-from trt_lora.builder.strip_metadata import ClearMetadata
+from trt_lora.builder.tensorrt.compile import Compiler
+from trt_lora.builder.tensorrt.profiles import make_profiles
 from trt_lora.builder.versions import tool_versions
-from trt_lora.plugins.contract import Site
-from trt_lora.plugins.flavour import Flavour
-from trt_lora.runtime.file_record import file_record
+from trt_lora.plugins.contract.sites import Site
+from trt_lora.plugins.tensorrt.flavour import Flavour
+from trt_lora.runtime.files.file_record import file_record
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     ONNX_FILE,

@@ -1,18 +1,18 @@
 """What runs an engine: executors, adapters, the manager that switches them, and generation."""
 
-from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.coverage import Coverage
-from trt_lora.runtime.engine import Engine, Executor
-from trt_lora.runtime.generate import Completion, generate
-from trt_lora.runtime.load import load_adapter
-from trt_lora.runtime.manager import LoRAManager
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.adapters.save import save_adapter
+from trt_lora.runtime.adapters.shard import shard_adapter
+from trt_lora.runtime.engines.engine import Engine, Executor
+from trt_lora.runtime.engines.open_engine import open_engine
+from trt_lora.runtime.generation.generate import Completion, generate
+from trt_lora.runtime.generation.sampling import Sampling
+from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.manifest import Manifest, read_manifest
-from trt_lora.runtime.open_engine import open_engine
-from trt_lora.runtime.sampling import Sampling
-from trt_lora.runtime.save import save_adapter
-from trt_lora.runtime.shard import shard_adapter
-from trt_lora.runtime.tensors import Tensor, TensorMap
-from trt_lora.runtime.text import TextTokenizer
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 __all__ = [
     "Adapter",

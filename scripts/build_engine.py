@@ -9,10 +9,10 @@ from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Manifest
-from trt_lora.scripts.adapter_arguments import warn_of_adapters
-from trt_lora.scripts.build_options import build_config, build_parser
-from trt_lora.scripts.console import run
-from trt_lora.scripts.site_report import print_sites
+from trt_lora.scripts.terminal.adapters import warn_of_adapters
+from trt_lora.scripts.terminal.build_options import build_config, build_parser
+from trt_lora.scripts.terminal.console import run
+from trt_lora.scripts.terminal.site_report import print_sites
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -41,7 +41,7 @@ def _main(args: argparse.Namespace) -> None:
 
 def _build(config: BuildConfig) -> None:
     with extra("export", "building an engine"):
-        from trt_lora.scripts.build_progress import build_progress
+        from trt_lora.scripts.terminal.build_progress import build_progress
     with build_progress() as progress:
         manifest = build_engine(config, progress)
     print(_summary(manifest, config.output))

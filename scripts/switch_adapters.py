@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trt_lora.runtime import LoRAManager, Sampling, generate, open_engine
-from trt_lora.runtime.open_engine import BACKENDS
-from trt_lora.scripts.adapter_arguments import BASE, load_adapters, timed_switch
-from trt_lora.scripts.console import run
+from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.scripts.terminal.adapters import BASE, load_adapters, timed_switch
+from trt_lora.scripts.terminal.console import run
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from trt_lora.scripts import check_engine, compare, convert_adapter, inspect_engine, verify
-from trt_lora.scripts.console import run
+from trt_lora.scripts.commands import check_engine, compare, convert_adapter, inspect_engine, verify
+from trt_lora.scripts.terminal.console import run
 
 _COMMANDS = (inspect_engine, check_engine, convert_adapter, verify, compare)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from readme import ROOT, build_block, run_block
-from tiny import save_adapter, save_model, tiny_config
+from support.doc_blocks import ROOT, build_block, run_block
+from support.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
-from trt_lora.scripts.demo_model import DEFAULT_DIRECTORY, ensure_demo_model
+from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY, ensure_demo_model
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +82,7 @@ def _shared(name: str) -> FileLock:
 def _sources_hash() -> str:
     digest = hashlib.sha256(build_block().text.encode())
     for folder in ("builder", "plugins", "runtime"):
-        for path in sorted((ROOT / folder).glob("*.py")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     for tool in ("torch", "transformers", "onnxscript", "tensorrt_rtx_cu13"):
         digest.update(importlib.metadata.version(tool).encode())

@@ -24,16 +24,16 @@ from rich.console import Console
 from rich.table import Table
 from transformers.cache_utils import DynamicCache
 
+from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.builder.versions import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.decoding import Decoder
-from trt_lora.runtime.peft_format import WEIGHTS_FILE
-from trt_lora.scripts.adapter_arguments import activate, timed_switch
+from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
+from trt_lora.runtime.generation.decoder import Decoder
 from trt_lora.scripts.bench.seconds import seconds_of
-from trt_lora.scripts.demo import ADAPTERS, ENGINE, MODULES
-from trt_lora.scripts.demo_model import DEFAULT_DIRECTORY
-from trt_lora.scripts.peft_reference import PeftReference
-from trt_lora.scripts.plain_engine import engine_without_lora
+from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
+from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY
+from trt_lora.scripts.terminal.adapters import activate, timed_switch
+from trt_lora.scripts.verification.peft_reference import PeftReference
 
 OUTPUT = Path("docs/benchmarks/cpu.json")
 ADAPTER = "json"  # rank 4 on all seven linears: every binding carries a weight

@@ -9,10 +9,10 @@ from timeit import timeit
 
 import numpy as np
 
-from trt_lora.runtime.dtypes import storage_dtype
-from trt_lora.runtime.manager import LoRAManager
-from trt_lora.runtime.memory import HostMemory
-from trt_lora.runtime.tensors import Tensor, tensor_from_storage
+from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.memory.dtypes import storage_dtype
+from trt_lora.runtime.memory.host import HostMemory
+from trt_lora.runtime.memory.tensor import Tensor, tensor_from_storage
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest, manager_of
 from trt_lora.scripts.bench.process_memory import resident_bytes
 

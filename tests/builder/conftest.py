@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiny import save_model
+from support.tiny_models import save_model
 
 
 @pytest.fixture(scope="session")

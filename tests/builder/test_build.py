@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
-from tiny import POSITIONS, save_adapter, save_model, tiny_config
+from support.tiny_models import POSITIONS, save_adapter, save_model, tiny_config
 from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
 from trt_lora.builder import BuildConfig, build_engine
@@ -19,10 +19,10 @@ from trt_lora.builder.build import list_sites
 from trt_lora.builder.lora_plan import plan_lora
 from trt_lora.builder.progress import Silent
 from trt_lora.builder.write_engine import make_graph
-from trt_lora.plugins.contract import Site
+from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
 from trt_lora.runtime import read_manifest
-from trt_lora.runtime.file_record import file_record
+from trt_lora.runtime.files.file_record import file_record
 
 
 class StopAt:
@@ -93,8 +93,8 @@ def test_the_manifest_knows_the_base_model(tiny_engine: TinyEngine) -> None:
 
 
 def test_the_fingerprint_changes_with_the_config(tiny_engine: TinyEngine, tmp_path: Path) -> None:
-    from trt_lora.builder.base_model import describe
-    from trt_lora.builder.model_config import read_config
+    from trt_lora.builder.checkpoint.base_model import describe
+    from trt_lora.builder.checks.model_config import read_config
 
     other = tmp_path / "other"
     shutil.copytree(tiny_engine.model, other)

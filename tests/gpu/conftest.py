@@ -3,8 +3,8 @@
 import pytest
 from kernels.calls import Sizes
 
-from trt_lora.plugins.launch import Chip
-from trt_lora.runtime.cuda import call, cuda_obstacle
+from trt_lora.plugins.kernels.launch_plan import Chip
+from trt_lora.runtime.memory.cuda import call, cuda_obstacle
 from trt_lora.scripts.bench.gpu.workloads.gpu_tests import FAMILIES, REST, kernel_family
 from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer, ask
 

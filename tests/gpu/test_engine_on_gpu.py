@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.decoding import Decoder
-from trt_lora.runtime.dtypes import Array
+from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer
 
 pytestmark = pytest.mark.gpu

@@ -8,11 +8,11 @@ from kernels.call_buffers import CallBuffers
 from kernels.calls import Sizes, checked_sizes, random_call
 from kernels.guarded_buffer import CudaMemory, Guarded
 
-from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
-from trt_lora.plugins.kernels import Kernels
-from trt_lora.plugins.launch import Chip, plan_launches, workspace_bytes
-from trt_lora.runtime.cuda import call, constant
-from trt_lora.runtime.dtypes import Array
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
+from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches, workspace_bytes
+from trt_lora.plugins.kernels.launcher import Kernels
+from trt_lora.runtime.memory.cuda import call, constant
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.bench.gpu.workloads.gpu_tests import WORST
 
 pytestmark = pytest.mark.gpu

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.load import load_adapter
+from trt_lora.runtime.adapters.load import load_adapter
 
 TENSORS, WIDTH, RANK = 16, 256, 8
 VERSIONS = {1: (1, 3), 2: (2, 4)}  # what every value of folder 1 may be, and of folder 2

@@ -1,6 +1,6 @@
 """Hostile bytes where an adapter or an engine keeps them: taken whole, or refused by name.
 
-One function per kind of file, for the property tests beside it and for `scripts/fuzz.py`. It writes
+One function per kind of file, for the property tests and the fuzzer (`fuzz.py`) beside it. It writes
 the bytes, the other files being valid, loads them as a user does, and raises AssertionError for
 another exception than ours, a message without the path, or a manager that is not as before.
 """
@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fakes import FakeExecutor, make_manifest
-from managers import MANIFEST, SITE, manager_with, pair, refreshed, state_of
 from safetensors.numpy import save
+from support.fake_engine import FakeExecutor, make_manifest
+from support.manager_setup import MANIFEST, SITE, manager_with, pair, refreshed, state_of
 
 from trt_lora.plugins.errors import LoRAError
-from trt_lora.runtime.dtypes import Array
-from trt_lora.runtime.edgellm_format import PROCESSED_FILE
-from trt_lora.runtime.file_record import file_record
-from trt_lora.runtime.manager import LoRAManager
+from trt_lora.runtime.adapters.formats.edgellm import PROCESSED_FILE
+from trt_lora.runtime.adapters.formats.onnx_adapter import save_onnxruntime
+from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE
+from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
+from trt_lora.runtime.adapters.formats.trtllm import TRTLLM_CONFIG, TRTLLM_WEIGHTS
+from trt_lora.runtime.adapters.weight import weight_of
+from trt_lora.runtime.files.file_record import file_record
+from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest, read_manifest
-from trt_lora.runtime.onnxruntime_format import save_onnxruntime
-from trt_lora.runtime.peft_config import CONFIG_FILE
-from trt_lora.runtime.peft_format import INDEX_FILE, WEIGHTS_FILE
-from trt_lora.runtime.tensors import tensor_from_numpy
-from trt_lora.runtime.trtllm_format import TRTLLM_CONFIG, TRTLLM_WEIGHTS
-from trt_lora.runtime.weight import weight_of
+from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
 Target = Callable[[Path, bytes], None]
 

@@ -32,16 +32,16 @@ from hostile.targets import (
 )
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from managers import SITE, manager_with, pair
 from safetensors.numpy import save
+from support.manager_setup import SITE, manager_with, pair
 
 from trt_lora.plugins.errors import AdapterError, ManifestError
-from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.load import load_adapter
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE
+from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
+from trt_lora.runtime.adapters.formats.trtllm import TRTLLM_CONFIG, TRTLLM_WEIGHTS
+from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.manifest import read_manifest
-from trt_lora.runtime.peft_config import CONFIG_FILE
-from trt_lora.runtime.peft_format import INDEX_FILE, WEIGHTS_FILE
-from trt_lora.runtime.trtllm_format import TRTLLM_CONFIG, TRTLLM_WEIGHTS
 
 CONSTANT = 2 << 20  # bytes that a load may take whatever the size of the file
 JSON_GROWTH = 28  # times: what Python's objects take of the text that they are read from

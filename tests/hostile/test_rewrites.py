@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors
-from fakes import write_peft
 from hostile.stress_rewrites import run
 from safetensors.numpy import save_file
+from support.fake_engine import write_peft
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime import peft_format
-from trt_lora.runtime.load import load_adapter
-from trt_lora.runtime.peft_config import CONFIG_FILE, read_peft_config
-from trt_lora.runtime.peft_format import WEIGHTS_FILE
-from trt_lora.runtime.peft_ignored import targeting_of
+from trt_lora.runtime.adapters.formats import peft as peft_format
+from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
+from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE, read_peft_config
+from trt_lora.runtime.adapters.formats.peft_ignored import targeting_of
+from trt_lora.runtime.adapters.load import load_adapter
 
 
 def test_what_another_process_rewrites_all_the_time_is_loaded_whole_or_refused() -> None:

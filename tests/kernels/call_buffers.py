@@ -7,9 +7,9 @@ from typing import Self
 from kernels.calls import Call
 from kernels.guarded_buffer import Guarded, Memory
 
-from trt_lora.plugins.group import GroupBuffers
-from trt_lora.plugins.launch import workspace_bytes
-from trt_lora.runtime.dtypes import Array
+from trt_lora.plugins.kernels.group_call import GroupBuffers
+from trt_lora.plugins.kernels.launch_plan import workspace_bytes
+from trt_lora.runtime.memory.dtypes import Array
 
 
 class CallBuffers:

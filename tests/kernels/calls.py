@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from kernels.oracle import Float64, Inputs, error_bounds, exact_outputs, worst_error
 
-from trt_lora.plugins.group import GroupShape, SiteShape
-from trt_lora.runtime.dtypes import Array, storage_dtype
+from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 
 DTYPES = ("float32", "float16", "bfloat16")
 _ROWS = (1, 2, 7, 8, 9, 33, 100, 600)

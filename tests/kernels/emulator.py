@@ -14,12 +14,12 @@ from kernels.call_buffers import CallBuffers
 from kernels.calls import Call
 from kernels.guarded_buffer import Guarded, HostMemory
 
-from trt_lora.plugins.compile_kernels import KERNELS, entry_point
-from trt_lora.plugins.group import GroupBuffers
-from trt_lora.plugins.kernel_constants import constant_declarations
-from trt_lora.plugins.kernels import Group, group_of
-from trt_lora.plugins.launch import Launch
-from trt_lora.runtime.dtypes import Array
+from trt_lora.plugins.kernels.constants import constant_declarations
+from trt_lora.plugins.kernels.group_call import GroupBuffers
+from trt_lora.plugins.kernels.launch_plan import Launch
+from trt_lora.plugins.kernels.launcher import Group, group_of
+from trt_lora.plugins.kernels.nvrtc import KERNELS, entry_point
+from trt_lora.runtime.memory.dtypes import Array
 
 _HEADER, _END = (Path(__file__).parent / f"emulation.{name}" for name in ("h", "cpp"))
 BUILD = Path(__file__).parents[2] / "build" / "emulation"
@@ -103,8 +103,8 @@ def load() -> ctypes.CDLL:
 
 def kernel_text() -> str:
     """What the GPU is given too: all but device.cuh."""
-    folder = files("trt_lora.plugins")
-    names = ("lora.cu", "tiles.cu", "fused_tiles.cu")
+    folder = files("trt_lora.plugins.kernels")
+    names = ("cuda_cores.cu", "tensor_cores.cu", "tensor_cores_fused.cu")
     texts = (folder.joinpath(name).read_text() for name in names)
     return "".join((constant_declarations(), *texts))
 

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from trt_lora.runtime.cuda import call, constant, release
-from trt_lora.runtime.dtypes import Array
+from trt_lora.runtime.memory.cuda import call, constant, release
+from trt_lora.runtime.memory.dtypes import Array
 
 GUARD_BYTES = 256  # before and behind every buffer
 POISON = 0xFF  # as a float of any width a NaN

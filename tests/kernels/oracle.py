@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.plugins.group import GroupShape
-from trt_lora.runtime.dtypes import Array
+from trt_lora.plugins.kernels.group_call import GroupShape
+from trt_lora.runtime.memory.dtypes import Array
 
 Float64 = npt.NDArray[np.float64]
 

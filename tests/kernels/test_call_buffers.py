@@ -8,7 +8,7 @@ from kernels.call_buffers import CallBuffers
 from kernels.calls import checked_sizes, make_call
 from kernels.guarded_buffer import HostMemory
 
-from trt_lora.plugins.group import GroupBuffers
+from trt_lora.plugins.kernels.group_call import GroupBuffers
 
 CALL = make_call(2, 64, [(40, 8)], "float16")
 

@@ -9,10 +9,10 @@ from kernels.calls import DTYPES, Call, Sizes, checked_sizes, make_call, random_
 from kernels.emulator import compiler, load, run
 from kernels.oracle import Inputs
 
-from trt_lora.plugins.compile_kernels import KERNELS
-from trt_lora.plugins.group import GroupShape, SiteShape
-from trt_lora.plugins.launch import Chip, fused_launch, plan_launches
-from trt_lora.runtime.dtypes import storage_dtype
+from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
+from trt_lora.plugins.kernels.launch_plan import Chip, fused_launch, plan_launches
+from trt_lora.plugins.kernels.nvrtc import KERNELS
+from trt_lora.runtime.memory.dtypes import storage_dtype
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")
 

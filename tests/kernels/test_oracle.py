@@ -5,7 +5,7 @@ import pytest
 from kernels.calls import DTYPES, Call, make_call
 from kernels.oracle import Float64, wide
 
-from trt_lora.runtime.dtypes import Array, storage_dtype
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 
 LONG = (16, 4096)  # rank, k
 

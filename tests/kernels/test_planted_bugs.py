@@ -11,7 +11,7 @@ import pytest
 from kernels.calls import Call, make_call
 from kernels.emulator import EmulationError, build, compiler, kernel_text, run
 
-from trt_lora.plugins.launch import Chip, plan_launches
+from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")
 

@@ -11,8 +11,8 @@ from importlib.resources import files
 
 import pytest
 
-from trt_lora.plugins.compile_kernels import compile_source, entry_point, source
-from trt_lora.plugins.kernel_constants import constant_declarations
+from trt_lora.plugins.kernels.constants import constant_declarations
+from trt_lora.plugins.kernels.nvrtc import compile_source, entry_point, source
 
 OPTIONS = ("--gpu-architecture=compute_90", "--std=c++17")
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.x4"
@@ -143,7 +143,7 @@ COUNTED = ("ldmatrix", "mma", "cp.async.wait", "barrier")
 
 
 def device() -> str:
-    return files("trt_lora.plugins").joinpath("device.cuh").read_text()
+    return files("trt_lora.plugins.kernels").joinpath("device.cuh").read_text()
 
 
 def probe(name: str, word: Word) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_cuda import FakeCuda
-from fake_tensorrt import FakeTensorRT, engine_directory, small_manifest
+from support.fake_cuda import FakeCuda
+from support.fake_tensorrt import FakeTensorRT, engine_directory, small_manifest
 
-from trt_lora.runtime.cuda_graphs import GraphOptions
-from trt_lora.runtime.tensorrt_backend import TensorRTEngine
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import make_manifest
+from support.fake_engine import make_manifest
 
-from trt_lora.plugins.contract import BindingNames
+from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ManifestError
-from trt_lora.runtime.file_record import FileRecord, file_record
+from trt_lora.runtime.files.file_record import FileRecord, file_record
 from trt_lora.runtime.manifest import Manifest, read_manifest
 
 PLAN = b"not really a plan"

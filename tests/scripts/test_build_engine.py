@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from checkpoints import POINTER, in_hub_cache, with_config, with_file, with_weights
 from conftest import TinyEngine
+from support.checkpoints import POINTER, in_hub_cache, with_config, with_file, with_weights
 
 from trt_lora.builder.targets import SiteList
-from trt_lora.plugins.contract import Site
+from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
-from trt_lora.scripts.build_options import build_config, build_parser
-from trt_lora.scripts.site_report import print_sites
+from trt_lora.scripts.terminal.build_options import build_config, build_parser
+from trt_lora.scripts.terminal.site_report import print_sites
 
 SMALL = ["--max-input-len", "32", "--max-seq-len", "64", "--dtype", "float32", "--flavour", "none"]
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from trt_lora.plugins.group import GroupBuffers, GroupShape
-from trt_lora.plugins.kernels import Kernels
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
+from trt_lora.plugins.kernels.launcher import Kernels
 from trt_lora.scripts.bench.gpu.elementwise_kernels import (
     CudaElementwiseKernels,
     ElementwiseKernels,

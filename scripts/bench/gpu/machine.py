@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from trt_lora.runtime.cuda import call
+from trt_lora.runtime.memory.cuda import call
 
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout
 

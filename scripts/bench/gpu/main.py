@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.plugins.launch import Chip
-from trt_lora.runtime.cuda import cuda_obstacle
+from trt_lora.plugins.kernels.launch_plan import Chip
+from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.bench.gpu.machine import ROOT, describe_machine, slug
 from trt_lora.scripts.bench.gpu.report import Report
 from trt_lora.scripts.bench.gpu.runner import Runner
 from trt_lora.scripts.bench.gpu.worker import Workload
-from trt_lora.scripts.console import FAILED, run
+from trt_lora.scripts.terminal.console import FAILED, run
 
 FOLDER = ROOT / "docs" / "benchmarks"
 COMPILATION = "kernels"  # the workload that the others build on

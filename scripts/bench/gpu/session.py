@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.plugins.launch import Chip
+from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.scripts.bench.gpu.device import Device, Replay
 from trt_lora.scripts.bench.gpu.elementwise_kernels import Tensors
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import Weights, layer_bytes, random_weights

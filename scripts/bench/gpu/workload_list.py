@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from trt_lora.plugins.launch import Chip
-from trt_lora.runtime.device_memory import CudaMemory
+from trt_lora.plugins.kernels.launch_plan import Chip
+from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.scripts.bench.gpu.device import CudaDevice
 from trt_lora.scripts.bench.gpu.report import ResultRow
 from trt_lora.scripts.bench.gpu.session import Bench, Options

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_lora.runtime.memory import HostMemory
+from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench import adapter_load, cpu
 from trt_lora.scripts.bench.gpu.layers.llama_manager import manager_of
 from trt_lora.scripts.bench.gpu.layers.random_peft_adapter import write_random_adapter

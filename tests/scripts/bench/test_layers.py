@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.cpu_device import ANYWHERE, TINY, CpuDevice
 from kernels import emulator
+from support.cpu_device import ANYWHERE, TINY, CpuDevice
 
-from trt_lora.plugins.compile_kernels import compile_source, source
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.plugins.kernels import Group
-from trt_lora.plugins.launch import Launch
+from trt_lora.plugins.kernels.launch_plan import Launch
+from trt_lora.plugins.kernels.launcher import Group
+from trt_lora.plugins.kernels.nvrtc import compile_source, source
 from trt_lora.scripts.bench.gpu import device as gpu_device
 from trt_lora.scripts.bench.gpu import elementwise_kernels as gpu_glue
 from trt_lora.scripts.bench.gpu.elementwise_kernels import (
@@ -190,7 +190,7 @@ def test_a_folder_without_vllm_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def vllm_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Files with the imports and the signatures of vLLM's, computing by torch."""
-    folder = Path(__file__).parents[2] / "gpu" / "like_vllm"
+    folder = Path(__file__).parents[2] / "support" / "like_vllm"
     for name in FILES:
         (tmp_path / name).write_text((folder / f"{name}.txt").read_text())
     before = dict(sys.modules)

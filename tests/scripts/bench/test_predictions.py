@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from gpu.cpu_device import H200
+from support.cpu_device import H200
 
-from trt_lora.plugins.group import GroupShape, SiteShape
-from trt_lora.plugins.launch import plan_launches
+from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
+from trt_lora.plugins.kernels.launch_plan import plan_launches
 from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B
 from trt_lora.scripts.bench.gpu.report import Expectation, ResultRow
 from trt_lora.scripts.bench.gpu.roofline import (

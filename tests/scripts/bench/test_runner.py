@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.cpu_device import TINY
 from gpu.failing_workloads import aborting, good, hanging, raising
 from kernels.calls import checked_sizes
+from support.cpu_device import TINY
 
-from trt_lora.plugins import compile_kernels
-from trt_lora.plugins.compile_kernels import KERNELS
 from trt_lora.plugins.errors import BackendError, ConfigError
-from trt_lora.plugins.launch import Chip
+from trt_lora.plugins.kernels import nvrtc as compile_kernels
+from trt_lora.plugins.kernels.launch_plan import Chip
+from trt_lora.plugins.kernels.nvrtc import KERNELS
 from trt_lora.scripts.bench.gpu import main as bench_gpu
 from trt_lora.scripts.bench.gpu.machine import ROOT, slug
 from trt_lora.scripts.bench.gpu.report import Expectation, Report, ResultRow

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import SUCCESS, FakeCuda, Status
-from fake_tensorrt import PAST as PAST_NAME
-from fake_tensorrt import FakeTensorRT, engine_directory, small_manifest
-from gpu.cpu_device import TINY, CpuDevice
 from kernels import emulator
+from support.cpu_device import TINY, CpuDevice
+from support.fake_cuda import SUCCESS, FakeCuda, Status
+from support.fake_tensorrt import PAST as PAST_NAME
+from support.fake_tensorrt import FakeTensorRT, engine_directory, small_manifest
 
 from trt_lora.builder import BuildConfig, build_engine
-from trt_lora.builder.compile import Compiler
 from trt_lora.builder.progress import Silent
+from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import ModelError
-from trt_lora.plugins.flavour import flavour_named
+from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime import Engine
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.engines.tensorrt.inputs import select_profile
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
-from trt_lora.runtime.memory import HostMemory
-from trt_lora.runtime.run_inputs import select_profile
-from trt_lora.runtime.tensorrt_backend import TensorRTEngine
+from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench.gpu.layers import llama_engines
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import DecoderLayers
 from trt_lora.scripts.bench.gpu.layers.lora_methods import TrtLoraKernels

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.flavour import flavour_named
+from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, read_manifest
 from trt_lora.scripts.bench.gpu.model_shapes import ModelShape
 
@@ -55,9 +55,9 @@ def save_model(directory: Path, shape: ModelShape) -> Path:
 
 def _without_lora(engine: Path, directory: Path, flavour: str) -> Path:
     """The same export without LoRA nodes and inputs, compiled."""
-    from trt_lora.builder.compile import Compiler
+    from trt_lora.builder.passes.remove_lora import engine_without_lora
     from trt_lora.builder.progress import Silent
-    from trt_lora.scripts.plain_engine import engine_without_lora
+    from trt_lora.builder.tensorrt.compile import Compiler
 
     directory.mkdir()
     engine_without_lora(engine, directory)

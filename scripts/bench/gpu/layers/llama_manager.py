@@ -6,10 +6,10 @@ Nothing of the builder is imported here: a machine with a GPU need not have what
 from dataclasses import dataclass
 from typing import Any
 
-from trt_lora.plugins.contract import BindingNames, Site
-from trt_lora.runtime.manager import LoRAManager
+from trt_lora.plugins.contract.sites import BindingNames, Site
+from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.manifest import BaseModel, Manifest
-from trt_lora.runtime.memory import Memory
+from trt_lora.runtime.memory.host import Memory
 from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B
 
 MODULES = {

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from trt_lora.plugins.group import GroupBuffers, GroupShape, SiteShape
-from trt_lora.plugins.launch import workspace_bytes
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
+from trt_lora.plugins.kernels.launch_plan import workspace_bytes
 from trt_lora.scripts.bench.gpu.device import Device
 from trt_lora.scripts.bench.gpu.elementwise_kernels import Tensors
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import columns

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from trt_lora.runtime.adapter import Adapter
-from trt_lora.runtime.dtypes import Array, storage_dtype
-from trt_lora.runtime.read_buffer import ReadBuffer
-from trt_lora.runtime.save import save_adapter
-from trt_lora.runtime.weight import Weight
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.save import save_adapter
+from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+from trt_lora.runtime.memory.read_buffer import ReadBuffer
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
 
 _POOL = 1 << 22  # distinct values, repeated: making a billion would take a minute

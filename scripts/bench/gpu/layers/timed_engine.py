@@ -5,17 +5,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.flavour import flavour_named
-from trt_lora.runtime.bound_context import BoundContext
-from trt_lora.runtime.cuda import call, constant, finished, release
-from trt_lora.runtime.cuda_graphs import GraphCache, GraphOptions
-from trt_lora.runtime.device_memory import CudaMemory
+from trt_lora.plugins.tensorrt.flavour import flavour_named
+from trt_lora.runtime.engines.tensorrt.context import BoundContext
+from trt_lora.runtime.engines.tensorrt.graphs import GraphCache, GraphOptions
+from trt_lora.runtime.engines.tensorrt.inputs import select_profile
+from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
+from trt_lora.runtime.engines.tensorrt.plan import Plan
+from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
 from trt_lora.runtime.manifest import read_manifest
-from trt_lora.runtime.output_shapes import OutputShapes
-from trt_lora.runtime.plan import Plan
-from trt_lora.runtime.run_inputs import select_profile
-from trt_lora.runtime.run_state import RunKey, RunState
-from trt_lora.runtime.tensors import TensorMap
+from trt_lora.runtime.memory.cuda import call, constant, finished, release
+from trt_lora.runtime.memory.device import CudaMemory
+from trt_lora.runtime.memory.tensor import TensorMap
 
 _WARM_UP = 3  # kernels are specialised, then the graph is captured, then launched
 

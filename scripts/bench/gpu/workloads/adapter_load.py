@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from trt_lora.runtime.fit import fit_adapter
-from trt_lora.runtime.load import load_adapter
-from trt_lora.runtime.memory import Memory
+from trt_lora.runtime.adapters.fitting.fit import fit_adapter
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.memory.host import Memory
 from trt_lora.scripts.bench.gpu.device import Replay
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import DecoderLayers
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest, manager_of

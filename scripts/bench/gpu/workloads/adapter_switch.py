@@ -4,10 +4,9 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-from trt_lora.plugins.contract import BindingNames
-from trt_lora.runtime.memory import Memory
-from trt_lora.runtime.tensors import TensorMap
-from trt_lora.scripts.adapter_arguments import timed_switch
+from trt_lora.plugins.contract.sites import BindingNames
+from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.scripts.bench.gpu.device import Replay
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import DecoderLayers
 from trt_lora.scripts.bench.gpu.layers.llama_manager import MODULES, manager_of, site_path
@@ -15,6 +14,7 @@ from trt_lora.scripts.bench.gpu.layers.lora_methods import TrtLoraKernels
 from trt_lora.scripts.bench.gpu.layers.random_adapters import LayerFactors, random_adapter
 from trt_lora.scripts.bench.gpu.report import Expectation, Expectations, ResultRow
 from trt_lora.scripts.bench.gpu.session import Bench
+from trt_lora.scripts.terminal.adapters import timed_switch
 
 RANKS = (16, 64)
 _SWITCHES, _GRAPHS = 500, 4

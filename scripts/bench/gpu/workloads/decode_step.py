@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trt_lora.plugins.group import GroupShape, SiteShape
-from trt_lora.plugins.launch import plan_launches
+from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
+from trt_lora.plugins.kernels.launch_plan import plan_launches
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import DecoderLayers, Lora, Weights
 from trt_lora.scripts.bench.gpu.layers.lora_methods import (
     AddToOutput,

@@ -17,10 +17,10 @@ import numpy as np
 
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.dtypes import storage_dtype
+from trt_lora.runtime.generation.step_inputs import cache_shapes, token_inputs
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.step_inputs import cache_shapes, token_inputs
-from trt_lora.runtime.tensors import Tensor, tensor_from_storage
+from trt_lora.runtime.memory.dtypes import storage_dtype
+from trt_lora.runtime.memory.tensor import Tensor, tensor_from_storage
 from trt_lora.scripts.bench.gpu.layers.llama_engines import LAYERS, MAX_TOKENS, build
 from trt_lora.scripts.bench.gpu.layers.timed_engine import TimedRun, timed_run
 from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B, ModelShape

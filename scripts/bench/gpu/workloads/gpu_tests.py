@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trt_lora.plugins.group import GroupShape
-from trt_lora.plugins.launch import Chip, plan_launches
+from trt_lora.plugins.kernels.group_call import GroupShape
+from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
 from trt_lora.scripts.bench.gpu.machine import ROOT
 from trt_lora.scripts.bench.gpu.report import ResultRow
 from trt_lora.scripts.bench.gpu.worker import Skipped, WrongResultError

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 
-from trt_lora.plugins.compile_kernels import KERNELS, compile_ptx
 from trt_lora.plugins.errors import BackendError
-from trt_lora.plugins.launch import Chip
+from trt_lora.plugins.kernels.launch_plan import Chip
+from trt_lora.plugins.kernels.nvrtc import KERNELS, compile_ptx
 from trt_lora.scripts.bench.gpu.machine import architecture
 from trt_lora.scripts.bench.gpu.report import ResultRow
 

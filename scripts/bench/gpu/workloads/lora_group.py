@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from trt_lora.plugins.group import GroupShape, SiteShape
-from trt_lora.plugins.launch import plan_launches
+from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
+from trt_lora.plugins.kernels.launch_plan import plan_launches
 from trt_lora.scripts.bench.gpu.layers.lora_methods import (
     GroupCall,
     LoraMethod,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.plugins.flavour import FLAVOURS, Flavour
-from trt_lora.runtime.cuda import call, constant, cuda_obstacle
+from trt_lora.plugins.tensorrt.flavour import FLAVOURS, Flavour
+from trt_lora.runtime.memory.cuda import call, constant, cuda_obstacle
 from trt_lora.scripts.bench.gpu.report import ResultRow
 
 SECONDS = 90  # TensorRT-RTX compiles for the chip when it first runs

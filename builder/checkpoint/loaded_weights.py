@@ -1,0 +1,116 @@
+"""What transformers made of a checkpoint: every weight of the model, from the file, and finite."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import __version__
+
+from trt_lora.builder.checkpoint.weight_files import read_weights
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.adapters.fitting.match import listed
+
+# Constants that older releases saved; transformers ignores them for some of the models.
+_OLD_MASK = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
+
+
+def check_report(directory: Path, report: Mapping[str, Any]) -> None:
+    """Refuse a model that has weights of its own making, or a checkpoint that was not used up.
+
+    Args:
+        directory: of the model.
+        report: what `from_pretrained(..., output_loading_info=True)` tells.
+
+    Raises:
+        ModelError: names are missing, unexpected or of another shape.
+    """
+    faults = [f"{len(names)} {what} ({listed(names)})" for what, names in _faults(report) if names]
+    if faults:
+        raise ModelError(
+            f"the weights in {directory} are not those that its config.json describes: "
+            f"{', '.join(faults)}. Pass a model that save_pretrained wrote, or mend config.json: "
+            "layers, vocabulary, tie_word_embeddings"
+        )
+
+
+def _faults(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    shapes = [
+        f"{name} is {list(found)}, expected {list(expected)}"
+        for name, found, expected in sorted(report["mismatched_keys"])
+    ]
+    yield "are missing", sorted(report["missing_keys"])
+    unknown = sorted(report["unexpected_keys"])
+    yield "are unknown to the model", [name for name in unknown if not _OLD_MASK.search(name)]
+    yield "have another shape", shapes
+    yield "could not be read", [" ".join(text.split()) for text in report["error_msgs"]]
+
+
+def check_ties(directory: Path, model: Any) -> None:
+    """Refuse two different weights where the config says that they are one.
+
+    Raises:
+        ModelError: there are; transformers would keep both, other programs one of them.
+    """
+    expected = model.get_expanded_tied_weights_keys(all_submodels=True)
+    apart = [
+        f"{name} and {expected[name]}" for name in expected.keys() - model.all_tied_weights_keys
+    ]
+    if apart:
+        raise ModelError(
+            f"{directory / 'config.json'} ties {listed(sorted(apart))}, but the weights hold "
+            "different values for them; set tie_word_embeddings to false if both are right"
+        )
+
+
+def check_finite(directory: Path, model: Any) -> None:
+    """Refuse weights and buffers with NaN or infinite values, one tensor at a time.
+
+    Raises:
+        ModelError: there are; in a 16-bit type a value of the file may have overflowed.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
+            raise ModelError(f"{directory}: {name} {_what_is_wrong(tensor.detach())}")
+
+
+def check_values(files: Iterable[Path], model: Any) -> None:
+    """Refuse weights that are not those of the file: transformers initialises some models anew.
+
+    Names are taken with and without the base model's prefix, such as `model.`; weights that
+    transformers renames or fuses are not compared.
+
+    Args:
+        files: of the checkpoint.
+        model: what they were loaded into.
+
+    Raises:
+        ModelError: a weight has other values; two of the files' weights may be for one of these.
+    """
+    loaded: dict[str, torch.Tensor] = model.state_dict()
+    prefix = f"{model.base_model_prefix}."
+    for path in files:
+        for name, stored in read_weights(path):
+            spellings = (name, prefix + name, name.removeprefix(prefix))
+            own = next((spelling for spelling in spellings if spelling in loaded), None)
+            if own and not torch.equal(loaded[own], stored.to(loaded[own].dtype)):
+                raise ModelError(
+                    f"{path}: transformers {__version__} does not give {own} the values that "
+                    f"{name} has in the file"
+                )
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    low, high = torch.aminmax(tensor.detach())  # NaN wins in both; no copy, unlike isfinite
+    return bool(torch.isfinite(low) and torch.isfinite(high))
+
+
+def _what_is_wrong(tensor: torch.Tensor) -> str:
+    if tensor.isnan().any():
+        return "has NaN values: the model is damaged; download or copy it again"
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return (
+        f"has infinite values in {dtype}, whose largest is {torch.finfo(tensor.dtype).max:g}: the "
+        "model is damaged, or needs --dtype bfloat16 or float32"
+    )

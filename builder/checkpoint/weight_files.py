@@ -1,0 +1,141 @@
+"""The files that hold a base model's weights: which ones, and what their headers say."""
+
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+
+from trt_lora.builder.checkpoint.model_directory import NEXT_STEP, check_content, read_object
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.adapters.fitting.match import listed
+from trt_lora.runtime.files.json_file import shown
+
+_SAFETENSORS = ".safetensors"
+_FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
+_WEIGHT_SUFFIXES = (_SAFETENSORS, ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+
+_FLOATS = {"F16", "BF16", "F32", "F64", "float16", "bfloat16", "float32", "float64"}
+_SMALL_FLOATS = ("F8", "F6", "F4", "float8", "float4")
+# Tensors that only quantised linears have.
+_QUANTISED = ("weight_scale", "weight_scale_inv", "weight_packed", "qweight", "qzeros", "SCB")
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """What a file's header says of one tensor."""
+
+    name: str
+    dtype: str  # in the file's own spelling: BF16 or bfloat16
+    shape: tuple[int, ...]
+
+
+def check_weights(files: Iterable[Path]) -> None:
+    """Refuse files that are damaged or quantised; reads headers only.
+
+    Raises:
+        ModelError: one is.
+    """
+    for path in files:
+        quantised = [weight.name for weight in read_header(path) if _is_quantised(weight)]
+        if quantised:
+            raise ModelError(
+                f"{path} has quantised weights that nothing dequantises: {listed(quantised)}; pass "
+                "the model as it was before, or save a dequantised copy"
+            )
+
+
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """Return the files with the model's weights, those that transformers reads.
+
+    Raises:
+        ModelError: there are none, some are missing, or two sets of them are there.
+    """
+    for name in _FILES:
+        single, index = directory / name, directory / f"{name}.index.json"
+        shards = _shards(index) if os.path.lexists(index) else ()
+        has_single = os.path.lexists(single)  # a link may lead nowhere
+        if has_single and any(path.exists() for path in shards if path != single):
+            raise ModelError(
+                f"{directory} has two sets of weights, {single.name} and the shards of "
+                f"{index.name}; remove one"
+            )
+        if has_single or shards:
+            return (single,) if has_single else _present(shards, index)
+    others = sorted(p.name for p in directory.iterdir() if p.suffix in _WEIGHT_SUFFIXES)
+    raise ModelError(
+        f"{directory} has no {' or '.join(_FILES)}, and no index of either"
+        f"{', only ' + listed(others) if others else ''}; pass the folder that save_pretrained "
+        "wrote or the model hub downloaded"
+    )
+
+
+def read_header(path: Path) -> list[StoredWeight]:
+    """Return what a file of weights says that it holds.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    check_content(path)
+    read = _read_safetensors if path.suffix == _SAFETENSORS else _read_pickle
+    try:
+        return list(read(path))
+    except Exception as error:  # what torch.load raises depends on where the file is damaged
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ModelError(
+            f"{path} is damaged or no {path.suffix} file ({reason:.200}); {NEXT_STEP}"
+        ) from error
+
+
+def read_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of a file whose header has been read, one at a time."""
+    if path.suffix == _SAFETENSORS:
+        with safetensors.safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                yield name, file.get_tensor(name)
+    else:
+        yield from torch.load(path, mmap=zipfile.is_zipfile(path), weights_only=True).items()
+
+
+def _read_safetensors(path: Path) -> Iterator[StoredWeight]:
+    with safetensors.safe_open(path, framework="np") as file:
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            weight = file.get_slice(name)
+            yield StoredWeight(name, str(weight.get_dtype()), tuple(weight.get_shape()))
+
+
+def _read_pickle(path: Path) -> Iterator[StoredWeight]:
+    weights = torch.load(path, map_location="meta", weights_only=True)
+    for name, weight in weights.items():
+        dtype = str(weight.dtype).removeprefix("torch.")
+        yield StoredWeight(name, dtype, tuple(weight.shape))
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    check_content(index)
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ModelError(
+            f"{index}: weight_map is {shown(names)}, expected the file of every weight; {NEXT_STEP}"
+        )
+    return tuple(index.parent / name for name in sorted(set(names.values())))
+
+
+def _present(shards: tuple[Path, ...], index: Path) -> tuple[Path, ...]:
+    if missing := [path.name for path in shards if not path.exists()]:
+        raise ModelError(
+            f"{index} names {len(missing)} files that are not there: {listed(missing)}; {NEXT_STEP}"
+        )
+    return shards
+
+
+def _is_quantised(weight: StoredWeight) -> bool:
+    is_weight = weight.name.endswith(".weight")
+    return (
+        weight.dtype.startswith(_SMALL_FLOATS)
+        or weight.name.endswith(_QUANTISED)
+        or (is_weight and weight.dtype not in _FLOATS)
+    )

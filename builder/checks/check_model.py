@@ -1,0 +1,43 @@
+"""Check a base model by its config and its modules, before a weight is read."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from trt_lora.builder.checks.config_fields import read_fields, stated_positions
+from trt_lora.builder.checks.lengths import Lengths, choose_lengths
+from trt_lora.builder.config import BuildConfig
+from trt_lora.builder.lora_plan import LoRAPlan
+from trt_lora.builder.targets import SiteList
+from trt_lora.plugins.extras import extra
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """What the base model's config and modules say, before a weight is read."""
+
+    config: Any  # transformers'
+    lengths: Lengths
+    sites: SiteList
+
+
+def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:
+    """Return what the model says of itself.
+
+    Raises:
+        ConfigError: the model is too short for an option, or a target matches none of its linears.
+        ModelError: there is no model, or none that can be built.
+        BackendError: the extra `export` is not installed.
+    """
+    choose_lengths(config, stated_positions(read_fields(config.model)))
+    # torch and transformers take seconds: not for what config.json tells by itself.
+    with extra("export", "reading a model"):
+        from trt_lora.builder.checks.meta_model import find_sites, meta_model
+        from trt_lora.builder.checks.model_config import read_config
+        from trt_lora.builder.checks.positions import usable_positions
+        from trt_lora.builder.checks.unsupported import check_supported
+
+    model_config = read_config(config.model)
+    model = meta_model(model_config, config.dtype)
+    check_supported(model)
+    lengths = choose_lengths(config, usable_positions(model))
+    return CheckedModel(model_config, lengths, find_sites(model, lora.targets))

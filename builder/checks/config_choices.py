@@ -1,0 +1,103 @@
+"""Refuse what a config.json asks for and transformers lacks, or would quietly do otherwise."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, __version__
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.files.json_file import shown
+
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
+_ROPE_TYPES = ("default", "axial", *ROPE_INIT_FUNCTIONS)
+
+
+def check_model_type(path: Path, fields: Mapping[str, Any]) -> None:
+    """Refuse a type of model that transformers does not have.
+
+    Args:
+        path: of the config.json.
+        fields: what is in it.
+
+    Raises:
+        ModelError: it is such a type.
+    """
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        own = ", and code that a model brings along (auto_map) is never run"
+        raise ModelError(
+            f"{path}: model_type is {shown(model_type)}, which transformers {__version__} does not "
+            f"have{own if 'auto_map' in fields else ''}; pass a model that it has"
+        )
+
+
+def check_architecture(path: Path, config: Any) -> None:
+    """Refuse what is no causal language model, or not the one that transformers would make of it.
+
+    Raises:
+        ModelError: it is not.
+    """
+    named = config.architectures if isinstance(config.architectures, list) else []
+    names = [str(name) for name in named]
+    made = _class_names(config.model_type)
+    if not set(names) & set(made):
+        raise ModelError(
+            f"{path.parent} holds {', '.join(names) or 'a model without architectures'}, not a "
+            f"causal language model of model_type {config.model_type}; expected "
+            f"{' or '.join(made) or 'a class such as LlamaForCausalLM'}"
+        )
+
+
+def check_choices(path: Path, config: Any) -> None:
+    """Refuse activations and rotary embeddings that transformers does not have.
+
+    Raises:
+        ModelError: the config names such.
+    """
+    config = config.get_text_config(decoder=True)
+    for key in _ACTIVATIONS:
+        name = getattr(config, key, None)
+        if isinstance(name, str) and name not in ACT2FN:
+            raise ModelError(
+                f"{path}: {key} is {shown(name)}, an activation that transformers does not have; "
+                f"it has {', '.join(sorted(ACT2FN))}"
+            )
+    for rope in _ropes(getattr(config, "rope_parameters", None)):
+        _check_rope(path, rope)
+
+
+def _check_rope(path: Path, rope: Mapping[str, Any]) -> None:
+    kind, theta, factor = (rope.get(key) for key in ("rope_type", "rope_theta", "factor"))
+    if kind not in _ROPE_TYPES:
+        raise ModelError(
+            f"{path}: rope_type is {shown(kind)}; transformers has {', '.join(_ROPE_TYPES)}"
+        )
+    if theta is not None and not (_is_number(theta) and theta > 0):
+        raise ModelError(f"{path}: rope_theta is {shown(theta)}, expected a number above 0")
+    if kind == "default" and factor not in (None, 1):
+        raise ModelError(
+            f"{path}: rope_scaling has the factor {shown(factor)} and no rope_type, so it would "
+            f"do nothing; add one of {', '.join(ROPE_INIT_FUNCTIONS)}"
+        )
+    if kind != "default" and factor is not None and not _is_number(factor):
+        raise ModelError(f"{path}: the rope's factor is {shown(factor)}, expected a number")
+
+
+def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
+    """The parameters of every layer type, or those of all."""
+    if isinstance(parameters, Mapping):
+        nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+        yield from nested or [parameters]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _class_names(model_type: str) -> tuple[str, ...]:
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,102 @@
+"""Refuse what config.json says by itself: before torch and transformers, which take seconds."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, check_directory, read_object
+from trt_lora.builder.model_errors import unsupported
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.files.json_file import shown
+
+POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, and MPT's
+
+_QUANTISATION = ("quantization_config", "compression_config")
+
+_STATE = "layers keep a state (state space or linear attention), not keys and values"
+_EXPERTS = "it is a mixture of experts"
+_STATEFUL_TYPES = (
+    *("bailing_hybrid", "bamba", "deepseek_v4", "falcon_h1", "falcon_mamba", "granitemoehybrid"),
+    *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5"),
+    *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
+    *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zaya"),
+)
+# Those that no config makes dense; the others are told by their modules.
+_EXPERT_TYPES = ("dbrx", "gpt_oss", "granitemoe", "jetmoe", "minimax", "mixtral", "olmoe", "phimoe")
+
+REFUSED_TYPES: Mapping[str, str] = {
+    "blt": "it reads bytes in patches (cross attention)",
+    "cpmant": "it puts a prompt of fixed length before every input",
+    "doge": "its attention masks keys by their values (dynamic mask attention)",
+    "git": "it takes images beside tokens",
+    "mpt": "it cuts its position bias (ALiBi) to a length that a graph cannot leave open",
+    "openai-gpt": "it has no cache of keys and values",
+    "reformer": "its attention hashes, and its cache holds hidden states",
+    "xlm": "it has no cache of keys and values",
+    "xlnet": "it is not a decoder, and its cache holds hidden states",
+    **dict.fromkeys(_STATEFUL_TYPES, _STATE),
+    **dict.fromkeys(_EXPERT_TYPES, _EXPERTS),
+}
+
+
+def read_fields(directory: Path) -> dict[str, Any]:
+    """Return the fields of a model's config.json.
+
+    Raises:
+        ModelError: there is no model, its small files are damaged, its weights are quantised or in
+            a file of another name, or it is of a type that cannot be an engine.
+    """
+    check_directory(directory)
+    path = directory / CONFIG_FILE
+    fields = read_object(path)
+    check_quantisation(path, fields)
+    if weights := fields.get("transformers_weights"):
+        raise ModelError(
+            f"{path}: transformers_weights is {shown(weights)}; name that file "
+            "model.safetensors and remove the field"
+        )
+    model_type = fields.get("model_type")
+    if isinstance(model_type, str) and (reason := REFUSED_TYPES.get(model_type)):
+        raise unsupported(_architecture(fields) or f"a model of type {model_type}", reason)
+    return fields
+
+
+def check_quantisation(path: Path, fields: Mapping[str, Any]) -> None:
+    """Refuse quantised weights.
+
+    Args:
+        path: of the config.json.
+        fields: what is in it.
+
+    Raises:
+        ModelError: the weights are quantised.
+    """
+    for part in (fields, *_mappings(fields)):
+        for key in _QUANTISATION:
+            if quantisation := part.get(key):
+                raise ModelError(
+                    f"{path}: the weights are quantised by {_method(quantisation)}, which nothing "
+                    "here dequantises; pass the model as it was before, or save a dequantised copy"
+                )
+
+
+def stated_positions(fields: Mapping[str, Any]) -> int | None:
+    """Return how many positions a config.json gives the model; None if it does not say."""
+    text = fields.get("text_config")
+    text = text if isinstance(text, Mapping) else fields
+    found = (text.get(name) for name in POSITIONS)
+    return next((count for count in found if type(count) is int and count > 0), None)
+
+
+def _architecture(fields: Mapping[str, Any]) -> str:
+    names = fields.get("architectures")
+    return next((str(name) for name in names), "") if isinstance(names, list) else ""
+
+
+def _mappings(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (value for value in fields.values() if isinstance(value, Mapping))
+
+
+def _method(quantisation: Any) -> str:
+    method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
+    return str(method or shown(quantisation))

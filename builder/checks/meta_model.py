@@ -1,0 +1,74 @@
+"""The model without its weights, on torch's meta device: what can be refused or listed from it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from trt_lora.builder.export.attention import ATTENTION
+from trt_lora.builder.model_errors import one_line
+from trt_lora.builder.passes.linears import module_linears
+from trt_lora.builder.quiet import quiet
+from trt_lora.builder.targets import (
+    LeftAlone,
+    SiteList,
+    check_targets_matched,
+    not_linear,
+    not_targeted,
+)
+from trt_lora.plugins.contract.sites import Site
+
+_untyped: Any = AutoModelForCausalLM
+
+
+def meta_model(model_config: Any, dtype: str) -> Any:
+    """Return the model in `dtype` with shapes alone, in evaluation mode; no weight is read.
+
+    Args:
+        model_config: transformers' config of the model.
+        dtype: of its weights.
+
+    Raises:
+        ModelError: transformers cannot make a model of the config.
+    """
+    what = f"transformers cannot make a {model_config.architectures[0]} of this config.json"
+    with one_line(what, "correct it"), quiet(), torch.device("meta"):
+        model = _untyped.from_config(
+            model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
+        )
+    return model.eval()
+
+
+def find_sites(model: Any, targets: Mapping[str, frozenset[str]]) -> SiteList:
+    """Return the sites of a `PreTrainedModel`, module by module, and the linears that are none.
+
+    Args:
+        model: on any device.
+        targets: what `resolve_targets` returned.
+
+    Raises:
+        ConfigError: a target matches no linear of the model.
+    """
+    sites, left_alone, head = [], [], head_path(model)
+    for path, module in module_linears(model):
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if reason := not_linear(kind) or not_targeted(targets, path, head):
+            left_alone.append(LeftAlone(path, reason))
+        else:
+            sites.append(_site(path, module))
+    check_targets_matched(targets, sites, left_alone)
+    return SiteList(tuple(sites), tuple(left_alone))
+
+
+def head_path(model: Any) -> str:
+    """Return the path of the module that makes logits; empty if there is none."""
+    head = model.get_output_embeddings()
+    return next((path for path, module in model.named_modules() if module is head), "")
+
+
+def _site(path: str, module: torch.nn.Linear | Conv1D) -> Site:
+    shape = tuple(module.weight.shape)
+    k, n = shape if isinstance(module, Conv1D) else reversed(shape)
+    return Site(path, k, n, str(module.weight.dtype).removeprefix("torch."))

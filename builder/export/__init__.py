@@ -1,0 +1,1 @@
+"""A transformers model becomes an ONNX graph."""

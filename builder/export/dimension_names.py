@@ -1,0 +1,72 @@
+"""Pass that names the exporter's symbolic dimensions as manifests and profiles do.
+
+1. Inputs and outputs get the names below, by position: the exporter calls them s17, s70, ...
+2. Every other value that has a symbolic shape loses it: it would still speak of the old names, and
+   TensorRT and ONNX Runtime infer it again.
+"""
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from trt_lora.runtime.generation.step_inputs import (
+    BATCH,
+    KEPT,
+    LOGITS,
+    PAST,
+    PAST_SEQUENCE,
+    SYMBOLS,
+    TOKEN_SHAPES,
+    TOTAL_SEQUENCE,
+)
+
+
+class NameDimensions(ir.passes.InPlacePass):
+    """The pass, for a causal language model."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rename the symbolic dimensions of `model` in place.
+
+        Those of values in between follow from the inputs' and outputs'; one that does not is
+        forgotten.
+        """
+        graph, names = model.graph, dict[str, str]()
+        for value in (*graph.inputs, *graph.outputs):
+            named = _named_shape(value)
+            names |= _renamed(value.shape, named)
+            value.shape = named
+        for node in graph.all_nodes():
+            for value in node.outputs:
+                if value.shape is not None and not value.is_graph_output():
+                    value.shape = ir.Shape([_renamed_size(size, names) for size in value.shape])
+        return ir.passes.PassResult(model, modified=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Every symbolic dimension of an input or output is one of `step_inputs`."""
+        for value in (*model.graph.inputs, *model.graph.outputs):
+            sizes = value.shape or ()
+            if unknown := {str(s) for s in sizes if not isinstance(s, int)} - SYMBOLS:
+                raise ir.passes.PostconditionError(f"{value.name} has dimensions {unknown}")
+
+
+def _renamed(old: ir.Shape | None, new: ir.Shape) -> dict[str, str]:
+    return {
+        str(before.value): str(after.value)
+        for before, after in zip(old or (), new, strict=True)
+        if isinstance(before, ir.SymbolicDim) and isinstance(after, ir.SymbolicDim)
+    }
+
+
+def _renamed_size(size: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
+    return size if isinstance(size, int) else names.get(str(size.value))
+
+
+def _named_shape(value: ir.Value) -> ir.Shape:
+    name, shape = str(value.name), value.shape
+    if name in TOKEN_SHAPES:
+        return ir.Shape(TOKEN_SHAPES[name])
+    assert shape is not None  # the exporter writes the shape of every input and output
+    if name == LOGITS:
+        return ir.Shape([BATCH, KEPT, shape[2]])
+    length = PAST_SEQUENCE if name.startswith(PAST) else TOTAL_SEQUENCE
+    return ir.Shape([BATCH, shape[1], length, shape[3]])

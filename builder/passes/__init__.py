@@ -1,0 +1,1 @@
+"""Graph rewrites, each an onnx_ir pass."""

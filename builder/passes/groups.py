@@ -1,0 +1,125 @@
+"""Which linears share one LoRA node, and which form of it costs the fewest kernels.
+
+Every node is one kernel. What else it costs depends on what TensorRT can still fuse; the builder's
+own kernel lists decided these rules (docs/benchmarks/kernels.md):
+
+1. A linear whose output only meets the residual, `y + r`: the node adds to r before the linear
+   runs, `y + (r + delta)`. The Add is the one that was there: one kernel more in all.
+2. An output that meets elementwise work: the node returns the delta, and the Add that follows
+   fuses into that work.
+3. Any other: the node adds to the output itself. In cases 1 and 2 this form would cost copies,
+   because linears that TensorRT has merged write one tensor and the node reads several.
+
+A bias counts as part of its linear: the delta is added after it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from trt_lora.builder.passes.linears import Linear, behind_identity
+from trt_lora.plugins.contract.operators import Operator
+from trt_lora.plugins.contract.sites import MAX_SITES
+
+_VIEWS = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "Slice"})
+_ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Neg", "Exp", "Cast", "Clip", "Where"}
+    | {"Relu", "Sigmoid", "Tanh", "Erf", "Gelu", "Swish"}
+    | {"LayerNormalization", "RMSNormalization", "RotaryEmbedding"}  # begin so
+    | {"Concat"}  # the copy into the cache fuses with what makes its operand
+)
+
+
+class Operand(NamedTuple):
+    """An input of a node."""
+
+    node: ir.Node
+    position: int
+
+    @property
+    def value(self) -> ir.Value | None:
+        """What the node reads there."""
+        return self.node.inputs[self.position]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Linears that read the same x, in the order of the graph, and where their deltas go."""
+
+    linears: tuple[Linear, ...]
+    outputs: tuple[ir.Value, ...]  # of each linear, behind its bias
+    residual: Operand | None = None  # form 1: what the Add behind the only linear adds
+    returns_delta: bool = False  # form 2
+
+    @property
+    def operator(self) -> Operator:
+        """What computes it."""
+        return Operator(len(self.linears), adds=not self.returns_delta)
+
+    @property
+    def x(self) -> ir.Value:
+        """What all of them read."""
+        return self.linears[0].x
+
+
+def make_groups(linears: Iterable[Linear]) -> list[Group]:
+    """Group linears by the value that they read; at most `MAX_SITES` in one."""
+    by_x: dict[ir.Value, list[Linear]] = {}
+    for linear in linears:
+        by_x.setdefault(behind_identity(linear.x), []).append(linear)
+    return [_group(some) for found in by_x.values() for some in _batched(found)]
+
+
+def _batched(linears: Sequence[Linear]) -> Iterator[Sequence[Linear]]:
+    for start in range(0, len(linears), MAX_SITES):
+        yield linears[start : start + MAX_SITES]
+
+
+def _group(linears: Sequence[Linear]) -> Group:
+    members, outputs = tuple(linears), tuple(_behind_bias(linear.y) for linear in linears)
+    if len(members) == 1 and (residual := _residual(outputs[0])):
+        return Group(members, outputs, residual=residual)
+    return Group(members, outputs, returns_delta=any(map(_meets_elementwise, outputs)))
+
+
+def _behind_bias(y: ir.Value) -> ir.Value:
+    other = _added(y)
+    if other is None or other.value is None or other.value.const_value is None:
+        return y
+    return other.node.outputs[0]
+
+
+def _residual(y: ir.Value) -> Operand | None:
+    """What is added to y, if that is not computed from y and has its type and shape."""
+    other = _added(y)
+    if other is None or other.value is None or other.value.const_value is not None:
+        return None
+    same_type = other.value.dtype == y.dtype
+    return other if same_type and _same_shape(other.value, y) else None
+
+
+def _same_shape(one: ir.Value, other: ir.Value) -> bool:
+    """Whether two values certainly have one shape: an Add may broadcast, a node must not."""
+    if one.shape is None or other.shape is None or one.shape != other.shape:
+        return False
+    return not any(one.shape.is_unknown_dim(axis) for axis in range(len(one.shape)))
+
+
+def _added(y: ir.Value) -> Operand | None:
+    """The other operand of an Add that alone reads y."""
+    uses = tuple(y.uses())
+    if len(uses) != 1 or y.is_graph_output() or uses[0].node.op_type != "Add":
+        return None
+    return Operand(uses[0].node, 1 - uses[0].idx)
+
+
+def _meets_elementwise(y: ir.Value) -> bool:
+    """Whether elementwise work reads y, directly or through views of it."""
+    for use in y.uses():
+        if use.node.op_type in _ELEMENTWISE:
+            return True
+        if use.node.op_type in _VIEWS and any(map(_meets_elementwise, use.node.outputs)):
+            return True
+    return False

@@ -1,0 +1,259 @@
+"""Pass that gives the targeted linears of a graph LoRA inputs.
+
+1. A linear is a MatMul or Gemm with a constant weight whose module, by the exporter's metadata, is
+   a linear. Everything else is left alone, and the result says why.
+2. Its site is the module's path. A module that the graph calls twice is one site: both calls read
+   the same two inputs, as they share one weight.
+3. Each site adds inputs A [k, rank] and B [rank, n], with a rank symbol of its own.
+4. Linears that read the same x share one node of the domain `trt_lora` (`groups.py`); all that
+   read a linear's output y, or return it, then read y + (x @ A) @ B.
+5. The operator has a model-local function body in standard operators, which ONNX Runtime inlines,
+   and TensorRT too where our plugin is not registered.
+6. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from trt_lora.builder.passes.groups import Group, Operand, make_groups
+from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
+from trt_lora.builder.passes.lora_function import lora_function
+from trt_lora.builder.targets import LeftAlone, check_targets_matched, not_targeted
+from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, operator_named
+from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
+from trt_lora.plugins.errors import ConfigError, ModelError
+from trt_lora.runtime.memory.dtypes import storage_dtype
+
+
+@dataclass
+class InsertLoRAResult(ir.passes.PassResult):
+    """What the pass did; `sites` holds those of an earlier run too."""
+
+    sites: tuple[Site, ...] = ()
+    left_alone: tuple[LeftAlone, ...] = ()
+
+
+@dataclass(frozen=True)
+class InsertLoRA(ir.passes.InPlacePass):
+    """The pass, for the targets that `resolve_targets` returned."""
+
+    targets: dict[str, frozenset[str]]
+    names: BindingNames = BindingNames.LORA
+    head: str = ""  # path of the output head, which `all-linear` leaves out, as PEFT does
+    # The linears of the torch model by path, and whether the logits need them.
+    modules: Mapping[str, bool] = field(default_factory=dict)
+
+    def requires(self, model: ir.Model) -> None:
+        """The exporter's metadata must still be there."""
+        if not has_module_paths(model):
+            raise ir.passes.PreconditionError(
+                "the graph carries no module paths (pkg.torch.onnx.name_scopes): "
+                "insert LoRA before a pass that strips metadata"
+            )
+
+    def call(self, model: ir.Model) -> InsertLoRAResult:
+        """Insert LoRA in place.
+
+        Raises:
+            ConfigError: a target matches no linear of this model, or two modules clash.
+            ModelError: a target that the logits need is not in the graph by itself.
+        """
+        linears, left_alone = self._choose(model)
+        found = {linear.path for linear in linears} | {item.path for item in left_alone}
+        left_alone += self._absent(found)
+        sites = _sites(linears)
+        check_targets_matched(self.targets, sites.values(), left_alone)
+        known = {value.name for value in model.graph.inputs}
+        missing = [item for item in linears if self.names.binding("A", item.path) not in known]
+        if missing:
+            _insert_all(model, make_groups(missing), sites, self.names)
+        return InsertLoRAResult(model, bool(missing), tuple(sites.values()), tuple(left_alone))
+
+    def ensures(self, model: ir.Model) -> None:
+        """Every input is named once, and every Lora node reads the two inputs of one site."""
+        names = [value.name for value in model.graph.inputs]
+        if len(names) != len(set(names)):
+            raise ir.passes.PostconditionError("two graph inputs have one name")
+        for node in model.graph:
+            if node.domain == DOMAIN and not all(_factors_are_inputs(node)):
+                raise ir.passes.PostconditionError(f"{node.name} does not read graph inputs")
+
+    def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
+        chosen, left_alone = [], []
+        for linear in find_linears(model):
+            if reason := linear.refusal or not_targeted(self.targets, linear.path, self.head):
+                left_alone.append(LeftAlone(linear.path, reason))
+            else:
+                chosen.append(linear)
+        return chosen, left_alone
+
+    def _absent(self, found: set[str]) -> Iterator[LeftAlone]:
+        """Targets that are not in the graph because the logits do not need them."""
+        for path, is_needed in self.modules.items():
+            if path in found or not_targeted(self.targets, path, self.head):
+                continue
+            if is_needed:
+                raise ModelError(
+                    f"{path} is not in the exported graph as a linear of its own, so that an "
+                    "adapter for it could not be told from another's; leave its kind out of "
+                    "--lora-target-modules"
+                )
+            yield LeftAlone(path, "the logits do not depend on it")
+
+
+def _sites(linears: list[Linear]) -> dict[str, Site]:
+    """The sites of linears, by path."""
+    sites: dict[str, Site] = {}
+    for linear in linears:
+        dtype = linear.y.dtype or linear.x.dtype
+        assert dtype is not None  # the exporter writes the type of every value
+        site = Site(linear.path, linear.k, linear.n, dtype.numpy().name)
+        if sites.setdefault(site.path, site) != site:
+            raise ConfigError(
+                f"module {site.path} is called as [{site.k}, {site.n}] and with other shapes: "
+                "leave it out of the target modules"
+            )
+    return sites
+
+
+def _factors_are_inputs(node: ir.Node) -> Iterator[bool]:
+    operator = operator_named(node.op_type)
+    if operator is None:
+        yield False
+        return
+    for site in range(operator.sites):
+        for value in (node.inputs[index] for index in operator.factors(site)):
+            yield value is not None and value.is_graph_input()
+
+
+def _insert_all(
+    model: ir.Model, groups: list[Group], sites: dict[str, Site], names: BindingNames
+) -> None:
+    graph = model.graph
+    inputs = _SiteInputs(graph, names)
+    used = _UnusedNames(_names(graph))
+    for group in groups:
+        function = lora_function(group.operator, graph.opset_imports[""])
+        model.functions[function.identifier()] = function
+        factors = [inputs.of(sites[linear.path]) for linear in group.linears]
+        _insert(group, _node(group, factors, used), used)
+    graph.opset_imports[DOMAIN] = DOMAIN_VERSION
+    graph.sort()  # a node may stand before the last of the outputs that it adds to
+
+
+class _SiteInputs:
+    """The two graph inputs of each site, made at the site's first call."""
+
+    def __init__(self, graph: ir.Graph, names: BindingNames) -> None:
+        self._graph, self._names = graph, names
+        self._made = {str(value.name): value for value in graph.inputs}
+
+    def of(self, site: Site) -> tuple[ir.Value, ir.Value]:
+        return self._input(site, "A"), self._input(site, "B")
+
+    def _input(self, site: Site, factor: Factor) -> ir.Value:
+        name = self._names.binding(factor, site.path)
+        if name not in self._made:
+            rank = self._names.rank_symbol(site.path)
+            dimensions = (site.k, rank) if factor == "A" else (rank, site.n)
+            value = ir.val(name, ir.DataType.from_numpy(storage_dtype(site.dtype)), dimensions)
+            self._graph.inputs.append(value)
+            self._made[name] = value
+        return self._made[name]
+
+
+class _UnusedNames:
+    """Hands out names that nothing in the graph has."""
+
+    def __init__(self, used: Iterator[str]) -> None:
+        self._used = set(used)
+
+    def new(self, wish: str) -> str:
+        name, count = wish, 1
+        while name in self._used:
+            name, count = f"{wish}_{count}", count + 1
+        self._used.add(name)
+        return name
+
+
+def _names(graph: ir.Graph) -> Iterator[str]:
+    yield from (str(value.name) for value in graph.inputs)
+    yield from (str(name) for name in graph.initializers)
+    yield from (str(node.name) for node in graph.all_nodes())
+    yield from (str(value.name) for node in graph.all_nodes() for value in node.outputs)
+
+
+def _node(group: Group, factors: list[tuple[ir.Value, ir.Value]], names: _UnusedNames) -> ir.Node:
+    """The group's node with x, A and B; its addends are still missing."""
+    operator = group.operator
+    node = ir.Node(
+        DOMAIN,
+        operator.name,
+        [group.x, *(value for pair in factors for value in pair)],
+        num_outputs=operator.sites,
+        name=names.new(f"lora_{group.linears[0].path}"),
+    )
+    for output, y in zip(node.outputs, group.outputs, strict=True):
+        output.type, output.shape = y.type, y.shape
+        output.name = names.new(f"{y.name}_lora")
+    return node
+
+
+def _insert(group: Group, node: ir.Node, names: _UnusedNames) -> None:
+    if group.residual is not None:
+        _add_to_residual(group.residual, node)
+    elif group.returns_delta:
+        _add_behind(group, node, names)
+    else:
+        _add_to_outputs(group, node)
+
+
+def _add_to_residual(residual: Operand, node: ir.Node) -> None:
+    _set_addends(node, [residual.value])
+    residual.node.replace_input_with(residual.position, node.outputs[0])
+    _graph_of(residual.node).insert_before(residual.node, node)
+
+
+def _add_behind(group: Group, node: ir.Node, names: _UnusedNames) -> None:
+    _graph_of(group.linears[0].node).insert_before(group.linears[0].node, node)
+    for y, delta in zip(group.outputs, node.outputs, strict=True):
+        add = ir.Node("", "Add", [None, delta], num_outputs=1, name=names.new(f"add_{delta.name}"))
+        total = add.outputs[0]
+        total.type, total.shape, total.name = y.type, y.shape, names.new(f"{y.name}_adapted")
+        _replace(y, total)
+        add.replace_input_with(0, y)
+        _insert_after(y, add)
+
+
+def _add_to_outputs(group: Group, node: ir.Node) -> None:
+    for y, adapted in zip(group.outputs, node.outputs, strict=True):
+        _replace(y, adapted)
+    _set_addends(node, group.outputs)
+    _insert_after(group.outputs[-1], node)
+
+
+def _set_addends(node: ir.Node, addends: Sequence[ir.Value | None]) -> None:
+    first = len(node.inputs)
+    node.resize_inputs(first + len(addends))
+    for index, value in enumerate(addends, start=first):
+        node.replace_input_with(index, value)
+
+
+def _replace(y: ir.Value, adapted: ir.Value) -> None:
+    """Make all that read y, or return it, read `adapted`."""
+    if y.is_graph_output():  # the caller knows the output by its name: the new value takes it
+        adapted.name, y.name = y.name, adapted.name
+    ir.convenience.replace_all_uses_with(y, adapted, replace_graph_outputs=True)
+
+
+def _insert_after(y: ir.Value, node: ir.Node) -> None:
+    producer = y.producer()
+    assert producer is not None  # a linear or its bias
+    _graph_of(producer).insert_after(producer, node)
+
+
+def _graph_of(node: ir.Node) -> ir.Graph:
+    assert isinstance(node.graph, ir.Graph)  # linears are found in the main graph
+    return node.graph

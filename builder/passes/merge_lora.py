@@ -1,0 +1,125 @@
+"""Pass that merges an adapter into the weights of a graph: W + A @ B, and no LoRA nodes.
+
+1. Only the weights that change are written; the others stay in the engine's own file.
+2. A weight that other nodes read too, such as a tied embedding, keeps its value for them.
+3. A site that is called twice is merged once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from trt_lora.builder.passes.remove_lora import RemoveLoRA
+from trt_lora.builder.passes.site_calls import SiteCall, site_calls
+from trt_lora.plugins.contract.sites import FACTORS
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array
+
+_ALIGNMENT = 4096  # of a weight in its file, so that it can be mapped
+
+
+@dataclass(frozen=True)
+class MergeLoRA(ir.passes.InPlacePass):
+    """The pass, for one set of LoRA inputs."""
+
+    manifest: Manifest  # of the engine
+    inputs: Mapping[str, Array]  # A [k, r] and B [r, n] by the engine's names
+    file: Path  # for the weights that change; it lies beside the merged model
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Add A @ B to the weight of every call in place, and take LoRA out of the model.
+
+        Raises:
+            ModelError: the weight of a site is no constant matrix.
+        """
+        with self.file.open("wb") as file:
+            merger = _Merger(model.graph, file, self.file)
+            for call in list(site_calls(model)):
+                delta = self._delta(call)
+                if delta.any():
+                    merger.replace_weight(call, delta)
+        RemoveLoRA(frozenset(self.manifest.lora_bindings))(model)
+        return ir.passes.PassResult(model, modified=True)
+
+    def _delta(self, call: SiteCall) -> npt.NDArray[np.float64]:
+        """A @ B [k, n] of the inputs that the site should read, whatever its node does read."""
+        names = (self.manifest.binding_names.binding(factor, call.path) for factor in FACTORS)
+        a, b = (np.asarray(self.inputs[name], np.float64) for name in names)
+        return a @ b
+
+
+@dataclass(frozen=True)
+class _Merger:
+    """Changes the weights of one graph."""
+
+    graph: ir.Graph
+    file: BinaryIO  # open
+    path: Path  # of the file
+    merged: dict[tuple[int, str], ir.Value] = field(default_factory=dict)
+
+    def replace_weight(self, call: SiteCall, delta: npt.NDArray[np.float64]) -> None:
+        """Let the linear of a call read its weight with the delta added."""
+        old = call.linear.inputs[1]
+        assert old is not None  # a linear has a weight
+        key = id(old), call.path
+        if key not in self.merged:
+            self.merged[key] = self._written(call, old, delta)
+        call.linear.replace_input_with(1, self.merged[key])
+        self._drop(old)
+
+    def _written(self, call: SiteCall, old: ir.Value, delta: npt.NDArray[np.float64]) -> ir.Value:
+        weight = _matrix(old, call.path)
+        change = delta / _attribute(call.linear, "alpha", 1.0)
+        values = weight + (change.T if _attribute(call.linear, "transB", 0) else change)
+        stored = values.astype(weight.dtype)  # rounded once, to nearest even
+        self.file.write(bytes(-self.file.tell() % _ALIGNMENT))
+        tensor = ir.ExternalTensor(
+            self.path.name,
+            self.file.tell(),
+            stored.nbytes,
+            ir.DataType.from_numpy(stored.dtype),
+            shape=ir.Shape(stored.shape),
+            name=f"merged_{len(self.merged)}_{call.path}",
+            base_dir=self.path.parent,
+        )
+        stored.tofile(self.file)
+        new = ir.val(tensor.name, tensor.dtype, tensor.shape, const_value=tensor)
+        self.graph.register_initializer(new)
+        return new
+
+    def _drop(self, value: ir.Value) -> None:
+        """Take an unread weight out, with the Transpose that it was read through."""
+        if value.uses() or value.is_graph_output():
+            return
+        node = value.producer()
+        if node is None:
+            self.graph.initializers.pop(str(value.name))
+            return
+        (source,) = node.inputs
+        self.graph.remove(node, safe=True)
+        assert source is not None  # a Transpose has an operand
+        self._drop(source)
+
+
+def _matrix(value: ir.Value, path: str) -> Array:
+    """The constant [k, n], or [n, k] for a Gemm, that a linear reads directly or transposed."""
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        permutation = node.attributes.get("perm")
+        return _matrix(node.inputs[0], path).transpose(
+            *(permutation.as_ints() if permutation else (1, 0))
+        )
+    if value.const_value is None or len(value.const_value.shape) != 2:
+        raise ModelError(f"the weight of {path} is no constant matrix: it cannot be merged")
+    return value.const_value.numpy()
+
+
+def _attribute(node: ir.Node, name: str, default: float) -> float:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else float(attribute.value)

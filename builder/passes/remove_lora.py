@@ -1,0 +1,79 @@
+"""Pass that takes LoRA out of a graph again: the same export without it, to compare with.
+
+1. What read a node's result reads what the delta was added to.
+2. A delta by itself goes with the Add that it met.
+3. LoRA inputs and the operators' functions go; weights and everything else stay.
+"""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, read_manifest
+
+
+@dataclass(frozen=True)
+class RemoveLoRA(ir.passes.InPlacePass):
+    """The pass."""
+
+    bindings: frozenset[str]  # names of the engine's LoRA inputs
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Take LoRA out in place."""
+        nodes = [node for node in model.graph if node.domain == DOMAIN]
+        for node in nodes:
+            operator = operator_named(node.op_type)
+            assert operator is not None  # the insertion pass makes no other
+            for site in range(operator.sites):
+                _bypass(operator, node, site)
+            model.graph.remove(node, safe=True)
+        for value in [value for value in model.graph.inputs if value.name in self.bindings]:
+            model.graph.inputs.remove(value)
+        model.functions.clear()
+        return ir.passes.PassResult(model, modified=bool(nodes))
+
+    def ensures(self, model: ir.Model) -> None:
+        """No node and no input of LoRA is left."""
+        if any(node.domain == DOMAIN for node in model.graph):
+            raise ir.passes.PostconditionError("a LoRA node is left")
+        if left := self.bindings & {str(value.name) for value in model.graph.inputs}:
+            raise ir.passes.PostconditionError(f"LoRA inputs are left: {sorted(left)}")
+
+
+def engine_without_lora(engine: Path, directory: Path) -> Path:
+    """Write the ONNX file of `engine` without LoRA nodes and inputs to the folder `directory`.
+
+    The weights are copied: ONNX Runtime refuses a link that leads out of the folder. The result has
+    no sites and no plan.
+    """
+    manifest = read_manifest(engine)
+    model = ir.load(engine / ONNX_FILE)
+    RemoveLoRA(frozenset(manifest.lora_bindings))(model)
+    ir.save(model, directory / ONNX_FILE)
+    shutil.copyfile(engine / ONNX_WEIGHTS_FILE, directory / ONNX_WEIGHTS_FILE)
+    inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_bindings)
+    plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files={}, flavour="none")
+    (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")
+    return directory
+
+
+def _bypass(operator: Operator, node: ir.Node, site: int) -> None:
+    """Make readers of a site's output read what the delta was added to."""
+    if operator.adds:
+        _read_instead(node.outputs[site], node.inputs[operator.addend(site)])
+        return
+    ((add, index),) = node.outputs[site].uses()
+    _read_instead(add.outputs[0], add.inputs[1 - index])
+    graph = add.graph
+    assert isinstance(graph, ir.Graph)
+    graph.remove(add, safe=True)
+
+
+def _read_instead(value: ir.Value, other: ir.Value | None) -> None:
+    assert other is not None  # an Add has two operands, a node all its addends
+    if value.is_graph_output():  # the caller knows the output by its name
+        other.name, value.name = value.name, other.name
+    ir.convenience.replace_all_uses_with(value, other, replace_graph_outputs=True)

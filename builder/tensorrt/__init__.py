@@ -1,0 +1,1 @@
+"""An ONNX graph becomes a TensorRT plan."""

@@ -1,0 +1,85 @@
+"""The LoRA nodes of a graph as ahead-of-time plugins of full TensorRT, in the copy it is given.
+
+Not yet run: full TensorRT cannot be installed where our tests run.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
+from trt_lora.plugins.errors import ModelError
+from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
+from trt_lora.plugins.kernels.launcher import chip_of
+from trt_lora.plugins.tensorrt.aot_plugins import NODE_ATTRIBUTES, register_aot_plugins
+from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+from trt_lora.runtime.manifest import Range
+from trt_lora.runtime.memory.cuda import call
+
+Profiles = Mapping[str, Mapping[str, Range]]
+
+
+def with_aot_plugins(trt: Any, model: bytes, profiles: Profiles) -> bytes:
+    """Make the operators known to TensorRT; return the model that asks for them.
+
+    The kernels are planned for the GPU that is current, which is the plan's.
+
+    Raises:
+        BackendError: this TensorRT has no ahead-of-time plugins, or there is no GPU.
+        ConfigError: a group does not fit one launch.
+    """
+    graph = _parsed(model)
+    register_aot_plugins(trt, largest_groups(graph, profiles), chip_of(call("cudaGetDevice")))
+    for node in _lora_nodes(graph):
+        for name, value in NODE_ATTRIBUTES.items():
+            node.attributes[name] = ir.convenience.convert_attribute(name, value)
+    copy: bytes = ir.to_proto(graph).SerializeToString()
+    return copy
+
+
+def largest_groups(model: ir.Model, profiles: Profiles) -> list[GroupShape]:
+    """Return the largest shapes of every LoRA node, over all profiles."""
+    rows = max(math.prod(ranges[INPUT_IDS].max) for ranges in profiles.values())
+    largest = {name: r.max for ranges in profiles.values() for name, r in ranges.items()}
+    return [_group(node, rows, largest) for node in _lora_nodes(model)]
+
+
+def check_plugin_layers(trt: Any, network: Any, model: bytes) -> None:
+    """Raise if the parser has inlined a LoRA node, which it does without a word.
+
+    Raises:
+        ModelError: there are fewer plugin layers than LoRA nodes.
+    """
+    wanted = sum(1 for _ in _lora_nodes(_parsed(model)))
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    found = sum(layer.type == trt.LayerType.PLUGIN_V3 for layer in layers)
+    if found != wanted:
+        raise ModelError(f"TensorRT made {found} plugin layers of {wanted} LoRA nodes")
+
+
+def _group(node: ir.Node, rows: int, largest: Mapping[str, tuple[int, ...]]) -> GroupShape:
+    operator, a = _operator(node), node.inputs[1]
+    assert a is not None  # an operator has an A and a B for every site
+    assert a.dtype is not None  # a graph input has a type
+    pairs = [operator.factors(site) for site in range(operator.sites)]
+    shapes = [[largest[str(getattr(node.inputs[i], "name", ""))] for i in pair] for pair in pairs]
+    sites = tuple(SiteShape(n=b[1], rank=b[0]) for _, b in shapes)
+    return GroupShape(rows, shapes[0][0][0], sites, a.dtype.numpy().name, operator.adds)
+
+
+def _operator(node: ir.Node) -> Operator:
+    operator = operator_named(node.op_type)
+    assert operator is not None  # the pass inserts no other
+    return operator
+
+
+def _lora_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    return (node for node in model.graph if node.domain == DOMAIN)
+
+
+def _parsed(model: bytes) -> ir.Model:
+    parsed: ir.Model = ir.from_proto(onnx.ModelProto.FromString(model))
+    return parsed

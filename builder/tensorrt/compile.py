@@ -1,0 +1,238 @@
+"""Compile an ONNX file to a TensorRT plan: either flavour, with or without a GPU."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trt_lora.builder.progress import Progress
+from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, with_aot_plugins
+from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
+from trt_lora.plugins.atomic_files import publish_file
+from trt_lora.plugins.errors import ModelError
+from trt_lora.plugins.tensorrt.flavour import Flavour
+from trt_lora.plugins.tensorrt.plugin_failures import summary
+from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
+from trt_lora.runtime.manifest import Range
+from trt_lora.runtime.memory.cuda import release
+
+_NO_DRIVER = "cudaError 35"  # TensorRT says so many times where there is no GPU; it needs none
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """One flavour of TensorRT, ready to compile."""
+
+    flavour: Flavour
+    progress: Progress
+    lora_plugin: str  # what LoRA nodes become: plugin, aot, or native, their function bodies
+    timing_cache: Path | None = None
+    _messages: list[str] = field(default_factory=list)
+
+    def compile(self, onnx: Path, plan: Path, profiles: Mapping[str, Mapping[str, Range]]) -> str:
+        """Write the plan of `onnx` and return the version of TensorRT.
+
+        Ctrl-C cancels within one step of the build.
+
+        Raises:
+            BackendError: the library is not installed.
+            ModelError: TensorRT cannot parse or build the graph.
+            KeyboardInterrupt: the user cancelled.
+        """
+        trt = self.flavour.load()
+        plan.write_bytes(self._build(trt, onnx.read_bytes(), onnx, profiles))
+        return str(trt.__version__)
+
+    def kernels(
+        self, model: bytes, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
+    ) -> list[Kernel]:
+        """Return what TensorRT would run, from its own list; the plan is thrown away.
+
+        Args:
+            model: an ONNX model whose weights lie beside `onnx`.
+            onnx: the file whose folder holds the weights.
+            profiles: the range of every input, by profile and input.
+
+        Raises:
+            BackendError, ModelError, KeyboardInterrupt: as `compile` does.
+        """
+        trt = self.flavour.load()
+        lines: list[str] = []
+        self._build(trt, model, onnx, profiles, lines)
+        return read_kernels(lines)
+
+    def _build(
+        self,
+        trt: Any,
+        model: bytes,
+        onnx: Path,
+        profiles: Mapping[str, Mapping[str, Range]],
+        lines: list[str] | None = None,
+    ) -> Any:
+        with self._plugin_calls(trt) as failures:
+            return self._serialized(trt, model, onnx, profiles, lines, failures)
+
+    def _serialized(
+        self,
+        trt: Any,
+        model: bytes,
+        onnx: Path,
+        profiles: Mapping[str, Mapping[str, Range]],
+        lines: list[str] | None,
+        failures: Sequence[str],
+    ) -> Any:
+        log = _logger(trt, self._messages, lines)
+        builder = trt.Builder(log)
+        if self.lora_plugin == "aot":
+            model = with_aot_plugins(trt, model, profiles)
+        network, parser = self._network(trt, builder, log)
+        if not parser.parse(model, str(onnx)):
+            errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+            what = "; ".join(filter(None, [summary(failures), *errors]))
+            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {what}")
+        if self.lora_plugin == "aot":
+            check_plugin_layers(trt, network, model)
+        self._check_inputs(network, onnx, profiles)
+        config = builder.create_builder_config()
+        if self.flavour.graph_flag:
+            config.set_flag(getattr(trt.BuilderFlag, self.flavour.graph_flag))
+        if lines is not None:
+            config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no list of kernels
+        for name, ranges in profiles.items():
+            if config.add_optimization_profile(_profile(builder, ranges)) < 0:
+                said = self._said(failures)
+                raise ModelError(f"{self.flavour.name} refuses profile {name}: {said}")
+        self._load_timing_cache(config)
+        cancelled = threading.Event()
+        config.progress_monitor = _monitor(trt, self.progress, cancelled)
+        serialized = _run(lambda: builder.build_serialized_network(network, config), cancelled)
+        if serialized is None or failures:
+            said = self._said(failures)
+            raise ModelError(f"{self.flavour.name} cannot build {onnx.name}: {said}")
+        self._save_timing_cache(config)
+        return serialized
+
+    def _network(self, trt: Any, builder: Any, log: Any) -> tuple[Any, Any]:
+        """The parser owns the weights, so it must live as long as the network is used."""
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        parser = trt.OnnxParser(network, log)
+        if self.lora_plugin == "plugin":
+            parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
+        return network, parser
+
+    def _check_inputs(
+        self, network: Any, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
+    ) -> None:
+        parsed = {network.get_input(i).name for i in range(network.num_inputs)}
+        for ranges in profiles.values():
+            if parsed != set(ranges):
+                odd = ", ".join(sorted(parsed ^ set(ranges)))
+                raise ModelError(f"{onnx.name} has other inputs in {self.flavour.name}: {odd}")
+
+    def _plugin_calls(self, trt: Any) -> AbstractContextManager[Sequence[str]]:
+        """Collects what goes wrong in the plugin, which TensorRT may overlook."""
+        if self.lora_plugin != "plugin":
+            return nullcontext(())
+        return register_plugins(trt).failures.collected()
+
+    def _load_timing_cache(self, config: Any) -> None:
+        if self.timing_cache is None:
+            return
+        if not self.flavour.has_timing_cache:
+            self.progress.note(
+                f"--timing-cache has no effect: {self.flavour.name} does not time kernels "
+                "when it builds"
+            )
+            return
+        known = self.timing_cache.read_bytes() if self.timing_cache.is_file() else b""
+        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
+
+    def _save_timing_cache(self, config: Any) -> None:
+        if self.timing_cache is not None and self.flavour.has_timing_cache:
+            with publish_file(self.timing_cache) as path:  # other builds may be reading it
+                path.write_bytes(config.get_timing_cache().serialize())
+
+    def _said(self, failures: Sequence[str]) -> str:
+        messages = [m for m in self._messages if _NO_DRIVER not in m]
+        reasons = list(dict.fromkeys([*messages, *failures]))
+        return "; ".join(reasons[-3:]) or "it gives no reason"
+
+
+def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
+    """Call `build` in a thread, so that Ctrl-C reaches Python while TensorRT works.
+
+    The thread uses the GPU of this one, where there is any: a plan is for the GPU that is current.
+    An event tells the end of the thread: in Python 3.11 a `Thread.join` that Ctrl-C interrupts
+    takes a running thread for an ended one.
+    """
+    results: list[Any] = []
+    device = release("cudaGetDevice")
+    finished = threading.Event()
+
+    def work() -> None:
+        try:
+            if device is not None:
+                release("cudaSetDevice", device)
+            results.append(build())
+        finally:
+            finished.set()
+
+    worker = threading.Thread(target=work, name="tensorrt-build")
+    worker.start()
+    try:
+        while not finished.wait(timeout=0.2):
+            pass
+    except KeyboardInterrupt:
+        cancelled.set()
+        finished.wait()
+        raise
+    finally:
+        worker.join()
+    return results[0] if results else None
+
+
+def _profile(builder: Any, ranges: Mapping[str, Range]) -> Any:
+    profile = builder.create_optimization_profile()
+    for name, allowed in ranges.items():
+        profile.set_shape(name, allowed.min, allowed.opt, allowed.max)
+    return profile
+
+
+def _logger(trt: Any, errors: list[str], everything: list[str] | None = None) -> Any:
+    """Keeps errors for our own message; TensorRT would print them where nobody expects."""
+
+    class Recorder(trt.ILogger):  # type: ignore[misc] # the base comes from the flavour
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                errors.append(message.strip())
+            if everything is not None:
+                everything.extend(message.splitlines())
+
+    return Recorder()
+
+
+def _monitor(trt: Any, progress: Progress, cancelled: threading.Event) -> Any:
+    """Adds up the steps of all phases; TensorRT nests them and learns of more as it goes."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc] # the base comes from the flavour
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.total = self.done = 0
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            self.total += steps
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            self.done += 1
+            progress.advance(self.done, self.total)
+            return not cancelled.is_set()
+
+        def phase_finish(self, phase: str) -> None:
+            pass
+
+    return Monitor()

@@ -1,0 +1,1 @@
+"""Names and shapes that engine, adapter and kernel agree on."""

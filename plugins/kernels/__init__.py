@@ -1,0 +1,1 @@
+"""The CUDA kernels: planned, compiled and launched."""

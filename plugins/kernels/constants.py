@@ -1,0 +1,36 @@
+"""Sizes that the kernels are compiled with and the launches are planned by."""
+
+from trt_lora.plugins.contract.sites import MAX_SITES
+
+THREADS = 256  # of every CTA
+CLUSTER = 8  # CTAs that share a shrink: the most that every GPU with clusters can place
+VECTOR_BYTES = 16  # of a row of A or B: one load
+COLUMN_TILE_VECTORS = 16  # of A, that a CTA shrinks at once
+PAD = 8  # elements behind each row in shared memory, so that a column's lie in different banks
+
+# On tensor cores.
+TILE_ROWS = 64  # of a CTA
+TILE_COLUMNS = 128  # of A in shrink_tiles, of B in expand_tiles: 16 vectors of 16-bit elements
+MMA_ROWS = 16  # of x that an mma multiplies at once: all that a CTA of fused_tiles has
+K_STEP = 32  # of k, that a warp multiplies at once
+STAGES = 3  # steps of the pipeline from global memory
+RANK_BLOCK = 64  # of t and B, that expand_tiles multiplies at once; a smaller rank is one block
+
+
+def constant_declarations() -> str:
+    """Return the constants in C++, to stand before the kernels' source."""
+    constants = {
+        "THREADS": THREADS,
+        "CLUSTER": CLUSTER,
+        "VECTOR_BYTES": VECTOR_BYTES,
+        "COLUMN_TILE_VECTORS": COLUMN_TILE_VECTORS,
+        "PAD": PAD,
+        "TILE_ROWS": TILE_ROWS,
+        "TILE_COLUMNS": TILE_COLUMNS,
+        "MMA_ROWS": MMA_ROWS,
+        "K_STEP": K_STEP,
+        "STAGES": STAGES,
+        "RANK_BLOCK": RANK_BLOCK,
+        "MAX_SITES": MAX_SITES,
+    }
+    return "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())

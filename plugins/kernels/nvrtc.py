@@ -1,0 +1,110 @@
+"""The kernels of LoRA: their source, and what NVRTC makes of it."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.cuda_bindings import checked
+from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.file_cache import FileCache
+from trt_lora.plugins.kernels.constants import constant_declarations
+from trt_lora.plugins.kernels.launch_plan import TILE_CTAS, TILES
+
+_FILES = (
+    "device.cuh",
+    "cuda_cores.cu",
+    "tensor_cores.cu",
+    "tensor_cores_fused.cu",
+)  # one text; they include nothing
+_OPTIONS = ("--std=c++17",)
+_CACHE_BYTES = 64 << 20  # the kernels of one release, for both architectures, are some 9 MB
+
+
+_ELEMENTS = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
+
+# Every kernel: its name, and the template that is its body.
+KERNELS = {
+    f"{family}_{dtype}_{rows}": f"{family}<{element}, {rows}>"
+    for family in ("fused", "shrink", "expand")
+    for dtype, element in _ELEMENTS.items()
+    for rows in TILES
+} | {
+    f"{family}_tiles_{dtype}": f"{family}_tiles<{_ELEMENTS[dtype]}>"
+    for family in ("fused", "shrink", "expand")
+    for dtype in ("float16", "bfloat16")  # float32 stays exact: no tensor core multiplies it
+}
+
+
+def source() -> str:
+    """Return the templates in CUDA C++ that includes no header; `entry_point` makes kernels."""
+    folder = files("trt_lora.plugins.kernels")
+    texts = (folder.joinpath(name).read_text() for name in _FILES)
+    return "".join((constant_declarations(), *texts))
+
+
+def entry_point(kernel: str) -> str:
+    """Return the C++ that makes its template a kernel of that name."""
+    clusters = "" if kernel.startswith("expand") else "IN_CLUSTERS "
+    ctas = TILE_CTAS if "tiles" in kernel else 1  # on a multiprocessor
+    return (
+        f'extern "C" __global__ void {clusters}__launch_bounds__(THREADS, {ctas}) '
+        f"{kernel}(const __grid_constant__ Group group) {{ {KERNELS[kernel]}(group); }}\n"
+    )
+
+
+def compile_ptx(arch: str, kernels: Sequence[str] = tuple(KERNELS)) -> bytes:
+    """Return kernels as PTX for `compute_80` or `compute_90`, from the disk if already there.
+
+    A GPU is not needed. PTX of an older architecture runs on every newer one.
+
+    Raises:
+        BackendError: NVRTC is missing, or refused the source; with its own log.
+    """
+    text = source() + "".join(map(entry_point, kernels))
+    options = (f"--gpu-architecture={arch}", *_OPTIONS)
+    cache, key = _cache(), _key(text, options)
+    if (ptx := cache.get(key)) is None:
+        ptx = compile_source(text, options)
+        cache.put(key, ptx)
+    return ptx
+
+
+def compile_source(text: str, options: Sequence[str]) -> bytes:
+    """Return what NVRTC makes of CUDA C++: PTX, or a cubin where the architecture is an `sm_`.
+
+    Raises:
+        BackendError: NVRTC is missing, or refused the source; with its own log.
+    """
+    program = _nvrtc("nvrtcCreateProgram", text.encode(), b"lora.cu", 0, [], [])
+    try:
+        _nvrtc("nvrtcCompileProgram", program, len(options), [text.encode() for text in options])
+        kind = "CUBIN" if any("=sm_" in option for option in options) else "PTX"
+        return _output(kind, program)
+    except BackendError as error:
+        raise BackendError(f"{error}\n{_output('ProgramLog', program).decode()}") from error
+    finally:
+        _nvrtc("nvrtcDestroyProgram", program)
+
+
+def _output(kind: str, program: Any) -> bytes:
+    text = bytearray(_nvrtc(f"nvrtcGet{kind}Size", program))
+    _nvrtc(f"nvrtcGet{kind}", program, text)  # writes into it, as nothing may into `bytes`
+    return bytes(text)
+
+
+def _cache() -> FileCache:
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return FileCache(Path(folder, "trt-lora", "ptx"), _CACHE_BYTES)
+
+
+def _key(text: str, options: Sequence[str]) -> str:
+    version = str(_nvrtc("nvrtcVersion"))
+    return hashlib.sha256("\0".join((text, *options, version)).encode()).hexdigest()
+
+
+def _nvrtc(function: str, *args: Any) -> Any:
+    """Call a function of the run-time compiler and return its results."""
+    return checked("nvrtc", function, *args)

@@ -1,0 +1,1 @@
+"""The LoRA operators as TensorRT plugins."""

@@ -1,0 +1,85 @@
+"""TensorRT and TensorRT-RTX: one API in two modules, chosen once and passed down as an object."""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.tensorrt.soname_alias import alias_obstacle, load_alias
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """One of the two libraries that build and run engines."""
+
+    name: str  # what the command line and the manifest call it
+    module: str  # what Python imports
+    extra: str  # the extra of this package that installs it
+    has_timing_cache: bool  # in TensorRT-RTX the calls exist and do nothing
+    has_aot_plugins: bool = False  # quickly deployable ones, compiled into the plan
+    has_runtime_cache: bool = False  # of what it compiles on the GPU, when an engine first runs
+    graph_flag: str = ""  # of the builder, without which an engine cannot become a CUDA graph
+    missing_name: str = ""  # of its library, which the ONNX parser asks for and the wheel lacks
+    library: str = ""  # the name that the wheel's library has
+
+    @property
+    def installed(self) -> bool:
+        """Whether the library can be imported; nothing is imported to find out."""
+        return importlib.util.find_spec(self.module) is not None
+
+    def load(self) -> Any:
+        """Import the library and return its module, ready to parse plugins where it can.
+
+        Raises:
+            BackendError: it is not installed, or it fails to load.
+        """
+        try:
+            module: ModuleType = importlib.import_module(self.module)
+        except (ImportError, OSError, RuntimeError) as error:
+            raise BackendError(
+                f"{self.name} cannot be imported ({error}); "
+                f"install it with: pip install 'trt-lora[{self.extra}]'"
+            ) from error
+        if self.missing_name and not self.plugin_obstacle():
+            load_alias(self.missing_name, self.library)
+        return module
+
+    def plugin_obstacle(self) -> str:
+        """Why the LoRA plugin cannot be used here; empty if it can."""
+        return alias_obstacle() if self.missing_name else ""
+
+
+TENSORRT = Flavour(
+    "tensorrt", "tensorrt", extra="tensorrt", has_timing_cache=True, has_aot_plugins=True
+)
+TENSORRT_RTX = Flavour(
+    "tensorrt-rtx",
+    "tensorrt_rtx",
+    extra="rtx",
+    has_timing_cache=False,
+    has_runtime_cache=True,
+    graph_flag="REQUIRE_USER_ALLOCATION",
+    missing_name="libtensorrt_rtx.so",
+    library="libtensorrt_rtx.so.1",
+)
+FLAVOURS = (TENSORRT, TENSORRT_RTX)
+
+
+def flavour_named(name: str) -> Flavour:
+    """Return the flavour called `name`.
+
+    Raises:
+        BackendError: there is none of that name.
+    """
+    for flavour in FLAVOURS:
+        if flavour.name == name:
+            return flavour
+    names = ", ".join(flavour.name for flavour in FLAVOURS)
+    raise BackendError(f"unknown TensorRT flavour {name!r}; choose from: {names}")
+
+
+def installed_flavour() -> Flavour | None:
+    """Return the first flavour that is installed, full TensorRT before TensorRT-RTX."""
+    return next((flavour for flavour in FLAVOURS if flavour.installed), None)

@@ -1,0 +1,195 @@
+"""The callbacks of a LoRA node in TensorRT (IPluginV3), for both flavours.
+
+An exception that leaves a callback is lost or worse: from `get_workspace_size` TensorRT builds an
+engine without workspace, from others it may end the process. So callbacks note what went wrong in
+`failures` and return, and whoever builds or runs an engine looks there.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+
+from trt_lora.plugins.contract.operators import DOMAIN_VERSION, Operator
+from trt_lora.plugins.errors import TensorError
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
+from trt_lora.plugins.kernels.launch_plan import workspace_bytes
+from trt_lora.plugins.kernels.launcher import Kernels, PlannedCall
+from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
+from trt_lora.plugins.tensorrt.plugin_shapes import changed_dims, check_ranges, group_shape
+
+VERSION = str(DOMAIN_VERSION)
+NAMESPACE = ""  # where the parser looks for a plugin that overrides a function of the same name
+FIELDS = ("sites", "adds")  # all that a plan must say of a node; the rest is in its tensors
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Owner(Protocol):
+    """What all plugins of a flavour share."""
+
+    @property
+    def trt(self) -> Any:
+        """The flavour's module."""
+        ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """What launches a group."""
+        ...
+
+    @property
+    def failures(self) -> PluginFailures:
+        """Where callbacks note what went wrong."""
+        ...
+
+    def make(self, operator: Operator, node: str = "") -> Any:
+        """Return a new plugin for the node of that name, where it is known."""
+        ...
+
+
+def safe(otherwise: object = None) -> Callable[[F], F]:
+    """Make a callback that notes an exception and returns `otherwise`."""
+
+    def decorate(callback: F) -> F:
+        @functools.wraps(callback)
+        def guarded(self: Any, *args: Any) -> Any:
+            try:
+                return callback(self, *args)
+            except Exception as error:  # whatever it is, TensorRT must not see it
+                self.owner.failures.note(f"{self.label}: {error}")
+                return otherwise
+
+        return cast(F, guarded)
+
+    return decorate
+
+
+class PluginNode:
+    """The callbacks of one node; its other bases come from the flavour."""
+
+    def __init__(self, owner: Owner, operator: Operator, node: str) -> None:
+        for base in bases(owner.trt):
+            base.__init__(self)
+        self.owner, self.operator, self.node = owner, operator, node
+        self.label = f"{operator.name} {node}".rstrip()
+        self.plugin_name, self.plugin_version = operator.name, VERSION
+        self.plugin_namespace = NAMESPACE
+        self.num_outputs = operator.sites
+        # Of the calls to come; set when TensorRT knows the shapes.
+        self._dims: list[list[int]] = []  # of every input
+        self._shape: GroupShape | None = None
+        self._planned: PlannedCall | None = None  # by the first call: it knows the GPU
+
+    def get_capability_interface(self, kind: Any) -> Any:
+        return self
+
+    def get_output_data_types(self, types: Sequence[Any]) -> list[Any]:
+        return [types[0]] * self.operator.sites
+
+    @safe(otherwise=())
+    def get_output_shapes(self, inputs: Sequence[Any], scalars: Any, builder: Any) -> list[Any]:
+        """Return x's leading dimensions and B's last, for every site."""
+        return [self._output_shape(inputs, site) for site in range(self.operator.sites)]
+
+    def _output_shape(self, inputs: Sequence[Any], site: int) -> Any:
+        x, b = inputs[0], inputs[self.operator.factors(site)[1]]
+        shape = self.owner.trt.DimsExprs(len(x))
+        for axis in range(len(x) - 1):
+            shape[axis] = x[axis]
+        shape[len(x) - 1] = b[1]
+        return shape
+
+    @safe(otherwise=False)
+    def supports_format_combination(
+        self, position: int, tensors: Sequence[Any], count: int
+    ) -> bool:
+        """Row-major tensors, all of one floating-point type."""
+        trt, tensor, first = self.owner.trt, tensors[position].desc, tensors[0].desc
+        floats = (trt.DataType.HALF, trt.DataType.BF16, trt.DataType.FLOAT)
+        is_float = tensor.type == first.type and tensor.type in floats
+        return is_float and tensor.format == trt.TensorFormat.LINEAR
+
+    def get_valid_tactics(self) -> list[int]:
+        """None: a plan is built without a GPU, so that the launch is chosen when it runs."""
+        return []
+
+    def set_tactic(self, tactic: int) -> None:
+        """Nothing to set."""
+
+    @safe()
+    def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        check_ranges(self.operator, inputs)
+
+    @safe(otherwise=0)
+    def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        """Enough for the largest shapes of the profile, on any GPU."""
+        largest = group_shape(self.operator, [i.max for i in inputs], _dtype(inputs[0].desc.type))
+        return workspace_bytes(largest)
+
+    @safe()
+    def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self._shape = self._planned = None
+        self._dims = [list(tensor.dims[:]) for tensor in inputs]
+        self._shape = group_shape(self.operator, self._dims, _dtype(inputs[0].type))
+
+    @safe()
+    def enqueue(
+        self,
+        input_desc: Sequence[Any],
+        output_desc: Sequence[Any],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        if self._shape is None:
+            raise TensorError("TensorRT runs the node before it has told the shapes")
+        dims = [tensor.dims for tensor in input_desc]
+        if dims != self._dims:  # each by TensorRT, in a microsecond; tuple() would take six
+            raise changed_dims(self.operator, self._dims, dims)
+        if self._planned is None:
+            self._planned = self.owner.kernels.planned(self._shape, stream)
+        self._planned.launch(_buffers(self.operator, inputs, outputs, workspace), stream)
+
+    def get_fields_to_serialize(self) -> Any:
+        values = {"sites": self.operator.sites, "adds": int(self.operator.adds)}
+        self._arrays = {name: np.array([values[name]], np.int32) for name in FIELDS}
+        return plugin_fields(self.owner.trt, self._arrays)
+
+    def attach_to_context(self, context: Any) -> Any:
+        return self.clone()
+
+    def clone(self) -> Any:
+        """Return a plugin that knows the shapes; it may be for another GPU, so not their plan."""
+        clone = self.owner.make(self.operator, self.node)
+        clone._dims, clone._shape = self._dims, self._shape
+        return clone
+
+
+def bases(trt: Any) -> tuple[Any, ...]:
+    names = ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuild", "IPluginV3OneRuntime")
+    return tuple(getattr(trt, name) for name in names)
+
+
+def plugin_fields(trt: Any, arrays: Mapping[str, Any]) -> Any:
+    """TensorRT's fields point into the arrays, which must live as long."""
+    kind = trt.PluginFieldType.INT32
+    return trt.PluginFieldCollection([trt.PluginField(n, a, kind) for n, a in arrays.items()])
+
+
+def _dtype(kind: Any) -> str:
+    names = {"HALF": "float16", "BF16": "bfloat16", "FLOAT": "float32"}
+    if kind.name not in names:
+        raise TensorError(f"tensors are {kind.name}; choose from: {', '.join(names)}")
+    return names[kind.name]
+
+
+def _buffers(
+    operator: Operator, inputs: Sequence[int], outputs: Sequence[int], workspace: int
+) -> GroupBuffers:
+    x, *others = map(int, inputs)
+    factors, y = others[: 2 * operator.sites], others[2 * operator.sites :]
+    a, b = tuple(factors[::2]), tuple(factors[1::2])
+    return GroupBuffers(x, a, b, tuple(y), tuple(map(int, outputs)), int(workspace))

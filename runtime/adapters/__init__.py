@@ -1,0 +1,1 @@
+"""One adapter in canonical form: loaded, cast, packed, blended, sharded, saved."""

@@ -1,0 +1,243 @@
+"""Write a weight where an engine reads it: transposed, scaled in float32, cast, and checked.
+
+All in one pass over tiles that stay in the processor's cache: a plain transposed copy of a large
+matrix takes several times as long.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapters.cast_table import CastTable, cast_table
+from trt_lora.runtime.adapters.exponents import ExponentShift
+from trt_lora.runtime.adapters.float16 import Float16Rounder, widen
+from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.memory.dtypes import Array, Float32, is_finite
+from trt_lora.runtime.memory.read_buffer import ReadBuffer
+
+_TILE = 1 << 16  # elements; a call of numpy for fewer costs as much as it computes
+_SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
+_GAP = 16  # elements between the rows of a tile
+_TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many without it
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a cast changed."""
+
+    rounding_error: float = 0.0  # the largest absolute difference of a value
+    flushed: int = 0  # values other than zero that became zero
+
+    def __or__(self, other: "Conversion") -> "Conversion":
+        """Return what both changed together."""
+        error = max(self.rounding_error, other.rounding_error)
+        return Conversion(error, self.flushed + other.flushed)
+
+    @classmethod
+    def of_all(cls, conversions: Iterable["Conversion"]) -> "Conversion":
+        """Return what several changed together."""
+        return reduce(or_, conversions, cls())
+
+
+class Caster:
+    """Casts weights one after another, in scratch memory that it keeps.
+
+    Fresh memory for every step would cost more than the arithmetic.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = ReadBuffer()
+        self._index = np.empty(_TILE, np.int64)
+        self._float16 = Float16Rounder(self._index)  # which is used at other times
+        self._exact, self._found = (np.empty(_TILE, np.float32) for _ in range(2))
+        self._stored = np.empty(_TILE, np.uint16)
+        self._apart = np.empty(_TILE + _TILE * _GAP // _SIDE, np.float32)
+        self._tables: dict[tuple[str, str, float], CastTable] = {}
+        self._values: Counter[tuple[str, str, float]] = Counter()
+
+    def write(self, weight: Weight, dtype: str, out: Array, what: str) -> Conversion:
+        """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
+
+        Args:
+            weight: the source, a matrix.
+            dtype: float32, float16 or bfloat16.
+            out: storage of `dtype`, in any memory order.
+            what: how messages call the weight.
+
+        Raises:
+            AdapterError: a value is NaN or infinite, or leaves the range of `dtype`.
+        """
+        source = weight.read(self._buffer)
+        if source.flags.f_contiguous:  # go through the source in the order of its memory
+            source, out = source.T, out.T
+        if source.itemsize > 2 or out.itemsize > 2:
+            conversion = self._round(source, weight.scale, out)
+        elif weight.dtype == dtype and weight.scale == 1:
+            conversion = self._copy(source, out)
+        elif table := self._table(weight, dtype):
+            conversion = self._cast_short(source, table, out)
+        else:
+            conversion = self._round(source, weight.scale, out)
+        if conversion is None:
+            raise AdapterError(_not_finite(source, weight, dtype, what))
+        return conversion
+
+    def _copy(self, source: Array, out: Array) -> Conversion | None:
+        for tile in _tiles(source.shape):
+            copy = self._set_apart(source[tile], out.dtype)
+            if not is_finite(copy, self._stored[: copy.size].reshape(copy.shape)):
+                return None
+            out[tile] = copy
+        return Conversion()
+
+    def _table(self, weight: Weight, dtype: str) -> CastTable | None:
+        """The table of this cast, once it pays."""
+        key = weight.dtype, dtype, weight.scale
+        self._values[key] += math.prod(weight.shape)
+        if key not in self._tables and self._values[key] >= _TABLE_PAYS:
+            self._tables[key] = cast_table(*key)
+        return self._tables.get(key)
+
+    def _cast_short(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
+        """Cast by exponents, or by table where that is not for most values."""
+        changes = self._shift(source, table.shift, table, out) if table.shift else None
+        rank, lost = changes or self._look_up(source, table, out)
+        error = float(table.errors[rank])
+        return Conversion(error, lost) if math.isfinite(error) else None
+
+    def _shift(
+        self, source: Array, shift: ExponentShift, table: CastTable, out: Array
+    ) -> tuple[int, int] | None:
+        """Add to the exponents, and look up the few other values; None if they are many."""
+        rank = lost = 0
+        for tile in _tiles(source.shape):
+            bits = source[tile].view(np.uint16)
+            places = shift.others(
+                bits, self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
+            )
+            if places is None:
+                return None
+            stored = self._rows_apart(bits.shape, bits.dtype)
+            np.add(bits, np.uint16(shift.add), out=stored)
+            others = np.unravel_index(places, bits.shape)
+            entries = table.entries[bits[others]]
+            stored[others] = entries
+            out.view(np.uint16)[tile] = stored
+            rank, lost = table.add_changes(entries, rank, lost)
+        return rank, lost
+
+    def _look_up(self, source: Array, table: CastTable, out: Array) -> tuple[int, int]:
+        rank = lost = 0
+        for tile in _tiles(source.shape):
+            bits = source[tile].view(np.uint16)
+            entries = self._found[: bits.size].view(np.uint32)
+            self._take(table.entries, bits, entries)
+            out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
+            rank, lost = table.add_changes(entries, rank, lost)
+        return rank, lost
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _round(self, source: Array, scale: float, out: Array) -> Conversion | None:
+        """Cast by way of float32, and compare the result with it."""
+        conversion = Conversion()
+        for tile in _tiles(source.shape):
+            exact = self._scaled(source[tile], scale)
+            if not np.isfinite(_largest(exact).astype(out.dtype)):
+                return None
+            found = self._found[: exact.size]
+            stored = self._narrow(exact, found, out.dtype)
+            out[tile] = self._set_apart(stored.reshape(source[tile].shape), out.dtype)
+            if stored is not exact:
+                conversion |= _compare(exact, found)
+        return conversion
+
+    def _scaled(self, values: Array, scale: float) -> Float32:
+        """Return the values times `scale`, as float32 [n]."""
+        exact = self._exact[: values.size]
+        placed = exact.reshape(values.shape)
+        if values.dtype == np.float32:
+            np.multiply(values, np.float32(scale), out=placed)
+        elif values.dtype == np.float16:
+            widen(values, scale, placed, self._stored[: values.size].reshape(values.shape))
+        else:
+            np.copyto(placed, values)
+            np.multiply(exact, np.float32(scale), out=exact)
+        return exact
+
+    def _narrow(self, exact: Float32, found: Float32, dtype: np.dtype[Any]) -> Array:
+        """Return the values in `dtype`, and write what that is in float32 to `found`."""
+        if dtype == np.float32:
+            return exact
+        stored = self._stored[: exact.size].view(dtype)
+        if dtype == np.float16:
+            self._float16.round(exact, stored, found)
+        else:
+            np.copyto(stored, exact, casting="unsafe")
+            np.copyto(found, stored)
+        return stored
+
+    def _take(self, table: Array, bits: Array, out: Array) -> None:
+        """Write `table[bits]` to `out` [n]; `bits` may be of any shape."""
+        index = self._index[: bits.size]
+        np.copyto(index.reshape(bits.shape), bits)
+        np.take(table, index, out=out, mode="wrap")  # none is out of bounds; quicker than "raise"
+
+    def _set_apart(self, values: Array, dtype: np.dtype[Any]) -> Array:
+        """Copy values to rows that lie apart; of longer integers, the low bits.
+
+        Rows that start a power of two apart would share the same few cache lines, and a transposed
+        copy of them would take several times as long.
+        """
+        apart = self._rows_apart(values.shape, dtype)
+        np.copyto(apart, values, casting="unsafe")
+        return apart
+
+    def _rows_apart(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        rows, columns = shape
+        width = columns + (_GAP if columns >= _SIDE else 0)
+        return self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
+
+
+def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    if 0 in shape:
+        return
+    rows, columns = (min(size, _SIDE) for size in shape)
+    columns = min(shape[1], max(columns, _TILE // rows))
+    rows = min(shape[0], max(rows, _TILE // columns))
+    for row in range(0, shape[0], rows):
+        for column in range(0, shape[1], columns):
+            yield slice(row, row + rows), slice(column, column + columns)
+
+
+def _largest(values: Float32) -> np.float32:
+    """The largest magnitude; NaN if a value is."""
+    return np.float32(np.maximum(values.max(initial=0), -values.min(initial=0)))
+
+
+def _compare(exact: Float32, found: Float32) -> Conversion:
+    """What a cast changed; `found` is overwritten."""
+    zeros = np.count_nonzero(found == 0)
+    flushed = int(zeros - np.count_nonzero(exact == 0)) if zeros else 0
+    return Conversion(float(_largest(np.subtract(found, exact, out=found))), flushed)
+
+
+def _not_finite(source: Array, weight: Weight, dtype: str, what: str) -> str:
+    """Tell a damaged source from a range that is too small."""
+    largest = 0.0
+    for tile in _tiles(source.shape):
+        values = np.abs(source[tile].astype(np.float32))
+        largest = float(np.maximum(largest, values.max()))  # NaN stays
+    if not math.isfinite(largest):
+        why = "the training diverged, the file is damaged, or a scale is too large"
+        return f"{what} holds NaN or infinity: {why}"
+    scale = "" if weight.scale == 1 else f" after its scale of {weight.scale:.4g}"
+    hint = "" if dtype == "float32" else "; build the engine with --dtype bfloat16 or float32"
+    value = f"{largest * abs(weight.scale):.4g}"
+    return f"{what} has a value of {value}{scale}, beyond the range of {dtype}{hint}"

@@ -1,0 +1,69 @@
+"""Cast 16-bit floats by table: there are 65536, and each is cast once, whatever the scale."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.runtime.adapters.exponents import ExponentShift, exponent_shift
+from trt_lora.runtime.memory.dtypes import Array, Float32, storage_dtype
+
+_SIGN = 1 << 15
+_LOST = 1 << 31
+
+
+@dataclass(frozen=True)
+class CastTable:
+    """What every float of one 16-bit dtype becomes in another, times a scale."""
+
+    entries: npt.NDArray[np.uint32]  # [65536]: the new bits, above them the rank of the error, and
+    # in the highest bit whether it became zero and was not
+    errors: Float32  # [32768]: by rank, ascending; not finite where the result is not
+    shift: ExponentShift | None  # makes most entries with less work
+
+    def add_changes(self, entries: npt.NDArray[np.uint32], rank: int, lost: int) -> tuple[int, int]:
+        """Return the largest rank, and how many became zero and were not, with those so far."""
+        largest = int(entries.max(initial=0))
+        if largest >= _LOST:
+            lost += int(np.count_nonzero(entries >= _LOST))
+            largest = int((entries & np.uint32(_LOST - 1)).max())
+        return max(rank, largest >> 16), lost
+
+
+def cast_table(source: str, target: str, scale: float) -> CastTable:
+    """Cast all floats of the dtype `source`, times `scale` in float32, to `target`."""
+    stored, errors, lost = _cast_positive(source, target, scale)
+    by_error = np.argsort(errors, kind="stable")  # NaN comes last; many are equal
+    entries = np.empty(_SIGN, np.uint32)
+    entries[by_error] = np.arange(_SIGN, dtype=np.uint32) << 16
+    entries |= stored.view(np.uint16)
+    entries[lost] |= np.uint32(_LOST)
+    # negative ones differ in the sign alone
+    both = np.concatenate([entries, entries ^ np.uint32(_SIGN)])
+    same = source == target
+    shift = exponent_shift(stored.view(np.uint16), errors == 0) if same else None
+    return CastTable(both, errors[by_error], shift)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _cast_positive(
+    source: str, target: str, scale: float
+) -> tuple[Array, Float32, npt.NDArray[np.intp]]:
+    """What positive floats become, the errors, and which become zero and were not."""
+    exact = np.arange(_SIGN, dtype=np.uint16).view(storage_dtype(source)).astype(np.float32)
+    exact *= np.float32(scale)
+    stored = _stored(exact, target)
+    found = stored.astype(np.float32)
+    lost = np.flatnonzero((exact != 0) & (found == 0))
+    return stored, np.abs(exact - found), lost
+
+
+def _stored(exact: Float32, target: str) -> Array:
+    """Cast; numpy takes a hundred times as long for a number that float16 cannot hold."""
+    dtype, size = storage_dtype(target), np.abs(exact)
+    if target != "float16":
+        return exact.astype(dtype)
+    inside = (size > 2.0**-26) & (size < 2.0**17)  # what float16 holds, and as much again
+    stored = np.copysign(np.where(size < 1, np.float32(0), np.float32(np.inf)), exact).astype(dtype)
+    stored[inside] = exact[inside]
+    return stored

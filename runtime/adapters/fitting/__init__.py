@@ -1,0 +1,1 @@
+"""An adapter against a manifest: which tensor goes to which binding."""

@@ -1,0 +1,93 @@
+"""What is suspicious about an adapter in an engine: a line each, for the log."""
+
+import logging
+from collections.abc import Collection, Iterable, Iterator
+
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
+from trt_lora.runtime.adapters.fitting.match import listed
+from trt_lora.runtime.files.json_file import shown
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import storage_dtype
+
+_LOG = logging.getLogger(__name__)
+
+_FLUSHED = 0.01  # part of a site's values; a few tiny ones become 0 in most casts to float16
+
+
+def log_warnings(source: str, warnings: Iterable[str]) -> None:
+    """Write them to the log `trt_lora`; where nobody set one up, Python prints them on stderr."""
+    for warning in warnings:
+        _LOG.warning("%s: %s", source, warning)
+
+
+def coverage_warnings(
+    adapter: Adapter,
+    manifest: Manifest,
+    unbound: Collection[str],
+    sites: Collection[SiteCoverage],
+    missing: Collection[str],
+) -> tuple[str, ...]:
+    """Return the warnings of a coverage with these fields."""
+    return (
+        *_other_base(adapter, manifest),
+        *_missing(missing),
+        *_few(adapter, sites),
+        *adapter.warnings,
+        *_unbound(unbound),
+        *_flushed(sites),
+    )
+
+
+def _other_base(adapter: Adapter, manifest: Manifest) -> Iterator[str]:
+    theirs, ours = (adapter.base_model or "").rstrip("/").rpartition("/")[2], manifest.base_model
+    shorter, longer = sorted((theirs.lower(), ours.name.lower()), key=len)
+    if shorter not in longer:  # one may be the folder, the other the name on a hub
+        yield (
+            f"the adapter names {shown(adapter.base_model)} as its base model, the engine was "
+            f"built from {ours.name} ({ours.architecture}); the shapes agree"
+        )
+
+
+def _missing(missing: Collection[str]) -> Iterator[str]:
+    if missing:
+        yield (
+            f"the adapter's config targets {listed([*missing])}, but its file has no tensors "
+            "for them: it may be incomplete"
+        )
+
+
+def _few(adapter: Adapter, sites: Collection[SiteCoverage]) -> Iterator[str]:
+    """Without a config, only the other sites of its modules tell what the adapter should have."""
+    if adapter.targets is not None or not adapter.owned:
+        return
+    modules = {_module(site) for site in sites if site.rank}
+    alike = [site for site in sites if _module(site) in modules]
+    adapted = sum(site.rank > 0 for site in alike)
+    if adapted < len(alike) / 2:
+        yield (
+            f"the adapter has tensors for {adapted} of the {len(alike)} sites of "
+            f"{listed(sorted(modules))}: it may be incomplete"
+        )
+
+
+def _module(site: SiteCoverage) -> str:
+    return site.path.rpartition(".")[2]
+
+
+def _unbound(unbound: Collection[str]) -> Iterator[str]:
+    if unbound:
+        yield f"{len(unbound)} of its tensors have no binding in the engine: {listed([*unbound])}"
+
+
+def _flushed(sites: Collection[SiteCoverage]) -> Iterator[str]:
+    lossy = [site for site in sites if site.flushed > _FLUSHED * _values(site)]
+    if lossy:
+        yield (
+            f"{sum(site.flushed for site in lossy)} values became 0 in {lossy[0].dtype}, more than "
+            f"{_FLUSHED:.0%} of those of {listed([site.path for site in lossy])}"
+        )
+
+
+def _values(site: SiteCoverage) -> float:
+    return site.nbytes / storage_dtype(site.dtype).itemsize if site.rank else 0

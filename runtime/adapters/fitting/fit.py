@@ -1,0 +1,234 @@
+"""Fit an adapter to an engine: every tensor finds its binding, or the adapter is refused by name.
+
+Also the one place that knows how a weight must look: A [k, r] and B [r, n] of one rank from 1 to
+the engine's maximum.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, Factor, Site
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.cast import Conversion
+from trt_lora.runtime.adapters.fitting.base_check import check_fingerprint, missing_sites
+from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
+from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
+from trt_lora.runtime.adapters.fitting.match import match_weights, refusal
+from trt_lora.runtime.adapters.pack import pack_weights
+from trt_lora.runtime.adapters.weight import Weight, padded
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import is_finite
+from trt_lora.runtime.memory.tensor import HOST, Tensor
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An adapter's tensors under the engine's binding names and in its dtypes."""
+
+    tensors: Mapping[str, Tensor]
+    coverage: Coverage
+
+
+def fit_adapter(
+    adapter: Adapter, manifest: Manifest, *, strict: bool = True, rank_multiple: int = 1
+) -> Fitted:
+    """Fit an adapter to an engine.
+
+    Everything but the values is checked before the first value is read.
+
+    Args:
+        adapter: what a file or a caller gave.
+        manifest: of the engine.
+        strict: False turns a tensor without a binding into an entry of the coverage.
+        rank_multiple: what the executor wants ranks padded to, with zeros.
+
+    Raises:
+        AdapterError: the adapter is for another base model; a tensor has no binding (in strict
+            mode), a wrong shape or a rank beyond the engine's; or a value is not finite or leaves
+            the range of the engine's dtype.
+    """
+    weights, unbound = match_adapter(adapter, manifest, strict=strict)
+    padded_weights = _with_padded_ranks(adapter, weights, manifest, rank_multiple)
+    tensors, conversions = _take(adapter, padded_weights, manifest)
+    coverage = _coverage(adapter, manifest, weights, unbound, tensors, conversions)
+    return Fitted(tensors, coverage)
+
+
+def preview_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) -> Coverage:
+    """Return the coverage of `fit_adapter` without what casts do: no value is read.
+
+    Raises:
+        AdapterError: as `match_adapter`.
+    """
+    weights, unbound = match_adapter(adapter, manifest, strict=strict)
+    dtypes = {name: manifest.lora_bindings[name][0].dtype for name in weights}
+    tensors = {name: Tensor(0, weight.shape, dtypes[name]) for name, weight in weights.items()}
+    return _coverage(adapter, manifest, weights, unbound, tensors, {})
+
+
+def match_adapter(
+    adapter: Adapter, manifest: Manifest, *, strict: bool = True
+) -> tuple[dict[str, Weight], dict[str, str]]:
+    """Do all of `fit_adapter` that needs no values.
+
+    Returns:
+        The weights under the engine's binding names; and tensor -> why it has no binding.
+
+    Raises:
+        AdapterError: as `fit_adapter`.
+    """
+    check_fingerprint(adapter, manifest)
+    weights, unbound = match_weights(adapter, manifest)
+    for name, weight in weights.items():
+        site, factor = manifest.lora_bindings[name]
+        what = f"{adapter.source}: {', '.join(weight.names)}"
+        _check_shape(weight, site, factor, manifest, what)
+    for site in manifest.sites:
+        _check_ranks(weights, site, manifest, adapter.source)
+    if strict and unbound:
+        raise AdapterError(refusal(adapter, manifest, unbound))
+    if strict and not weights:
+        why = next(iter(adapter.warnings), "save the adapter again")
+        raise AdapterError(f"{adapter.source} holds no tensors for this engine; {why}")
+    return weights, unbound
+
+
+def _check_shape(weight: Weight, site: Site, factor: Factor, manifest: Manifest, what: str) -> None:
+    if len(weight.shape) != 2:
+        raise AdapterError(f"{what} has shape {list(weight.shape)}, expected a matrix")
+    rank = weight.shape[1 if factor == "A" else 0]
+    if weight.shape != site.shape(factor, rank):
+        expected = "[k, r]" if factor == "A" else "[r, n]"
+        raise AdapterError(
+            f"{what} has shape {list(weight.shape)}, expected {expected} with k={site.k} and "
+            f"n={site.n}: the adapter was trained on another base model than "
+            f"{manifest.base_model.name}, or its factors are transposed"
+        )
+    if not MIN_RANK <= rank <= manifest.max_lora_rank:
+        raise AdapterError(
+            f"{what} has rank {rank}; this engine takes {MIN_RANK} to {manifest.max_lora_rank}"
+            + (f". Build it with --max-lora-rank {rank} or more" if rank else "")
+        )
+
+
+def _check_ranks(
+    weights: Mapping[str, Weight], site: Site, manifest: Manifest, source: str
+) -> None:
+    names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
+    a, b = (weights.get(name) for name in names)
+    if a is not None and b is not None and a.shape[1] != b.shape[0]:
+        raise AdapterError(
+            f"{source}: {names[0]} has rank {a.shape[1]} but {names[1]} has rank {b.shape[0]}"
+        )
+
+
+def _with_padded_ranks(
+    adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest, multiple: int
+) -> dict[str, Weight]:
+    """Pad ranks as the executor's kernels like them; what is taken in place stays as it is."""
+    taken = dict(weights)
+    for site in manifest.sites:
+        names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
+        pair = [weights[name] for name in names if name in weights]
+        if len(pair) == 2 and all(_is_read(weight, adapter) for weight in pair):
+            rank = -(-pair[0].shape[1] // multiple) * multiple
+            rank = min(rank, manifest.max_lora_rank)
+            for name, factor, weight in zip(names, FACTORS, pair, strict=True):
+                if weight.shape != site.shape(factor, rank):
+                    taken[name] = padded(weight, site.shape(factor, rank))
+    return taken
+
+
+def _is_read(weight: Weight, adapter: Adapter) -> bool:
+    return weight.tensor is None or (adapter.owned and weight.tensor.device == HOST)
+
+
+def _take(
+    adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest
+) -> tuple[dict[str, Tensor], dict[str, Conversion]]:
+    """Bind what is in memory already; cast the rest.
+
+    An adapter that was read into one buffer is bound in place as a whole or not at all: a part
+    would keep all of the buffer.
+    """
+    dtypes = {name: manifest.lora_bindings[name][0].dtype for name in weights}
+    in_place: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.tensor is not None:
+            _check_borrowed(adapter, name, weight.tensor, dtypes[name])
+            if weight.dtype == dtypes[name]:
+                in_place[name] = weight.tensor
+    if adapter.owned and len(in_place) < len(adapter.weights):
+        in_place = {}
+    rest = {name: weight for name, weight in weights.items() if name not in in_place}
+    packed, conversions = pack_weights(rest, dtypes, adapter.source)
+    return {name: in_place.get(name) or packed[name] for name in weights}, conversions
+
+
+def _check_borrowed(adapter: Adapter, name: str, tensor: Tensor, dtype: str) -> None:
+    """What an owned adapter holds in memory was checked when it was read."""
+    if adapter.owned:
+        return
+    what = f"{adapter.source}: {name}"
+    if tensor.device == HOST and not is_finite(tensor.storage()):
+        raise AdapterError(f"{what} holds NaN or infinity")
+    if tensor.dtype != dtype:
+        raise AdapterError(
+            f"{what} is {tensor.dtype}, this engine takes {dtype}; convert the weights first, "
+            "for they are taken in place and never copied"
+        )
+
+
+def _coverage(
+    adapter: Adapter,
+    manifest: Manifest,
+    weights: Mapping[str, Weight],
+    unbound: Mapping[str, str],
+    tensors: Mapping[str, Tensor],
+    conversions: Mapping[str, Conversion],
+) -> Coverage:
+    sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
+    bindings = {
+        name: weights[name].names if name in weights else () for name in manifest.lora_bindings
+    }
+    missing = missing_sites(adapter, manifest, weights)
+
+    def of_site(site: Site) -> SiteCoverage:
+        return _of_site(site, manifest, weights, sources, tensors, conversions)
+
+    sites = tuple(map(of_site, manifest.sites))
+    return Coverage(
+        source=adapter.source,
+        bindings=bindings,
+        unbound=unbound,
+        sites=sites,
+        missing=missing,
+        ignored=dict(adapter.ignored),
+        warnings=coverage_warnings(adapter, manifest, unbound, sites, missing),
+    )
+
+
+def _of_site(
+    site: Site,
+    manifest: Manifest,
+    weights: Mapping[str, Weight],
+    sources: Mapping[str, Weight],
+    tensors: Mapping[str, Tensor],
+    conversions: Mapping[str, Conversion],
+) -> SiteCoverage:
+    names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
+    if names[0] not in weights:
+        return SiteCoverage(site.path)
+    a, b = (weights[name] for name in names)
+    change = Conversion.of_all(conversions[name] for name in names if name in conversions)
+    return SiteCoverage(
+        site.path,
+        rank=a.shape[1],
+        scales=tuple(dict.fromkeys(sources[n].scale * sources[n].folded for n in b.names)),
+        source_dtypes=tuple(dict.fromkeys(sources[name].dtype for name in a.names + b.names)),
+        dtype=site.dtype,
+        rounding_error=change.rounding_error,
+        flushed=change.flushed,
+        nbytes=sum(tensors[name].nbytes for name in names),
+    )

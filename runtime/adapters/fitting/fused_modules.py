@@ -1,0 +1,113 @@
+"""Map fused and split modules onto each other: q, k, v and qkv; gate, up and gate_up.
+
+A fused linear stacks the outputs of its parts, `y = [y_q | y_k | y_v]`. Its delta is therefore
+
+    x @ [A_q | A_k | A_v] @ | B_q           |
+                            |     B_k       |        rank: the sum of the parts' ranks
+                            |          B_v  |
+
+and the delta of a part of a fused pair is `x @ A @ B[:, its columns]`. Both are exact.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from trt_lora.plugins.contract.modules import module_of, parts_of
+from trt_lora.plugins.contract.sites import Site
+from trt_lora.runtime.adapters.weight import Pair, Weight, block_diagonal, concatenate
+
+
+def map_pairs(
+    pairs: Mapping[str, Pair], sites: Sequence[Site]
+) -> tuple[list[tuple[str, Pair]], dict[str, str]]:
+    """Map pairs whose path is no site onto the sites that are their parts, or that they are of.
+
+    Returns:
+        (site path, pair) for every site reached; and path -> reason for pairs that reach none.
+    """
+    known = {place: site for site in sites if (place := _place(site.path))}
+    wholes = _wholes(sites)
+    mapped: list[tuple[str, Pair]] = []
+    reasons: dict[str, str] = {}
+    fused: dict[str, dict[int, Pair]] = defaultdict(dict)
+    for path, pair in pairs.items():
+        place = _place(path)
+        if parts := _parts(path, known):
+            if reason := _why_no_pair(pair) or _why_not_whole(pair[1], parts):
+                reasons[path] = reason
+            else:
+                mapped += _split(pair, parts)
+        elif place in wholes:
+            site, part = wholes[place]
+            if reason := _why_no_pair(pair) or _why_not_part(pair, site, part):
+                reasons[path] = reason
+            else:
+                fused[site.path][part] = pair
+    whole_sites = (site for site in sites if site.path in fused)
+    return mapped + [(site.path, _fuse(fused[site.path], site)) for site in whole_sites], reasons
+
+
+def _place(path: str) -> tuple[str, str] | None:
+    """(the parent's path, the module's name): siblings share the first."""
+    module = module_of(path)
+    return (path.rpartition(".")[0], module.name) if module else None
+
+
+def _parts(path: str, known: Mapping[tuple[str, str], Site]) -> list[Site | None]:
+    """The sites of a fused module's parts, None where the engine has none; empty if it has none."""
+    parent = path.rpartition(".")[0]
+    parts = [known.get((parent, name)) for name in parts_of(path)]
+    return parts if any(parts) else []
+
+
+def _wholes(sites: Sequence[Site]) -> dict[tuple[str, str], tuple[Site, int]]:
+    """The fused site and the number of every part, by the part's place."""
+    return {
+        (site.path.rpartition(".")[0], name): (site, number)
+        for site in sites
+        for number, name in enumerate(parts_of(site.path))
+    }
+
+
+def _why_no_pair(pair: Pair) -> str:
+    """Sums of ranks could agree where the ranks of the parts do not."""
+    ranks = pair[0].shape[1], pair[1].shape[0]
+    return "" if ranks[0] == ranks[1] else f"its A has rank {ranks[0]}, its B rank {ranks[1]}"
+
+
+def _why_not_whole(b: Weight, parts: Sequence[Site | None]) -> str:
+    sites = [site for site in parts if site is not None]
+    if len(sites) < len(parts):
+        taken = ", ".join(site.path for site in sites)
+        return f"of its {len(parts)} parts the engine takes LoRA on {taken} alone"
+    if sum(site.n for site in sites) != b.shape[1]:
+        widths = " + ".join(str(site.n) for site in sites)
+        return f"its B has {b.shape[1]} columns, its parts in the engine {widths}"
+    return ""
+
+
+def _split(pair: Pair, parts: Sequence[Site | None]) -> Iterator[tuple[str, Pair]]:
+    a, b = pair
+    sites = [site for site in parts if site is not None]
+    starts = accumulate((site.n for site in sites), initial=0)
+    for site, start in zip(sites, starts, strict=False):  # the last start is the end
+        yield site.path, (a, b.part(1, start, start + site.n))
+
+
+def _why_not_part(pair: Pair, site: Site, part: int) -> str:
+    if not site.parts:
+        return f"the manifest does not say where it begins in {site.path}"
+    if pair[1].shape[1] != site.parts[part]:
+        columns = pair[1].shape[1]
+        return f"its B has {columns} columns, its part of {site.path} {site.parts[part]}"
+    if pair[0].shape[0] != site.k:
+        return f"its A has {pair[0].shape[0]} rows, {site.path} takes {site.k}"
+    return ""
+
+
+def _fuse(pairs: Mapping[int, Pair], site: Site) -> Pair:
+    starts = [0, *accumulate(site.parts)]
+    blocks = [(b, starts[part]) for part, (_, b) in sorted(pairs.items())]
+    factors = [a for _, (a, _) in sorted(pairs.items())]
+    return concatenate(factors, axis=1), block_diagonal(blocks, site.n)

@@ -1,0 +1,1 @@
+"""One file for each on-disk format of adapters."""

@@ -1,0 +1,211 @@
+"""PEFT LoRA directories: transposed by key, each module's scale beside its B."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from trt_lora.plugins.contract.sites import FACTORS, BindingNames
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.cast import Conversion
+from trt_lora.runtime.adapters.formats.named_safetensors import FINGERPRINT_KEY, save_safetensors
+from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE, read_peft_config
+from trt_lora.runtime.adapters.formats.peft_ignored import targeting_of
+from trt_lora.runtime.adapters.pack import pack_weights
+from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.files.json_file import read_json, shown
+from trt_lora.runtime.files.safetensors_file import StoredTensor, read_safetensors
+from trt_lora.runtime.files.untrusted_file import file_inside
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
+_MAX_SHARDS = 1000
+
+# PEFT names a tensor by the module's path in the wrapped model.
+_KEY = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])\.weight")
+_UNTRAINED = "if that was not trained, save the adapter again with save_embedding_layers=False"
+_UNUSABLE = (
+    ("lora_magnitude_vector", "it is DoRA's magnitude, which an engine cannot apply"),
+    ("lora_embedding_", "it adapts an embedding, which is no matrix product"),
+    (".base_layer.", f"it is a copy of a base weight; {_UNTRAINED}"),
+    ("lm_head.weight", f"it is a copy of a base weight; {_UNTRAINED}"),
+    ("embed", f"it is an embedding of the base model; {_UNTRAINED}"),
+    ("lora_B.bias", "it is a bias beside B, which an engine cannot apply"),
+)  # fmt: skip
+_TRAINING_ONLY = ".lora_velora_embed"  # what VeLoRA compresses activations with, going backward
+_UNKNOWN = (
+    "it is not a LoRA factor of a linear layer (base_model.model.<module>.lora_A.weight or "
+    ".lora_B.weight)"
+)
+
+
+def adapter_from_peft(directory: Path) -> Adapter:
+    """Read a PEFT LoRA directory; bindings are named `lora_A_<path>` and `lora_B_<path>`.
+
+    PEFT stores A as [r, k] and B as [n, r]; both are transposed, by their key.
+
+    Raises:
+        AdapterError: config or weights are missing, damaged, refused, or contradict each other.
+    """
+    config = read_peft_config(directory)
+    stored, metadata = _stored(directory)
+    names = [tensor.name for _, tensor in stored]
+    config.check_work(names, directory / CONFIG_FILE)
+    if not stored:
+        raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
+    targeting = targeting_of(config.targeting, names)
+    weights, unused = {}, {}
+    for path, tensor in stored:
+        match = _KEY.fullmatch(tensor.name)
+        if tensor.name in targeting.ignored or tensor.name.endswith(_TRAINING_ONLY):
+            continue
+        if match is None:
+            unused[tensor.name] = _why_unusable(tensor.name)
+        else:
+            site, is_a = match["path"], match["factor"] == "A"
+            _check_rank(tensor, is_a, config.rank(site), f"{path}: tensor {tensor.name!r}")
+            scale = 1.0 if is_a else config.scale(site)
+            name = BindingNames.LORA.binding("A" if is_a else "B", site)
+            weights[name] = _weight(tensor, scale)
+    return Adapter(
+        str(directory),
+        weights,
+        config.base_model,
+        metadata.get(FINGERPRINT_KEY),
+        unused,
+        targeting.ignored,
+        targeting.targets,
+        targeting.warnings,
+    )
+
+
+def _weight(tensor: StoredTensor, scale: float) -> Weight:
+    stored = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
+    return stored.transposed()
+
+
+def _why_unusable(name: str) -> str:
+    return next((reason for part, reason in _UNUSABLE if part in name), _UNKNOWN)
+
+
+def _stored(directory: Path) -> tuple[list[tuple[Path, StoredTensor]], dict[str, str]]:
+    """Every tensor with its file, and the files' metadata."""
+    stored: dict[str, tuple[Path, StoredTensor]] = {}
+    metadata: dict[str, str] = {}
+    for name in _file_names(directory):
+        path = file_inside(directory, name)
+        file = read_safetensors(path)
+        metadata |= file.metadata
+        for tensor in file.tensors:
+            if tensor.name in stored:
+                raise AdapterError(f"{path}: tensor {tensor.name!r} is in another shard too")
+            stored[tensor.name] = (path, tensor)
+    _check_complete(directory, stored)
+    return list(stored.values()), metadata
+
+
+def _check_complete(directory: Path, stored: Collection[str]) -> None:
+    """Every tensor that an index names must be in its files."""
+    if (directory / WEIGHTS_FILE).is_file():
+        return
+    index = file_inside(directory, INDEX_FILE)
+    if lost := sorted(_weight_map(index).keys() - set(stored)):
+        raise AdapterError(
+            f"{index} names {len(lost)} tensors that its files do not hold, such as "
+            f"{shown(lost[0])}; copy or save the adapter again"
+        )
+
+
+def _file_names(directory: Path) -> Iterator[str]:
+    if (directory / WEIGHTS_FILE).is_file():
+        yield WEIGHTS_FILE
+    elif (directory / INDEX_FILE).is_file():
+        yield from _shards(file_inside(directory, INDEX_FILE))
+    else:
+        others = ", ".join(sorted(p.name for p in directory.glob("adapter_model*"))) or "none"
+        raise AdapterError(
+            f"{directory} has no {WEIGHTS_FILE} (other weight files: {others}); save the adapter "
+            "again with safe_serialization=True, or convert a .bin file with: "
+            f"trt-lora convert-adapter {directory} OUT --format peft"
+        )
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names, each once."""
+    files = list(dict.fromkeys(_weight_map(index).values()))
+    if not 0 < len(files) <= _MAX_SHARDS:
+        raise AdapterError(f"{index} names {len(files)} files; expected 1 to {_MAX_SHARDS}")
+    return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise AdapterError(f"{index}: weight_map must name a file for every tensor")
+    return names
+
+
+def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, what: str) -> None:
+    """A [r, k] and B [n, r], as PEFT stores them, must have the rank that the config says."""
+    shape = list(tensor.shape)
+    if len(shape) != 2:
+        raise AdapterError(f"{what} has shape {shape}, expected a matrix")
+    found = shape[0 if is_a else 1]
+    if found != rank:
+        raise AdapterError(
+            f"{what} has shape {shape}, rank {found}, but the config says rank {rank}; if several "
+            "patterns match the module, write its whole path: PEFT saves patterns sorted"
+        )
+
+
+def save_peft(
+    adapter: Adapter, directory: Path, dtype: str | None, fingerprint: str | None
+) -> Conversion:
+    """Write a PEFT directory; what came from PEFT goes back bit for bit.
+
+    The scale goes into `lora_alpha`, and into patterns of whole paths where sites differ; `^` keeps
+    a pattern from matching a longer path that ends so.
+
+    Args:
+        adapter: what to write.
+        directory: exists and is empty.
+        dtype: of the tensors; None keeps each as it is.
+        fingerprint: of the base model, where it is known.
+
+    Returns:
+        What casts changed.
+
+    Raises:
+        AdapterError: a value leaves the range of `dtype`.
+    """
+    pairs = adapter.pairs()
+    weights = {
+        f"base_model.model.{path}.lora_{factor}.weight": replace(weight, scale=1.0).transposed()
+        for path, pair in pairs.items()
+        for factor, weight in zip(FACTORS, pair, strict=True)
+    }
+    dtypes = {name: dtype or weight.dtype for name, weight in weights.items()}
+    tensors, conversions = pack_weights(weights, dtypes, adapter.source)
+    save_safetensors(tensors, directory / WEIGHTS_FILE, fingerprint)
+    ranks = {path: a.shape[1] for path, (a, _) in pairs.items()}
+    alphas = {path: b.scale * ranks[path] for path, (_, b) in pairs.items()}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": adapter.base_model,
+        "inference_mode": True,
+        "target_modules": sorted(pairs),
+        "r": (rank := _commonest(ranks)),
+        "lora_alpha": (alpha := _commonest(alphas)),
+        "rank_pattern": {f"^{path}": value for path, value in ranks.items() if value != rank},
+        "alpha_pattern": {f"^{path}": value for path, value in alphas.items() if value != alpha},
+    }
+    (directory / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return Conversion.of_all(conversions.values())
+
+
+def _commonest(values: Mapping[str, float]) -> float:
+    return Counter(values.values()).most_common(1)[0][0]

@@ -1,0 +1,196 @@
+"""What a PEFT `adapter_config.json` asks for: honoured, without effect on inference, or refused.
+
+The fields are those of PEFT 0.21's `LoraConfig`. A field that is not in any of the lists comes from
+another release; it is refused unless it is unset, for nobody knows what it does to the result.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapters.formats.peft_patterns import (
+    MAX_STEPS,
+    ModulePatterns,
+    pattern_problem,
+)
+from trt_lora.runtime.adapters.formats.peft_targets import FIELDS
+from trt_lora.runtime.files.json_file import read_json, shown
+from trt_lora.runtime.files.untrusted_file import file_inside
+
+CONFIG_FILE = "adapter_config.json"
+
+_HONOURED = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"} | {*FIELDS}
+
+# They steer training or bookkeeping.
+# fan_in_fan_out is used by PEFT for merging alone; VeLoRA's forward pass differs in training alone.
+_WITHOUT_EFFECT = frozenset({
+    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+    "inference_mode", "lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size",
+    "runtime_config", "ensure_weight_tying", "loftq_config", "eva_config", "corda_config",
+    "lora_ga_config", "velora_config",
+})  # fmt: skip
+
+_RETRAIN = "train the adapter without it, or merge it into the base model and build from that"
+_REFUSED = {
+    "use_dora": f"DoRA rescales the base weight, which an engine cannot do at run time; {_RETRAIN}",
+    "bias": f"the adapter changes biases of the base model; {_RETRAIN}",
+    "lora_bias": f"the adapter adds a bias beside B; {_RETRAIN}",
+    "modules_to_save": f"the adapter replaces whole modules of the base model; {_RETRAIN}",
+    "trainable_token_indices": f"the adapter changes the token embeddings; {_RETRAIN}",
+    "target_parameters": f"the adapter targets parameters that are no linear layers; {_RETRAIN}",
+    "alora_invocation_tokens": "activated LoRA switches on in mid-sequence; train a plain LoRA",
+    "use_qalora": "QA-LoRA pools the input before A; train a plain LoRA",
+    "use_bdlora": "block-diagonal LoRA has other factors than A and B; train a plain LoRA",
+    "monteclora_config": "MonteCLoRA samples its weights; train a plain LoRA",
+    "kasa_config": f"KaSA truncates the base weight; {_RETRAIN}",
+    "arrow_config": "Arrow routes between adapters per token; load the adapters by themselves",
+    "layer_replication": f"the base model's layers are repeated; {_RETRAIN}",
+    "megatron_config": "Megatron's parallel layers are not supported; save a plain LoRA",
+}
+
+_PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
+_BASE_CHANGING_INIT = (
+    "this initialisation changed the base weights; convert the adapter with PEFT's "
+    "save_pretrained(..., path_initial_model_for_weight_conversion=...) and load the result"
+)
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """The fields that decide which modules are adapted, and the scale of each."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    base_model: str | None = None
+    targeting: dict[str, Any] = field(default_factory=dict, compare=False)  # fields of target_rule
+
+    @cached_property
+    def _ranks(self) -> ModulePatterns:
+        return ModulePatterns(self.rank_pattern)
+
+    @cached_property
+    def _alphas(self) -> ModulePatterns:
+        return ModulePatterns(self.alpha_pattern)
+
+    def check_work(self, names: Sequence[str], file: Path) -> None:
+        """Refuse patterns that would take minutes to match with tensors of these names.
+
+        Raises:
+            AdapterError: they would.
+        """
+        if self._ranks.steps(names) + self._alphas.steps(names) > MAX_STEPS:
+            raise AdapterError(
+                f"{file}: its rank and alpha patterns would take minutes to match with "
+                f"{len(names)} tensors; write the modules' names instead"
+            )
+
+    def rank(self, path: str) -> int:
+        """Return the rank of the module at `path`."""
+        return int(self._ranks.value(path, self.r))
+
+    def scale(self, path: str) -> float:
+        """Return what the module's delta is multiplied by: alpha / r, rsLoRA alpha / sqrt(r).
+
+        rsLoRA: https://huggingface.co/papers/2312.03732.
+        """
+        rank, alpha = self.rank(path), float(self._alphas.value(path, self.lora_alpha))
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def read_peft_config(directory: Path) -> PeftConfig:
+    """Read `adapter_config.json` in `directory`.
+
+    Raises:
+        AdapterError: it is missing, is no LoRA config, or has a field that must be refused.
+    """
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        raise AdapterError(
+            f"{directory} has no {CONFIG_FILE}: it is not a PEFT adapter directory. "
+            "Pass the folder that PEFT's save_pretrained wrote, or one .safetensors file"
+        )
+    return _parse(read_json(file_inside(directory, CONFIG_FILE)), path)
+
+
+def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
+    if fields.get("peft_type") != "LORA":
+        raise AdapterError(
+            f"{path}: peft_type is {shown(fields.get('peft_type'))}; only 'LORA' is supported"
+        )
+    _refuse(fields, path)
+    config = PeftConfig(
+        r=_number(fields, "r", path, default=8),
+        lora_alpha=_number(fields, "lora_alpha", path, default=8),
+        use_rslora=_switch(fields, "use_rslora", path),
+        rank_pattern=_pattern(fields, "rank_pattern", path),
+        alpha_pattern=_pattern(fields, "alpha_pattern", path),
+        base_model=_text(fields, "base_model_name_or_path", path),
+        targeting={name: fields[name] for name in FIELDS if fields.get(name) is not None},
+    )
+    for rank in (config.r, *config.rank_pattern.values()):
+        if rank < 1 or rank != int(rank):
+            raise AdapterError(f"{path}: a rank is {rank}; ranks are whole numbers from 1")
+    return config
+
+
+def _refuse(fields: dict[str, Any], path: Path) -> None:
+    for name, value in fields.items():
+        if not value or name in _HONOURED | _WITHOUT_EFFECT or (name, value) == ("bias", "none"):
+            continue
+        if name == "init_lora_weights":
+            if value is not True and not (isinstance(value, str) and value in _PLAIN_INITS):
+                raise AdapterError(f"{path}: {name} is {shown(value)}: {_BASE_CHANGING_INIT}")
+        else:
+            reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
+            raise AdapterError(f"{path}: {name} is {shown(value)}: {reason}")
+
+
+def _switch(fields: dict[str, Any], name: str, path: Path) -> bool:
+    value = fields.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise AdapterError(f"{path}: {name} is {shown(value)}, expected true or false")
+
+
+def _text(fields: dict[str, Any], name: str, path: Path) -> str | None:
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise AdapterError(f"{path}: {name} is {shown(value)}, expected a text")
+
+
+def _number(fields: dict[str, Any], name: str, path: Path, *, default: int) -> Any:
+    value = fields.get(name, default)
+    if not _is_number(value):
+        raise AdapterError(f"{path}: {name} is {shown(value)}, expected a number")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # NaN is not, and an int may be beyond any float
+
+
+def _pattern(fields: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    value = fields.get(name) or {}
+    if not isinstance(value, dict):
+        raise AdapterError(
+            f"{path}: {name} is {shown(value)}, expected module patterns and numbers"
+        )
+    for key, number in value.items():
+        if not _is_number(number):
+            raise AdapterError(
+                f"{path}: {name} of {shown(key)} is {shown(number)}, expected a number"
+            )
+        if problem := pattern_problem(key):
+            raise AdapterError(f"{path}: {name} has the pattern {shown(key)}: {problem}")
+    return value

@@ -1,0 +1,232 @@
+"""TensorRT-LLM's adapters: `model.lora_weights.npy` and `model.lora_config.npy`.
+
+A row of the config is (module id, layer, rank) or (module id, layer, rank, is DoRA); the row of the
+weights beside it is A [r, k] and then B [n, r], the scale in B, each flattened, padded with zeros.
+Both arrays may have a first dimension of 1. The files hold neither k nor n: those are the engine's.
+Source: TensorRT-LLM's `examples/hf_lora_convert.py` and its documentation of the format.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trt_lora.plugins.contract.modules import MODULES, PARTS, Module, module_of, parts_of
+from trt_lora.plugins.contract.sites import Site, layer_of
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.cast import Conversion
+from trt_lora.runtime.adapters.pack import pack_weights
+from trt_lora.runtime.adapters.weight import Pair, Weight, concatenate
+from trt_lora.runtime.files.npy_file import NpyFile, open_npy
+from trt_lora.runtime.files.untrusted_file import file_inside
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.read_buffer import ReadBuffer
+from trt_lora.runtime.memory.tensor import Tensor
+
+TRTLLM_WEIGHTS = "model.lora_weights.npy"
+TRTLLM_CONFIG = "model.lora_config.npy"
+
+_MODULES = {module.id: module for module in MODULES if module.id is not None}
+_MAX_PARTS = max(len(parts) for parts in PARTS.values())  # rows that one site can take
+_SWAPPED = "mlp_gate_up"  # TensorRT-LLM keeps its two halves the other way round
+_STORED: dict[str, Any] = {"float32": "<f4", "float16": "<f2", "bfloat16": "V2"}
+
+
+def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
+    """Read the two files; the engine's sites say how a row is divided.
+
+    Raises:
+        AdapterError: there is no manifest, a file is damaged, or a row is for a module that the
+            engine does not have, or too short for it. Whether it ends in zeros shows when it is
+            read.
+    """
+    if manifest is None:
+        raise AdapterError(
+            f"{directory}: TensorRT-LLM's format holds no shapes; load it after "
+            "initialize_engine_bindings, or convert it with --engine DIR"
+        )
+    weights = _open(directory, TRTLLM_WEIGHTS, ("float32", "float16", "bfloat16"))
+    config = _open(directory, TRTLLM_CONFIG, ("int32",))
+    rows = _rows(config, weights, directory, most=_MAX_PARTS * len(manifest.sites))
+    layers = _by_layer(manifest)
+    pairs: dict[str, Pair] = {}
+    for number, row in enumerate(rows):
+        what = f"{directory}: row {number} of {TRTLLM_CONFIG}"
+        path, k, n = _place(row[0], row[1], layers, f"{what}, for {manifest.base_model.name},")
+        if path in pairs:
+            raise AdapterError(f"{what} is for {path}, and so is another row")
+        pairs[path] = _pair(weights, number, row, (k, n), what)
+    return Adapter.of_pairs(str(directory), pairs)
+
+
+def _open(directory: Path, name: str, dtypes: tuple[str, ...]) -> NpyFile:
+    file = open_npy(file_inside(directory, name))
+    if file.dtype not in dtypes:
+        raise AdapterError(f"{directory / name} is {file.dtype}, expected {' or '.join(dtypes)}")
+    return file
+
+
+def _rows(config: NpyFile, weights: NpyFile, directory: Path, *, most: int) -> list[list[int]]:
+    """The rows of the config as integers, three or four each."""
+    shapes = [s[1:] if len(s) == 3 and s[0] == 1 else s for s in (config.shape, weights.shape)]
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] not in (3, 4):
+        raise AdapterError(
+            f"{directory}: {TRTLLM_CONFIG} has shape {list(config.shape)} and {TRTLLM_WEIGHTS} "
+            f"{list(weights.shape)}, expected [rows, 3 or 4] and [rows, width], or 1 before them"
+        )
+    if shapes[0][0] != shapes[1][0] or not shapes[0][0]:
+        raise AdapterError(f"{directory}: {shapes[0][0]} rows of config, {shapes[1][0]} of weights")
+    if shapes[0][0] > most:
+        raise AdapterError(f"{directory}: {shapes[0][0]} rows; this engine takes {most} at most")
+    values = config.read(0, shapes[0][0] * shapes[0][1], None).reshape(shapes[0])
+    return [[int(value) for value in row] for row in values]
+
+
+def _pair(weights: NpyFile, number: int, row: list[int], size: tuple[int, int], what: str) -> Pair:
+    module, rank, (k, n), width = _MODULES[row[0]], row[2], size, weights.shape[-1]
+    if len(row) == 4 and row[3]:
+        raise AdapterError(f"{what} is DoRA's, which an engine cannot apply; train a plain LoRA")
+    if rank < 1 or rank * (k + n) > width:
+        raise AdapterError(
+            f"{what} has rank {rank} for k={k} and n={n}, which takes {rank * (k + n)} values; the "
+            f"row has {width}: it is for another base model"
+        )
+    first = number * width
+
+    def read_a(buffer: ReadBuffer | None = None) -> Array:
+        return weights.read(first, rank * k, buffer).reshape(rank, k).T
+
+    def read_b(buffer: ReadBuffer | None = None) -> Array:
+        rest = weights.read(first + rank * k, width - rank * k, buffer)
+        if rest[rank * n :].any():
+            raise AdapterError(f"{what}: the row goes on after rank {rank}: another base model's?")
+        return rest[: rank * n].reshape(n, rank).T
+
+    names = tuple(f"{TRTLLM_WEIGHTS}[{number}].{factor}" for factor in "AB")
+    a = Weight((names[0],), (k, rank), weights.dtype, read_a)
+    b = Weight((names[1],), (rank, n), weights.dtype, read_b)
+    return a, _exchanged(b) if module.name == _SWAPPED else b
+
+
+def _exchanged(b: Weight) -> Weight:
+    """B with its two halves exchanged."""
+    half = b.shape[1] // 2
+    return concatenate([b.part(1, half, b.shape[1]), b.part(1, 0, half)], axis=1)
+
+
+# ----------------------------------------------------------------------- module and layer <-> path
+
+
+def _by_layer(manifest: Manifest) -> dict[int | None, list[Site]]:
+    """The sites of known modules, by the number of their layer."""
+    layers: dict[int | None, list[Site]] = defaultdict(list)
+    for site in manifest.sites:
+        if site.module is not None:
+            layers[site.layer].append(site)
+    return layers
+
+
+def _place(
+    module_id: int, layer: int, layers: Mapping[int | None, list[Site]], what: str
+) -> tuple[str, int, int]:
+    """(path, k, n) of a module of a layer: a site, a part of one, or made of some."""
+    module = _MODULES.get(module_id)
+    if module is None:
+        raise AdapterError(f"{what} has module id {module_id}; known are 0 to {max(_MODULES)}")
+    sites = layers.get(layer, [])
+    found = [*_direct(module, sites), *_whole(module, sites), *_part(module, sites)]
+    if len(found) != 1:
+        raise AdapterError(
+            f"{what} is {module.name} of layer {layer}, for which the engine has "
+            f"{len(found) or 'no'} sites"
+        )
+    if module.name in PARTS and not parts_of(found[0][0]):
+        raise AdapterError(f"{what}: {found[0][0]} alternates heads, TensorRT-LLM does not")
+    return found[0]
+
+
+def _direct(module: Module, sites: list[Site]) -> Iterator[tuple[str, int, int]]:
+    yield from ((site.path, site.k, site.n) for site in sites if site.module == module)
+
+
+def _whole(module: Module, sites: list[Site]) -> Iterator[tuple[str, int, int]]:
+    """A fused module where the engine has its parts."""
+    names = PARTS.get(module.name, ())
+    parts = [site for site in sites if site.module is not None and site.module.name in names]
+    if names and len(parts) == len(names) and len({_parent(site.path) for site in parts}) == 1:
+        path = f"{_parent(parts[0].path)}.{module.suffixes[0]}"
+        yield path, parts[0].k, sum(site.n for site in parts)
+
+
+def _part(module: Module, sites: list[Site]) -> Iterator[tuple[str, int, int]]:
+    """A part where the engine has the fused module."""
+    for site in sites:
+        names = parts_of(site.path)
+        if module.name in names and site.parts:
+            width = site.parts[names.index(module.name)]
+            yield f"{_parent(site.path)}.{module.suffixes[0]}", site.k, width
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+# ----------------------------------------------------------------------------------------- writing
+
+
+def save_trtllm(adapter: Adapter, directory: Path, dtype: str) -> Conversion:
+    """Write the two files as TensorRT-LLM's converter does: four columns, a first dimension of 1.
+
+    Raises:
+        AdapterError: a module has no id or no layer, two are one to TensorRT-LLM, or a value
+            leaves the range of `dtype`.
+    """
+    pairs = _numbered(adapter)
+    width = max(a.shape[1] * (a.shape[0] + b.shape[1]) for a, b in pairs.values())
+    weights = np.zeros((1, len(pairs), width), _STORED[dtype])
+    conversions = [
+        _write_row(pair, weights[0, number], dtype, adapter.source)
+        for number, pair in enumerate(pairs.values())
+    ]
+    ranks = [a.shape[1] for a, _ in pairs.values()]
+    config = [[module, layer, rank, 0] for (layer, module), rank in zip(pairs, ranks, strict=True)]
+    np.save(directory / TRTLLM_WEIGHTS, weights, allow_pickle=False)
+    np.save(directory / TRTLLM_CONFIG, np.array([config], np.int32), allow_pickle=False)
+    return Conversion.of_all(conversions)
+
+
+def _numbered(adapter: Adapter) -> Mapping[tuple[int, int], Pair]:
+    """The pairs by (layer, module id), in that order."""
+    found: dict[tuple[int, int], tuple[str, Pair]] = {}
+    for path, (a, b) in adapter.pairs().items():
+        module, layer = module_of(path), layer_of(path)
+        if module is None or module.id is None or layer is None:
+            raise AdapterError(
+                f"{adapter.source}: TensorRT-LLM has no module id or no layer for {path}"
+            )
+        if module.name in PARTS and not parts_of(path):
+            raise AdapterError(f"{adapter.source}: {path} alternates heads, TensorRT-LLM does not")
+        place = (layer, module.id)
+        if place in found:
+            raise AdapterError(
+                f"{adapter.source}: {path} and {found[place][0]} are both {module.name} of layer "
+                f"{layer} to TensorRT-LLM"
+            )
+        found[place] = path, (a, _exchanged(b) if module.name == _SWAPPED else b)
+    return {place: pair for place, (_, pair) in sorted(found.items())}
+
+
+def _write_row(pair: Pair, row: Array, dtype: str, source: str) -> Conversion:
+    stored = {"A": pair[0].transposed(), "B": pair[1].transposed()}  # [r, k] and [n, r]
+    tensors, conversions = pack_weights(stored, dict.fromkeys(stored, dtype), source)
+    flat = np.concatenate([_flat(tensors["A"]), _flat(tensors["B"])])
+    row[: flat.size] = flat.view(row.dtype)
+    return Conversion.of_all(conversions.values())
+
+
+def _flat(tensor: Tensor) -> Array:
+    return tensor.storage().reshape(-1)

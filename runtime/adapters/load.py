@@ -1,0 +1,98 @@
+"""Load an adapter from disk, whatever its format."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.formats.edgellm import PROCESSED_FILE, adapter_from_edgellm
+from trt_lora.runtime.adapters.formats.named_safetensors import adapter_from_safetensors
+from trt_lora.runtime.adapters.formats.onnx_adapter import adapter_from_onnxruntime
+from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE, adapter_from_peft
+from trt_lora.runtime.adapters.formats.trtllm import TRTLLM_WEIGHTS, adapter_from_trtllm
+from trt_lora.runtime.manifest import Manifest
+
+_SUFFIXES = (".json", ".safetensors", ".npy", ".onnx_adapter")
+# One of these makes a directory an adapter. A .bin beside them is not looked at: that is how PEFT
+# reads a directory with both, and many have both.
+_WEIGHTS = (WEIGHTS_FILE, INDEX_FILE, PROCESSED_FILE, TRTLLM_WEIGHTS)
+_KINDS = (
+    "a directory by PEFT, TensorRT-LLM (model.lora_weights.npy) or TensorRT-Edge-LLM "
+    "(processed_adapter_model.safetensors), a .safetensors file of binding names, or an "
+    ".onnx_adapter file"
+)
+
+
+def load_adapter(path: str | Path, manifest: Manifest | None = None) -> Adapter:
+    """Open an adapter; its values are read when they are needed.
+
+    Args:
+        path: a directory by PEFT, TensorRT-LLM or TensorRT-Edge-LLM, a `.safetensors` file whose
+            tensor names are binding names, or an `.onnx_adapter` file.
+        manifest: of the engine; needed for TensorRT-LLM's format, which holds no shapes.
+
+    Raises:
+        AdapterError: it is none of these, is damaged, or asks for what is not supported.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".safetensors" and not path.is_dir():  # opened once: of one version
+            return adapter_from_safetensors(path)
+        return _of_one_version(path, manifest)
+    except OSError as error:  # a name that is too long, a directory that may not be read
+        raise AdapterError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _of_one_version(path: Path, manifest: Manifest | None) -> Adapter:
+    """Load, and see that no file was exchanged between opening the first and opening the last."""
+    for _ in range(2):  # once more, for a version that was put in place meanwhile
+        # A link that leads elsewhere and back again between two files would mix their directories.
+        target = Path(os.path.realpath(path)) if path.is_dir() else path
+        before = _versions(target)
+        try:
+            adapter = _load(target, manifest)
+        except AdapterError:
+            if _versions(target) == before:
+                raise
+        else:
+            if _versions(target) == before:
+                return adapter
+    raise AdapterError(f"{path} was replaced or changed while it was read; load it again")
+
+
+def _versions(path: Path) -> dict[str, tuple[int, ...]]:
+    """What tells one version of each of an adapter's files from another."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in path.iterdir() if path.is_dir() else [path]:
+        if file.suffix in _SUFFIXES:
+            with contextlib.suppress(OSError, ValueError):  # it has gone, or never was there
+                s = file.stat()
+                found[file.name] = (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+    return found
+
+
+def _load(path: Path, manifest: Manifest | None) -> Adapter:
+    if path.is_dir():
+        return _from_directory(path, manifest)
+    if path.suffix == ".onnx_adapter":
+        return adapter_from_onnxruntime(path)
+    if not path.exists():
+        raise AdapterError(f"{path} does not exist; expected {_KINDS}")
+    convert = f"; convert it with: trt-lora convert-adapter {path} OUT --format peft"
+    hint = convert if path.suffix == ".bin" else ""
+    raise AdapterError(f"{path} is not an adapter; expected {_KINDS}{hint}")
+
+
+def _from_directory(path: Path, manifest: Manifest | None) -> Adapter:
+    found = [name for name in _WEIGHTS if (path / name).exists()]
+    if len(found) > 1:
+        raise AdapterError(
+            f"{path} holds {' and '.join(found)}: which of them is the adapter cannot be told; "
+            "move all but one, and what belongs to them, to another directory"
+        )
+    if found == [PROCESSED_FILE]:
+        return adapter_from_edgellm(path)
+    if found == [TRTLLM_WEIGHTS]:
+        return adapter_from_trtllm(path, manifest)
+    return adapter_from_peft(path)

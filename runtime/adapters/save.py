@@ -1,0 +1,92 @@
+"""Write an adapter in the format of a peer; each format keeps all it can hold, or refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from trt_lora.plugins.atomic_files import publish_directory, publish_file
+from trt_lora.plugins.contract.sites import MIN_RANK
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.cast import Conversion
+from trt_lora.runtime.adapters.fitting.fit import match_adapter
+from trt_lora.runtime.adapters.formats.edgellm import save_edgellm
+from trt_lora.runtime.adapters.formats.onnx_adapter import save_onnxruntime
+from trt_lora.runtime.adapters.formats.peft import save_peft
+from trt_lora.runtime.adapters.formats.trtllm import save_trtllm
+from trt_lora.runtime.adapters.weight import Weight, zeros
+from trt_lora.runtime.manifest import Manifest
+
+FORMATS = ("peft", "trtllm", "edgellm", "onnxruntime")
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def save_adapter(
+    adapter: Adapter,
+    path: Path,
+    format: str,
+    *,
+    dtype: str | None = None,
+    manifest: Manifest | None = None,
+) -> Conversion:
+    """Write an adapter.
+
+    Args:
+        adapter: what `load_adapter` returned.
+        path: the directory to make (peft, trtllm, edgellm) or the file (onnxruntime); it appears
+            when it is complete.
+        format: one of FORMATS.
+        dtype: of the tensors; None keeps the adapter's own, but edgellm is float16, which its
+            runtime takes, and onnxruntime the engine's, which nothing would cast to later.
+        manifest: of an engine that the result is for: checked against it, named as it names its
+            inputs, fused or split as it is; an `.onnx_adapter` then has every LoRA input, zeros
+            where the adapter has nothing.
+
+    Returns:
+        What casts changed.
+
+    Raises:
+        ConfigError: format or dtype are none of the choices, or something is at `path`.
+        AdapterError: the format cannot hold the adapter, or the engine cannot take it.
+    """
+    _check(path, format, dtype)
+    adapter.check_usable()
+    weights = dict(adapter.weights)
+    if manifest is not None:
+        weights, _ = match_adapter(adapter, manifest)
+        adapter = replace(adapter, weights=weights)
+    fingerprint = manifest.base_model.fingerprint if manifest else adapter.base_fingerprint
+    if format == "onnxruntime":
+        plain = Adapter.of_pairs(adapter.source, adapter.pairs())  # in our own spelling
+        named = _complete(weights, manifest) if manifest else dict(plain.weights)
+        with publish_file(path) as work:
+            wanted = dtype or (manifest.dtype if manifest else _dtype(adapter))
+            return save_onnxruntime(named, work, wanted, adapter.source)
+    with publish_directory(path) as work:
+        if format == "peft":
+            return save_peft(adapter, work, dtype, fingerprint)
+        if format == "edgellm":
+            return save_edgellm(adapter, work, dtype or "float16", fingerprint)
+        return save_trtllm(adapter, work, dtype or _dtype(adapter))
+
+
+def _check(path: Path, format: str, dtype: str | None) -> None:
+    if format not in FORMATS:
+        raise ConfigError(f"format is {format!r}; choose from: {', '.join(FORMATS)}")
+    if dtype not in (None, *DTYPES):
+        raise ConfigError(f"dtype is {dtype!r}; choose from: {', '.join(DTYPES)}")
+    if path.exists():
+        raise ConfigError(f"{path} exists; choose another place")
+
+
+def _dtype(adapter: Adapter) -> str:
+    """The dtype of every tensor, or float32 where they differ."""
+    dtypes = {weight.dtype for weight in adapter.weights.values()}
+    return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+
+def _complete(weights: dict[str, Weight], manifest: Manifest) -> dict[str, Weight]:
+    """Every LoRA input of the engine, a rank-1 zero where there is no weight."""
+    return {
+        name: weights.get(name) or zeros(site.shape(factor, MIN_RANK), site.dtype)
+        for name, (site, factor) in manifest.lora_bindings.items()
+    }

@@ -1,0 +1,123 @@
+"""One factor of a LoRA pair, as its source stores it: read when needed, scaled when cast."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trt_lora.runtime.memory.dtypes import Array, Float32, storage_dtype
+from trt_lora.runtime.memory.read_buffer import ReadBuffer, Reader
+from trt_lora.runtime.memory.tensor import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A [k, r] or B [r, n]; its values are what `read` returns times `scale`."""
+
+    names: tuple[str, ...]  # the tensors of the source that it is made of, for messages
+    shape: tuple[int, ...]
+    dtype: str
+    read: Reader  # of that shape, in any memory order
+    scale: float = 1.0
+    folded: float = 1.0  # a scale that the values have already, for reports
+    tensor: Tensor | None = None  # where the values already are, in their own dtype and unscaled
+
+    def values(self, buffer: ReadBuffer | None = None) -> Float32:
+        """Return the values, computed in float32."""
+        values = self.read(buffer).astype(np.float32, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return values if self.scale == 1 else values * np.float32(self.scale)
+
+    def times(self, factor: float) -> "Weight":
+        """Return the weight with `factor` in its scale."""
+        return replace(self, scale=self.scale * factor, tensor=None if factor != 1 else self.tensor)
+
+    def transposed(self) -> "Weight":
+        """Return the weight with its axes exchanged."""
+
+        def read(buffer: ReadBuffer | None = None) -> Array:
+            return self.read(buffer).T
+
+        return replace(self, shape=self.shape[::-1], read=read, tensor=None)
+
+    def part(self, axis: int, start: int, stop: int) -> "Weight":
+        """Return the slice `start:stop` of an axis."""
+        index = (slice(None),) * axis + (slice(start, stop),)
+        shape = tuple(stop - start if i == axis else size for i, size in enumerate(self.shape))
+
+        def read(buffer: ReadBuffer | None = None) -> Array:
+            return self.read(buffer)[index]
+
+        return replace(self, shape=shape, read=read, tensor=None)
+
+
+Pair = tuple[Weight, Weight]
+"""A [k, r] and B [r, n] of one site."""
+
+
+def weight_of(name: str, tensor: Tensor) -> Weight:
+    """Return a tensor in memory as a weight."""
+
+    def read(buffer: ReadBuffer | None = None) -> Array:
+        return tensor.read_storage()
+
+    return Weight((name,), tensor.shape, tensor.dtype, read, tensor=tensor)
+
+
+def zeros(shape: tuple[int, ...], dtype: str) -> Weight:
+    """Return zeros."""
+
+    def read(buffer: ReadBuffer | None = None) -> Array:
+        return np.zeros(shape, storage_dtype(dtype))
+
+    return Weight((), shape, dtype, read)
+
+
+def concatenate(weights: Sequence[Weight], axis: int) -> Weight:
+    """Return weights one after another along an axis; the other sizes must agree."""
+    if len(weights) == 1:
+        return weights[0]
+    places = [(slice(None),) * axis] * len(weights)
+    shape = list(weights[0].shape)
+    shape[axis] = 0
+    for i, weight in enumerate(weights):
+        places[i] += (slice(shape[axis], shape[axis] + weight.shape[axis]),)
+        shape[axis] += weight.shape[axis]
+    return _assembled(weights, places, tuple(shape))
+
+
+def padded(weight: Weight, shape: tuple[int, ...]) -> Weight:
+    """Return a weight with zeros behind it, up to `shape`."""
+    return _assembled([weight], [tuple(slice(size) for size in weight.shape)], shape)
+
+
+def block_diagonal(blocks: Sequence[tuple[Weight, int]], columns: int) -> Weight:
+    """Return [sum of rows, columns]: each weight below the last, from its own first column on."""
+    places, row = [], 0
+    for weight, column in blocks:
+        rows, width = weight.shape
+        places.append((slice(row, row + rows), slice(column, column + width)))
+        row += rows
+    return _assembled([weight for weight, _ in blocks], places, (row, columns))
+
+
+def _assembled(
+    weights: Sequence[Weight], places: Sequence[tuple[slice, ...]], shape: tuple[int, ...]
+) -> Weight:
+    """One weight of `shape`, zero but for the given weights at their places."""
+    names = tuple(dict.fromkeys(name for weight in weights for name in weight.names))
+    kinds = {(weight.dtype, weight.scale) for weight in weights}
+    if len(kinds) == 1:  # nothing needs to be computed, and so nothing is rounded
+        ((dtype, scale),) = kinds
+        parts = [weight.read for weight in weights]
+    else:
+        dtype, scale = "float32", 1.0
+        parts = [weight.values for weight in weights]
+
+    def read(buffer: ReadBuffer | None = None) -> Array:
+        out = np.zeros(shape, storage_dtype(dtype))
+        for place, part in zip(places, parts, strict=True):
+            out[place] = part(buffer)
+        return out
+
+    return Weight(names, shape, dtype, read, scale)

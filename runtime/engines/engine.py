@@ -1,0 +1,107 @@
+"""Protocols of a running engine, and the checks that both backends share."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from trt_lora.plugins.errors import StateError, TensorError
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+
+
+class Executor(Protocol):
+    """An engine that can be run inside `with`; nothing touches a GPU before."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the engine takes."""
+        ...
+
+    @property
+    def memory(self) -> Memory:
+        """Where its tensors live."""
+        ...
+
+    @property
+    def rank_multiple(self) -> int:
+        """What ranks are padded to, with zeros, when an adapter is loaded; 1 pads nothing."""
+        ...
+
+    def release_inputs(self) -> None:
+        """Let go of the inputs of earlier runs; the next run binds its own anew."""
+        ...
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """Names of all inputs, in the engine's order."""
+        ...
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """Names of all outputs, in the engine's order."""
+        ...
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        """Run the engine once and return every output, in memory that the result owns.
+
+        Any number of threads may call it; each has the outputs of its own inputs, which nobody
+        may write to before it returns.
+
+        Raises:
+            TensorError: an input is missing, or has a shape, dtype or device the engine refuses.
+            StateError: called outside `with`.
+        """
+        ...
+
+
+class Engine(Executor, Protocol):
+    """An executor as `open_engine` returns it: a context manager over an engine directory.
+
+    It is open once at a time, and may be entered again after it was left.
+    """
+
+    @property
+    def directory(self) -> Path:
+        """The engine directory."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Load the engine.
+
+        Raises:
+            BackendError: it cannot be loaded.
+            StateError: it is open already.
+        """
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Refuse further runs, wait for those under way in other threads, release everything."""
+        ...
+
+
+def check_inputs(tensor_map: TensorMap, input_names: Sequence[str]) -> None:
+    """Raise TensorError if the map lacks an input."""
+    missing = [name for name in input_names if name not in tensor_map]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise TensorError(
+            f"the tensor map lacks {', '.join(missing[:3])}{more}; "
+            "LoRA bindings are written by LoRAManager.refresh_tensor_map"
+        )
+
+
+def closed() -> StateError:
+    """Return the error of a run outside `with`."""
+    return StateError("the engine is closed; use: with open_engine(directory) as engine")
+
+
+def open_already() -> StateError:
+    """Return the error of an engine that is entered twice."""
+    return StateError("the engine is open already; make another one of the same directory")

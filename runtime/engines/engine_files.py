@@ -1,0 +1,83 @@
+"""Compare the files of an engine directory with its manifest, in part or whole.
+
+They are large, and a copy that ended early or a disk that lost pages answers like any other.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trt_lora.plugins.errors import ConfigError, ManifestError
+from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE
+from trt_lora.runtime.files.file_record import FAST, FULL, fault
+from trt_lora.runtime.manifest import BACKEND_FILES, MANIFEST_FILE, Manifest, left_out
+
+CHECKS = (FAST, FULL)
+
+_OUR_OWN = (MANIFEST_FILE, RUNTIME_CACHE_FILE)  # of which a manifest says nothing
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineFiles:
+    """How the files of an engine directory compare with its manifest."""
+
+    faults: Mapping[str, str]  # by file of the manifest that is not as recorded
+    left_out: tuple[str, ...]  # those of the backend whose files are all missing
+    unlisted: tuple[str, ...]  # what is there, and not in the manifest
+
+
+def compare_files(directory: Path, manifest: Manifest) -> EngineFiles:
+    """Read every file whole, and list those that the manifest does not know.
+
+    Raises:
+        ManifestError: a file cannot be read.
+    """
+    absent = left_out(directory, manifest.files)
+    found = {
+        name: fault(directory / name, record, FULL)
+        for name, record in manifest.files.items()
+        if name not in absent
+    }
+    there = {path.name for path in directory.iterdir()}
+    return EngineFiles(
+        {name: difference for name, difference in found.items() if difference},
+        tuple(sorted(absent)),
+        tuple(sorted(there - {*manifest.files, *_OUR_OWN})),
+    )
+
+
+def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -> None:
+    """Refuse an engine whose files are not those that its manifest speaks of.
+
+    Args:
+        directory: the engine's.
+        manifest: its manifest.
+        check: "fast" compares sizes and `sampled_sha256` of all but what only the other backend
+            reads; "full" the SHA-256 of every file that is there.
+        backend: "tensorrt" or "onnxruntime".
+
+    Raises:
+        ManifestError: a file differs, cannot be read, or is missing and the backend reads it.
+        ConfigError: there is no such check.
+    """
+    if check not in CHECKS:
+        raise ConfigError(f"unknown check {check!r}; choose from: {', '.join(CHECKS)}")
+    others = {name for kind, own in BACKEND_FILES.items() if kind != backend for name in own}
+    for name, record in manifest.files.items():
+        file = directory / name
+        if name in others and (check == FAST or not file.exists()):
+            continue
+        if found := fault(file, record, check):
+            raise ManifestError(
+                f"{file} {found}: it is missing, damaged or of another build; copy or build the "
+                f"engine again (trt-lora check {directory} compares all its files)"
+            )
+        if check == FAST and not record.known_sample:
+            _LOG.warning(
+                "only the size of %s was checked: its manifest is of an earlier release; "
+                "trt-lora check %s reads it whole",
+                file,
+                directory,
+            )

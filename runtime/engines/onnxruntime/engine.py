@@ -1,0 +1,98 @@
+"""Run an engine's ONNX graph on the CPU with ONNX Runtime: the same inputs, outputs and numbers."""
+
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+from trt_lora.plugins.errors import BackendError
+from trt_lora.runtime.engines.engine import check_inputs, closed, open_already
+from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
+from trt_lora.runtime.manifest import ONNX_FILE, Manifest
+from trt_lora.runtime.memory.host import HostMemory
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+
+
+class OnnxRuntimeEngine:
+    """An `Engine` on the CPU; it reads and returns host memory in place.
+
+    Any number of threads may call `execute`: their runs go on at the same time, on the threads
+    that ONNX Runtime has for all of them.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        if manifest.dtype == "bfloat16":
+            raise BackendError(
+                f"{directory} is a bfloat16 engine, which ONNX Runtime cannot run on the CPU; "
+                "build it with --dtype float32 or float16, or run it with TensorRT on a GPU"
+            )
+        self.directory = directory
+        self.manifest = manifest
+        self.memory = HostMemory()
+        self.rank_multiple = 1  # it runs no plugin
+        self.input_names = tuple(binding.name for binding in manifest.inputs)
+        self.output_names = tuple(binding.name for binding in manifest.outputs)
+        self._open: SessionPool | None = None
+        self._entering = Lock()
+
+    def __enter__(self) -> Self:
+        """Load the graph.
+
+        Raises:
+            BackendError: ONNX Runtime is not installed or refuses the graph.
+            StateError: the engine is open already.
+        """
+        with self._entering:
+            if self._open is not None:
+                raise open_already()
+            self._open = SessionPool(self._load(), self.manifest)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release the graph and the last inputs, after the runs under way in other threads."""
+        pool, self._open = self._open, None
+        if pool is not None:
+            pool.close()
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        """Run the graph once; see `Executor.execute`."""
+        pool = self._open
+        if pool is None:
+            raise closed()
+        check_inputs(tensor_map, self.input_names)
+        return pool.run(tensor_map)
+
+    def release_inputs(self) -> None:
+        """Let go of the inputs of earlier runs; see `Executor.release_inputs`."""
+        if pool := self._open:
+            pool.release()
+
+    def _load(self) -> Any:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise BackendError(
+                f"onnxruntime cannot be imported ({error}); pip install 'trt-lora[cpu]'"
+            ) from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # errors; the warnings are about its own optimisations
+        try:
+            session = onnxruntime.InferenceSession(
+                self.directory / ONNX_FILE, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # its exceptions have no common base of their own
+            raise BackendError(f"ONNX Runtime cannot load {self.directory}: {error}") from error
+        self._check_interface(session)
+        return session
+
+    def _check_interface(self, session: Any) -> None:
+        """The manifest must speak of this very graph."""
+        if [value.name for value in session.get_inputs()] != list(self.input_names):
+            raise BackendError(
+                f"{self.directory / ONNX_FILE} has other inputs than its manifest; build it again"
+            )

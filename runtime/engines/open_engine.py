@@ -1,0 +1,71 @@
+"""Open an engine directory: TensorRT on a GPU, or ONNX Runtime on the CPU."""
+
+import logging
+from pathlib import Path
+
+from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.tensorrt.flavour import flavour_named
+from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.engines.engine_files import check_files
+from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.manifest import PLAN_FILE, Manifest, read_manifest
+from trt_lora.runtime.memory.cuda import cuda_obstacle
+
+_LOG = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "tensorrt", "onnxruntime")
+
+
+def open_engine(directory: str | Path, backend: str = "auto", *, check: str = "fast") -> Engine:
+    """Return the executor of an engine directory, to be used as a context manager.
+
+    Args:
+        directory: what `build-engine --output` made.
+        backend: "tensorrt", "onnxruntime", or "auto": TensorRT where a GPU and a plan are there;
+            which of them it is, and why, is logged.
+        check: "fast" compares the files with the manifest by size and a sample, in milliseconds;
+            "full" by every byte, which takes a second per gigabyte (`check_files`).
+
+    Raises:
+        ManifestError: the directory is no engine, is incomplete, or has a damaged file.
+        ConfigError: there is no such check.
+        BackendError: the backend does not exist or cannot run here; the message says why.
+    """
+    directory = Path(directory)
+    if backend not in BACKENDS:
+        raise BackendError(f"unknown backend {backend!r}; choose from: {', '.join(BACKENDS)}")
+    manifest = read_manifest(directory)
+    obstacle = (
+        _tensorrt_obstacle(directory, manifest) if backend != "onnxruntime" else "not asked for"
+    )
+    if backend == "tensorrt" and obstacle:
+        raise BackendError(f"{directory} cannot run on TensorRT here: {obstacle}")
+    if backend == "auto":
+        _LOG.info("%s runs on %s", directory, _choice(manifest, obstacle))
+    check_files(directory, manifest, check, "onnxruntime" if obstacle else "tensorrt")
+    if obstacle:
+        return OnnxRuntimeEngine(directory, manifest)
+    return TensorRTEngine(directory, manifest)
+
+
+def _choice(manifest: Manifest, obstacle: str) -> str:
+    """The backend in words, and why not the other."""
+    if obstacle:
+        return f"ONNX Runtime (CPU): {obstacle}"
+    return f"{manifest.flavour} (GPU): it has a plan, and library and GPU are there"
+
+
+def _tensorrt_obstacle(directory: Path, manifest: Manifest) -> str:
+    """Why TensorRT cannot run this engine here; empty if it can."""
+    if manifest.flavour == "none":
+        return "it was built with --flavour none and has no plan; build it again with another"
+    if not (directory / PLAN_FILE).exists():
+        return f"it has no {PLAN_FILE}; copy it beside the other files"
+    flavour = flavour_named(manifest.flavour)
+    if not flavour.installed:
+        return (
+            f"its plan is for {flavour.name}, which is not installed; "
+            f"pip install 'trt-lora[{flavour.extra}]'"
+        )
+    return cuda_obstacle()

@@ -1,0 +1,1 @@
+"""The engine on TensorRT and TensorRT-RTX."""

@@ -1,0 +1,76 @@
+"""An execution context and what is set on it, so that only what changed is set again."""
+
+from collections.abc import Collection
+from typing import Any
+
+from trt_lora.plugins.errors import BackendError, TensorError
+from trt_lora.runtime.engines.tensorrt.run_key import Place, RunKey
+
+
+class BoundContext:
+    """Runs of one execution context on one stream.
+
+    The caller keeps the memory of a run until the stream has passed it.
+    """
+
+    def __init__(self, context: Any, outputs: Collection[str], stream: int) -> None:
+        self.context = context
+        self._outputs = frozenset(outputs)
+        self._stream = stream
+        self._profile = 0
+        self._set: dict[str, Place] = {}
+
+    def run(self, key: RunKey) -> None:
+        """Set what differs from the run before, and enqueue.
+
+        Raises:
+            TensorError: TensorRT refuses a shape or an address.
+            BackendError: it refuses the profile or the run.
+        """
+        self.bind(key)
+        self.enqueue()
+
+    def bind(self, key: RunKey) -> None:
+        """Set what differs from the run before; see `run`."""
+        if key.profile != self._profile:
+            self._use_profile(key.profile)
+        for name, place in key.places.items():
+            if self._set.get(name) != place:
+                self._bind(name, place)
+        for name in self._outputs:
+            self._check_shape(name, key.places[name][1])
+
+    def enqueue(self) -> None:
+        """Enqueue a run with what is set.
+
+        Raises:
+            BackendError: TensorRT refuses the run.
+        """
+        if not self.context.execute_async_v3(self._stream):
+            raise BackendError("the engine failed to run; its own log says why")
+
+    def _use_profile(self, index: int) -> None:
+        self._set.clear()  # a switch forgets shapes and addresses
+        self._profile = -1  # unknown, should the switch fail
+        if not self.context.set_optimization_profile_async(index, self._stream):
+            raise BackendError(f"TensorRT refuses optimization profile {index} of this engine")
+        self._profile = index
+
+    def _bind(self, name: str, place: Place) -> None:
+        pointer, shape = place
+        self._set.pop(name, None)  # unknown until both are set
+        if name not in self._outputs and not self.context.set_input_shape(name, shape):
+            raise TensorError(f"TensorRT refuses shape {list(shape)} for {name}")
+        if not self.context.set_tensor_address(name, pointer):
+            raise TensorError(f"TensorRT refuses address {pointer:#x} for {name}")
+        self._set[name] = place
+
+    def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        """A smaller buffer than the engine writes would be silent damage."""
+        found = tuple(self.context.get_tensor_shape(name))
+        if found != expected:
+            raise BackendError(
+                f"by the engine, {name} has shape {list(found)}; by its manifest and the inputs "
+                f"{list(expected)}: the inputs disagree about a dimension, or the plan is of "
+                "another engine and has to be built again"
+            )

@@ -1,0 +1,99 @@
+"""The inputs of a run: what changed since the run before is checked, and the profile chosen."""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import and_, attrgetter, le
+
+from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime.engines.engine import check_inputs
+from trt_lora.runtime.engines.tensorrt.run_key import RunState
+from trt_lora.runtime.manifest import Manifest, Range
+from trt_lora.runtime.memory.device import CudaMemory
+from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap
+
+# All that is asked of an input, in one call: an engine has hundreds, and this runs at every step.
+_describe = attrgetter("pointer", "shape", "dtype", "device")
+
+
+class RunInputs:
+    """The inputs of the last run; most of them are those of the next."""
+
+    def __init__(self, manifest: Manifest, memory: CudaMemory) -> None:
+        self._manifest = manifest
+        self._memory = memory
+        self._dtypes = {binding.name: binding.dtype for binding in manifest.inputs}
+        self._order = {name: index for index, name in enumerate(self._dtypes)}
+        self._on_host: set[str] = set()
+        self._ranges = {
+            name: [(1 << i, ranges[name]) for i, ranges in enumerate(manifest.profiles.values())]
+            for name in self._dtypes
+        }
+        self._seen: dict[str, object] = {}  # what `_describe` said
+        self._allowing: dict[str, int] = {}  # bit i is set if profile i allows the input's shape
+
+    @property
+    def on_host(self) -> list[str]:
+        """Inputs that have to be copied, in the engine's order: always the same, as its layout."""
+        return sorted(self._on_host, key=self._order.__getitem__)
+
+    def update(self, tensor_map: TensorMap, state: RunState) -> int:
+        """Check what changed, put what is on the device into `state`; return the profile.
+
+        Raises:
+            TensorError: an input is missing, or has a shape, dtype or place the engine refuses.
+        """
+        if not self._dtypes.keys() <= tensor_map.keys():
+            check_inputs(tensor_map, tuple(self._dtypes))
+        seen = self._seen
+        for name in self._dtypes:
+            tensor = tensor_map[name]
+            found = _describe(tensor)
+            if seen.get(name) != found:
+                self._take(name, tensor, state)
+                seen[name] = found  # last: an input that was refused is looked at again
+        return self._profile(tensor_map)
+
+    def _take(self, name: str, tensor: Tensor, state: RunState) -> None:
+        if tensor.dtype != self._dtypes[name]:
+            raise TensorError(f"{name} is {tensor.dtype}; this engine takes {self._dtypes[name]}")
+        self._memory.check(name, tensor)
+        bits = (bit for bit, r in self._ranges[name] if allows(r, tensor.shape))
+        self._allowing[name] = sum(bits)
+        if tensor.device == HOST:
+            self._on_host.add(name)  # put into the state at every run, where it is copied to
+        else:
+            self._on_host.discard(name)
+            state.put(name, (tensor.pointer, tensor.shape))
+
+    def _profile(self, tensor_map: TensorMap) -> int:
+        allowing = reduce(and_, self._allowing.values())
+        if not allowing:
+            return select_profile(self._manifest, {n: tensor_map[n].shape for n in self._dtypes})
+        return (allowing & -allowing).bit_length() - 1
+
+
+def select_profile(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> int:
+    """Return the index of the first profile that allows all shapes.
+
+    Raises:
+        TensorError: none does; with the first input that the last profile refuses, and its range.
+    """
+    refused = ""
+    for index, ranges in enumerate(manifest.profiles.values()):
+        refused = next((name for name, r in ranges.items() if not allows(r, shapes[name])), "")
+        if not refused:
+            return index
+    allowed = "; ".join(
+        f"{profile}: {list(ranges[refused].min)} to {list(ranges[refused].max)}"
+        for profile, ranges in manifest.profiles.items()
+    )
+    raise TensorError(f"{refused} has shape {list(shapes[refused])}; this engine allows {allowed}")
+
+
+def allows(allowed: Range, shape: Sequence[int]) -> bool:
+    """Whether a shape lies in a range."""
+    return (
+        len(shape) == len(allowed.min)
+        and all(map(le, allowed.min, shape))
+        and all(map(le, shape, allowed.max))
+    )

@@ -1,0 +1,53 @@
+"""Shapes of an engine's outputs from those of its inputs, without asking TensorRT."""
+
+from collections.abc import Mapping
+
+from trt_lora.plugins.errors import BackendError
+from trt_lora.runtime.engines.tensorrt.run_key import Place
+from trt_lora.runtime.manifest import Dimension, Manifest
+
+
+class OutputShapes:
+    """Where each dimension of each output is found among the inputs.
+
+    TensorRT knows the shapes too, but only of a context on which all inputs are set; a captured
+    graph is launched without touching one. Where a context is set, it must agree.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Look symbols up by name, as TensorRT does: equally named dimensions are equal.
+
+        Raises:
+            BackendError: an output has a symbol that no input has.
+        """
+        found: dict[str, tuple[str, int]] = {
+            size: (binding.name, axis)
+            for binding in reversed(manifest.inputs)  # the first input that has it wins
+            for axis, size in enumerate(binding.shape)
+            if isinstance(size, str)
+        }
+        self._outputs = [(b.name, b.dtype, b.shape) for b in manifest.outputs]
+        self._shapes = {  # most outputs share a few of them
+            b.shape: [_source(b.name, size, found) for size in b.shape] for b in manifest.outputs
+        }
+
+    def of(self, inputs: Mapping[str, Place]) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Return (name, dtype, shape) of every output."""
+        shapes = {
+            symbols: tuple(d if isinstance(d, int) else inputs[d[0]][1][d[1]] for d in sizes)
+            for symbols, sizes in self._shapes.items()
+        }
+        return [(name, dtype, shapes[symbols]) for name, dtype, symbols in self._outputs]
+
+
+def _source(
+    output: str, size: Dimension, found: Mapping[str, tuple[str, int]]
+) -> int | tuple[str, int]:
+    if isinstance(size, int):
+        return size
+    if size not in found:
+        raise BackendError(
+            f"dimension {size!r} of output {output} is none of any input ({', '.join(found)}); "
+            "the manifest is of another engine, build it again"
+        )
+    return found[size]

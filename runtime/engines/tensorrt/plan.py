@@ -1,0 +1,108 @@
+"""A plan on the GPU: what its execution contexts are made of and share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.tensorrt.flavour import Flavour
+from trt_lora.plugins.tensorrt.plugin_failures import summary
+from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
+from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE, RuntimeCache
+from trt_lora.runtime.manifest import PLAN_FILE, Manifest
+from trt_lora.runtime.memory.device import CudaMemory
+
+
+class Plan:
+    """A deserialised plan, one activation buffer for all its contexts, and its runtime cache.
+
+    The contexts share the buffer, so that only one may run at a time: use one stream. It has the
+    size of the largest profile and never moves. Contexts must go before `close`.
+    """
+
+    def __init__(
+        self, directory: Path, manifest: Manifest, flavour: Flavour, memory: CudaMemory
+    ) -> None:
+        """Load the plan.
+
+        Raises:
+            BackendError: the library cannot be imported, or refuses the plan on this GPU; the
+                device is out of memory.
+        """
+        self._trt = trt = flavour.load()
+        self._plugins = register_plugins(trt) if manifest.lora_plugin == "plugin" else None
+        self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))  # must outlive the rest
+        plan = (directory / PLAN_FILE).read_bytes()
+        with self.plugin_calls():
+            self._engine = self._runtime.deserialize_cuda_engine(plan)
+            if self._engine is None:
+                raise BackendError(
+                    f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU "
+                    f"(built with {dict(manifest.versions)}); build it on this machine"
+                )
+        self._memory_bytes = int(self._engine.device_memory_size_v2)
+        self._memory = memory.allocate(self._memory_bytes)
+        has_cache = flavour.has_runtime_cache
+        self._cache = _runtime_cache(self._engine, directory) if has_cache else None
+        self._configs: dict[bool, Any] = {}  # by `for_graph`; contexts may refer to theirs
+
+    def new_context(self, *, for_graph: bool = False) -> Any:
+        """Return an execution context that uses the shared memory.
+
+        Args:
+            for_graph: it runs the same shapes again and again, and a graph of it must not change.
+
+        Raises:
+            BackendError: the GPU is out of memory.
+        """
+        context = self._engine.create_execution_context(self._how(for_graph=for_graph))
+        if context is None:
+            raise BackendError("no execution context: the GPU is out of memory for this engine")
+        context.set_device_memory(self._memory.pointer, self._memory_bytes)
+        return context
+
+    @contextmanager
+    def plugin_calls(self) -> Iterator[None]:
+        """Let TensorRT call the LoRA plugin, one engine at a time, and raise what went wrong in it.
+
+        Raises:
+            BackendError: the plugin failed; what the block raised is its context.
+        """
+        if self._plugins is None:
+            yield
+            return
+        with self._plugins.failures.collected() as failures:
+            try:
+                yield
+            finally:
+                if failures:
+                    raise BackendError(f"the LoRA plugin failed: {summary(failures)}")
+
+    def save_cache(self) -> None:
+        """Write the runtime cache, where there is one; never raises for a file."""
+        if self._cache is not None:
+            self._cache.save()
+
+    def _how(self, *, for_graph: bool) -> Any:
+        """What `create_execution_context` takes: a strategy, for TensorRT-RTX a configuration."""
+        strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._cache is None:
+            return strategy
+        if for_graph not in self._configs:
+            self._configs[for_graph] = self._config(self._cache, strategy, for_graph=for_graph)
+        return self._configs[for_graph]
+
+    def _config(self, cache: RuntimeCache, strategy: Any, *, for_graph: bool) -> Any:
+        config = self._engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        config.set_runtime_cache(cache.cache)
+        if for_graph:  # lazily, a better kernel would come after the capture, and not into it
+            kinds = self._trt.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
+        return config
+
+
+def _runtime_cache(engine: Any, directory: Path) -> RuntimeCache:
+    config = engine.create_runtime_config()
+    return RuntimeCache(directory / RUNTIME_CACHE_FILE, config.create_runtime_cache())

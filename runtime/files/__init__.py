@@ -1,0 +1,1 @@
+"""Reading untrusted files: unchanged meanwhile, bounded, type-checked."""

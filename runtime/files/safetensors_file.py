@@ -1,0 +1,125 @@
+"""Read a safetensors file tensor by tensor.
+
+The safetensors library checks header and offsets; the bytes are read at the offsets it has checked,
+because the library maps the file (see `adapter_file`). Format: 8 bytes little-endian header length,
+JSON header, data (https://huggingface.co/docs/safetensors).
+"""
+
+import json
+import os
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.files.untrusted_file import AdapterFile
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+from trt_lora.runtime.memory.read_buffer import ReadBuffer, Reader
+
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_MAX_NAME = 1024
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file: what the header says, and how to read the elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Reader  # row-major
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """The tensors of a file in the order of its header, and its metadata."""
+
+    tensors: tuple[StoredTensor, ...]
+    metadata: dict[str, str]
+
+
+def read_safetensors(path: Path) -> SafetensorsFile:
+    """Read the header; the elements of a tensor are read when they are asked for.
+
+    Raises:
+        AdapterError: the file is missing, damaged, or has a dtype that LoRA weights do not have.
+    """
+    file = AdapterFile(path)
+    header, start = _header(file)
+    metadata = header.pop("__metadata__", None) or {}
+    tensors = []
+    for name, entry in header.items():
+        check_tensor(name, tuple(entry["shape"]), path)
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise AdapterError(
+                f"{path}: tensor {name!r} is {entry['dtype']}; "
+                f"LoRA weights are one of {', '.join(_DTYPES)}"
+            )
+        shape, offsets = tuple(entry["shape"]), entry["data_offsets"]
+        place = (start + offsets[0], offsets[1] - offsets[0])
+        tensors.append(StoredTensor(name, shape, dtype, _reader(file, place, shape, dtype)))
+    return SafetensorsFile(tuple(tensors), metadata)
+
+
+def check_tensor(name: str, shape: tuple[int, ...], path: Path) -> None:
+    """Refuse what no adapter has: a tensor without elements, a name that nobody would give.
+
+    Raises:
+        AdapterError: the tensor is such.
+    """
+    if 0 in shape:
+        raise AdapterError(f"{path}: tensor {name!r:.200} has shape {list(shape)}: no elements")
+    if len(name) > _MAX_NAME or not name.isprintable():
+        raise AdapterError(f"{path}: {name!r:.200} is not the name of a LoRA factor")
+
+
+def _header(file: AdapterFile) -> tuple[dict[str, Any], int]:
+    """Return the header, which the library has checked, and where the data starts."""
+    (size,) = struct.unpack("<Q", file.read(0, 8).tobytes()) if file.size >= 8 else (0,)
+    limit = (256 << 10) + file.size // 8  # Python's objects take several times the header's size
+    if size > limit:
+        raise AdapterError(
+            f"{file.path} is not a valid safetensors file (its header has {size} bytes, an "
+            f"adapter's of this size at most {limit}); copy or save the adapter again"
+        )
+    head = file.read(0, min(8 + size, file.size)).tobytes()
+    try:
+        _check(head, file)
+        return json.loads(head[8:]), 8 + size
+    except (safetensors.SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise AdapterError(
+            f"{file.path} is not a valid safetensors file ({error}); copy or save the adapter again"
+        ) from error
+
+
+def _check(head: bytes, file: AdapterFile) -> None:
+    """Let the library check a header, on a copy whose data are holes.
+
+    It maps what it checks, and would end the process when somebody cuts the file meanwhile.
+    """
+    if sys.platform != "linux":
+        _open(file.path)
+        return
+    with os.fdopen(os.memfd_create("safetensors"), "wb", buffering=0) as copy:
+        copy.write(head)
+        copy.truncate(file.size)
+        _open(Path(f"/proc/self/fd/{copy.fileno()}"))
+
+
+def _open(path: Path) -> None:
+    with safetensors.safe_open(path, framework="np"):
+        pass
+
+
+def _reader(
+    file: AdapterFile, place: tuple[int, int], shape: tuple[int, ...], dtype: str
+) -> Reader:
+    def read(buffer: ReadBuffer | None = None) -> Array:
+        return file.read(*place, buffer).view(storage_dtype(dtype)).reshape(shape)
+
+    return read

@@ -1,0 +1,130 @@
+"""A file of an adapter: inside its directory, read piece by piece, unchanged meanwhile.
+
+What is promised: all pieces are of one version, the one that the file had when it was opened, or
+there is an error. A file that is written to at that moment is waited for, a little while. A file
+that is replaced or removed meanwhile is read to its end. Where `open_for_writing` knows nothing
+(another user's file, a network file system), a writer that pauses for a fifth of a second halfway,
+or writes through memory, can pass for one that has finished.
+
+Reading instead of mapping: a mapped file that somebody truncates ends the process with a signal,
+and its pages count as memory of the process.
+"""
+
+import io
+import os
+import stat
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.files.file_writers import open_for_writing
+from trt_lora.runtime.memory.read_buffer import Bytes, ReadBuffer
+
+_POINTER = b"version https://git-lfs.github.com/"
+_LARGEST_POINTER = 1024  # bytes, by its specification
+
+_TICK_NS = 10_000_000  # of the clock of files, at the most
+_QUIET_NS = 200_000_000  # without a change, where nobody tells whether there is a writer
+_TICKS = 30  # that a file may take to be written, once it is opened
+
+
+class AdapterFile:
+    """An open file; reads are safe from several threads.
+
+    Raises:
+        AdapterError: there is no such file, it is a pipe, a device or a directory, it is being
+            written to, or is a pointer that Git LFS left in its place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _open(path)
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()
+        self._opened = self._settled()
+        self.size = self._opened.st_size
+        if self.size < _LARGEST_POINTER and self.read(0, self.size).tobytes().startswith(_POINTER):
+            raise AdapterError(
+                f"{path} is a pointer of Git LFS, not the file itself; fetch it with: git lfs pull"
+            )
+
+    def read(self, start: int, size: int, buffer: ReadBuffer | None = None) -> Bytes:
+        """Return `size` bytes from `start`, in memory of their own or in the buffer's.
+
+        Raises:
+            AdapterError: the file ends before, or was written to since it was opened.
+        """
+        if start < 0 or size < 0 or start + size > self.size:
+            raise AdapterError(
+                f"{self.path} has {self.size} bytes, but bytes {start} to {start + size} are "
+                "asked for: it is damaged; copy or save the adapter again"
+            )
+        data = buffer.take(size) if buffer else np.empty(size, np.uint8)
+        view, done = data.data, 0
+        with self._lock:
+            self._file.seek(start)
+            while done < size and (count := self._file.readinto(view[done:])):
+                done += count
+        if done < size or not self._is_as_opened():
+            raise AdapterError(f"{self.path} was changed while it was read; load it again")
+        return data
+
+    def _settled(self) -> os.stat_result:
+        """The state of the file, once any later change to it is sure to make another state.
+
+        The clock of files ticks: two changes within one tick leave the same time.
+        """
+        for _ in range(_TICKS):
+            written, state = open_for_writing(self._file.fileno()), os.fstat(self._file.fileno())
+            age = time.time_ns() - state.st_mtime_ns  # negative where another clock made the time
+            if not written and abs(age) > (_QUIET_NS if written is None else _TICK_NS):
+                return state
+            time.sleep(_TICK_NS / 1e9)
+        raise AdapterError(f"{self.path} is being written to; load it again when that is done")
+
+    def _is_as_opened(self) -> bool:
+        before, now = self._opened, os.fstat(self._file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+            return False
+        # ctime shows a writer that sets the old time again; it changes with the number of links too
+        return before.st_ctime_ns == now.st_ctime_ns or before.st_nlink != now.st_nlink
+
+
+def _open(path: Path) -> io.FileIO:
+    try:
+        # Looked at first, for opening a pipe would wait for its other end.
+        is_regular = stat.S_ISREG(path.stat().st_mode)
+        file = io.FileIO(path) if is_regular else None
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{path} cannot be opened: {error}") from error
+    if file is None:
+        raise AdapterError(f"{path} is not a regular file")
+    return file
+
+
+def file_inside(directory: Path, name: str) -> Path:
+    """Return the path of `name` in `directory`, wherever `directory` itself lies.
+
+    A link may lead to another place of the directory, and, in the cache of the Hugging Face hub,
+    from anywhere in `snapshots/<revision>` to `blobs`, which holds the files' contents.
+
+    Raises:
+        AdapterError: the name leads out of the directory: absolute, `..`, or a link.
+    """
+    path = directory / name
+    try:
+        home, target = directory.resolve(), path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a link to itself, a zero byte
+        raise AdapterError(f"{directory}: {name!r:.200} is not a file name: {error}") from error
+    revisions = (place for place in (home, *home.parents) if place.parent.name == "snapshots")
+    homes = [home, *(revision.parent.parent / "blobs" for revision in revisions)]
+    if Path(name).is_absolute() or not any(target.is_relative_to(place) for place in homes):
+        raise AdapterError(
+            f"{directory}: {name!r:.200} leads out of the adapter's directory, to {target}; "
+            "put the file itself into the directory"
+        )
+    return path

@@ -1,0 +1,84 @@
+"""Prompts to token ids, each checked against what an engine takes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.generation.chat_template import Message
+from trt_lora.runtime.generation.step_inputs import vocabulary_size
+from trt_lora.runtime.generation.token_ids import token_ids
+from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.manifest import Manifest
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+_KINDS = "expected a string, a list of messages or a list of token ids"
+
+
+def prompt_list(prompts: object) -> list[Prompt]:
+    """Return the prompts of a batch; a bare string is one.
+
+    Raises:
+        ConfigError: there is none, or one is nothing that can be answered.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
+        raise ConfigError(f"prompts is {prompts!r:.80}; pass a string, or a list of prompts")
+    batch = list(prompts)
+    if not batch:
+        raise ConfigError("there is no prompt; a batch has at least one")
+    for index, prompt in enumerate(batch):
+        if isinstance(prompt, Mapping | bytes) or not isinstance(prompt, Sequence | np.ndarray):
+            raise ConfigError(
+                f"prompt {index} is {prompt!r:.80}, {_KINDS}; a single one goes into a list too"
+            )
+    return batch
+
+
+def is_text(prompt: Prompt) -> bool:
+    """Whether a tokenizer is needed: for a string, and for messages."""
+    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
+
+
+def encoded(
+    prompts: Sequence[Prompt], tokenizer: TextTokenizer | None, manifest: Manifest
+) -> list[list[int]]:
+    """Return the token ids of every prompt.
+
+    Args:
+        prompts: as `prompt_list` returns them.
+        tokenizer: needed where one is text.
+        manifest: of the engine that is to answer.
+
+    Raises:
+        ConfigError: there are more prompts, or longer ones, than the engine takes; one is empty,
+            or holds what is no token id of the model.
+    """
+    if len(prompts) > manifest.max_batch_size:
+        raise ConfigError(
+            f"{len(prompts)} prompts are more than this engine's batch of "
+            f"{manifest.max_batch_size}; split them, or build with a larger --max-batch-size"
+        )
+    vocabulary = vocabulary_size(manifest)
+    ids = []
+    for index, prompt in enumerate(prompts):
+        values = prompt
+        if is_text(prompt):
+            assert tokenizer is not None  # made when any prompt is text
+            values = tokenizer.encode(cast("str | Sequence[Message]", prompt))
+        ids.append(list(token_ids(f"prompt {index}", values, vocabulary)))
+        _check_length(index, len(ids[-1]), manifest)
+    return ids
+
+
+def _check_length(index: int, length: int, manifest: Manifest) -> None:
+    if not length:
+        raise ConfigError(f"prompt {index} is empty; it needs at least one token")
+    if length > manifest.max_input_len:
+        raise ConfigError(
+            f"prompt {index} has {length} tokens, this engine takes {manifest.max_input_len}; "
+            "shorten it, or build with a larger --max-input-len"
+        )

@@ -1,0 +1,1 @@
+"""Which adapters are resident and which one is active."""

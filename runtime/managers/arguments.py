@@ -1,0 +1,63 @@
+"""Check the names and numbers that a caller gave, whatever their type."""
+
+import math
+from numbers import Real
+
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.files.json_file import shown
+
+_LONGEST = 1024  # characters of a name
+
+
+def check_string(value: object, what: str) -> None:
+    """Refuse a name that is no string.
+
+    Raises:
+        AdapterError: it is none.
+    """
+    if not isinstance(value, str):
+        raise AdapterError(f"{what} is a string, got {_described(value)}")
+
+
+def check_new_name(name: object) -> None:
+    """Refuse what cannot be the name of an adapter.
+
+    Raises:
+        AdapterError: it is no string, is empty, too long, or no text that can be written.
+    """
+    check_string(name, "the name of an adapter")
+    text = str(name)
+    if not text:
+        raise AdapterError("an adapter needs a name; the empty one means the base model")
+    if len(text) > _LONGEST:
+        raise AdapterError(
+            f"the name of an adapter has at most {_LONGEST} characters, got {len(text)}: "
+            f"{shown(text)}"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise AdapterError(
+            f"the name of an adapter is Unicode text, got {shown(text)}: {error.reason}"
+        ) from error
+
+
+def checked_scale(scale: object, what: str) -> float:
+    """Return a strength, or the weight of a blend's part, as a float.
+
+    Raises:
+        AdapterError: it is no number, or not finite.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise AdapterError(f"{what}: a scale is a number, got {_described(scale)}")
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise AdapterError(f"{what}: a scale is {value}, expected a finite number")
+    return value
+
+
+def _described(value: object) -> str:
+    return f"{shown(value)} ({type(value).__name__})"

@@ -1,0 +1,353 @@
+"""LoRAManager: which adapters are loaded, which one is active, and what an engine is bound to."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import NoReturn
+
+import numpy as np
+
+from trt_lora.plugins.errors import AdapterError, StateError, TensorError, UnknownBindingError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.blend import blend_adapters
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.adapters.weight import weight_of
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.files.json_file import shown
+from trt_lora.runtime.managers.arguments import check_new_name, check_string, checked_scale
+from trt_lora.runtime.managers.engine_bindings import EngineBindings, Loaded
+from trt_lora.runtime.managers.manager_state import ManagerState
+from trt_lora.runtime.memory.host import Stream
+from trt_lora.runtime.memory.interop import tensor_from
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
+
+
+class LoRAManager:
+    """Named adapters, at most one of them active; a switch changes pointers and copies nothing.
+
+    Load adapters with `load_weights` or `add_weights`, activate one with `switch_weights`, then
+    write it into a tensor map with `refresh_tensor_map`. A load that fails leaves the manager as it
+    was; what is suspicious about one that succeeds is in its coverage, and goes to the log
+    `trt_lora`. The manager owns device memory, so it cannot be copied; hand it over instead.
+
+    Threads: every method may be called from any thread. A load reads, casts and copies without
+    holding anybody up, and then takes effect at once: others see the manager before or after it,
+    never in between. `refresh_tensor_map` waits for nobody. Which adapter is active is the
+    manager's and not a thread's: threads that answer with other adapters at the same time have a
+    manager each, or take turns from `switch_weights` to `refresh_tensor_map`.
+
+    Memory: a tensor lives as long as anybody holds it. Beside the manager, which lets go of it in
+    `unload` and in a load with `replace`, that is every tensor map it was written into, until the
+    map is refreshed or dropped, and a run under way.
+    """
+
+    def __init__(self) -> None:
+        self._state = ManagerState()  # replaced as a whole, by whoever has the lock
+        self._lock = Lock()
+        self._dummy = tensor_from_numpy(np.zeros(1, np.float32))  # before an engine is bound
+
+    def load_weights(
+        self,
+        name: str,
+        path: str | Path,
+        stream: Stream = None,
+        *,
+        strict: bool = True,
+        replace: bool = False,
+    ) -> Coverage | None:
+        """Load an adapter from disk and register it.
+
+        Args:
+            name: what the caller will call it.
+            path: what `load_adapter` reads.
+            stream: CUDA stream of the copy to the device.
+            strict: False leaves tensors without a binding out and lists them, instead of refusing
+                the adapter.
+            replace: take the place of an adapter of that name, if there is one. If it is active,
+                the new one is active at the same strength, from the next `refresh_tensor_map` on.
+                Until it is there, both are in memory; blends of the old one stay as they are.
+
+        Returns:
+            What became of every tensor and every binding; None before an engine is bound: ask
+            `get_coverage` then.
+
+        Raises:
+            AdapterError: the name is taken or is no name, the adapter cannot be read, or the engine
+                (if one is bound) cannot take it. What had the name before keeps it.
+        """
+        self._check_name(self._state, name, replace=replace)
+        engine = self._state.engine
+        adapter = load_adapter(path, engine.manifest if engine else None)
+        return self._register(name, adapter, stream, strict=strict, replace=replace)
+
+    def add_weights(
+        self, name: str, weights: Mapping[str, object], *, replace: bool = False
+    ) -> Coverage | None:
+        """Register weights that are in memory already; nothing is copied on their own device.
+
+        Args:
+            name: what the caller will call the adapter.
+            weights: binding name -> numpy array, `Tensor`, or an object with `__dlpack__` or
+                `__cuda_array_interface__`; A [k, r], B [r, n], the scale folded into B. Nobody may
+                write to them afterwards.
+            replace: as `load_weights`.
+
+        Returns:
+            As `load_weights`.
+
+        Raises:
+            AdapterError: the name is taken or is no name, there are no weights, or the engine (if
+                one is bound) cannot take them.
+            TensorError: an object is no tensor, or its dtype or layout is not supported.
+        """
+        self._check_name(self._state, name, replace=replace)
+        if not weights:
+            raise AdapterError(f"adapter {name!r} has no weights")
+        taken = {binding: weight_of(binding, _taken(binding, w)) for binding, w in weights.items()}
+        return self._register(name, Adapter(name, taken, owned=False), replace=replace)
+
+    def blend(
+        self, name: str, parts: Mapping[str, float], *, replace: bool = False
+    ) -> Coverage | None:
+        """Register a weighted sum of loaded adapters as an adapter of its own.
+
+        Exact but for one rounding of each scaled B to the engine's dtype: the ranks of a site add
+        up. The sum has memory of its own: its parts may be used, replaced and unloaded.
+
+        Args:
+            name: what the caller will call the sum.
+            parts: adapter -> weight, such as `{"a": 0.7, "b": 0.3}`.
+            replace: as `load_weights`.
+
+        Returns:
+            As `load_weights`.
+
+        Raises:
+            UnknownAdapterError: a part is not loaded.
+            AdapterError: the name is taken or is no name, a weight is no finite number, there are
+                no parts, or a site's ranks add up to more than the engine's maximum.
+        """
+        state = self._state
+        self._check_name(state, name, replace=replace)
+        if not parts:
+            raise AdapterError(f"blend {name!r} has no parts; name at least one adapter")
+        loaded = {part: state.get(part) for part in parts}
+        scales = {
+            part: checked_scale(weight, f"{name}: adapter {part!r}")
+            for part, weight in parts.items()
+        }
+        blended = blend_adapters(name, [(loaded[part].adapter, scales[part]) for part in parts])
+        strict = all(part.strict for part in loaded.values())
+        return self._register(name, blended, strict=strict, replace=replace)
+
+    def unload(self, name: str, *, force: bool = False) -> None:
+        """Forget an adapter and let go of its memory; its name is free afterwards.
+
+        The memory returns at once, unless a tensor map still holds it (see the class).
+        Blends of the adapter stay as they are.
+
+        Args:
+            name: of a loaded adapter.
+            force: unload it even if it is active; the base model is active afterwards.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            StateError: it is active, and `force` is not given.
+        """
+        with self._lock:
+            self._state.get(name)
+            active = self._state.active
+            if active and active.name == name and not force:
+                raise StateError(
+                    f"adapter {name!r} is active; switch to another or call reset_weights first, "
+                    "or pass force=True, which leaves the base model active"
+                )
+            self._state = self._state.without(name)
+            self._release_inputs()
+
+    def get_coverage(self, name: str) -> Coverage | None:
+        """Return what became of an adapter in the engine; None before an engine is bound.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        return self._state.get(name).coverage
+
+    def switch_weights(self, name: str, scale: float = 1.0) -> None:
+        """Activate an adapter; O(1) and without device work at a strength of 1.
+
+        Another strength needs a B of its own: every B is multiplied, rounded once and copied to the
+        device, from the weights as loaded, in some tens of milliseconds for 100 MB (the first time
+        in a process two to five times as long, for memory that was never touched). The last such
+        strength is kept, of one adapter in all: a switch back to it costs nothing, and a switch to
+        another takes its place. So strengths cost the memory of one adapter's B's, and of two while
+        one takes the place of another.
+
+        Args:
+            name: of a loaded adapter.
+            scale: strength; the adapter's delta is multiplied by it.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            AdapterError: the scale is no finite number, or a weight times it leaves the engine's
+                dtype. In both cases the active adapter stays active.
+        """
+        scale = checked_scale(scale, f"adapter {shown(name)}")
+        with self._lock:
+            self._state = self._state.switched(name, scale)
+
+    def reset_weights(self) -> None:
+        """Deactivate any adapter: the base model answers, through dummies."""
+        with self._lock:
+            self._state = self._state.with_base_active()
+
+    def get_active_weight(self, binding: str) -> Tensor:
+        """Return the active adapter's tensor for a binding; a zero of shape [1] if none is active.
+
+        Raises:
+            UnknownBindingError: the active adapter has no weight under that name.
+        """
+        state = self._state
+        if state.active is None:
+            return state.engine.dummy if state.engine else self._dummy
+        try:
+            return state.active.tensors[binding]
+        except KeyError:
+            raise UnknownBindingError(
+                f"binding {binding!r} is not in the active adapter {state.active.name!r}, "
+                f"which has {len(state.active.tensors)} bindings; ask has_weight_for first"
+            ) from None
+
+    def get_active_adapter_name(self) -> str:
+        """Return the name of the active adapter, or an empty string."""
+        active = self._state.active
+        return active.name if active else ""
+
+    @property
+    def active_scale(self) -> float:
+        """The strength of the active adapter; 1.0 if none is active."""
+        active = self._state.active
+        return active.scale if active else 1.0
+
+    def get_binding_names(self) -> list[str]:
+        """Return the binding names of all loaded adapters, each once, in the order of loading."""
+        names = (name for loaded in self._state.adapters.values() for name in loaded.tensors)
+        return list(dict.fromkeys(names))
+
+    def get_adapter_names(self) -> list[str]:
+        """Return the names of the loaded adapters, in the order of loading."""
+        return list(self._state.adapters)
+
+    def has_active_adapter(self) -> bool:
+        """Return whether an adapter is active."""
+        return self._state.active is not None
+
+    def has_weight_for(self, binding: str) -> bool:
+        """Return whether the active adapter has a weight under that name; False if none is."""
+        active = self._state.active
+        return active is not None and binding in active.tensors
+
+    def initialize_engine_bindings(self, executor: Executor) -> None:
+        """Register the engine's LoRA bindings and make their rank-1 dummies; call it once.
+
+        A dummy has A's shape [k, 1] or B's shape [1, n]; all lie in one zero buffer. Adapters
+        loaded before are fitted now.
+
+        Raises:
+            StateError: an engine is bound already.
+            AdapterError: an adapter loaded before does not fit; then no engine is bound.
+        """
+        with self._lock:
+            if self._state.engine is not None:
+                raise StateError(
+                    "this manager has an engine already; make a LoRAManager per engine"
+                )
+            self._state = self._state.bound_to(executor)
+            for item in self._state.adapters.values():
+                _log(item)
+
+    def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
+        """Write the active adapter's tensor, or the dummy, for every LoRA binding of the engine.
+
+        Pointers only: no memory is copied or allocated. Call it after every `switch_weights` and
+        `reset_weights`.
+
+        Raises:
+            StateError: no engine is bound; call `initialize_engine_bindings` first.
+        """
+        state = self._state
+        if state.engine is None:
+            raise StateError("no engine is bound; call initialize_engine_bindings(executor) first")
+        tensor_map.update(state.active.bound if state.active else state.engine.dummies)
+
+    def _register(
+        self,
+        name: str,
+        adapter: Adapter,
+        stream: Stream = None,
+        *,
+        strict: bool = True,
+        replace: bool,
+    ) -> Coverage | None:
+        """Do what takes long first, then publish."""
+        engine = self._state.engine
+        loaded = _placed(engine, adapter, stream, strict=strict)
+        with self._lock:
+            if self._state.engine is not engine:  # bound by another thread meanwhile
+                loaded = _placed(self._state.engine, adapter, stream, strict=strict)
+            self._check_name(self._state, name, replace=replace)
+            replaces = name in self._state.adapters
+            self._state = self._state.with_adapter(name, loaded)
+            if replaces:
+                self._release_inputs()
+        _log(loaded)
+        return loaded.coverage
+
+    def _release_inputs(self) -> None:
+        """Let the engine go of what it ran with last, or memory would wait for its next run."""
+        if self._state.engine is not None:
+            self._state.engine.release_inputs()
+
+    @staticmethod
+    def _check_name(state: ManagerState, name: str, *, replace: bool) -> None:
+        check_new_name(name)
+        if name in state.adapters and not replace:
+            raise AdapterError(
+                f"an adapter named {name!r} is loaded already; choose another name than "
+                f"{', '.join(state.adapters)}, or pass replace=True"
+            )
+
+    def __copy__(self) -> NoReturn:
+        """Refuse: two managers would own one device memory."""
+        raise TypeError("a LoRAManager cannot be copied; pass the object itself")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        """Refuse, as `__copy__` does."""
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: device memory does not travel."""
+        self.__copy__()
+
+
+def _placed(
+    engine: EngineBindings | None, adapter: Adapter, stream: Stream, *, strict: bool
+) -> Loaded:
+    if engine is None:
+        return Loaded.pending(adapter, strict=strict)
+    return engine.load(adapter, strict=strict, stream=stream)
+
+
+def _log(loaded: Loaded) -> None:
+    if loaded.coverage is not None:
+        log_warnings(loaded.coverage.source, loaded.coverage.warnings)
+
+
+def _taken(binding: str, weight: object) -> Tensor:
+    check_string(binding, "the name of a binding")
+    try:
+        return tensor_from(weight)
+    except TensorError as error:
+        raise TensorError(f"{binding}: {error}") from error

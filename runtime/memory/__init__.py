@@ -1,0 +1,1 @@
+"""Tensors, and where their bytes lie."""

@@ -1,0 +1,124 @@
+"""Calls into the CUDA runtime through cuda-python, and whether there is a GPU at all."""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trt_lora.plugins.cuda_bindings import bindings, checked
+from trt_lora.plugins.errors import BackendError
+from trt_lora.runtime.memory.dtypes import Array
+
+
+def cuda_obstacle() -> str:
+    """Why no CUDA device can be used here; empty if one can."""
+    try:
+        count = call("cudaGetDeviceCount")
+    except BackendError as error:
+        return str(error)
+    return "" if count else "there is no NVIDIA GPU"
+
+
+def call(function: str, *args: Any) -> Any:
+    """Call a function of the CUDA runtime and return its one result, or None.
+
+    Raises:
+        BackendError: cuda-python is missing, or the call failed; with NVIDIA's own explanation.
+    """
+    try:
+        result = checked("runtime", function, *args)
+    except BackendError:
+        _forget_error()
+        raise
+    return None if result == () else result
+
+
+def _forget_error() -> None:
+    """CUDA keeps the last error; TensorRT and plugins would take it for their own."""
+    with contextlib.suppress(BackendError):
+        checked("runtime", "cudaGetLastError")
+
+
+def release(function: str, *args: Any) -> Any:
+    """Call a function that gives something back; a device that is lost has raised its error.
+
+    Returns:
+        What `call` returns, or None where the function failed.
+    """
+    with contextlib.suppress(BackendError):
+        return call(function, *args)
+    return None
+
+
+def release_on(device: int, function: str, *args: Any) -> None:
+    """Call `release` on a GPU, from any thread: a finalizer runs wherever garbage is collected."""
+    with on_device(device, release):
+        release(function, *args)
+
+
+def constant(name: str) -> Any:
+    """Return a constant of the CUDA runtime, such as the enum `cudaMemcpyKind`."""
+    return getattr(bindings("runtime"), name)
+
+
+class Event:
+    """A point in the work of a stream of the current GPU; destroyed with this object."""
+
+    def __init__(self) -> None:
+        self._handle = call("cudaEventCreateWithFlags", constant("cudaEventDisableTiming"))
+        weakref.finalize(self, release, "cudaEventDestroy", self._handle)
+
+    def record(self, stream: int) -> None:
+        """Stand for all that `stream` has been given."""
+        call("cudaEventRecord", self._handle, stream)
+
+    def wait(self) -> None:
+        """Wait until the point is passed; not at all before the first `record`."""
+        call("cudaEventSynchronize", self._handle)
+
+    def hold(self, stream: int) -> None:
+        """Let the further work of `stream` wait for it; the host goes on."""
+        call("cudaStreamWaitEvent", stream, self._handle, 0)
+
+
+@contextlib.contextmanager
+def on_device(index: int, do: Callable[..., Any] = call) -> Iterator[None]:
+    """Make a GPU the one that this thread uses, and afterwards again the one it used before.
+
+    CUDA is asked each time which that is, for any library in the thread may change it; nothing is
+    set where it is the same. What belongs to a GPU (memory, the default stream, events, streams,
+    all of TensorRT) is made and used there. Events, streams, graphs and pinned memory may be
+    destroyed anywhere.
+
+    Args:
+        index: of the GPU.
+        do: `release` where a lost device is no error, as in finalizers.
+    """
+    before = do("cudaGetDevice")
+    if before == index:
+        yield
+        return
+    do("cudaSetDevice", index)
+    try:
+        yield
+    finally:
+        if before is not None:
+            release("cudaSetDevice", before)
+
+
+@contextlib.contextmanager
+def finished(stream: int) -> Iterator[None]:
+    """Wait for `stream` after the block, also when the block raises: its memory may go then."""
+    try:
+        yield
+    except BaseException:
+        release("cudaStreamSynchronize", stream)
+        raise
+    call("cudaStreamSynchronize", stream)
+
+
+def read(device: int, pointer: int, storage: Array) -> None:
+    """Copy memory of a GPU at `pointer` into a host array and wait for it."""
+    kind = constant("cudaMemcpyKind").cudaMemcpyDeviceToHost
+    with on_device(device), finished(0):
+        call("cudaMemcpyAsync", storage.ctypes.data, pointer, storage.nbytes, kind, 0)

@@ -1,0 +1,126 @@
+"""The memory of one GPU, as the runtime uses it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trt_lora.plugins.errors import ConfigError, TensorError
+from trt_lora.runtime.memory.cuda import call, finished, on_device
+from trt_lora.runtime.memory.host import ALIGNMENT, Stream, pack
+from trt_lora.runtime.memory.pool import DeviceBuffer, DevicePool, PooledBuffer
+from trt_lora.runtime.memory.staging import Staging, pieces_of
+from trt_lora.runtime.memory.tensor import HOST, Tensor
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """How much memory is kept for the next step."""
+
+    max_free_bytes: int = 512 << 20  # on the device, in buffers that no tensor lies in; 0: none
+    staging_bytes: int = 8 << 20  # of each of two pinned buffers on the host
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that cannot work."""
+        if self.max_free_bytes < 0 or self.staging_bytes < ALIGNMENT:
+            raise ConfigError(
+                f"max_free_bytes must be 0 or more and staging_bytes {ALIGNMENT} or more, got "
+                f"{self.max_free_bytes} and {self.staging_bytes}"
+            )
+
+
+class CudaMemory:
+    """Memory of one GPU, whichever is the calling thread's.
+
+    `upload` and `zeros` make memory for adapters and the like, which every stream may use when
+    they return. `stage` and `empty` make memory for one step, from a pool; a step that needs as
+    much as an earlier one allocates nothing.
+    """
+
+    def __init__(self, index: int = 0, options: MemoryOptions | None = None) -> None:
+        options = options or MemoryOptions()
+        self.index, self.device = index, f"cuda:{index}"
+        self._pool = DevicePool(index, options.max_free_bytes)
+        self._staging = Staging(index, options.staging_bytes)
+
+    def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
+        """Move the host tensors into one device buffer of their own; wait for the copy.
+
+        Tensors that lie in one host buffer as `pack` lays them out are copied as one range.
+
+        Args:
+            tensors: those that are on the device already are returned as they are.
+            stream: CUDA stream of this GPU for the copy; its default stream if None.
+
+        Raises:
+            BackendError: the device is out of memory.
+            TensorError: a tensor is on another GPU, or at an address that TensorRT does not take.
+        """
+        for name, tensor in tensors.items():
+            self.check(name, tensor)
+        host = {name: tensor for name, tensor in tensors.items() if tensor.device == HOST}
+        if not host:
+            return dict(tensors)
+        nbytes, layout = pack(host, self.device)
+        buffer = self._pool.allocate(nbytes)
+        with on_device(self.index), finished(int(stream or 0)):
+            self._staging.copy(pieces_of(host, layout), buffer.pointer, int(stream or 0))
+        return dict(tensors) | _placed(layout, buffer)
+
+    def stage(self, tensors: Mapping[str, Tensor], stream: int) -> dict[str, Tensor]:
+        """Enqueue a copy of host tensors into one buffer of the pool, on a stream of this GPU.
+
+        The tensors hold their values when `stream` has passed; until then the caller keeps them.
+
+        Raises:
+            BackendError: the device is out of memory.
+        """
+        nbytes, layout = pack(tensors, self.device)
+        buffer = self._pool.take(nbytes)
+        self._staging.copy(pieces_of(tensors, layout), buffer.pointer, stream)
+        return _placed(layout, buffer)
+
+    def zeros(self, nbytes: int) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+        buffer = self._pool.allocate(nbytes)
+        with on_device(self.index), finished(0):
+            call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)
+        return Tensor(buffer.pointer, (nbytes,), "bool", self.device, buffer)
+
+    def empty(self, shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
+        """Return uninitialised tensors in one buffer of the pool, from (name, dtype, shape)."""
+        nbytes, layout = pack(
+            {name: Tensor(0, shape, dt) for name, dt, shape in shapes}, self.device
+        )
+        return _placed(layout, self._pool.take(nbytes))
+
+    def allocate(self, nbytes: int) -> DeviceBuffer:
+        """Return uninitialised memory of its own.
+
+        Raises:
+            BackendError: the device is out of memory.
+        """
+        return self._pool.allocate(nbytes)
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Raise TensorError if the tensor is on another GPU, or not aligned as TensorRT asks."""
+        if tensor.device == HOST:
+            return
+        if tensor.device != self.device:
+            raise TensorError(f"{name} is on {tensor.device}, the engine on {self.device}")
+        if tensor.pointer % ALIGNMENT:
+            raise TensorError(
+                f"{name} is at address {tensor.pointer:#x}, which is no multiple of {ALIGNMENT}; "
+                "pass a copy in memory of its own"
+            )
+
+    def close(self) -> None:
+        """Give back everything that no tensor lies in, and later each buffer when it is free."""
+        self._staging.close()
+        self._pool.close()
+
+
+def _placed(layout: Mapping[str, Tensor], buffer: DeviceBuffer | PooledBuffer) -> dict[str, Tensor]:
+    """Turn the offsets of `pack` into addresses in `buffer`, which the tensors then own."""
+    return {
+        name: Tensor(buffer.pointer + place.pointer, place.shape, place.dtype, place.device, buffer)
+        for name, place in layout.items()
+    }

@@ -1,0 +1,91 @@
+"""Where an executor's tensors live: the interface, and host memory."""
+
+import contextlib
+import mmap
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime.memory.tensor import HOST, Tensor, tensor_from_numpy
+
+ALIGNMENT = 256  # bytes; what TensorRT asks of the address of every input and output
+
+Stream = Any  # a CUDA stream handle: an int, or an object that int() takes; None is the default
+
+
+class Memory(Protocol):
+    """Makes tensors on the device of an executor."""
+
+    @property
+    def device(self) -> str:
+        """Name of the device, as in `Tensor.device`."""
+        ...
+
+    def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
+        """Return the tensors on the device, those of the host moved there in one buffer."""
+        ...
+
+    def zeros(self, nbytes: int) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+        ...
+
+
+class HostMemory:
+    """The executor reads host memory: nothing needs to move."""
+
+    device = HOST
+
+    def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
+        """Return the same tensors.
+
+        Raises:
+            TensorError: one is on another device.
+        """
+        for name, tensor in tensors.items():
+            if tensor.device != HOST:
+                raise TensorError(
+                    f"{name} is on {tensor.device}, but this engine runs on the {HOST}; "
+                    "pass host arrays, or open the engine with backend='tensorrt'"
+                )
+        return dict(tensors)
+
+    def zeros(self, nbytes: int) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+        return tensor_from_numpy(np.zeros(nbytes, np.bool_))
+
+
+def host_buffer(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return zeros [nbytes] in whole pages, which the system has back with the last user.
+
+    What malloc frees below 32 MB stays with the process, and adapters are as small as that.
+    """
+    pages = mmap.mmap(-1, max(nbytes, 1), access=mmap.ACCESS_COPY)
+    with contextlib.suppress(AttributeError, OSError):  # of Linux, where it is compiled in
+        pages.madvise(mmap.MADV_HUGEPAGE)  # a fault for 2 MB instead of 512
+    return np.frombuffer(pages, np.uint8, nbytes)
+
+
+def packed_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return host tensors of these shapes and dtypes in one buffer, laid out by `pack`."""
+    nbytes, layout = pack(tensors, HOST)
+    buffer = host_buffer(nbytes)
+    base = buffer.ctypes.data
+    return {
+        name: Tensor(base + place.pointer, place.shape, place.dtype, HOST, buffer)
+        for name, place in layout.items()
+    }
+
+
+def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Tensor]]:
+    """Lay tensors out one after another at aligned offsets; return the size and the layout.
+
+    The pointers of the layout are offsets into a buffer still to be made.
+    """
+    offset, layout = 0, {}
+    for name, tensor in tensors.items():
+        layout[name] = Tensor(offset, tensor.shape, tensor.dtype, device)
+        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return offset, layout

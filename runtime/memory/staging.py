@@ -1,0 +1,112 @@
+"""Copies from host to device memory, through two pinned buffers that are used in turn."""
+
+import ctypes
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from threading import Lock
+
+from trt_lora.runtime.memory.cuda import Event, call, constant, on_device, release
+from trt_lora.runtime.memory.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of the host that follow one another, and where they go in a device buffer."""
+
+    offset: int  # bytes from the start of the device buffer
+    address: int  # on the host
+    nbytes: int
+
+
+def pieces_of(tensors: Mapping[str, Tensor], layout: Mapping[str, Tensor]) -> list[Piece]:
+    """Return what to copy so that the tensors lie as in `layout`, a result of `pack`.
+
+    Tensors that already lie so in one buffer, as those of a fitted adapter do, are one piece: the
+    gaps between them are copied too. A gap is shorter than 256 bytes and ends where a tensor
+    begins, so that it can be read wherever its tensors can.
+    """
+    pieces: list[Piece] = []
+    owner: object = None
+    for name, tensor in tensors.items():
+        offset, nbytes = layout[name].pointer, tensor.nbytes
+        if not nbytes:
+            continue
+        last = pieces[-1] if pieces and owner is tensor.owner else None
+        if last and tensor.pointer - last.address == offset - last.offset:
+            pieces[-1] = Piece(last.offset, last.address, offset - last.offset + nbytes)
+        else:
+            pieces.append(Piece(offset, tensor.pointer, nbytes))
+        owner = tensor.owner
+    return pieces
+
+
+class Staging:
+    """Two pinned buffers: one is filled while the device reads the other.
+
+    Large adapters pass through in chunks, so that pinned memory does not grow with them. Threads
+    may copy at the same time; they take turns by the chunk. The buffers are made when first
+    needed, and freed when this object is closed or forgotten.
+    """
+
+    def __init__(self, device: int, chunk_bytes: int) -> None:
+        self._device = device
+        self._chunk_bytes = chunk_bytes
+        self._slots: dict[int, _Slot] = {}
+        self._lock = Lock()
+
+    def copy(self, pieces: Iterable[Piece], target: int, stream: int) -> None:
+        """Enqueue copies of `pieces` into the buffer of this GPU at address `target`.
+
+        `stream` is of this GPU; for its default stream, the caller has made the GPU current.
+
+        The host memory may change when this returns. The device has it when `stream` has passed:
+        the caller waits for that, also when this raises.
+
+        Raises:
+            BackendError: the host is out of pinned memory, or the device is lost.
+        """
+        size = self._chunk_bytes
+        parts = (part for piece in pieces for part in _cut(piece, size))
+        for index, chunk in groupby(parts, key=lambda part: part.offset // size):
+            with self._lock:
+                self._send(self._slot(index % 2), list(chunk), target, stream)
+
+    def close(self) -> None:
+        """Free the pinned memory; no copy may be pending."""
+        self._slots.clear()
+
+    def _slot(self, index: int) -> "_Slot":
+        if index not in self._slots:
+            with on_device(self._device):  # whose streams the event is for
+                self._slots[index] = _Slot(self._chunk_bytes)
+        return self._slots[index]
+
+    def _send(self, slot: "_Slot", parts: list[Piece], target: int, stream: int) -> None:
+        slot.copied.wait()  # the device may still read what was here
+        start, last = parts[0].offset, parts[-1]
+        for part in parts:
+            ctypes.memmove(slot.pointer + part.offset - start, part.address, part.nbytes)
+        nbytes = last.offset + last.nbytes - start
+        kind = constant("cudaMemcpyKind").cudaMemcpyHostToDevice
+        call("cudaMemcpyAsync", target + start, slot.pointer, nbytes, kind, stream)
+        slot.copied.record(stream)
+
+
+class _Slot:
+    """Pinned memory, and the event after which it may be written."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.pointer = int(call("cudaMallocHost", nbytes))
+        weakref.finalize(self, release, "cudaFreeHost", self.pointer)
+        self.copied = Event()
+
+
+def _cut(piece: Piece, size: int) -> Iterator[Piece]:
+    """Cut a piece where chunks of `size` bytes end."""
+    start, end = piece.offset, piece.offset + piece.nbytes
+    while start < end:
+        stop = min(end, (start // size + 1) * size)
+        yield Piece(start, piece.address + start - piece.offset, stop - start)
+        start = stop

@@ -1,0 +1,48 @@
+"""`trt-lora check`: every byte of an engine's files against its manifest."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from trt_lora.runtime.engines.engine_files import EngineFiles, compare_files
+from trt_lora.runtime.manifest import Manifest, load_manifest
+from trt_lora.scripts.terminal.console import print_table
+
+
+def add_command(subparsers: Any) -> None:
+    """Add the subcommand to those of `trt-lora`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "check", help="every byte of an engine's files against its manifest", description=__doc__
+    )
+    parser.add_argument("engine", type=Path, metavar="ENGINE", help="what build-engine made")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(command=_check)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Print; exit with 1 if a file is missing or another than the manifest says."""
+    manifest = load_manifest(args.engine)
+    files = compare_files(args.engine, manifest)
+    if args.json:
+        print(json.dumps({"whole": not files.faults} | dataclasses.asdict(files), indent=1))
+    else:
+        _print(args.engine, manifest, files)
+    if files.faults:
+        sys.exit(1)
+
+
+def _print(directory: Path, manifest: Manifest, files: EngineFiles) -> None:
+    found = dict.fromkeys(files.left_out, "left out") | dict(files.faults)
+    rows = [
+        [name, str(record.size_bytes), found.get(name, "as recorded")]
+        for name, record in manifest.files.items()
+    ]
+    print_table(["file", "bytes", "found"], rows)
+    if files.unlisted:
+        print(f"not in the manifest, and not read: {', '.join(map(repr, files.unlisted))}")
+    count = len(files.faults)
+    verdict = f"{count} of {len(rows)} files differ; copy or build it again" if count else "whole"
+    print(f"{directory}: {verdict}")

@@ -1,0 +1,86 @@
+"""`trt-lora convert-adapter`: an adapter from any format to any other."""
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.extras import extra
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
+from trt_lora.runtime.adapters.fitting.fit import preview_adapter
+from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
+from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
+from trt_lora.runtime.manifest import Manifest, read_manifest
+
+
+def add_command(subparsers: Any) -> None:
+    """Add the subcommand to those of `trt-lora`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "convert-adapter", help="an adapter from any format to any other", description=__doc__
+    )
+    add = parser.add_argument
+    add("source", type=Path, metavar="IN", help="directory or file; a PEFT .bin is read safely")
+    add("output", type=Path, metavar="OUT", help="directory, or for onnxruntime a file, to make")
+    add("--format", choices=FORMATS, required=True)
+    add("--dtype", choices=DTYPES, help="of the tensors (default: as they are; edgellm: float16)")
+    add(
+        "--engine",
+        type=Path,
+        metavar="DIR",
+        help="engine that the result is for: checks it, gives it the engine's names and modules; "
+        "needed to read TensorRT-LLM's format, which holds no shapes",
+    )
+    parser.set_defaults(command=_convert)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    manifest = read_manifest(args.engine) if args.engine else None
+    with _readable(args.source) as path:
+        adapter = load_adapter(path, manifest)
+        change = save_adapter(
+            adapter, args.output, args.format, dtype=args.dtype, manifest=manifest
+        )
+        log_warnings(str(args.source), _warnings(adapter, manifest))
+    print(f"{args.output}: {len(adapter.weights)} tensors from {args.source}")
+    if change.rounding_error or change.flushed:
+        print(f"rounded by at most {change.rounding_error:.2g}; {change.flushed} values became 0")
+
+
+def _warnings(adapter: Adapter, manifest: Manifest | None) -> tuple[str, ...]:
+    if manifest is None:
+        return adapter.warnings
+    return preview_adapter(adapter, manifest).warnings
+
+
+@contextmanager
+def _readable(source: Path) -> Iterator[Path]:
+    """Yield the source itself, or a PEFT directory with what its `.bin` holds."""
+    file = source / "adapter_model.bin" if source.is_dir() else source
+    if file.suffix != ".bin" or not file.is_file() or (source / WEIGHTS_FILE).exists():
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        if not (file.parent / CONFIG_FILE).is_file():
+            raise AdapterError(f"{file} has no {CONFIG_FILE} beside it; copy it there")
+        shutil.copyfile(file.parent / CONFIG_FILE, Path(scratch, CONFIG_FILE))
+        _copy_tensors(file, Path(scratch, WEIGHTS_FILE))
+        yield Path(scratch)
+
+
+def _copy_tensors(file: Path, output: Path) -> None:
+    """Read tensors and nothing else from torch's pickle, and write them as safetensors."""
+    with extra("export", f"reading {file}"):
+        import torch
+        from safetensors.torch import save_file
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, output)
+    except Exception as error:  # whatever the restricted unpickler meets in a file
+        raise AdapterError(f"{file} does not hold tensors alone: {error}") from error

@@ -1,0 +1,143 @@
+"""`trt-lora inspect`: what an engine takes, and what would become of an adapter in it."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.contract.sites import FACTORS
+from trt_lora.plugins.extras import extra
+from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
+from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
+from trt_lora.runtime.adapters.fitting.fit import fit_adapter
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.manifest import Manifest, read_manifest
+
+
+def add_command(subparsers: Any) -> None:
+    """Add the subcommand to those of `trt-lora`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "inspect", help="what an engine takes, and every tensor of an adapter", description=__doc__
+    )
+    parser.add_argument("engine", type=Path, metavar="ENGINE", help="what build-engine made")
+    parser.add_argument("--adapter", type=Path, metavar="PATH", help="any format; nothing is run")
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="how many kernels LoRA adds, with and without the plugin; builds it four times",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(command=_inspect)
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    """Print; exit with 1 if the engine would refuse the adapter."""
+    manifest = read_manifest(args.engine)
+    if args.kernels:
+        _print_kernels(args.engine, manifest, as_json=args.json)
+        return
+    coverage = None
+    if args.adapter:
+        adapter = load_adapter(args.adapter, manifest)
+        multiple = _reader(manifest)[1]
+        coverage = fit_adapter(adapter, manifest, strict=False, rank_multiple=multiple).coverage
+        log_warnings(coverage.source, coverage.warnings)
+    if args.json:
+        print(json.dumps(_as_json(manifest, coverage), indent=1))
+    elif coverage is None:
+        _print_engine(args.engine, manifest)
+    else:
+        _print_coverage(coverage, manifest)
+    if coverage is not None and _refused(coverage):
+        sys.exit(1)
+
+
+def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> None:
+    with extra("export", "--kernels"):  # a machine that only serves engines need not have it
+        from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
+        from trt_lora.scripts.commands.kernel_table import print_layouts
+        from trt_lora.scripts.terminal.build_progress import build_progress
+    with build_progress() as progress:
+        layouts = kernel_layouts(directory, progress)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(layout) for layout in layouts], indent=1))
+    else:
+        print_layouts(layouts, manifest)
+
+
+def _refused(coverage: Coverage) -> bool:
+    return bool(coverage.unbound) or not coverage.adapted
+
+
+def _as_json(manifest: Manifest, coverage: Coverage | None) -> dict[str, Any]:
+    if coverage is None:
+        return dataclasses.asdict(manifest)
+    executor, _ = _reader(manifest)
+    return dataclasses.asdict(coverage) | {"bound": coverage.bound, "executor": executor}
+
+
+def _reader(manifest: Manifest) -> tuple[str, int]:
+    """What reads an adapter of this engine, and what it wants ranks padded to."""
+    if manifest.flavour == "none":
+        return "ONNX Runtime", 1
+    return "TensorRT", manifest.rank_multiple
+
+
+def _print_engine(directory: Path, manifest: Manifest) -> None:
+    base, modules = manifest.base_model, Counter(s.path.rsplit(".")[-1] for s in manifest.sites)
+    facts = {
+        "engine": str(directory),
+        "base model": f"{base.name} ({base.architecture})",
+        "fingerprint": base.fingerprint,
+        "dtype": manifest.dtype,
+        "plan": f"{manifest.flavour}, LoRA as {manifest.lora_plugin}",
+        "lengths": f"{manifest.max_batch_size} rows, prompts of {manifest.max_input_len} tokens, "
+        f"{manifest.max_seq_len} in all",
+        "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
+        "sites": f"{len(manifest.sites)}: "
+        + ", ".join(f"{name} x {count}" for name, count in modules.items()),
+        "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
+    }
+    for what, fact in facts.items():
+        print(f"{what:<12} {fact}")
+
+
+def _print_coverage(coverage: Coverage, manifest: Manifest) -> None:
+    for site in coverage.adapted:
+        print(_site_line(site))
+        for factor in FACTORS:
+            binding = manifest.binding_names.binding(factor, site.path)
+            print(f"  {binding} <- {', '.join(coverage.bindings[binding])}")
+    for site in coverage.sites:
+        if not site.rank:
+            print(f"{site.path}: dummy")
+    for name, reason in coverage.unbound.items():
+        print(f"not bound: {name}: {reason}")
+    for name, reason in coverage.ignored.items():
+        print(f"ignored: {name}: {reason}")
+    print(_summary(coverage, manifest))
+
+
+def _site_line(site: SiteCoverage) -> str:
+    scales = ", ".join(f"{scale:.6g}" for scale in site.scales)
+    line = f"{site.path}: rank {site.rank}, scale {scales}, {site.nbytes} bytes"
+    if (site.dtype,) != site.source_dtypes:
+        line += f", {' and '.join(site.source_dtypes)} -> {site.dtype}"
+    if site.rounding_error:
+        line += f", rounded by at most {site.rounding_error:.2g}"
+    return line + (f", {site.flushed} values became 0" if site.flushed else "")
+
+
+def _summary(coverage: Coverage, manifest: Manifest) -> str:
+    executor, multiple = _reader(manifest)
+    padding = f", ranks padded to multiples of {multiple}" if multiple > 1 else ""
+    verdict = "the engine refuses it" if _refused(coverage) else "the engine takes it"
+    return (
+        f"{coverage.source}: {verdict}; {len(coverage.bound)} tensors bound, "
+        f"{len(coverage.unbound)} not, {len(coverage.ignored)} ignored; "
+        f"{len(coverage.adapted)} of {len(coverage.sites)} sites adapted, "
+        f"{coverage.nbytes} bytes in {executor}{padding}"
+    )

@@ -1,0 +1,121 @@
+"""`trt-lora verify`: does an engine compute what transformers and PEFT compute?"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime import Engine, LoRAManager, open_engine
+from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.runtime.memory.tensor import HOST
+from trt_lora.scripts.terminal.adapters import activate
+from trt_lora.scripts.verification.deltas import (
+    delta_errors,
+    delta_norm,
+    engine_factors,
+    print_deltas,
+)
+from trt_lora.scripts.verification.logits import compared_logits, has_tokenizer, print_logits
+from trt_lora.scripts.verification.require_peft import require_peft
+from trt_lora.scripts.verification.tolerances import TOLERANCES, chosen_tolerance
+
+if TYPE_CHECKING:
+    from trt_lora.scripts.verification.peft_reference import PeftReference
+
+Ids = npt.NDArray[np.int64]
+
+ADAPTER = "adapter"  # what the one adapter is called inside
+PROMPTS = ("Name a fruit.", "What is the capital of Portugal?", "Write one line about the sea.")
+RANDOM_IDS = 24  # tokens, where the engine has no tokenizer
+
+
+def add_command(subparsers: Any) -> None:
+    """Add the subcommand to those of `trt-lora`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "verify", help="an engine against transformers and PEFT", description=__doc__
+    )
+    add = parser.add_argument
+    add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
+    add("--model", type=Path, required=True, metavar="DIR", help="what it was made from")
+    add("--adapter", type=Path, required=True, metavar="PATH", help="a PEFT directory")
+    add("--prompts", type=Path, metavar="FILE", help="a prompt a line (default: three of its own)")
+    add("--max-new-tokens", type=int, default=16, help="length of the answers compared")
+    add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    add("--tolerance", type=float, help="of a logit (default: by the engine's dtype)")
+    parser.set_defaults(command=_verify)
+
+
+def _verify(args: argparse.Namespace) -> None:
+    """Print two tables; exit with 1 beyond tolerance."""
+    if not args.model.is_dir():
+        raise ConfigError(f"--model is {args.model}, which is not a directory")
+    require_peft("verify")
+    problems: list[str] = []
+    with open_engine(args.engine, args.backend) as engine:
+        runner, tolerance = _runner(engine), TOLERANCES[engine.manifest.dtype]
+        limit = chosen_tolerance(args.tolerance, tolerance.logit)
+        problems += _other_base(engine, args.model)
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        coverage = manager.load_weights(ADAPTER, args.adapter)
+        missing = coverage.missing if coverage else ()
+        problems += [f"{path} is targeted, but has no tensors" for path in missing]
+        reference = _reference(args.model, args.adapter, engine.manifest.dtype)
+        prompts = _prompts(args, engine)
+        rows = compared_logits(engine, manager, ADAPTER, reference, prompts, args.max_new_tokens)
+        problems += print_logits(rows, limit)
+        activate(manager, ADAPTER)
+        ours = engine_factors(manager, engine.manifest)
+        errors = delta_errors(ours, reference.factors(ADAPTER))
+        problems += print_deltas(errors, tolerance.delta)
+        if not any(map(delta_norm, ours.values())):
+            problems.append("the adapter adds nothing at any site, so that nothing was verified")
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if problems:
+        sys.exit(1)
+    print(f"the engine computes what PEFT does: {args.adapter}; it ran on {runner}")
+
+
+def _runner(engine: Engine) -> str:
+    if engine.memory.device == HOST:
+        return "ONNX Runtime (CPU)"
+    return f"{engine.manifest.flavour} (GPU)"
+
+
+def _reference(model: Path, adapter: Path, dtype: str) -> "PeftReference":
+    from trt_lora.scripts.verification.peft_reference import PeftReference
+
+    try:
+        return PeftReference(model, {ADAPTER: adapter}, dtype)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"PEFT cannot load {adapter} on {model}: {error}") from error
+
+
+def _other_base(engine: Engine, model: Path) -> Iterator[str]:
+    from trt_lora.builder.checkpoint.base_model import fingerprint
+
+    built_from, given = engine.manifest.base_model, fingerprint(model)
+    if given != built_from.fingerprint:
+        yield (
+            f"{model} is not what the engine was built from: its fingerprint is {given}, that of "
+            f"{built_from.name} {built_from.fingerprint}"
+        )
+
+
+def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
+    if not has_tokenizer(engine):
+        return [f"random ids {number} (no tokenizer)" for number in range(len(PROMPTS))]
+    if args.prompts is None:
+        return list(PROMPTS)
+    if not args.prompts.is_file():
+        raise ConfigError(f"--prompts is {args.prompts}, which is not a file")
+    lines = args.prompts.read_text(encoding="utf-8").splitlines()
+    if not (prompts := [line for line in lines if line.strip()]):
+        raise ConfigError(f"{args.prompts} holds no prompt; write one a line")
+    return prompts

@@ -1,0 +1,1 @@
+"""`trt-lora compare`: an engine against a reference, through polygraphy."""

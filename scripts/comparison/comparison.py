@@ -1,0 +1,127 @@
+"""Run polygraphy's commands that compare an engine with its reference, case by case."""
+
+import shutil
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
+from trt_lora.runtime.adapters.fitting.fit import fit_adapter
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE
+from trt_lora.scripts.comparison.bisect import SiteFault, first_fault
+from trt_lora.scripts.comparison.files import load_accuracy, load_outputs, same_outputs
+from trt_lora.scripts.comparison.references import ENGINE, Case, run_model, write_variant
+from trt_lora.scripts.comparison.report import Row, file_hashes, report, write_commands
+from trt_lora.scripts.comparison.runners import compared_row
+from trt_lora.scripts.comparison.shell_commands import Command, run_command
+from trt_lora.scripts.comparison.subjects import Subjects
+
+BASE_CASE = "base"  # how files and tables call the base model
+
+
+@dataclass
+class Comparison:
+    """One engine, one reference, and the commands that compare them, in one folder."""
+
+    subjects: Subjects
+    adapters: dict[str, Path]
+    folder: Path
+    limit: float  # absolute error of an output
+    bisect: bool = False
+    keep_models: bool = False
+    commands: dict[str, list[Command]] = field(default_factory=dict)  # that ran, by case
+
+    @property
+    def cases(self) -> list[Case]:
+        """The base model and every adapter."""
+        numbered = enumerate(self.adapters, start=1)
+        return [Case(BASE_CASE), *(Case(name, f"$ADAPTER_{n}") for n, name in numbered)]
+
+    @property
+    def places(self) -> dict[str, Path]:
+        """What the places in commands stand for."""
+        numbered = enumerate(self.adapters.values(), start=1)
+        return self.subjects.places | {f"ADAPTER_{n}": path.resolve() for n, path in numbered}
+
+    def run(self) -> list[Row]:
+        """Run every case, one after the other; the commands are kept whatever happens."""
+        try:
+            return [self._row(case) for case in self.cases]
+        finally:
+            write_commands(self.commands, self.places, self.folder)
+            self._remove_models("models", "models.other")
+
+    def _row(self, case: Case) -> Row:
+        reference = self.subjects.reference
+        print(f"{case.name}: {reference.engine_runner[2:]} vs {reference.name}", file=sys.stderr)
+        for command in reference.commands(case):
+            self._run(case, command)
+        self._run(case, self._engine_command(case))
+        accuracy = load_accuracy(self.folder / case.accuracy)
+        row = compared_row(accuracy, reference, self.subjects.manifest, case.name)
+        if self.bisect and not row.same:
+            row = replace(row, site=self._first_fault(case), bisected=True)
+        return row
+
+    def idle_adapters(self) -> list[str]:
+        """Return the adapters with which the engine answers as without."""
+        outputs = {case.name: self.folder / case.outputs("engine") for case in self.cases}
+        base = load_outputs(outputs.pop(BASE_CASE)) if self.adapters else []
+        return [name for name, path in outputs.items() if same_outputs(base, load_outputs(path))]
+
+    def _engine_command(self, case: Case) -> Command:
+        reference = self.subjects.reference
+        command = run_model(
+            f"{ENGINE}/{ONNX_FILE}",
+            reference.engine_runner,
+            case.inputs,
+            *("--load-outputs", case.outputs(reference.name)),
+            *("--atol", f"{self.limit:g}", "--rtol", f"{self.limit / 10:g}"),
+            outputs=case.outputs("engine"),
+        )
+        return Command((*command.words, "--save-accuracy-results", case.accuracy))
+
+    def _first_fault(self, case: Case) -> SiteFault | None:
+        model = case.model("engine", sites=True)
+        outputs = {n: case.outputs(n, sites=True) for n in ("engine", self.subjects.reference.name)}
+        self._run(case, write_variant(case, "engine", sites=True))
+        self._run(case, run_model(model, "--onnxrt", case.inputs, outputs=outputs["engine"]))
+        for command in self.subjects.reference.commands(case, sites=True):
+            self._run(case, command)
+        engine, reference = (load_outputs(self.folder / path) for path in outputs.values())
+        manifest, sites = self.subjects.manifest, self._coverage(case)
+        fault = first_fault(engine, reference, manifest, sites, self.limit / 10)
+        self._remove_models("sites", "models", "models.other")
+        return fault
+
+    def _coverage(self, case: Case) -> tuple[SiteCoverage, ...]:
+        if case.name not in self.adapters:
+            return ()
+        manifest = self.subjects.manifest
+        adapter = load_adapter(self.adapters[case.name], manifest)
+        return fit_adapter(adapter, manifest).coverage.sites
+
+    def _run(self, case: Case, command: Command) -> None:
+        self.commands.setdefault(case.name, []).append(command)
+        log = Path("logs", f"{case.name}.txt")
+        run_command(command, self.folder, self.places, log)
+
+    def _remove_models(self, *folders: str) -> None:
+        for folder in () if self.keep_models else folders:
+            shutil.rmtree(self.folder / folder, ignore_errors=True)
+
+    def report(self, rows: list[Row]) -> dict[str, Any]:
+        """Return all that the folder's report says; copy the manifest beside it."""
+        engine = self.subjects.places["ENGINE"]
+        shutil.copyfile(engine / MANIFEST_FILE, self.folder / MANIFEST_FILE)
+        facts = {
+            "against": self.subjects.reference.name,
+            "note": self.subjects.reference.note,
+            "places": {name: str(path) for name, path in self.places.items()},
+            "adapters": {name: file_hashes(path) for name, path in self.adapters.items()},
+            "tolerance": {"absolute": self.limit, "relative": self.limit / 10},
+            "folder": str(self.folder),
+        }
+        return report(rows, facts)

@@ -1,0 +1,123 @@
+"""What `trt-lora compare` prints and keeps: rows, a JSON file, and the commands that it ran."""
+
+import dataclasses
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trt_lora.runtime.files.file_record import sha256_of
+from trt_lora.scripts.comparison.bisect import SiteFault
+from trt_lora.scripts.comparison.files import STEPS, OutputError
+from trt_lora.scripts.comparison.shell_commands import Command
+from trt_lora.scripts.terminal.console import print_table
+
+REPORT_FILE, COMMANDS_FILE = "report.json", "commands.sh"
+
+_TOOLS = ("trt-lora", "polygraphy", "onnxruntime", "onnx", "onnx-ir", "numpy", "peft", "torch")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One adapter, or the base model, on the engine and on the reference."""
+
+    engine: str  # what ran the engine
+    reference: str  # what it was compared with, and what ran that
+    adapter: str
+    outputs: int  # tensors compared, in all steps
+    largest: float  # absolute error; NaN if shapes differ or a value is NaN
+    mean: float  # absolute error, the mean of the outputs' means
+    first_out_of_tolerance: str = ""
+    site: SiteFault | None = None
+    bisected: bool = False  # whether `site` was looked for
+
+    @property
+    def same(self) -> bool:
+        """Whether every output is within the tolerance."""
+        return not self.first_out_of_tolerance
+
+
+def row_of(engine: str, reference: str, adapter: str, errors: Sequence[OutputError]) -> Row:
+    """Return the row of what polygraphy compared."""
+    wrong = next((error for error in errors if not error.within), None)
+    return Row(
+        engine,
+        reference,
+        adapter,
+        len(errors),
+        float(np.max([error.largest for error in errors])),
+        float(np.mean([error.mean for error in errors])),
+        f"{wrong.name} ({STEPS[wrong.step % 2]})" if wrong else "",
+    )
+
+
+def print_rows(rows: Iterable[Row]) -> None:
+    """Print the table, and what was found of every adapter that differs."""
+    found = list(rows)
+    header = (
+        "engine", "compared with", "adapter", "outputs", "max |error|", "mean |error|",
+        "first out of tolerance",
+    )  # fmt: skip
+    print_table(
+        header,
+        [
+            (row.engine, row.reference, row.adapter, f"{row.outputs}", f"{row.largest:.2e}",
+             f"{row.mean:.2e}", row.first_out_of_tolerance or "-")
+            for row in found
+        ],
+    )  # fmt: skip
+    for row in found:
+        if row.bisected:
+            where = row.site.text() if row.site else "no site: the fault lies behind the last one"
+            print(f"{row.adapter}: the first site that differs is {where}")
+
+
+def report(rows: Iterable[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows and the facts as JSON takes them."""
+    listed = [{**dataclasses.asdict(row), "same": row.same} for row in rows]
+    for row in listed:  # JSON has no NaN
+        row |= {key: None for key in ("largest", "mean") if math.isnan(row[key])}
+    return {**facts, "versions": _versions(), "rows": listed}
+
+
+def write_json(report: Mapping[str, Any], folder: Path) -> None:
+    """Write the report to the folder."""
+    (folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def file_hashes(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of an adapter's files, by name."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {file.name: sha256_of(file) for file in files if file.is_file()}
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for tool in _TOOLS:
+        try:
+            versions[tool] = importlib.metadata.version(tool)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def write_commands(
+    commands: Mapping[str, Sequence[Command]], places: Mapping[str, Path], folder: Path
+) -> None:
+    """Write a shell script of all commands, by adapter; it runs in the folder that it lies in."""
+    lines = [
+        "#!/bin/sh",
+        "# What `trt-lora compare` ran. Run it in this folder: it reads inputs/, and writes",
+        f"# outputs/ and accuracy/ again. The versions that it ran with are in {REPORT_FILE}.",
+        *(f': "${{{name}:={path}}}"' for name, path in places.items()),
+    ]
+    for name, ran in commands.items():
+        lines += ["", f"# {name}", *(command.text() for command in ran)]
+    lines += ["", "rm -rf models models.other"]
+    (folder / COMMANDS_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,191 @@
+"""What a comparison is about, checked before anything runs, and the inputs of its runs."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trt_lora.plugins.errors import BackendError, ConfigError, LoRAError
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, Manifest, read_manifest
+from trt_lora.runtime.memory.cuda import cuda_obstacle
+from trt_lora.scripts.comparison.files import save_inputs
+from trt_lora.scripts.comparison.references import (
+    Case,
+    NativePlan,
+    OtherEngine,
+    Peft,
+    Reference,
+    Variant,
+)
+from trt_lora.scripts.verification.example_inputs import Feed, make_inputs
+from trt_lora.scripts.verification.require_peft import require_peft
+from trt_lora.scripts.verification.tolerances import TOLERANCES
+
+AGAINST = ("merged", "native", "peft")
+
+_TOKENS = 16  # of the random prompts
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """An engine and what it is compared with."""
+
+    manifest: Manifest
+    reference: Reference
+    places: dict[str, Path]  # ENGINE, and OTHER or MODEL
+
+    @property
+    def other(self) -> Manifest | None:
+        """The manifest of the other engine, if that is the reference."""
+        return self.reference.manifest if isinstance(self.reference, OtherEngine) else None
+
+    @property
+    def tolerance(self) -> float:
+        """The absolute tolerance that the coarser of the two dtypes needs."""
+        manifests = [self.manifest] if self.other is None else [self.manifest, self.other]
+        return max(TOLERANCES[manifest.dtype].logit for manifest in manifests)
+
+
+def check_subjects(engine: Path, against: str, model: Path | None, *, bisect: bool) -> Subjects:
+    """Return what is compared.
+
+    Raises:
+        ManifestError: a directory is no engine, or incomplete.
+        ConfigError: `against` is neither a known word nor another engine of the same base model,
+            the engine has no LoRA inputs, or an option is missing or has no effect.
+        BackendError: an engine cannot run here.
+    """
+    manifest = _runnable(engine)
+    if not manifest.sites:
+        raise ConfigError(
+            f"{engine} has no LoRA inputs: there is nothing to compare; build an engine with "
+            "--lora-target-modules"
+        )
+    if model is not None and against != "peft":
+        raise ConfigError("--model is for --against peft; leave it out")
+    places, reference = {"ENGINE": engine.resolve()}, _reference(against, manifest, model)
+    if bisect and isinstance(reference, NativePlan):
+        raise ConfigError(
+            "--bisect needs tensors that a plan does not show; use --against merged or peft"
+        )
+    if isinstance(reference, OtherEngine):
+        places["OTHER"] = Path(against).resolve()
+        if places["OTHER"] == places["ENGINE"]:
+            raise ConfigError(
+                f"--against {against} is the engine itself, which always agrees; give another one, "
+                f"or one of: {', '.join(AGAINST)}"
+            )
+    elif model is not None:
+        places["MODEL"] = model.resolve()
+    return Subjects(manifest, reference, places)
+
+
+def _runnable(engine: Path) -> Manifest:
+    manifest = read_manifest(engine)
+    if not (engine / ONNX_FILE).is_file():
+        raise ConfigError(f"{engine} has no {ONNX_FILE}, which polygraphy runs; copy it there")
+    if manifest.dtype == "bfloat16":
+        raise BackendError(
+            f"{engine} is a bfloat16 engine, which ONNX Runtime cannot run on the CPU; "
+            "compare one that is built with --dtype float32 or float16"
+        )
+    return manifest
+
+
+def _reference(against: str, manifest: Manifest, model: Path | None) -> Reference:
+    if against == "merged":
+        return Variant("merged", "merged", "merged weights")
+    if against == "native":
+        return _native(manifest)
+    if against == "peft":
+        return _peft(manifest, model)
+    if (Path(against) / MANIFEST_FILE).is_file():
+        return _other(Path(against), manifest)
+    raise ConfigError(
+        f"--against is {against!r}, which is neither an engine directory nor one of: "
+        f"{', '.join(AGAINST)}"
+    )
+
+
+def _native(manifest: Manifest) -> Reference:
+    obstacle = "the engine has no plan" if manifest.flavour == "none" else cuda_obstacle()
+    if not obstacle:
+        return NativePlan(manifest.flavour)
+    return Variant(
+        "native",
+        "float64",
+        "LoRA in float64",
+        note=f"native: no plan runs here ({obstacle}); ONNX Runtime is compared with itself, the "
+        "LoRA nodes in float64",
+    )
+
+
+def _peft(manifest: Manifest, model: Path | None) -> Reference:
+    if model is None or not model.is_dir():
+        given = "is missing" if model is None else f"is {model}, which is not a directory"
+        raise ConfigError(f"--model {given}; --against peft needs what the engine was made from")
+    require_peft("--against peft")
+    from trt_lora.builder.checkpoint.base_model import fingerprint
+
+    if fingerprint(model) != manifest.base_model.fingerprint:
+        raise ConfigError(
+            f"{model} is not what the engine was built from, {manifest.base_model.name}: their "
+            "fingerprints differ"
+        )
+    return Peft(manifest.dtype)
+
+
+def _other(engine: Path, manifest: Manifest) -> Reference:
+    other = _runnable(engine)
+    if other.base_model.fingerprint != manifest.base_model.fingerprint:
+        raise ConfigError(
+            f"{engine} is built from {other.base_model.name}, the engine from "
+            f"{manifest.base_model.name}: their fingerprints differ, so their outputs do"
+        )
+    odd = {b.name for b in other.outputs} ^ {b.name for b in manifest.outputs}
+    if odd:
+        raise ConfigError(f"{engine} has other outputs: {', '.join(sorted(odd)[:5])}")
+    same = (other.inputs, other.rank_multiple) == (manifest.inputs, manifest.rank_multiple)
+    weights = [{n: r for n, r in m.files.items() if ONNX_FILE in n} for m in (other, manifest)]
+    graph = "an equal file" if weights[0] == weights[1] else "the other engine"
+    return OtherEngine(other, graph, has_inputs=not same)
+
+
+# ------------------------------------------------------------------------------------------- inputs
+
+
+def write_inputs(
+    subjects: Subjects,
+    cases: Sequence[Case],
+    adapters: Mapping[str, Path],
+    folder: Path,
+    prompt: str | None,
+    seed: int,
+) -> None:
+    """Write the inputs of every case to the folder; leave nothing behind if that fails.
+
+    Raises:
+        AdapterError: an adapter cannot be read, or an engine refuses it.
+        ConfigError: the prompt is too long, or the engine has no tokenizer.
+    """
+    shape = None if prompt is not None else _shape(subjects)
+    try:
+        for case in cases:
+            feed = Feed(adapters.get(case.name), prompt, shape, seed)
+            steps = make_inputs(subjects.places["ENGINE"], subjects.manifest, feed)
+            save_inputs(steps, folder / case.inputs)
+            if isinstance(subjects.reference, OtherEngine) and subjects.reference.has_inputs:
+                steps = make_inputs(subjects.places["OTHER"], subjects.reference.manifest, feed)
+                save_inputs(steps, folder / subjects.reference.inputs(case))
+    except LoRAError:
+        shutil.rmtree(folder / "inputs", ignore_errors=True)
+        if folder.is_dir():
+            folder.rmdir()
+        raise
+
+
+def _shape(subjects: Subjects) -> tuple[int, int]:
+    """Batch and length of random prompts that every engine takes."""
+    manifests = [m for m in (subjects.manifest, subjects.other) if m is not None]
+    length = min(min(m.max_input_len, m.max_seq_len - 1) for m in manifests)
+    return min(2, *(m.max_batch_size for m in manifests)), min(_TOKENS, length)

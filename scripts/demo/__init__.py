@@ -1,0 +1,1 @@
+"""`make demo`: a real model, three adapters."""

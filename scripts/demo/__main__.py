@@ -1,0 +1,65 @@
+"""The main job on a real model: build an engine, load three adapters, answer as each of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from trt_lora.builder import BuildConfig, build_engine
+from trt_lora.builder.versions import tool_versions
+from trt_lora.plugins.errors import ManifestError
+from trt_lora.runtime import LoRAManager, Manifest, Sampling, generate, open_engine, read_manifest
+from trt_lora.scripts.demo.model import ensure_demo_model
+from trt_lora.scripts.terminal.adapters import BASE, timed_switch
+from trt_lora.scripts.terminal.build_progress import BuildProgress, build_progress
+from trt_lora.scripts.terminal.console import run
+
+ENGINE = Path("engines/smollm2")
+ADAPTERS = Path("tests/adapters")
+MODULES = (
+    "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate",
+)  # fmt: skip
+PROMPTS = ("What is the capital of Portugal?", "Name a vegetable.", "What color is snow?")
+SAMPLING = Sampling(max_new_tokens=32)
+
+
+def main() -> None:
+    """Run the demo in the current folder, a checkout of the project."""
+    run(_demo)
+
+
+def _demo() -> None:
+    with build_progress() as progress:
+        progress.stage("model")
+        model = ensure_demo_model()
+        manifest = _ensure_engine(BuildConfig(model, ENGINE, MODULES, dtype="float32"), progress)
+    console = Console(width=max(Console().width, 110))
+    with open_engine(ENGINE) as engine:
+        console.print(f"{ENGINE}: {len(manifest.sites)} LoRA sites, run by {type(engine).__name__}")
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        for path in sorted(ADAPTERS.iterdir()):
+            manager.load_weights(path.name, path)
+        table = Table("prompt", "active adapter", "answer", "switch (us)", show_lines=True)
+        for prompt in PROMPTS:
+            for name in ["", *manager.get_adapter_names()]:
+                microseconds = timed_switch(manager, name)
+                (answer,) = generate(engine, [prompt], manager=manager, sampling=SAMPLING)
+                table.add_row(prompt, name or BASE, answer.text.strip(), f"{microseconds:.0f}")
+        console.print(table, markup=False)
+
+
+def _ensure_engine(config: BuildConfig, progress: BuildProgress) -> Manifest:
+    """Reuse the engine of an earlier run, unless other tools or another release made it."""
+    try:
+        manifest = read_manifest(config.output)
+    except ManifestError:
+        manifest = None
+    if manifest and tool_versions().items() <= manifest.versions.items():
+        return manifest
+    return build_engine(replace(config, force=True), progress)
+
+
+if __name__ == "__main__":
+    main()

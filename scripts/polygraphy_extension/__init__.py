@@ -1,0 +1,1 @@
+"""LoRA in `polygraphy run`: options, runners and data loaders."""

@@ -1,0 +1,69 @@
+"""What polygraphy feeds its runners: a data loader of one engine, and its way to report errors."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from polygraphy.logger import G_LOGGER
+
+from trt_lora.plugins.errors import LoRAError
+from trt_lora.runtime.manifest import read_manifest
+from trt_lora.scripts.terminal.warnings_shown import warnings_shown
+from trt_lora.scripts.verification.example_inputs import Feed, Inputs, make_inputs
+
+
+@contextlib.contextmanager
+def polygraphy_errors() -> Iterator[None]:
+    """Report an input's fault as polygraphy reports its own, and warnings as its own.
+
+    A fault is one message, and ends with exit status 1.
+    """
+    try:
+        with warnings_shown(G_LOGGER.warning):
+            yield
+    except LoRAError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.strerror or error}: {error.filename}"
+    else:
+        return
+    G_LOGGER.critical(message)  # raises PolygraphyException, whose context nobody needs to see
+
+
+class LoraInputs:
+    """A data loader: every input of every iteration, for `Comparator.run` and `--gen-script`.
+
+    They are made at once, so that what is wrong is said before a model is loaded.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        *,
+        adapter: str | None = None,
+        prompt: str | None = None,
+        shape: tuple[int, int] | None = None,
+        seed: int = Feed.seed,
+        iterations: int = Feed.iterations,
+    ) -> None:
+        """Make them; the arguments are those of `Feed`.
+
+        Raises:
+            PolygraphyException: no inputs can be made of them; the message is logged.
+        """
+        with polygraphy_errors():
+            path = Path(adapter) if adapter is not None else None
+            feed = Feed(path, prompt, shape, seed, iterations)
+            self._steps = make_inputs(Path(engine), read_manifest(Path(engine)), feed)
+
+    def __len__(self) -> int:
+        """The number of iterations."""
+        return len(self._steps)
+
+    def __getitem__(self, iteration: int) -> Inputs:
+        """Return the inputs of one iteration."""
+        return self._steps[iteration]
+
+    def __iter__(self) -> Iterator[Inputs]:
+        """Yield the inputs of every iteration."""
+        return iter(self._steps)

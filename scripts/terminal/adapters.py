@@ -1,0 +1,66 @@
+"""What the commands that take `--adapter NAME=PATH` share; the empty name is the base model."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime import LoRAManager, Manifest, TensorMap, load_adapter
+from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
+from trt_lora.runtime.adapters.fitting.fit import preview_adapter
+
+BASE = "(base)"  # how tables call the empty name
+
+
+def name_and_path(text: str) -> tuple[str, Path]:
+    """Read `NAME=PATH`.
+
+    Raises:
+        ConfigError: the text is of another form.
+    """
+    name, _, path = text.partition("=")
+    if not (name and path):
+        raise ConfigError(f"--adapter is {text!r}, expected NAME=PATH, such as json=adapters/json")
+    return name, Path(path)
+
+
+def load_adapters(manager: LoRAManager, arguments: list[str]) -> dict[str, Path]:
+    """Load every `NAME=PATH` and return the paths by name.
+
+    Raises:
+        ConfigError: an argument is of another form.
+        AdapterError: an adapter cannot be read, does not fit, or has the name of another.
+    """
+    paths = [name_and_path(text) for text in arguments]
+    for name, path in paths:
+        manager.load_weights(name, path)
+    return dict(paths)
+
+
+def warn_of_adapters(paths: Iterable[Path], manifest: Manifest) -> None:
+    """Log what is suspicious about adapters in an engine; their values are not read.
+
+    Raises:
+        AdapterError: one of them cannot be read, or has tensors that do not fit.
+    """
+    for path in paths:
+        coverage = preview_adapter(load_adapter(path, manifest), manifest, strict=False)
+        log_warnings(coverage.source, coverage.warnings)
+
+
+def activate(manager: LoRAManager, name: str) -> None:
+    """Switch to an adapter, or to the base model."""
+    if name:
+        manager.switch_weights(name)
+    else:
+        manager.reset_weights()
+
+
+def timed_switch(manager: LoRAManager, name: str) -> float:
+    """Activate an adapter ("" is the base model), point a tensor map at it; return microseconds."""
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    start = time.perf_counter()
+    activate(manager, name)
+    manager.refresh_tensor_map(tensor_map)
+    return (time.perf_counter() - start) * 1e6

@@ -1,0 +1,74 @@
+"""What the commands share: one way to report an error, one way to end, and plain tables."""
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from trt_lora.plugins.errors import LoRAError
+from trt_lora.scripts.terminal.warnings_shown import warnings_shown
+
+FAILED = 2  # the exit status of every error that is not a defect of the package
+UNREAD = 141  # when nobody reads what is printed: what a shell says of a process that SIGPIPE ended
+
+
+def warn(message: str) -> None:
+    """Print a warning of one line on stderr."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+@warnings_shown(warn)
+def run(command: Callable[[], None]) -> None:
+    """Run a command; print an input's fault as one message and exit with FAILED.
+
+    Where the reader of its output is gone, as in `| head`, it exits with UNREAD and says nothing.
+    """
+    _print_any_name()
+    try:
+        try:
+            command()
+        finally:
+            print(end="", flush=True)
+    except LoRAError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("interrupted; nothing was written")
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(UNREAD)
+    except OSError as error:
+        _fail(_what_went_wrong(error))
+
+
+def _print_any_name() -> None:
+    """Let file names that are no text be printed, as escapes; standard error does so itself."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Python would flush the closed pipe once more at its end, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+def _what_went_wrong(error: OSError) -> str:
+    place = f": {error.filename}" if error.filename else ""
+    next_step = "make room" if error.errno == errno.ENOSPC else "check the path"
+    return f"{error.strerror or error}{place}; {next_step}, and run it again"
+
+
+def _fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(FAILED)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns, the first flush left, the others flush right."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        print("  ".join(cells).rstrip())

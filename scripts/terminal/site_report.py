@@ -1,0 +1,65 @@
+"""What a dry run prints: where LoRA would go, and what would be left alone and why."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from trt_lora.builder.targets import LeftAlone, SiteList
+from trt_lora.plugins.contract.sites import Site, layer_of
+from trt_lora.scripts.terminal.console import print_table
+
+
+def print_sites(found: SiteList, *, verbose: bool) -> None:
+    """Print a line a kind of linear, or, with `verbose`, a line a linear; the last line counts."""
+    if verbose:
+        _print_all(found)
+    else:
+        _print_kinds(found)
+    print(f"{len(found.sites)} sites, {len(found.left_alone)} left alone")
+
+
+def _print_all(found: SiteList) -> None:
+    for site in found.sites:
+        print(f"{site.path}  {_module(site)}  k={site.k} n={site.n}")
+    for item in found.left_alone:
+        print(f"left alone: {item.path}: {item.reason}")
+
+
+def _print_kinds(found: SiteList) -> None:
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for site in found.sites:
+        kind = (_name(site.path), _module(site), f"{site.k}", f"{site.n}")
+        kinds.setdefault(kind, []).append(site.path)
+    header = ("linear", "module", "k", "n", "sites", "layers")
+    print_table(header, [(*kind, f"{len(paths)}", _layers(paths)) for kind, paths in kinds.items()])
+    for line in _reasons(found.left_alone):
+        print(line)
+
+
+def _reasons(left_alone: Iterable[LeftAlone]) -> Iterator[str]:
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for item in left_alone:
+        kinds.setdefault((_name(item.path), item.reason), []).append(item.path)
+    for (name, reason), paths in kinds.items():
+        yield f"left alone: {name} x {len(paths)}: {reason}"
+
+
+def _name(path: str) -> str:
+    """The path below its layer, the same in every layer: `self_attn.q_proj`."""
+    parts = path.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[numbers[0] + 1 :] if numbers else parts)
+
+
+def _module(site: Site) -> str:
+    return site.module.name if site.module else "-"
+
+
+def _layers(paths: Sequence[str]) -> str:
+    """The layers of paths in short: `0-29`, or `0, 2-4`."""
+    layers = [layer for path in paths if (layer := layer_of(path)) is not None]
+    runs: list[list[int]] = []
+    for layer in sorted(set(layers)):
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs) or "-"

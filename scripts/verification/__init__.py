@@ -1,0 +1,1 @@
+"""Is an engine right: inputs, references and tolerances."""

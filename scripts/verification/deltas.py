@@ -1,0 +1,90 @@
+"""Site by site: does an engine add what PEFT adds?"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.scripts.terminal.console import print_table
+
+Matrix = npt.NDArray[np.float64]
+Factors = tuple[Matrix, Matrix]  # A [k, r], B [r, n], the scale in B
+
+
+def engine_factors(manager: LoRAManager, manifest: Manifest) -> dict[str, Factors]:
+    """Return what the active adapter of a manager binds, by site; sites with dummies left out."""
+    found: dict[str, Factors] = {}
+    for site in manifest.sites:
+        a, b = (manifest.binding_names.binding(factor, site.path) for factor in ("A", "B"))
+        if manager.has_weight_for(a):
+            found[site.path] = (_values(manager, a), _values(manager, b))
+    return found
+
+
+def _values(manager: LoRAManager, binding: str) -> Matrix:
+    return np.asarray(manager.get_active_weight(binding).numpy(), np.float64)
+
+
+def delta_errors(ours: Mapping[str, Factors], theirs: Mapping[str, Factors]) -> dict[str, float]:
+    """Return, for every site that either side adapts, |ours - theirs| / |theirs|.
+
+    The norms are Frobenius norms of A @ B. A site that one side leaves alone has the error 1, or
+    infinity where the reference does.
+    """
+    return {path: _error(ours.get(path), theirs.get(path)) for path in [*theirs, *ours]}
+
+
+def _error(ours: Factors | None, theirs: Factors | None) -> float:
+    size = delta_norm(theirs)
+    difference = delta_norm(_difference(ours, theirs))
+    if not size:
+        return float("inf") if difference else 0.0
+    return difference / size
+
+
+def _difference(ours: Factors | None, theirs: Factors | None) -> Factors | None:
+    if ours is None or theirs is None:
+        return ours or theirs
+    if ours[0].shape[0] != theirs[0].shape[0] or ours[1].shape[1] != theirs[1].shape[1]:
+        return np.full((1, 1), np.inf), np.ones((1, 1))
+    return np.hstack([ours[0], -theirs[0]]), np.vstack([ours[1], theirs[1]])
+
+
+def delta_norm(factors: Factors | None) -> float:
+    """Return |A B|, without making the [k, n] product: A = Q R, and Q changes no length."""
+    if factors is None:
+        return 0.0
+    a, b = factors
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    return float(np.linalg.norm(np.linalg.qr(a, mode="r") @ b))
+
+
+def print_deltas(errors: Mapping[str, float], limit: float) -> list[str]:
+    """Print a row a layer, a column a module; return what is beyond the limit.
+
+    Args:
+        errors: |engine - PEFT| / |PEFT| of what every site adds.
+        limit: of each.
+    """
+    places = {path: _row_and_column(path) for path in errors}
+    columns = list(dict.fromkeys(column for _, column in places.values()))
+    cells = {place: f"{errors[path]:.1e}" for path, place in places.items()}
+    rows = dict.fromkeys(row for row, _ in places.values())
+    print("\nerror of each site's delta, relative to PEFT's")
+    print_table(
+        ("", *columns), [(row, *(cells.get((row, c), "-") for c in columns)) for row in rows]
+    )
+    return [
+        f"the delta of {path} is off by {error:.2e} of its norm, beyond {limit}"
+        for path, error in errors.items()
+        if not error <= limit
+    ]
+
+
+def _row_and_column(path: str) -> tuple[str, str]:
+    parts = path.split(".")
+    last = next((i for i, part in reversed(list(enumerate(parts))) if part.isdecimal()), -1)
+    return ".".join(parts[: last + 1]), ".".join(parts[last + 1 :])

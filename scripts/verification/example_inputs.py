@@ -1,0 +1,154 @@
+"""Inputs for one engine as arrays: steps of prefill and decode, with an adapter or the dummies.
+
+For tools that run a graph by themselves and want every input by name, such as polygraphy. Shapes
+lie in the engine's profiles; tokens, cache and their order depend on the seed alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trt_lora.plugins.contract.sites import MIN_RANK
+from trt_lora.plugins.errors import BackendError, ConfigError
+from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
+from trt_lora.runtime.adapters.fitting.fit import fit_adapter
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.engines.tensorrt.inputs import allows
+from trt_lora.runtime.generation.step_inputs import Ids, cache_shapes, token_inputs, vocabulary_size
+from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+
+Inputs = dict[str, Any]  # numpy arrays; torch's for bfloat16, which numpy does not have
+
+_RANDOM_BATCH, _RANDOM_IDS = 2, 16  # as far as the engine goes
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What an engine is to be fed."""
+
+    adapter: Path | None = None  # None: rank-1 zeros, the base model
+    prompt: str | None = None  # None: random tokens
+    shape: tuple[int, int] | None = None  # batch and length of random tokens; None: small ones
+    seed: int = 0
+    iterations: int = 2  # prefill, decode, prefill, ... each with tokens of its own
+
+
+def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]:
+    """Return all inputs of every iteration; the LoRA inputs are the same arrays in each.
+
+    A decode step has as many tokens before it as the prefill step; its cache is random, for no
+    engine has run yet, and hides the first positions of every row but the first.
+
+    Args:
+        directory: the engine, for its tokenizer.
+        manifest: of the engine.
+        feed: what to make.
+
+    Raises:
+        AdapterError: the adapter cannot be read, or the engine refuses it.
+        ConfigError: the engine has no LoRA inputs or no tokenizer, the shapes leave its profiles,
+            or there are no iterations.
+        BackendError: a bfloat16 engine without torch, or a prompt without tokenizers.
+    """
+    if feed.iterations < 1:
+        raise ConfigError(f"--iterations is {feed.iterations}, expected 1 or more")
+    lora = lora_inputs(manifest, feed.adapter)
+    steps = []
+    for iteration in range(feed.iterations):
+        rng = np.random.default_rng([feed.seed, iteration])
+        ids = _ids(directory, manifest, feed, rng)
+        step = _decode(manifest, ids, rng) if iteration % 2 else _prefill(manifest, ids)
+        _check_profile(manifest, step, "decode" if iteration % 2 else "prefill")
+        arrays = {**step, **lora}
+        steps.append({b.name: exchangeable(arrays[b.name], b.dtype) for b in manifest.inputs})
+    return steps
+
+
+def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
+    """Return every LoRA input in the storage of its dtype: A [k, r] and B [r, n].
+
+    Raises:
+        AdapterError: the adapter cannot be read, or the engine refuses it.
+        ConfigError: the engine has no LoRA inputs.
+    """
+    if not manifest.sites:
+        raise ConfigError(
+            f"this engine of {manifest.base_model.name} has no LoRA inputs; build one with: "
+            "build-engine --lora-target-modules all-linear"
+        )
+    inputs = {
+        name: np.zeros(site.shape(factor, MIN_RANK), storage_dtype(site.dtype))
+        for name, (site, factor) in manifest.lora_bindings.items()
+    }
+    if adapter is not None:
+        fitted = fit_adapter(
+            load_adapter(adapter, manifest), manifest, rank_multiple=manifest.rank_multiple
+        )
+        log_warnings(fitted.coverage.source, fitted.coverage.warnings)
+        inputs |= {name: tensor.storage() for name, tensor in fitted.tensors.items()}
+    return inputs
+
+
+def _ids(directory: Path, manifest: Manifest, feed: Feed, rng: np.random.Generator) -> Ids:
+    if feed.prompt is not None:
+        return np.array([TextTokenizer(directory).encode(feed.prompt)], np.int64)
+    longest = min(manifest.max_input_len, manifest.max_seq_len - 1)
+    small = min(_RANDOM_BATCH, manifest.max_batch_size), min(_RANDOM_IDS, longest)
+    return rng.integers(0, vocabulary_size(manifest), feed.shape or small)
+
+
+def _prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:
+    """All tokens [batch, s] at once, on an empty cache."""
+    mask = np.ones_like(ids)
+    return token_inputs(ids, mask) | _cache(manifest, len(ids), 0, None)
+
+
+def _decode(manifest: Manifest, ids: Ids, rng: np.random.Generator) -> dict[str, Array]:
+    """The last token of each row [batch, 1], after as many as the engine and the row allow."""
+    past = min(ids.shape[1], manifest.max_seq_len - 1)
+    mask = np.ones((len(ids), past + 1), np.int64)
+    mask[1:, : past // 3] = 0  # as left padding would
+    return token_inputs(ids[:, -1:], mask) | _cache(manifest, len(ids), past, rng)
+
+
+def _cache(
+    manifest: Manifest, batch: int, past: int, rng: np.random.Generator | None
+) -> dict[str, Array]:
+    """Every cache input [batch, kv_heads, past, dim]; empty without a generator."""
+    dtypes = {binding.name: storage_dtype(binding.dtype) for binding in manifest.inputs}
+    return {
+        name: (np.zeros(shape) if rng is None else rng.standard_normal(shape)).astype(dtypes[name])
+        for name, shape in cache_shapes(manifest, batch, past).items()
+    }
+
+
+def _check_profile(manifest: Manifest, step: Mapping[str, Array], profile: str) -> None:
+    for name, allowed in manifest.profiles.get(profile, {}).items():
+        if name in step and not allows(allowed, step[name].shape):
+            raise ConfigError(
+                f"{name} would be {list(step[name].shape)} in {profile}; this engine takes "
+                f"{list(allowed.min)} to {list(allowed.max)}. Give a shorter prompt or smaller "
+                "shapes, or build with a larger --max-input-len or --max-batch-size"
+            )
+
+
+def exchangeable(array: Array, dtype: str) -> Any:
+    """Return storage of `dtype` in place: torch's tensor for bfloat16, else the array itself.
+
+    Raises:
+        BackendError: bfloat16 without torch.
+    """
+    if dtype != "bfloat16":
+        return array
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendError(
+            f"bfloat16 needs {error.name}; pip install 'trt-lora[export]'"
+        ) from error
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

@@ -1,0 +1,116 @@
+"""Compare an engine's logits with PEFT's, prompt by prompt."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.runtime import Engine, LoRAManager, Sampling, TensorMap, generate
+from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.step_inputs import Ids, vocabulary_size
+from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.scripts.terminal.adapters import BASE, activate
+from trt_lora.scripts.terminal.console import print_table
+
+if TYPE_CHECKING:
+    from trt_lora.scripts.verification.peft_reference import PeftReference
+
+RANDOM_IDS = 24  # tokens, where the engine has no tokenizer
+
+
+@dataclass(frozen=True)
+class LogitRow:
+    """One prompt with the base model or the adapter."""
+
+    prompt: str
+    adapter: str
+    positions: int
+    largest: float
+    mean: float
+    same_best: float  # fraction of positions whose best token is PEFT's
+
+
+def compared_logits(
+    engine: Engine,
+    manager: LoRAManager,
+    adapter: str,
+    reference: "PeftReference",
+    prompts: Iterable[str],
+    length: int,
+) -> Iterator[LogitRow]:
+    """Yield a row for every prompt, with the base model and with an adapter.
+
+    Args:
+        engine: it runs.
+        manager: of the engine; has the adapter.
+        adapter: its name, in manager and reference.
+        reference: the same model and adapter.
+        prompts: text; where the engine takes none, random ids stand for each.
+        length: tokens of the answers that are compared, most.
+    """
+    for number, prompt in enumerate(prompts):
+        for name in ("", adapter):
+            ids = _prompt_and_answer(engine, manager, name, prompt, length, seed=number)
+            ours = engine_logits(engine, manager, name, ids, prompt=ids.shape[1] // 2)
+            theirs = reference.logits(name, ids, np.ones_like(ids))
+            error = np.abs(ours - theirs)
+            same = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
+            yield LogitRow(prompt, name, ids.size, float(error.max()), float(error.mean()), same)
+
+
+def _prompt_and_answer(
+    engine: Engine, manager: LoRAManager, name: str, prompt: str, length: int, *, seed: int
+) -> Ids:
+    """The prompt with the adapter's answer to it, [1, s]; random ids without a tokenizer."""
+    if not has_tokenizer(engine):
+        count = min(RANDOM_IDS, engine.manifest.max_input_len)
+        return np.random.default_rng(seed).integers(0, vocabulary_size(engine.manifest), (1, count))
+    activate(manager, name)
+    sampling = Sampling(max_new_tokens=length)
+    (answer,) = generate(engine, [prompt], manager=manager, sampling=sampling)
+    return np.array(
+        [[*TextTokenizer(engine.directory).encode(prompt), *answer.token_ids]], np.int64
+    )
+
+
+def has_tokenizer(engine: Engine) -> bool:
+    """Return whether an engine takes text."""
+    return (engine.directory / "tokenizer.json").is_file()
+
+
+def engine_logits(
+    engine: Engine, manager: LoRAManager, name: str, ids: Ids, *, prompt: int
+) -> npt.NDArray[np.float32]:
+    """Return logits [batch, s, vocab] of ids [batch, s].
+
+    The first `prompt` positions go through prefill, the others one by one through decode.
+    """
+    activate(manager, name)
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    decoder = Decoder(engine, tensor_map, len(ids))
+    columns = np.split(ids, range(prompt, ids.shape[1]), axis=1)
+    steps = [decoder.step(part, np.ones_like(part), keep=part.shape[1]) for part in columns]
+    return np.concatenate(steps, axis=1)
+
+
+def print_logits(rows: Iterable[LogitRow], limit: float) -> list[str]:
+    """Print a table; return a line for every row beyond the tolerance."""
+    compared = list(rows)
+    header = ("prompt", "adapter", "positions", "max |error|", "mean |error|", "same best token")
+    print_table(
+        header,
+        [
+            (row.prompt[:40], row.adapter or BASE, f"{row.positions}", f"{row.largest:.2e}",
+             f"{row.mean:.2e}", f"{row.same_best:.1%}")
+            for row in compared
+        ],
+    )  # fmt: skip
+    return [
+        f"a logit of {row.prompt[:40]!r} with {row.adapter or BASE} is off by {row.largest:.2e}, "
+        f"beyond the tolerance of {limit}"
+        for row in compared
+        if not row.largest <= limit  # NaN is beyond it too
+    ]

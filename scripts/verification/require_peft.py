@@ -1,0 +1,15 @@
+"""What the commands that compare with PEFT need, which is not part of every installation."""
+
+from trt_lora.plugins.extras import extra
+
+
+def require_peft(purpose: str) -> None:
+    """Import torch, transformers and PEFT, which takes seconds, before anything is computed.
+
+    Raises:
+        BackendError: one of them is not installed; the message says which extra has it.
+    """
+    with extra("export", purpose):
+        import trt_lora.builder.checkpoint.base_model
+    with extra("demo", purpose):
+        import trt_lora.scripts.verification.peft_reference  # noqa: F401

@@ -1,0 +1,191 @@
+"""Compiling with the real TensorRT-RTX builder, which needs no GPU."""
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import TinyEngine
+from support.fake_cuda import FakeCuda
+from support.tiny_models import tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.builder.progress import Silent
+from trt_lora.builder.tensorrt.compile import Compiler, _run
+from trt_lora.plugins.errors import BackendError, ModelError
+from trt_lora.plugins.tensorrt.flavour import TENSORRT, TENSORRT_RTX, Flavour
+from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
+from trt_lora.runtime import read_manifest
+from trt_lora.runtime.manifest import Range
+
+trt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+
+
+class Recorder(Silent):
+    """Keeps what a build says, and can interrupt it."""
+
+    def __init__(self, *, interrupt: bool = False) -> None:
+        self.stages: list[str] = []
+        self.notes: list[str] = []
+        self.steps: list[tuple[int, int]] = []
+        self._interrupt = interrupt
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def advance(self, done: int, total: int) -> None:
+        self.steps.append((done, total))
+        if self._interrupt:
+            self._interrupt = False
+            _thread.interrupt_main()  # what Ctrl-C does
+
+
+@pytest.mark.slow
+def test_a_build_shows_its_stages_and_steps_and_makes_a_plan(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    recorder = Recorder()
+    config = tiny_config(
+        tiny_engine.model,
+        tmp_path / "engine",
+        flavour="tensorrt-rtx",
+        timing_cache=tmp_path / "cache",
+    )
+    manifest = build_engine(config, recorder)
+    assert recorder.stages == ["check", "load", "export", "insert", "save", "compile", "describe"]
+    done, total = recorder.steps[-1]
+    assert 0 < done <= total
+    assert manifest.files["engine.plan"].size_bytes > 0
+    assert manifest.versions["tensorrt-rtx"] == trt.__version__
+    assert recorder.notes[0].startswith("--timing-cache has no effect: tensorrt-rtx")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_engines_build(dtype: str, tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    config = tiny_config(tiny_engine.model, tmp_path / "e", flavour="tensorrt-rtx", dtype=dtype)
+    manifest = build_engine(config)
+    assert {site.dtype for site in manifest.sites} == {dtype}
+    assert manifest.files["engine.plan"].size_bytes > 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_the_compilation_and_leaves_nothing(
+    tiny_engine: TinyEngine, tmp_path: Path, ctrl_c_works: None
+) -> None:
+    config = tiny_config(tiny_engine.model, tmp_path / "engine", flavour="tensorrt-rtx")
+    recorder = Recorder(interrupt=True)
+    with pytest.raises(KeyboardInterrupt):
+        build_engine(config, recorder)
+    assert recorder.stages[-1] == "compile"
+    assert list(tmp_path.iterdir()) == []
+    assert not [t for t in threading.enumerate() if t.name == "tensorrt-build"]
+
+
+@pytest.fixture
+def ctrl_c_works() -> Iterator[None]:
+    """A test run in a shell's background has Ctrl-C switched off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def compile_tiny(engine: Path, plan: Path, profiles: Any) -> None:
+    """Compile the tiny engine's ONNX file with profiles of our own."""
+    Compiler(TENSORRT_RTX, Silent(), lora_plugin="plugin").compile(
+        engine / "model.onnx", plan, profiles
+    )
+
+
+def test_profiles_for_other_inputs_are_refused(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    profiles = {"decode": {"input_ids": Range((1, 1), (1, 1), (1, 1))}}
+    with pytest.raises(ModelError, match=r"model\.onnx has other inputs in tensorrt-rtx: att"):
+        compile_tiny(tiny_engine.engine, tmp_path / "plan", profiles)
+
+
+def test_a_profile_that_tensorrt_refuses_gives_its_reason(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    profiles = {
+        name: dict(ranges) for name, ranges in read_manifest(tiny_engine.engine).profiles.items()
+    }
+    low = profiles["decode"]["input_ids"]
+    profiles["decode"]["input_ids"] = Range(low.max, low.opt, low.min)
+    with pytest.raises(ModelError, match=r"tensorrt-rtx .*input_ids"):
+        compile_tiny(tiny_engine.engine, tmp_path / "plan", profiles)
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"not a graph")
+    with pytest.raises(ModelError, match=r"tensorrt-rtx cannot parse model\.onnx"):
+        compile_tiny(tmp_path, tmp_path / "plan", {})
+
+
+def test_a_flavour_that_is_not_installed_says_how_to_install_it() -> None:
+    absent = Flavour("tensorrt", "tensorrt_of_nobody", extra="tensorrt", has_timing_cache=True)
+    with pytest.raises(BackendError, match=r"pip install 'trt-lora\[tensorrt\]'"):
+        Compiler(absent, Silent(), lora_plugin="native").compile(Path("x"), Path("y"), {})
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_build_happens_on_the_gpu_of_its_caller(
+    device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = FakeCuda(devices=2)
+    cuda.install(monkeypatch)
+    cuda.current_device = device
+    assert _run(lambda: cuda.current_device, threading.Event()) == device
+
+
+def test_a_machine_without_a_driver_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.runtime", None)
+    assert _run(lambda: "a plan", threading.Event()) == "a plan"
+
+
+def test_a_timing_cache_that_cannot_be_written_whole_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "timing.cache"
+    path.write_bytes(b"of the build before")
+    times = SimpleNamespace(serialize=lambda: b"of this build")
+
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:5])
+        raise OSError(28, "No space left on device")
+
+    compiler = Compiler(TENSORRT, Silent(), lora_plugin="native", timing_cache=path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
+    assert path.read_bytes() == b"of the build before"
+    compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
+    assert path.read_bytes() == b"of this build"
+
+
+def test_a_build_waits_for_a_run_and_leaves_its_failures_to_it(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    failures = register_plugins(TENSORRT_RTX.load()).failures
+    with ThreadPoolExecutor(1) as pool:
+        with failures.collected() as of_the_run:
+            failures.note("LoraAdd1: of the run")
+            (tmp_path / "model.onnx").write_bytes(b"not a graph")
+            build = pool.submit(compile_tiny, tmp_path, tmp_path / "plan", {})
+            assert wait([build], timeout=1).not_done
+            assert of_the_run == ["LoraAdd1: of the run"]
+        with pytest.raises(ModelError, match=r"cannot parse model\.onnx") as caught:
+            build.result()
+    assert "of the run" not in str(caught.value)

@@ -1,0 +1,66 @@
+"""The commands of docs/comparing.md run as they stand, on the engine of the real model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support.doc_blocks import ROOT, Block, blocks, run_block
+
+DOCUMENT = "docs/comparing.md"
+RUN_BY_CI = "make demo"  # test_readme.py checks that it does; a test cannot
+# What tells a block from the others, in the order of the document, and what it prints.
+PRINTED = {
+    "export PATH": "",
+    "--keep build/compared\n": "tolerance 0.001, relative 0.0001; kept in build/compared\n",
+    "--against native": "native: ",
+    "--against peft": "(CPU, float32)   pirate      122",
+    "--against engines/previous": "an equal file, ONNX Runtime",
+    "polygraphy run engines/smollm2/model.onnx --onnxrt --lora-float64": "Pass Rate: 100.00%",
+    "--data-loader-script": "PASSED | Runtime",
+    "tar -czf": "",
+    "sh commands.sh": "Pass Rate: 100.00%",
+    "polygraphy check": "PASSED | Accuracy results passed the requested thresholds",
+}
+
+
+def executable() -> list[Block]:
+    """The blocks that are commands, in their order."""
+    return [b for b in blocks(DOCUMENT) if b.language and RUN_BY_CI not in b.text]
+
+
+def test_every_command_is_in_the_list_and_three_make_a_comparison() -> None:
+    commands = [block for block in blocks(DOCUMENT) if block.language]
+    assert {block.language for block in commands} == {"bash"}
+    assert RUN_BY_CI in commands[0].text
+    assert "trt-lora compare" in commands[2].text
+    for word, block in zip(PRINTED, executable(), strict=True):
+        assert word in block.text
+
+
+@pytest.fixture(scope="module")
+def checkout(real_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like a checkout after `make demo`, and one more engine."""
+    folder = tmp_path_factory.mktemp("comparing")
+    links = {
+        "build/smollm2": ROOT / "build" / "smollm2",
+        "scripts": ROOT / "scripts",
+        "tests/adapters": ROOT / "tests" / "adapters",
+        "engines/smollm2": real_engine,
+    }
+    for name, target in links.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(target.resolve())
+    shutil.copytree(real_engine.resolve(), folder / "engines" / "previous")
+    return folder
+
+
+@pytest.mark.slow
+def test_the_commands_run_in_their_order_and_print_what_the_reader_expects(checkout: Path) -> None:
+    for word, block in zip(PRINTED, executable(), strict=True):
+        assert PRINTED[word] in run_block(block, checkout), word
+    kept = {path.name for path in (checkout / "build" / "compared").iterdir()}
+    assert kept == {
+        "accuracy", "commands.sh", "inputs", "logs", "manifest.json", "outputs", "report.json",
+    }  # fmt: skip
+    named = [path for path in checkout.iterdir() if path.name.startswith("compare-smollm2-peft-")]
+    assert len(named) == 1

@@ -1,0 +1,55 @@
+"""The README's commands and code run as they stand."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.doc_blocks import ROOT, Block, blocks, build_block, run_block
+
+RUN_BY_CI = ("make demo", "make test")  # .ci/run calls them; a test cannot
+PRINTED = {
+    "--dry-run": "60 sites, 151 left alone",
+    "switch_adapters.py": "[pirate, switched in",
+    "Sampling(max": '{"answer": "',
+    "engine.execute": "420 LoRA bindings of 484 inputs",
+    "manager.blend": "60 of 210 sites adapted",
+    "--kernels": "602    120            4.0                  0",
+    "inspect engines/readme --adapter": "0 not, 0 ignored; 60 of 210 sites adapted",
+    "trt-lora check": "engines/readme: whole",
+    "trt-lora verify": "the engine computes what PEFT does",
+    "trt-lora compare": "(CPU)     json",
+    "convert-adapter": "420 tensors from tests/adapters/json",
+}
+
+
+def executable() -> list[Block]:
+    """The blocks that these tests run: all but those that something else runs."""
+    return [
+        block
+        for block in blocks()
+        if block.language
+        and not any(command in block.text for command in (*RUN_BY_CI, "pip install"))
+        and block != build_block()  # conftest.py builds the real engine with it
+    ]
+
+
+def test_every_block_is_run_by_something() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert all(command in ci for command in RUN_BY_CI)
+    languages = {block.language for block in blocks()}
+    assert languages <= {"", "bash", "python"}
+    assert len(executable()) == len(PRINTED)
+
+
+def test_the_extras_of_the_install_command_exist() -> None:
+    (install,) = (block.text for block in blocks() if "pip install" in block.text)
+    named = install.split("[")[1].split("]")[0].split(",")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(named) <= set(project["optional-dependencies"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", PRINTED)
+def test_a_block_runs_and_prints_what_the_reader_expects(word: str, readme_folder: Path) -> None:
+    (block,) = (block for block in executable() if word in block.text)
+    assert PRINTED[word] in run_block(block, readme_folder)

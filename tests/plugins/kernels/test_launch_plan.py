@@ -1,0 +1,215 @@
+"""The choice of kernels, grids and splits, on any GPU and for any shape."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trt_lora.plugins.contract.sites import MAX_RANK, MAX_SITES
+from trt_lora.plugins.errors import ConfigError, LoRAError, TensorError
+from trt_lora.plugins.kernels.constants import CLUSTER
+from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
+from trt_lora.plugins.kernels.launch_plan import (
+    ITEM_BYTES,
+    Chip,
+    fused_launch,
+    plan_launches,
+    workspace_bytes,
+)
+from trt_lora.plugins.kernels.nvrtc import KERNELS
+
+H200 = Chip((9, 0), 132)
+A100 = Chip((8, 0), 108)
+
+chips = st.builds(
+    Chip, st.sampled_from([(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]), st.integers(1, 400)
+)
+ranks = st.one_of(st.integers(1, MAX_RANK), st.sampled_from([1, 8, 16, 64, 256, 512]))
+sizes = st.one_of(st.integers(1, 64), st.integers(1, 60000))
+shapes = st.builds(
+    GroupShape,
+    m=st.one_of(st.integers(1, 64), st.integers(1, 40000)),
+    k=sizes,
+    sites=st.lists(st.builds(SiteShape, sizes, ranks), min_size=1, max_size=MAX_SITES).map(tuple),
+    dtype=st.sampled_from(sorted(ITEM_BYTES)),
+    adds=st.booleans(),
+)
+
+
+def qkv(m: int, rank: int, dtype: str = "bfloat16") -> GroupShape:
+    sites = (SiteShape(4096, rank), SiteShape(1024, rank), SiteShape(1024, rank))
+    return GroupShape(m, 4096, sites, dtype, adds=True)
+
+
+def strips(width: int, dtype: str) -> int:
+    return math.ceil(width * ITEM_BYTES[dtype] / 16)
+
+
+def strips_of_a(shape: GroupShape) -> int:
+    return sum(strips(site.rank, shape.dtype) for site in shape.sites)
+
+
+def tiles_of_b(shape: GroupShape) -> int:
+    return sum(math.ceil(site.n / 128) for site in shape.sites)
+
+
+def rows_of(kernel: str) -> int:
+    """Rows of a CTA."""
+    if "tiles" in kernel:
+        return 16 if kernel.startswith("fused") else 64
+    return int(kernel.rpartition("_")[2])
+
+
+@given(shapes, chips)
+def test_every_launch_is_one_that_cuda_takes(shape: GroupShape, chip: Chip) -> None:
+    for launch in (*plan_launches(shape, chip), fused_launch(shape, chip)):
+        assert launch.kernel in KERNELS
+        assert launch.block == 256
+        assert launch.shared_bytes <= 48 * 1024
+        assert 1 <= launch.grid[0] < 2**31
+        assert 1 <= launch.grid[1] <= 65535
+        assert launch.grid[2] == 1
+        assert launch.cluster == (1 if launch.kernel.startswith("expand") else chip.cluster)
+        assert launch.grid[0] % launch.cluster == 0
+
+
+@given(shapes, chips)
+def test_the_shrink_covers_every_row_and_rank(shape: GroupShape, chip: Chip) -> None:
+    launches = plan_launches(shape, chip)
+    if len(launches) == 1:
+        assert launches[0].grid[1] * rows_of(launches[0].kernel) >= shape.m
+        return
+    shrink, expand = launches
+    chunks = math.ceil(strips_of_a(shape) / 16)
+    tiles = math.ceil(shape.m / rows_of(shrink.kernel))
+    assert shrink.grid[0] == tiles * chunks * shrink.cluster
+    assert shrink.grid[1] == shrink.splits == expand.splits
+
+
+@given(shapes, chips)
+def test_the_expand_covers_every_row_and_output(shape: GroupShape, chip: Chip) -> None:
+    expand = plan_launches(shape, chip)[-1]
+    if expand.kernel.startswith("expand_tiles"):
+        assert expand.grid[0] == math.ceil(shape.m / 64) * tiles_of_b(shape)
+    elif "expand" in expand.kernel:  # the second dimension shares out all strips, however many
+        assert expand.grid[0] * rows_of(expand.kernel) >= shape.m
+
+
+narrow = st.builds(
+    GroupShape,
+    m=st.integers(1, 80),
+    k=sizes,
+    sites=st.lists(
+        st.builds(SiteShape, sizes, st.integers(1, 40)), min_size=1, max_size=MAX_SITES
+    ).map(tuple),
+    dtype=st.sampled_from(sorted(ITEM_BYTES)),
+    adds=st.booleans(),
+)
+
+
+@given(narrow, chips)
+def test_decode_on_tensor_cores_is_one_launch_that_runs_all_at_once(
+    shape: GroupShape, chip: Chip
+) -> None:
+    launch, *others = plan_launches(shape, chip)
+    fits = 9 <= shape.m <= 64 and strips_of_a(shape) <= 16 and shape.dtype != "float32"
+    assert launch.kernel.startswith("fused_tiles") == (fits and chip.cluster > 1)
+    if launch.kernel.startswith("fused_tiles"):
+        assert not others
+        ctas, tiles, _ = launch.grid
+        assert (tiles - 1) * 16 < shape.m <= tiles * 16
+        assert ctas == CLUSTER or ctas * tiles <= 2 * chip.multiprocessors
+        each = math.ceil(tiles_of_b(shape) / ctas)
+        assert (ctas - CLUSTER) * each < tiles_of_b(shape)  # no cluster has nothing to expand
+
+
+@given(shapes, chips, st.data())
+def test_no_call_needs_more_workspace_than_the_largest(
+    largest: GroupShape, chip: Chip, data: st.DataObject
+) -> None:
+    sites = tuple(
+        SiteShape(data.draw(sizes), data.draw(st.integers(1, site.rank))) for site in largest.sites
+    )
+    smaller = replace(largest, m=data.draw(st.integers(1, largest.m)), sites=sites)
+    for shape in (largest, smaller):
+        launches = plan_launches(shape, chip)
+        splits = launches[0].splits if len(launches) > 1 else 0
+        assert 4 * splits * shape.m * shape.total_rank <= workspace_bytes(largest)
+
+
+@pytest.mark.parametrize(
+    ("m", "family"),
+    [(1, "fused_bfloat16_1"), (8, "fused_bfloat16_8"), (9, "fused_tiles_"), (32, "fused_tiles_")],
+)
+def test_decode_of_a_small_rank_is_one_launch_where_there_are_clusters(m: int, family: str) -> None:
+    (launch,) = plan_launches(qkv(m, 16), H200)
+    assert launch.kernel.startswith(family)
+    assert launch.grid[0] % CLUSTER == 0
+    assert launch.grid[0] <= H200.multiprocessors
+
+
+@pytest.mark.parametrize(
+    ("shape", "chip", "family"),
+    [
+        (qkv(1, 16), A100, "shrink_bfloat16_1"),
+        (qkv(1, 64), H200, "shrink_bfloat16_1"),
+        (qkv(9, 16), A100, "shrink_tiles_bfloat16"),
+        (qkv(9, 64), H200, "shrink_tiles_bfloat16"),
+        (qkv(65, 16), H200, "shrink_tiles_bfloat16"),
+        (qkv(9, 16, "float32"), H200, "shrink_float32_8"),
+        (qkv(2048, 16), H200, "shrink_tiles_bfloat16"),
+        (qkv(2048, 16, "float32"), H200, "shrink_float32_8"),
+    ],
+)
+def test_other_calls_are_a_pair(shape: GroupShape, chip: Chip, family: str) -> None:
+    shrink, expand = plan_launches(shape, chip)
+    assert shrink.kernel == family
+    assert expand.kernel.startswith(family[:-1].replace("shrink", "expand"))
+
+
+@pytest.mark.parametrize("m", [2048, 8192])
+def test_prefill_reads_x_once_and_keeps_one_split(m: int) -> None:
+    shrink, _ = plan_launches(qkv(m, 32), H200)
+    assert (shrink.grid[0], shrink.splits) == (math.ceil(m / 64) * CLUSTER, 1)
+
+
+def test_a_long_k_is_split_for_idle_multiprocessors() -> None:
+    assert plan_launches(qkv(1, 16), A100)[0].splits == 8
+    assert plan_launches(replace(qkv(1, 16), k=100), A100)[0].splits == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"m": 0}, TensorError, "m is 0: there is nothing to launch; skip the call"),
+        ({"k": 0}, TensorError, "k is 0"),
+        ({"sites": (SiteShape(0, 1),)}, TensorError, "n is 0"),
+        ({"sites": (SiteShape(8, 513),)}, TensorError, "a rank is 513, and 1 to 512"),
+        ({"sites": (SiteShape(8, 0),)}, TensorError, "rank-1 zero dummy"),
+        ({"sites": ()}, ConfigError, "has 0 sites"),
+        (
+            {"sites": (SiteShape(8, 8),) * 9},
+            ConfigError,
+            "has 9 sites, and 1 to 8 .*several groups",
+        ),
+        ({"dtype": "int8"}, ConfigError, "'int8' is unknown; choose from: float16, bfloat16, flo"),
+    ],
+)
+def test_a_group_that_cannot_be_computed_is_refused(
+    change: dict[str, object], error: type[LoRAError], message: str
+) -> None:
+    shape = replace(qkv(1, 8), **change)  # type: ignore[arg-type]
+    for refused in (
+        lambda: plan_launches(shape, H200),
+        lambda: fused_launch(shape, H200),
+        lambda: workspace_bytes(shape),
+    ):
+        with pytest.raises(error, match=message):
+            refused()
+
+
+def test_a_gpu_without_the_instructions_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"need compute capability 8\.0 or newer and .* has 7\.5"):
+        plan_launches(qkv(1, 8), Chip((7, 5), 40))

@@ -1,0 +1,119 @@
+"""Launching the kernels, on a driver that only keeps what it is told."""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from kernels.emulator import BUILD, compiler, load
+from support.fake_driver import FakeDriver
+
+from trt_lora.plugins.errors import BackendError, TensorError
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
+from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
+from trt_lora.plugins.kernels.launcher import Group, Kernels, Site, group_of
+
+SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", adds=True)
+BUFFERS = GroupBuffers(0x1000, (0x2000, 0x3000), (0x4000, 0x5000), (0x6000, 0x7000), (8, 9), 10)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place for compiled kernels that outlasts the tests, and is not the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(BUILD))
+
+
+@pytest.mark.skipif(compiler() is None, reason="needs g++")
+def test_the_argument_is_laid_out_as_the_compiler_does() -> None:
+    expected = [ctypes.sizeof(Group), ctypes.sizeof(Site)]
+    for structure in (Group, Site):
+        expected += [getattr(structure, field[0]).offset for field in structure._fields_]
+    found = (ctypes.c_int * len(expected))()
+    load().layout(found)
+    assert list(found) == expected
+
+
+def test_a_group_has_each_sites_addresses_and_first_column() -> None:
+    group = group_of(SHAPE, BUFFERS, splits=3)
+    assert (group.x, group.workspace, group.m, group.k) == (0x1000, 10, 2, 64)
+    assert (group.sites, group.total_rank, group.splits) == (2, 9, 3)
+    found = [(s.a, s.b, s.y, s.out, s.n, s.rank, s.column) for s in group.site[:2]]
+    assert found == [(0x2000, 0x4000, 0x6000, 8, 32, 8, 0), (0x3000, 0x5000, 0x7000, 9, 16, 1, 8)]
+
+
+def test_a_delta_has_no_y() -> None:
+    shape = GroupShape(2, 64, SHAPE.sites, "float16", adds=False)
+    buffers = GroupBuffers(1, (1, 2), (3, 4), (), (5, 6), 7)
+    assert [site.y for site in group_of(shape, buffers, 1).site[:2]] == [None, None]
+    with pytest.raises(TensorError, match=r"takes \(2, 2, 0, 2\) .* given \(2, 2, 2, 2\)"):
+        group_of(shape, BUFFERS, 1)
+
+
+H200, A100 = Chip((9, 0), 132), Chip((8, 0), 108)
+
+
+@pytest.fixture
+def driver(kept: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """A driver with one GPU in the place of NVIDIA's."""
+    fake = FakeDriver(H200)
+    with fake.installed(monkeypatch):
+        yield fake
+
+
+def test_a_call_is_launched_as_planned(driver: FakeDriver) -> None:
+    Kernels().launch(SHAPE, BUFFERS, 77)
+    (planned,), (found,) = plan_launches(SHAPE, H200), driver.launched
+    assert (found.kernel, found.grid, found.block) == (planned.kernel, planned.grid, (256, 1, 1))
+    assert (found.shared_bytes, found.stream) == (planned.shared_bytes, 77)
+    assert found.group == bytes(group_of(SHAPE, BUFFERS, planned.splits))
+    assert b".target sm_90" in driver.loaded[0]
+
+
+def test_a_pair_is_launched_in_order_with_one_argument(driver: FakeDriver) -> None:
+    driver.chips = [A100]
+    Kernels().launch(SHAPE, BUFFERS, 0)
+    shrink, expand = plan_launches(SHAPE, A100)
+    assert [(launch.kernel, launch.grid) for launch in driver.launched] == [
+        (shrink.kernel, shrink.grid),
+        (expand.kernel, expand.grid),
+    ]
+    assert driver.launched[0].group == driver.launched[1].group
+    assert all(b".target sm_80" in code for code in driver.loaded)
+
+
+def test_a_kernel_is_loaded_once(driver: FakeDriver) -> None:
+    for m in (2, 2, 3):
+        Kernels().launch(replace(SHAPE, m=m), BUFFERS, 0)
+    assert (len(driver.loaded), len(driver.launched)) == (1, 3)
+
+
+@pytest.mark.parametrize(("current", "stream"), [(0, 9), (1, 9), (1, 0)])
+def test_a_call_is_planned_for_the_gpu_of_its_stream_whichever_is_current(
+    driver: FakeDriver, current: int, stream: int
+) -> None:
+    driver.chips, driver.current = [H200, A100], lambda: current
+    driver.device_of = {8: 0, 9: 1}.__getitem__
+    Kernels().launch(SHAPE, BUFFERS, 8)
+    Kernels().launch(SHAPE, BUFFERS, stream)
+    on_h200, on_a100 = plan_launches(SHAPE, H200), plan_launches(SHAPE, A100)
+    assert on_h200 != on_a100
+    assert [(each.device, each.kernel, each.grid) for each in driver.launched] == [
+        *((0, each.kernel, each.grid) for each in on_h200),
+        *((1, each.kernel, each.grid) for each in on_a100),
+    ]
+
+
+def test_a_planned_call_asks_the_driver_for_nothing_but_its_launch(driver: FakeDriver) -> None:
+    planned = Kernels().planned(SHAPE, 77)
+    driver.calls.clear()
+    for x in (0x1000, 0x9000):
+        planned.launch(BUFFERS._replace(x=x), 77)
+    assert driver.calls == ["cuLaunchKernel"] * 2
+    assert [Group.from_buffer_copy(each.group).x for each in driver.launched] == [0x1000, 0x9000]
+
+
+def test_a_refused_launch_has_nvidias_words(driver: FakeDriver) -> None:
+    Kernels().launch(SHAPE, BUFFERS, 0)
+    driver.status = 700
+    with pytest.raises(BackendError, match=r"an illegal memory access .*\(CUDA_ERROR_ILLEGAL_ADD"):
+        Kernels().launch(SHAPE, BUFFERS, 0)

@@ -1,0 +1,352 @@
+"""The plugin in TensorRT-RTX's real bindings: built without a GPU, its callbacks called here."""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from support.tiny_models import save_model, tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.plugins.contract.operators import OPERATORS, Operator
+from trt_lora.plugins.errors import BackendError, ConfigError, ModelError, TensorError
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
+from trt_lora.plugins.tensorrt import plugin_registry as plugin_v3
+from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour
+from trt_lora.plugins.tensorrt.plugin_node import PluginNode, safe
+from trt_lora.plugins.tensorrt.plugin_registry import LoraPlugins, register_plugins
+from trt_lora.plugins.tensorrt.plugin_shapes import check_ranges, group_shape
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+
+ADD, DELTA = Operator(2, adds=True), Operator(2, adds=False)
+SHAPES = [(2, 3, 8), (8, 4), (4, 16), (8, 1), (1, 6), (2, 3, 16), (2, 3, 6)]  # of ADD
+
+
+@pytest.fixture
+def trt() -> Any:
+    return TENSORRT_RTX.load()
+
+
+@pytest.fixture
+def plugins(trt: Any) -> LoraPlugins:
+    return register_plugins(trt)
+
+
+@pytest.fixture
+def failures(plugins: LoraPlugins) -> Iterator[list[str]]:
+    """What callbacks note that a test calls."""
+    with plugins.failures.collected() as noted:
+        yield noted
+
+
+def described(trt: Any, shapes: Sequence[Sequence[int]], dtype: str = "HALF") -> list[Any]:
+    """What TensorRT says of tensors."""
+    descriptions = [trt.PluginTensorDesc() for _ in shapes]
+    for description, shape in zip(descriptions, shapes, strict=True):
+        description.dims = trt.Dims(tuple(shape))
+        description.type = getattr(trt.DataType, dtype)
+        description.format = trt.TensorFormat.LINEAR
+    return descriptions
+
+
+def ranges(trt: Any, low: Sequence[Sequence[int]], high: Sequence[Sequence[int]]) -> list[Any]:
+    """What TensorRT says of tensors whose shapes are not known yet."""
+    pairs = zip(described(trt, low), low, high, strict=True)
+    return [SimpleNamespace(desc=desc, min=tuple(a), max=tuple(b)) for desc, a, b in pairs]
+
+
+# ---------------------------------------------------------------------------------------- building
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("Llama", tmp_path_factory.mktemp("plugin") / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_an_engine_with_the_plugin_builds(dtype: str, model: Path, tmp_path: Path) -> None:
+    config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype=dtype)
+    manifest = build_engine(config)
+    assert manifest.lora_plugin == "plugin"
+    assert b"LoraDelta3" in (tmp_path / "e" / "engine.plan").read_bytes()
+
+
+@pytest.mark.slow
+def test_native_leaves_the_plugin_out(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoraPlugins, "make", lambda *_: pytest.fail("a plugin was made"))
+    config = tiny_config(
+        model, tmp_path / "e", flavour="tensorrt-rtx", lora_plugin="native", dtype="float16"
+    )
+    assert build_engine(config).lora_plugin == "native"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "callback",
+    ["get_output_shapes", "supports_format_combination", "get_workspace_size", "configure_plugin"],
+)
+def test_a_callback_that_fails_fails_the_build_with_its_reason(
+    callback: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: Any, *args: Any) -> Any:
+        raise TensorError("out of luck")
+
+    fallback = False if callback.startswith("supports") else 0 if "size" in callback else ()
+    monkeypatch.setattr(PluginNode, callback, safe(fallback)(fail))
+    config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype="float16")
+    with pytest.raises(ModelError, match=r"Lora\w+ \S+: out of luck"):
+        build_engine(config)
+    assert not (tmp_path / "e").exists()
+
+
+def test_registering_twice_is_registering_once(trt: Any, plugins: LoraPlugins) -> None:
+    assert register_plugins(trt) is plugins
+    names = {creator.name for creator in trt.get_plugin_registry().all_creators}
+    assert {operator.name for operator in OPERATORS} <= names
+
+
+def test_threads_that_register_at_once_register_once() -> None:
+    registered: list[str] = []
+
+    def register_creator(creator: Any, namespace: str) -> bool:
+        time.sleep(0.001)  # another thread goes on here, if it may
+        registered.append(creator.name)
+        return registered.count(creator.name) == 1
+
+    registry = SimpleNamespace(register_creator=register_creator)
+    flavour = ModuleType("a flavour of its own")
+    for name, value in vars(TENSORRT_RTX.load()).items():
+        setattr(flavour, name, value)
+    flavour.get_plugin_registry = lambda: registry  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(register_plugins, [flavour] * 4))
+    assert len(set(map(id, found))) == 1
+    assert registered == [operator.name for operator in OPERATORS]
+
+
+def test_a_registry_that_refuses_is_an_error(trt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = SimpleNamespace(register_creator=lambda creator, namespace: False)
+    monkeypatch.setattr(trt, "get_plugin_registry", lambda: registry)
+    with pytest.raises(BackendError, match=r"refuses the plugin LoraDelta1"):
+        plugin_v3._registered.__wrapped__(trt)
+
+
+def test_the_plugin_is_refused_or_left_out_where_it_cannot_be(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flavour, "plugin_obstacle", lambda self: "the moon is full")
+    config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", lora_plugin="plugin")
+    with pytest.raises(ConfigError, match=r"the moon is full; pass --lora-plugin native"):
+        build_engine(config)
+
+
+# --------------------------------------------------------------------------------------- callbacks
+
+
+def test_a_node_has_one_output_for_a_site(trt: Any, plugins: LoraPlugins) -> None:
+    plugin = plugins.make(ADD)
+    assert plugin.num_outputs == 2
+    assert plugin.get_output_data_types([trt.DataType.HALF] * 7) == [trt.DataType.HALF] * 2
+
+
+@pytest.mark.parametrize("dtype", ["HALF", "BF16", "FLOAT"])
+def test_row_major_tensors_of_one_type_are_taken(
+    dtype: str, trt: Any, plugins: LoraPlugins
+) -> None:
+    plugin = plugins.make(ADD)
+    tensors = [SimpleNamespace(desc=item) for item in described(trt, SHAPES, dtype)]
+    assert all(plugin.supports_format_combination(i, tensors, 7) for i in range(len(tensors)))
+    tensors[3].desc.type = trt.DataType.INT8
+    assert not plugin.supports_format_combination(3, tensors, 7)
+    tensors[3].desc.type = getattr(trt.DataType, dtype)
+    tensors[3].desc.format = trt.TensorFormat.CHW32
+    assert not plugin.supports_format_combination(3, tensors, 7)
+
+
+def test_integers_are_not_taken(trt: Any, plugins: LoraPlugins) -> None:
+    tensors = [SimpleNamespace(desc=item) for item in described(trt, SHAPES, "INT32")]
+    assert not plugins.make(ADD).supports_format_combination(0, tensors, 7)
+
+
+SHAPE = GroupShape(6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", adds=True)  # of SHAPES
+ADDRESSES = ([10, 11, 12, 21, 22, 13, 23], [14, 24], 99)
+BUFFERS = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99)
+
+
+@pytest.fixture
+def calls(plugins: LoraPlugins, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What nodes have planned and launched."""
+    found: list[tuple[Any, ...]] = []
+
+    def planned(shape: GroupShape, stream: int) -> Any:
+        found.append(("planned", shape, stream))
+        return SimpleNamespace(launch=lambda *args: found.append(("launched", *args)))
+
+    monkeypatch.setattr(plugins, "kernels", SimpleNamespace(planned=planned))
+    return found
+
+
+def test_a_call_launches_the_group_with_its_addresses(
+    trt: Any, plugins: LoraPlugins, calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), described(trt, SHAPES[5:]))
+    clone = plugin.attach_to_context(None)
+    clone.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    assert calls == [("planned", SHAPE, 7), ("launched", BUFFERS, 7)]
+
+
+def test_a_node_plans_once_for_its_shapes_and_a_clone_for_itself(
+    trt: Any, plugins: LoraPlugins, calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    for _ in range(3):
+        plugin.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    plugin.attach_to_context(None).enqueue(described(trt, SHAPES), [], *ADDRESSES, 8)
+    smaller = [(1, 3, 8), *SHAPES[1:5], (1, 3, 16), (1, 3, 6)]
+    plugin.on_shape_change(described(trt, smaller), [])
+    plugin.enqueue(described(trt, smaller), [], *ADDRESSES, 7)
+    assert [call for call in calls if call[0] == "planned"] == [
+        ("planned", SHAPE, 7),
+        ("planned", SHAPE, 8),
+        ("planned", replace(SHAPE, m=3), 7),
+    ]
+    assert len(calls) == 3 + 5
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (0, (2, 4, 8), r"x has shape \[2, 4, 8\], planned was \[2, 3, 8\]"),
+        (1, (8, 2), r"a_0 has shape \[8, 2\], planned was \[8, 4\]"),
+        (4, (2, 6), r"b_1 has shape \[2, 6\], planned was \[1, 6\]"),
+        (4, (1, 6, 1), r"b_1 has shape \[1, 6, 1\], planned was \[1, 6\]"),
+        (5, (2, 4, 16), r"c_0 has shape \[2, 4, 16\], planned was \[2, 3, 16\]"),
+    ],
+)
+def test_a_call_with_other_shapes_than_were_told_is_refused_by_name_and_not_launched(
+    index: int,
+    shape: tuple[int, ...],
+    message: str,
+    trt: Any,
+    plugins: LoraPlugins,
+    failures: list[str],
+    calls: list[tuple[Any, ...]],
+) -> None:
+    plugin = plugins.make(ADD, "/layers.3/qkv")
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    clone = plugin.attach_to_context(None)
+    clone.enqueue(described(trt, changed(index, shape)), [], *ADDRESSES, 7)
+    assert not calls
+    (failure,) = failures
+    assert re.match(rf"LoraAdd2 /layers\.3/qkv: TensorRT .* than it told: {message}\.", failure)
+    clone.enqueue(described(trt, SHAPES), [], *ADDRESSES, 7)
+    assert calls[-1] == ("launched", BUFFERS, 7)
+
+
+def test_a_call_with_fewer_inputs_than_were_told_is_refused(
+    trt: Any, plugins: LoraPlugins, failures: list[str], calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    plugin.enqueue(described(trt, SHAPES[:3]), [], *ADDRESSES, 7)
+    assert "3 inputs, planned were 7" in failures[0]
+    assert not calls
+
+
+def test_a_call_before_the_shapes_are_known_is_an_error(
+    plugins: LoraPlugins, failures: list[str]
+) -> None:
+    plugins.make(DELTA).enqueue([], [], [0] * 5, [0] * 2, 0, 0)
+    assert failures == ["LoraDelta2: TensorRT runs the node before it has told the shapes"]
+
+
+def test_an_empty_batch_is_refused_clearly(
+    trt: Any, plugins: LoraPlugins, failures: list[str]
+) -> None:
+    shapes = [(0, 3, 8), *SHAPES[1:5], (0, 3, 16), (0, 3, 6)]
+    plugin = plugins.make(ADD)
+    plugin.on_shape_change(described(trt, SHAPES), [])
+    plugin.on_shape_change(described(trt, shapes), [])
+    plugin.enqueue([], [], [0] * 7, [0] * 2, 0, 0)  # not with the shapes of before
+    first, second = failures
+    assert "LoraAdd2: x has shape [0, 3, 8], an empty batch" in first
+    assert "before it has told the shapes" in second
+
+
+def test_the_workspace_is_that_of_the_largest_shapes(trt: Any, plugins: LoraPlugins) -> None:
+    plugin = plugins.make(ADD)
+    small = plugin.get_workspace_size(ranges(trt, SHAPES, SHAPES), [])
+    large = [(2, 300, 8), (8, 64), (64, 16), (8, 32), (32, 6), (2, 300, 16), (2, 300, 6)]
+    assert plugin.get_workspace_size(ranges(trt, SHAPES, large), []) > small > 0
+
+
+def test_a_plan_says_all_that_makes_the_plugin_again(
+    trt: Any, plugins: LoraPlugins, failures: list[str]
+) -> None:
+    creators = {creator.operator: creator for creator in plugins.creators}
+    for operator in OPERATORS:
+        fields = plugins.make(operator).get_fields_to_serialize()
+        assert {field.name: int(field.data[0]) for field in fields} == {
+            "sites": operator.sites,
+            "adds": int(operator.adds),
+        }
+        again = creators[operator].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME)
+        assert again.label == f"{operator.name} node"
+        assert failures == []
+        assert again.operator == operator
+    other = plugins.make(DELTA).get_fields_to_serialize()
+    empty = trt.PluginFieldCollection([])
+    for fields in (other, empty):
+        assert creators[ADD].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME) is None
+    first, second = failures
+    assert "of a LoraAdd2, expected" in first
+    assert "build the engine again" in first
+    assert "the plan says {}" in second
+    assert creators[ADD].create_plugin("node", empty, trt.TensorRTPhase.BUILD).operator == ADD
+
+
+# ------------------------------------------------------------------------------------------ shapes
+
+
+def changed(index: int, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [*SHAPES[:index], shape, *SHAPES[index + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (changed(1, (7, 4)), r"LoraAdd2, site 0: A \[7, 4\] and B \[4, 16\] do not fit x"),
+        (changed(4, (2, 6)), r"LoraAdd2, site 1: A \[8, 1\] and B \[2, 6\] do not fit x"),
+        (changed(1, (8,)), r"site 0: A \[8\]"),
+        (changed(5, (1, 3, 16)), r"the addend is \[1, 3, 16\], expected \[2, 3, 16\]"),
+        (changed(6, (6,)), r"the addend is \[6\], expected \[2, 3, 6\]"),
+        ([(2, 3, 8), (8, 0), (0, 16), *SHAPES[3:]], r"a rank is 0"),
+        ([(2, 3, 8), (8, 513), (513, 16), *SHAPES[3:]], r"a rank is 513"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    shapes: list[tuple[int, ...]], message: str, trt: Any
+) -> None:
+    with pytest.raises(TensorError, match=message):
+        group_shape(ADD, shapes, "float16")
+    with pytest.raises(TensorError, match=message):
+        check_ranges(ADD, ranges(trt, SHAPES, shapes))
+
+
+def test_a_dtype_without_kernels_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'int8' is unknown"):
+        group_shape(ADD, SHAPES, "int8")

@@ -1,0 +1,509 @@
+"""TensorRT-LLM's two files: read as its documentation lays them out, written as its converter."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from support.fake_engine import make_manifest, write_peft
+
+from trt_lora.plugins.contract.sites import Site
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapters.fitting.fit import fit_adapter
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.adapters.save import save_adapter
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array
+
+WEIGHTS, CONFIG = "model.lora_weights.npy", "model.lora_config.npy"
+LAYER = "model.layers.{}.self_attn.{}"
+
+# Document 004: four layers, hidden size 4; q of every layer, k of the first two.
+EXAMPLE = [[1, 0, 2], [2, 0, 4], [1, 1, 2], [2, 1, 4], [1, 2, 2], [1, 3, 8]]
+
+
+def manifest_of(*sites: Site) -> Manifest:
+    return replace(make_manifest(), sites=sites)
+
+
+def site(path: str, k: int = 4, n: int = 4, parts: tuple[int, ...] = ()) -> Site:
+    return Site(path, k, n, "float32", parts)
+
+
+EXAMPLE_ENGINE = manifest_of(
+    *(site(LAYER.format(i, name)) for i in range(4) for name in ("q_proj", "k_proj"))
+)
+Q = LAYER.format(0, "q_proj")
+ONE_SITE = manifest_of(site(Q, 3, 5))
+
+
+def factors(rank: int, k: int = 4, n: int = 4, seed: int = 0) -> tuple[Array, Array]:
+    """A [r, k] and B [n, r] of small integers other than zero, which every dtype holds."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(1, 9, rank * (k + n)) * rng.choice([-1.0, 1.0], rank * (k + n))
+    values = values.astype(np.float32)
+    return values[: rank * k].reshape(rank, k), values[rank * k :].reshape(n, rank)
+
+
+def rows_of(pairs: Sequence[tuple[Array, Array]]) -> Array:
+    """[rows, width]: A and then B, flattened, zeros behind."""
+    flat = [np.concatenate([a.reshape(-1), b.reshape(-1)]) for a, b in pairs]
+    rows = np.zeros((len(flat), max(row.size for row in flat)), np.float32)
+    for row, values in zip(rows, flat, strict=True):
+        row[: values.size] = values
+    return rows
+
+
+def stored(values: Array, dtype: str) -> Array:
+    """The values as TensorRT-LLM's converter stores them; bfloat16 as two-byte voids."""
+    if dtype != "bfloat16":
+        return values.astype(dtype)
+    bits = torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16).view(torch.int16)
+    return bits.numpy().view("V2")
+
+
+def write(directory: Path, weights: Array, config: object) -> Path:
+    directory.mkdir(exist_ok=True)
+    np.save(directory / WEIGHTS, weights)
+    np.save(directory / CONFIG, np.array(config, np.int32))
+    return directory
+
+
+def deltas(directory: Path, manifest: Manifest) -> dict[str, Array]:
+    """A @ B of every site that the adapter reaches in an engine, in float64."""
+    tensors = fit_adapter(load_adapter(directory, manifest), manifest).tensors
+    return {
+        site.path: tensors[a].numpy().astype(np.float64) @ tensors[b].numpy().astype(np.float64)
+        for site in manifest.sites
+        if (a := f"lora_A_{site.path}") in tensors and (b := f"lora_B_{site.path}") in tensors
+    }
+
+
+def delta(a: Array, b: Array) -> Array:
+    """[k, n] of A [r, k] and B [n, r]."""
+    return (b.astype(np.float64) @ a.astype(np.float64)).T
+
+
+def assert_refused(directory: Path, manifest: Manifest | None, *messages: str) -> None:
+    """Refused with the directory and every one of the messages."""
+    with pytest.raises(AdapterError) as caught:
+        load_adapter(directory, manifest).in_memory()
+    text = str(caught.value)
+    assert [message for message in (str(directory), *messages) if message not in text] == []
+
+
+# ---------------------------------------------------------------------------------- worked example
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("columns", [3, 4])
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_documented_example_is_read(
+    tmp_path: Path, dtype: str, columns: int, batched: bool
+) -> None:
+    pairs = [factors(rank, seed=i) for i, (_, _, rank) in enumerate(EXAMPLE)]
+    rows, config = stored(rows_of(pairs), dtype), [[*row, 0][:columns] for row in EXAMPLE]
+    assert rows.shape == (6, 64)  # rank 8 fills its row, rank 2 a quarter of it
+    directory = write(tmp_path / "a", *((rows[None], [config]) if batched else (rows, config)))
+
+    adapter = load_adapter(directory, EXAMPLE_ENGINE)
+    assert len(adapter.weights) == 12
+    for (module, layer, rank), (a, b) in zip(EXAMPLE, pairs, strict=True):
+        path = LAYER.format(layer, {1: "q_proj", 2: "k_proj"}[module])
+        found = [adapter.weights[f"lora_{factor}_{path}"] for factor in "AB"]
+        assert [weight.shape for weight in found] == [(4, rank), (rank, 4)]
+        assert {weight.dtype for weight in found} == {dtype}
+        np.testing.assert_array_equal(found[0].values(), a.T)
+        np.testing.assert_array_equal(found[1].values(), b.T)
+
+
+def test_the_documented_example_fits_its_engine_and_leaves_two_sites_alone(tmp_path: Path) -> None:
+    pairs = [factors(rank, seed=i) for i, (_, _, rank) in enumerate(EXAMPLE)]
+    found = deltas(write(tmp_path / "a", rows_of(pairs), EXAMPLE), EXAMPLE_ENGINE)
+    names = {1: "q_proj", 2: "k_proj"}
+    paths = [LAYER.format(layer, names[module]) for module, layer, _ in EXAMPLE]
+    expected = {path: delta(*pair) for path, pair in zip(paths, pairs, strict=True)}
+    assert found.keys() == expected.keys()
+    for path, values in expected.items():
+        np.testing.assert_array_equal(found[path], values)
+
+
+# ----------------------------------------------------------------------------------------- modules
+
+
+@pytest.mark.parametrize(
+    ("module", "path"),
+    [
+        (0, "model.layers.1.self_attn.qkv_proj"),
+        (0, "transformer.h.1.attn.c_attn"),
+        (4, "model.layers.1.self_attn.o_proj"),
+        (4, "transformer.h.1.attn.c_proj"),
+        (5, "model.layers.1.mlp.gate_proj"),
+        (5, "transformer.h.1.mlp.c_fc"),
+        (6, "model.layers.1.mlp.down_proj"),
+        (6, "transformer.h.1.mlp.c_proj"),
+        (7, "model.layers.1.mlp.up_proj"),
+        (9, "model.layers.1.encoder_attn.q_proj"),
+        (12, "model.layers.1.encoder_attn.out_proj"),
+        (13, "model.layers.1.block_sparse_moe.w1"),
+        (16, "model.layers.1.block_sparse_moe.gate"),
+        (17, "model.layers.1.mlp.shared_expert_gate"),
+        (19, "model.layers.1.mlp.shared_expert.gate_proj"),
+        (20, "model.layers.1.mlp.shared_expert.down_proj"),
+        (21, "model.layers.1.mlp.shared_expert.up_proj"),
+        (22, "backbone.layers.1.mixer.in_proj"),
+        (23, "backbone.layers.1.mixer.out_proj"),
+        (25, "model.layers.1.fc2_latent_proj"),
+    ],
+)
+def test_a_module_id_and_a_layer_name_a_site(tmp_path: Path, module: int, path: str) -> None:
+    others = [site(path.replace("1", "0"), 3, 5), site("lm_head", 3, 5)]
+    a, b = factors(2, 3, 5)
+    found = deltas(
+        write(tmp_path / "a", rows_of([(a, b)]), [[module, 1, 2]]),
+        manifest_of(*others, site(path, 3, 5)),
+    )
+    assert found.keys() == {path}
+    np.testing.assert_array_equal(found[path], delta(a, b))
+
+
+PARTS = {"q_proj": 6, "k_proj": 2, "v_proj": 2}
+SPLIT_QKV = manifest_of(*(site(LAYER.format(0, name), 3, n) for name, n in PARTS.items()))
+FUSED_QKV = manifest_of(site(LAYER.format(0, "qkv_proj"), 3, 10, (6, 2, 2)))
+
+
+def test_a_fused_row_goes_onto_split_sites(tmp_path: Path) -> None:
+    a, b = factors(2, 3, 10)
+    found = deltas(write(tmp_path / "a", rows_of([(a, b)]), [[0, 0, 2]]), SPLIT_QKV)
+    whole, starts = delta(a, b), {"q_proj": 0, "k_proj": 6, "v_proj": 8}
+    assert found.keys() == {LAYER.format(0, name) for name in PARTS}
+    for name, start in starts.items():
+        expected = whole[:, start : start + PARTS[name]]
+        np.testing.assert_array_equal(found[LAYER.format(0, name)], expected)
+
+
+@pytest.mark.parametrize("modules", [(1, 2, 3), (3, 1, 2), (1, 3), (2,)])
+def test_split_rows_go_onto_a_fused_site(tmp_path: Path, modules: tuple[int, ...]) -> None:
+    places = {1: (0, 6), 2: (6, 8), 3: (8, 10)}
+    pairs = [factors(m, 3, places[m][1] - places[m][0], seed=m) for m in modules]
+    directory = write(tmp_path / "a", rows_of(pairs), [[m, 0, m] for m in modules])
+    expected = np.zeros((3, 10))
+    for module, pair in zip(modules, pairs, strict=True):
+        expected[:, slice(*places[module])] = delta(*pair)
+    np.testing.assert_array_equal(
+        deltas(directory, FUSED_QKV)[LAYER.format(0, "qkv_proj")], expected
+    )
+
+
+MLP = "model.layers.0.mlp."
+
+
+def test_the_halves_of_a_fused_mlp_are_the_other_way_round_in_the_file(tmp_path: Path) -> None:
+    a, b = factors(2, 3, 10)
+    swapped = np.concatenate([b[5:], b[:5]])  # in the file up comes first, in transformers gate
+    directory = write(tmp_path / "a", rows_of([(a, swapped)]), [[18, 0, 2]])
+    fused = manifest_of(site(f"{MLP}gate_up_proj", 3, 10, (5, 5)))
+    np.testing.assert_array_equal(deltas(directory, fused)[f"{MLP}gate_up_proj"], delta(a, b))
+    split = manifest_of(site(f"{MLP}gate_proj", 3, 5), site(f"{MLP}up_proj", 3, 5))
+    found = deltas(directory, split)
+    np.testing.assert_array_equal(found[f"{MLP}gate_proj"], delta(a, b[:5]))
+    np.testing.assert_array_equal(found[f"{MLP}up_proj"], delta(a, b[5:]))
+
+
+def test_gate_and_up_go_onto_a_fused_mlp(tmp_path: Path) -> None:
+    gate, up = factors(1, 3, 5, seed=1), factors(2, 3, 5, seed=2)
+    directory = write(tmp_path / "a", rows_of([gate, up]), [[5, 0, 1], [7, 0, 2]])
+    fused = manifest_of(site(f"{MLP}gate_up_proj", 3, 10, (5, 5)))
+    expected = np.concatenate([delta(*gate), delta(*up)], axis=1)
+    np.testing.assert_array_equal(deltas(directory, fused)[f"{MLP}gate_up_proj"], expected)
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+def test_without_an_engine_the_files_cannot_be_read(tmp_path: Path) -> None:
+    directory = write(tmp_path / "a", rows_of([factors(2, 3, 5)]), [[1, 0, 2]])
+    assert_refused(directory, None, "holds no shapes", "--engine DIR")
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ([1, 0, 2, 1], ["row 0", "DoRA"]),
+        ([26, 0, 2, 0], ["row 0", "module id 26", "0 to 25"]),
+        ([-1, 0, 2, 0], ["module id -1"]),
+        ([2, 0, 2, 0], ["attn_k of layer 0", "no sites"]),
+        ([1, 1, 2, 0], ["attn_q of layer 1", "no sites"]),
+        ([1, -1, 2, 0], ["attn_q of layer -1", "no sites"]),
+        ([1, 0, 3, 0], ["rank 3 for k=3 and n=5", "takes 24 values", "has 16", "another base"]),
+        ([1, 0, 0, 0], ["rank 0"]),
+        ([1, 0, -2, 0], ["rank -2"]),
+        ([1, 0, 2**31 - 1, 0], ["rank 2147483647"]),
+    ],
+)
+def test_a_row_that_the_engine_cannot_take_is_refused(
+    tmp_path: Path, row: list[int], messages: list[str]
+) -> None:
+    directory = write(tmp_path / "a", rows_of([factors(2, 3, 5)]), [row])
+    assert_refused(directory, ONE_SITE, *messages)
+
+
+def test_a_row_that_goes_on_after_its_rank_is_refused(tmp_path: Path) -> None:
+    rows = np.zeros((1, 20), np.float32)
+    rows[0, :16] = rows_of([factors(2, 3, 5)])[0]
+    directory = write(tmp_path / "a", rows, [[1, 0, 2]])
+    assert len(load_adapter(directory, ONE_SITE).in_memory().weights) == 2
+    rows[0, 19] = 1e-30
+    assert_refused(write(directory, rows, [[1, 0, 2]]), ONE_SITE, "goes on after rank 2")
+
+
+def test_two_rows_for_one_site_are_refused(tmp_path: Path) -> None:
+    pairs = [factors(2, 3, 5), factors(2, 3, 5, seed=1)]
+    directory = write(tmp_path / "a", rows_of(pairs), [[1, 0, 2], [1, 0, 2]])
+    assert_refused(directory, ONE_SITE, f"row 1 of {CONFIG} is for {Q}, and so is another row")
+
+
+def test_a_fused_row_beside_one_of_its_parts_is_refused(tmp_path: Path) -> None:
+    pairs = [factors(2, 3, 10), factors(2, 3, 6)]
+    directory = write(tmp_path / "a", rows_of(pairs), [[0, 0, 2], [1, 0, 2]])
+    with pytest.raises(AdapterError, match="two of its tensors are for one binding"):
+        fit_adapter(load_adapter(directory, FUSED_QKV), FUSED_QKV)
+
+
+def test_a_row_for_one_of_several_experts_is_refused(tmp_path: Path) -> None:
+    experts = manifest_of(*(site(f"model.layers.0.moe.experts.{i}.w1", 3, 5) for i in (0, 1)))
+    directory = write(tmp_path / "a", rows_of([factors(2, 3, 5)]), [[13, 0, 2]])
+    assert_refused(directory, experts, "moe_h_to_4h of layer 0", "2 sites")
+
+
+def test_a_fused_row_for_a_linear_that_alternates_heads_is_refused(tmp_path: Path) -> None:
+    path = "gpt_neox.layers.0.attention.query_key_value"
+    directory = write(tmp_path / "a", rows_of([factors(2, 3, 9)]), [[0, 0, 2]])
+    assert_refused(directory, manifest_of(site(path, 3, 9)), "heads")
+
+
+@pytest.mark.parametrize(
+    ("weights", "config"),
+    [
+        ((16,), (1, 3)),
+        ((1, 16), (3,)),
+        ((2, 1, 16), (1, 3)),
+        ((1, 1, 1, 16), (1, 3)),
+        ((1, 16), (1, 2)),
+        ((1, 16), (1, 5)),
+        ((1, 16), (2, 1, 3)),
+        ((), (1, 3)),
+        ((1, 16), ()),
+    ],
+)
+def test_a_wrong_number_of_dimensions_is_refused(
+    tmp_path: Path, weights: tuple[int, ...], config: tuple[int, ...]
+) -> None:
+    directory = write(tmp_path / "a", np.ones(weights, np.float32), np.ones(config))
+    assert_refused(directory, ONE_SITE, f"{CONFIG} has shape", "expected [rows, 3 or 4]")
+
+
+@pytest.mark.parametrize("rows", [(2, 1), (1, 2), (0, 0)])
+def test_a_row_of_one_file_without_a_row_of_the_other_is_refused(
+    tmp_path: Path, rows: tuple[int, int]
+) -> None:
+    directory = write(tmp_path / "a", np.ones((rows[0], 16), np.float32), [[1, 0, 2]] * rows[1])
+    if not rows[1]:
+        np.save(directory / CONFIG, np.zeros((0, 3), np.int32))
+    assert_refused(directory, ONE_SITE, f"{rows[1]} rows of config, {rows[0]} of weights")
+
+
+def valid(directory: Path) -> Path:
+    return write(directory, rows_of([factors(2, 3, 5)]), [[1, 0, 2]])
+
+
+class Trap:
+    """What a pickle would call when it is read."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return pytest.fail, ("a pickle was read",)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
+def test_a_pickle_is_never_read(tmp_path: Path, name: str) -> None:
+    directory = valid(tmp_path / "a")
+    np.save(directory / name, np.array([[Trap()]], object), allow_pickle=True)
+    assert_refused(directory, ONE_SITE, name, "'|O'")
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
+@pytest.mark.parametrize("cut", [0, 5, 9, 60, 127, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, name: str, cut: int) -> None:
+    path = valid(tmp_path / "a") / name
+    path.write_bytes(path.read_bytes()[:cut])
+    assert_refused(path.parent, ONE_SITE, name)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
+def test_bytes_after_the_array_are_refused(tmp_path: Path, name: str) -> None:
+    path = valid(tmp_path / "a") / name
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert_refused(path.parent, ONE_SITE, name, "bytes, which is not what its shape")
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
+def test_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
+    (valid(tmp_path / "a") / name).unlink()
+    assert_refused(tmp_path / "a", ONE_SITE, "adapter_config" if name == WEIGHTS else name)
+
+
+def test_an_array_in_column_order_is_refused(tmp_path: Path) -> None:
+    pairs = [factors(2, 3, 5), factors(2, 3, 5, seed=1)]
+    engine = manifest_of(site(Q, 3, 5), site(LAYER.format(1, "q_proj"), 3, 5))
+    config = [[1, 0, 2], [1, 1, 2]]
+    directory = write(tmp_path / "a", np.asfortranarray(rows_of(pairs)), config)
+    assert_refused(directory, engine, WEIGHTS, "column order")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int8, ">f4", "V4", np.int32])
+def test_weights_of_another_dtype_are_refused(tmp_path: Path, dtype: str) -> None:
+    directory = valid(tmp_path / "a")
+    np.save(directory / WEIGHTS, np.zeros((1, 16), dtype))
+    assert_refused(directory, ONE_SITE, WEIGHTS)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32, ">i4"])
+def test_a_config_of_another_dtype_is_refused(tmp_path: Path, dtype: str) -> None:
+    directory = valid(tmp_path / "a")
+    np.save(directory / CONFIG, np.array([[1, 0, 2]], dtype))
+    assert_refused(directory, ONE_SITE, CONFIG)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
+    directory = valid(tmp_path / "a")
+    rows = np.load(directory / WEIGHTS)
+    rows[0, 15] = value
+    np.save(directory / WEIGHTS, rows)
+    assert_refused(directory, ONE_SITE, f"{WEIGHTS}[0].B", "NaN or infinity")
+
+
+def test_flipped_bytes_end_in_a_refusal_or_an_adapter(tmp_path: Path) -> None:
+    directory, rng = valid(tmp_path / "a"), np.random.default_rng(0)
+    whole = {name: (directory / name).read_bytes() for name in (WEIGHTS, CONFIG)}
+    refused = 0
+    for name, data in whole.items():
+        for _ in range(300):
+            damaged = bytearray(data)
+            damaged[rng.integers(len(data))] = rng.integers(256)
+            (directory / name).write_bytes(damaged)
+            try:
+                load_adapter(directory, ONE_SITE).in_memory()
+            except AdapterError:
+                refused += 1
+        (directory / name).write_bytes(data)
+    assert refused > 100
+
+
+# ----------------------------------------------------------------------------------------- writing
+
+
+def peft(directory: Path, pairs: dict[str, tuple[Array, Array]], **fields: object) -> Path:
+    tensors = {
+        f"{path}.lora_{factor}": array
+        for path, pair in pairs.items()
+        for factor, array in zip("AB", pair, strict=True)
+    }
+    return write_peft(directory, tensors, **fields)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_written_is_what_tensorrt_llm_converts_to(tmp_path: Path, dtype: str) -> None:
+    q1, k0 = factors(2, 3, 5, seed=1), factors(1, 3, 4, seed=2)
+    gate_up, down = factors(2, 3, 6, seed=3), factors(3, 3, 3, seed=4)
+    pairs = {
+        LAYER.format(1, "q_proj"): q1,
+        f"{MLP}gate_up_proj": gate_up,
+        f"{MLP}down_proj": down,
+        LAYER.format(0, "k_proj"): k0,
+    }
+    ranks = {LAYER.format(0, "k_proj"): 1, f"{MLP}down_proj": 3}
+    source = peft(tmp_path / "peft", pairs, r=2, lora_alpha=3, rank_pattern=ranks)
+    save_adapter(load_adapter(source), tmp_path / "out", "trtllm", dtype=dtype)
+
+    # scale = alpha / rank goes into B; module id, layer, rank, whether it is DoRA's
+    swapped = np.concatenate([gate_up[1][3:], gate_up[1][:3]])
+    rows = rows_of([
+        (k0[0], k0[1] * np.float32(3)),
+        (down[0], down[1] * np.float32(1)),
+        (gate_up[0], swapped * np.float32(1.5)),
+        (q1[0], q1[1] * np.float32(1.5)),
+    ])  # fmt: skip
+    weights = np.load(tmp_path / "out" / WEIGHTS, allow_pickle=False)
+    config = np.load(tmp_path / "out" / CONFIG, allow_pickle=False)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {WEIGHTS, CONFIG}
+    assert weights.dtype == np.dtype("V2" if dtype == "bfloat16" else dtype)
+    assert weights.shape == (1, 4, 18)
+    assert weights.tobytes() == stored(rows, dtype).tobytes()
+    assert config.dtype == np.int32
+    assert config.tolist() == [[[2, 0, 1, 0], [6, 0, 3, 0], [18, 0, 2, 0], [1, 1, 2, 0]]]
+
+
+def test_the_scale_is_folded_in_float32_before_the_cast(tmp_path: Path) -> None:
+    a, b = np.ones((1, 3), np.float32), np.full((5, 1), 1 + 2**-10, np.float32)
+    source = peft(tmp_path / "peft", {Q: (a, b)}, r=1, lora_alpha=3)
+    save_adapter(load_adapter(source), tmp_path / "out", "trtllm", dtype="bfloat16")
+    weights = np.load(tmp_path / "out" / WEIGHTS).view(np.uint16)[0, 0]
+    exact = stored(b[:, 0] * np.float32(3), "bfloat16").view(np.uint16)
+    np.testing.assert_array_equal(weights[3:], exact)
+
+
+def test_the_dtype_is_kept_unless_another_is_asked_for(tmp_path: Path) -> None:
+    half = (factors(2, 3, 5)[0].astype(np.float16), factors(2, 3, 5)[1].astype(np.float16))
+    source = peft(tmp_path / "peft", {Q: half})
+    save_adapter(load_adapter(source), tmp_path / "out", "trtllm")
+    assert np.load(tmp_path / "out" / WEIGHTS).dtype == np.float16
+
+
+def test_a_manifest_makes_the_rows_those_of_its_engine(tmp_path: Path) -> None:
+    pairs = {LAYER.format(0, name): factors(2, 3, n, seed=n) for name, n in PARTS.items()}
+    adapter = load_adapter(peft(tmp_path / "peft", pairs))
+    save_adapter(adapter, tmp_path / "out", "trtllm", manifest=FUSED_QKV)
+    assert np.load(tmp_path / "out" / CONFIG).tolist() == [[[0, 0, 6, 0]]]
+    row = np.load(tmp_path / "out" / WEIGHTS)[0, 0]
+    found = delta(row[:18].reshape(6, 3), row[18:].reshape(10, 6))
+    expected = np.concatenate([delta(*pair) for pair in pairs.values()], axis=1)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["lm_head"], "no module id or no layer for lm_head"),
+        (["model.self_attn.q_proj"], "no layer for model.self_attn.q_proj"),
+        (["model.layers.0.adapter_proj"], "no module id"),
+        (
+            [f"model.layers.0.moe.experts.{i}.w1" for i in (0, 1)],
+            "are both moe_h_to_4h of layer 0 to TensorRT-LLM",
+        ),
+        (["gpt_neox.layers.0.attention.query_key_value"], "alternates heads"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_refused(
+    tmp_path: Path, paths: list[str], message: str
+) -> None:
+    adapter = load_adapter(peft(tmp_path / "peft", {path: factors(2, 3, 9) for path in paths}))
+    with pytest.raises(AdapterError, match=message):
+        save_adapter(adapter, tmp_path / "out", "trtllm")
+    assert [path.name for path in tmp_path.iterdir()] == ["peft"]
+
+
+def test_a_value_beyond_the_range_is_refused(tmp_path: Path) -> None:
+    a, b = factors(1, 3, 5)
+    adapter = load_adapter(peft(tmp_path / "peft", {Q: (a, b * 1000)}, r=1, lora_alpha=100))
+    with pytest.raises(AdapterError, match="beyond the range of float16"):
+        save_adapter(adapter, tmp_path / "out", "trtllm", dtype="float16")
+
+
+def test_a_factor_without_its_other_is_refused(tmp_path: Path) -> None:
+    save_file({f"lora_A_{Q}": factors(2)[0].T.copy()}, tmp_path / "a.safetensors")
+    with pytest.raises(AdapterError, match=f"{Q} has no B"):
+        save_adapter(load_adapter(tmp_path / "a.safetensors"), tmp_path / "out", "trtllm")

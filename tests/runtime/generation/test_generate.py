@@ -1,0 +1,225 @@
+"""Generation on a real, tiny engine: batches, stopping, sampling, limits."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import TinyEngine
+from support.fake_engine import FakeExecutor
+from support.tiny_models import POSITIONS, VOCABULARY
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from trt_lora.plugins.errors import ConfigError, OutputError
+from trt_lora.runtime import Engine, LoRAManager, Sampling, Tensor, TensorMap, generate, open_engine
+from trt_lora.runtime.memory.host import HostMemory
+from trt_lora.scripts.verification.peft_reference import PeftReference
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [40, 41], [3]]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_engine: TinyEngine) -> Iterator[Engine]:
+    with open_engine(tiny_engine.engine) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def manager(engine: Engine, tiny_engine: TinyEngine) -> LoRAManager:
+    loaded = LoRAManager()
+    loaded.initialize_engine_bindings(engine)
+    loaded.load_weights("a", tiny_engine.adapter)
+    return loaded
+
+
+def tokens(engine: Engine, *prompts: list[int], **options: object) -> list[tuple[int, ...]]:
+    """Token ids of each answer; stop tokens are off unless given."""
+    sampling = Sampling(**{"max_new_tokens": 8, "stop_token_ids": ()} | options)  # type: ignore[arg-type]
+    return [answer.token_ids for answer in generate(engine, prompts, sampling=sampling)]
+
+
+def greedy_by_transformers(tiny_engine: TinyEngine, prompt: list[int], steps: int) -> list[int]:
+    """Greedy tokens of base model and adapter "a" by whole forward passes."""
+    reference = PeftReference(tiny_engine.model, {"a": tiny_engine.adapter})
+    ids = list(prompt)
+    for _ in range(steps):
+        batch = np.array([ids], np.int64)
+        ids.append(int(reference.logits("a", batch, np.ones_like(batch))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_a_greedy_answer_is_that_of_transformers_with_the_active_adapter(
+    engine: Engine, manager: LoRAManager, tiny_engine: TinyEngine
+) -> None:
+    manager.switch_weights("a")
+    sampling = Sampling(max_new_tokens=8, stop_token_ids=())
+    (answer,) = generate(engine, [PROMPTS[0]], manager=manager, sampling=sampling)
+    assert list(answer.token_ids) == greedy_by_transformers(tiny_engine, PROMPTS[0], 8)
+    assert (answer.text, answer.finish_reason) == ("", "length")
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2), (2, 0)])
+def test_prompts_of_a_batch_are_answered_as_if_alone(engine: Engine, pair: tuple[int, int]) -> None:
+    first, second = (PROMPTS[index] for index in pair)
+    assert tokens(engine, first, second) == [*tokens(engine, first), *tokens(engine, second)]
+
+
+def test_a_stop_token_ends_one_sequence_and_not_the_other(engine: Engine) -> None:
+    long, other = tokens(engine, PROMPTS[0], PROMPTS[1])
+    stop = long[3]
+    assert stop not in long[:3]
+    assert stop not in other
+    sampling = Sampling(max_new_tokens=8, stop_token_ids=(stop,))
+    stopped, whole = generate(engine, PROMPTS[:2], sampling=sampling)
+    assert (stopped.token_ids, stopped.finish_reason) == (long[:3], "stop")
+    assert (whole.token_ids, whole.finish_reason) == (other, "length")
+
+
+def test_the_models_own_stop_token_is_used_unless_others_are_given(engine: Engine) -> None:
+    assert engine.manifest.base_model.stop_token_ids == (2,)
+    answers = generate(engine, PROMPTS[:2], sampling=Sampling(max_new_tokens=30))
+    assert all(2 not in answer.token_ids for answer in answers)
+
+
+def test_the_answer_ends_where_the_engine_does(engine: Engine) -> None:
+    prompt = list(range(3, 3 + POSITIONS // 2))
+    (answer,) = tokens(engine, prompt, max_new_tokens=1000)
+    assert len(prompt) + len(answer) == POSITIONS
+
+
+HOT = {"temperature": 3.0, "top_k": 50, "top_p": 0.99}
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 0), (1, 2), (2, 0), (2, 2)])
+def test_what_is_drawn_for_a_prompt_does_not_depend_on_its_batch(
+    engine: Engine, pair: tuple[int, int]
+) -> None:
+    for seed in range(5):
+        first, second = (PROMPTS[index] for index in pair)
+        alone = [tokens(engine, prompt, seed=seed, **HOT)[0] for prompt in (first, second)]
+        assert tokens(engine, first, second, seed=seed, **HOT) == alone
+
+
+def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
+    hot = {"temperature": 5.0, "top_k": 50, "top_p": 0.99}
+    first = tokens(engine, PROMPTS[0], seed=1, **hot)
+    assert tokens(engine, PROMPTS[0], seed=1, **hot) == first
+    assert tokens(engine, PROMPTS[0], seed=2, **hot) != first
+    assert all(0 <= token < VOCABULARY for token in first[0])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[3]] * 3, "3 prompts are more than this engine's batch of 2"),
+        ([[3], [3] * 33], "prompt 1 has 33 tokens, this engine takes 32"),
+        ([[3], []], "prompt 1 is empty; it needs at least one token"),
+        ([], "there is no prompt; a batch has at least one"),
+        (["text"], r"has no tokenizer\.json; pass prompts as lists of token ids"),
+        ("text", r"has no tokenizer\.json"),
+        ([[3], [3, -1]], f"prompt 1 holds token id -1, expected 0 to {VOCABULARY - 1}"),
+        ([[VOCABULARY]], f"prompt 0 holds token id {VOCABULARY}, expected 0 to {VOCABULARY - 1}"),
+        ([[3.0]], r"prompt 0 holds 3\.0 \(float\), expected token ids: whole numbers"),
+        ([[3, True]], r"prompt 0 holds True \(bool\), expected token ids"),
+        ([[3, "4"]], r"prompt 0 holds '4' \(str\), expected token ids"),
+        ([[[3]]], r"prompt 0 holds \[3\] \(list\), expected token ids"),
+        ([3, 4], "prompt 0 is 3, expected a string, .* a single one goes into a list too"),
+        ([{"role": "user", "content": "x"}], "prompt 0 is .*'role'.*, expected a string"),
+        ([iter([3])], "prompt 0 is <list_iterator .*, expected a string"),
+        ({"role": "user", "content": "x"}, "prompts is .*'role'.*; pass a string, or a list"),
+        (3, "prompts is 3; pass a string, or a list of prompts"),
+        (None, "prompts is None; pass a string"),
+    ],
+)
+def test_what_the_engine_cannot_take_is_refused(engine: Engine, prompts: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generate(engine, prompts)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [np.array([40, 41])],
+        np.array([[40, 41]]),
+        ((40, 41),),
+        (prompt for prompt in [[np.int32(40), 41]]),
+    ],
+)
+def test_prompts_and_token_ids_may_come_in_other_sequences(engine: Engine, prompts: Any) -> None:
+    (answer,) = generate(engine, prompts, sampling=Sampling(max_new_tokens=4, stop_token_ids=[]))
+    assert answer.token_ids == tokens(engine, [40, 41], max_new_tokens=4)[0]
+
+
+def test_a_string_is_one_prompt(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    for file in tiny_engine.engine.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    sampling = Sampling(max_new_tokens=4, stop_token_ids=())
+    with open_engine(tmp_path) as engine:
+        (answer,) = generate(engine, "w40 w41", sampling=sampling)
+        assert [answer] == generate(engine, ["w40 w41"], sampling=sampling)
+        assert answer.token_ids == tokens(engine, [40, 41], max_new_tokens=4)[0]
+
+
+@pytest.mark.parametrize("stops", [[3, VOCABULARY], {VOCABULARY}])
+def test_a_stop_token_that_the_model_does_not_have_is_refused(
+    engine: Engine, stops: Collection[int]
+) -> None:
+    message = f"stop_token_ids holds token id {VOCABULARY}, expected 0 to {VOCABULARY - 1}"
+    with pytest.raises(ConfigError, match=message):
+        tokens(engine, PROMPTS[0], stop_token_ids=stops)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_name_the_adapter_and_its_strength(
+    engine: Engine, temperature: float
+) -> None:
+    manager, sampling = LoRAManager(), Sampling(temperature=temperature)
+    manager.initialize_engine_bindings(engine)
+    shapes = {name: site.shape(f, 1) for name, (site, f) in engine.manifest.lora_bindings.items()}
+    huge = {name: np.full(shape, 1e30, np.float32) for name, shape in shapes.items()}
+    manager.add_weights("huge", huge)
+    manager.switch_weights("huge", 0.5)
+    with pytest.raises(OutputError, match=r"prompt 0, 1 .*adapter 'huge' at strength 0\.5: "):
+        generate(engine, PROMPTS[:2], manager=manager, sampling=sampling)
+    manager.reset_weights()
+    assert generate(engine, PROMPTS[:2], manager=manager, sampling=sampling)
+
+
+class Spoiled(FakeExecutor):
+    """Answers what it is told to where the last token of a row is `spoiled`."""
+
+    memory = HostMemory()
+
+    def __init__(self, directory: Path, spoiled: int, value: float) -> None:
+        super().__init__()
+        self.directory, self.spoiled, self.value = directory, spoiled, value
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        outputs = super().execute(tensor_map)
+        logits = outputs["logits"].numpy()
+        logits[self.calls[-1]["input_ids"][:, -1] == self.spoiled, -1, 5] = self.value
+        return outputs
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_single_value_that_is_no_number_is_an_error_of_its_prompt(
+    tmp_path: Path, value: float
+) -> None:
+    engine: Any = Spoiled(tmp_path, 7, value)
+    sampling = Sampling(max_new_tokens=4, stop_token_ids=())
+    with pytest.raises(OutputError, match=r"logits of prompt 1 are NaN or infinite with no adap"):
+        generate(engine, [[1], [6]], sampling=sampling)
+
+
+def test_what_an_ended_sequence_goes_on_with_need_be_no_number(tmp_path: Path) -> None:
+    pad = FakeExecutor().manifest.base_model.pad_token_id
+    engine: Any = Spoiled(tmp_path, pad, np.nan)
+    sampling = Sampling(max_new_tokens=4, stop_token_ids=[7])
+    ended, whole = generate(engine, [[6], [1]], sampling=sampling)
+    assert (ended.token_ids, ended.finish_reason) == ((), "stop")
+    assert (whole.token_ids, whole.finish_reason) == ((2, 3, 4, 5), "length")

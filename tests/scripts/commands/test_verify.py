@@ -1,0 +1,209 @@
+"""`trt-lora verify` passes what is right and catches every mistake that we could think of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+from support.tiny_models import save_adapter, save_model, tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.adapters.weight import Pair
+from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.scripts.commands import verify
+from trt_lora.scripts.trt_lora_command import main
+from trt_lora.scripts.verification import logits
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+RANK, ALPHA = 4, 12
+Q, K = ("model.layers.{}.self_attn." + name for name in ("q_proj", "k_proj"))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model whose attention is square, so that its factors can be exchanged; its engine."""
+
+    model: Path
+    engine: Path
+    adapter: Path  # rsLoRA, so that it and alpha can be ignored
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("verify")
+    model = save_model("Llama", folder / "model", num_key_value_heads=4)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    adapter = save_adapter(
+        model, folder / "a", r=RANK, lora_alpha=ALPHA, use_rslora=True, target_modules=targets
+    )
+    build_engine(tiny_config(model, folder / "engine"))
+    return Made(model, folder / "engine", adapter)
+
+
+def tensors(made: Made) -> dict[str, Array]:
+    return load_file(made.adapter / WEIGHTS)
+
+
+def with_tensors(made: Made, tensors: dict[str, Array], directory: Path) -> Made:
+    """The adapter's config with other tensors."""
+    (directory / CONFIG).write_bytes((made.adapter / CONFIG).read_bytes())
+    save_file(tensors, directory / WEIGHTS)
+    return replace(made, adapter=directory)
+
+
+def exit_code(made: Made, *options: str, model: Path | None = None) -> int:
+    where = [str(made.engine), "--model", str(model or made.model), "--adapter", str(made.adapter)]
+    try:
+        main(["verify", *where, *options])
+    except SystemExit as exited:
+        return int(exited.code or 0)
+    return 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_computes_what_peft_does_passes(
+    made: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(made) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("(base)") == printed.count("adapter  ") - 1 == len(verify.PROMPTS)
+    assert "same best token" in printed
+    assert "self_attn.k_proj" in printed
+    assert "the engine computes what PEFT does" in printed
+    assert printed.endswith("; it ran on ONNX Runtime (CPU)\n")
+
+
+# ------------------------------------------------------------------------------- planted mistakes
+
+
+def without_alpha(adapter: Adapter) -> Adapter:
+    weights = {name: replace(weight, scale=1.0) for name, weight in adapter.weights.items()}
+    return replace(adapter, weights=weights)
+
+
+def without_rslora(adapter: Adapter) -> Adapter:
+    scales = {1.0: 1.0, ALPHA / RANK**0.5: ALPHA / RANK}
+    weights = {n: replace(w, scale=scales[w.scale]) for n, w in adapter.weights.items()}
+    return replace(adapter, weights=weights)
+
+
+def with_factors_swapped(adapter: Adapter) -> Adapter:
+    def swapped(pair: Pair) -> Pair:
+        return pair[1].transposed(), pair[0].transposed()
+
+    pairs = {path: swapped(pair) for path, pair in adapter.pairs().items()}
+    return Adapter.of_pairs(adapter.source, pairs)
+
+
+def without_a_layer(adapter: Adapter) -> Adapter:
+    kept = {path: pair for path, pair in adapter.pairs().items() if ".layers.1." not in path}
+    return replace(adapter, weights=Adapter.of_pairs("", kept).weights)
+
+
+def with_q_and_k_exchanged(adapter: Adapter) -> Adapter:
+    pairs = adapter.pairs()
+    for layer in (0, 1):
+        q, k = Q.format(layer), K.format(layer)
+        pairs[q], pairs[k] = pairs[k], pairs[q]
+    return Adapter.of_pairs(adapter.source, pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mistake", "named"),
+    [
+        (without_alpha, Q.format(0)),
+        (without_rslora, Q.format(0)),
+        (with_factors_swapped, Q.format(0)),
+        (without_a_layer, Q.format(1)),
+        (with_q_and_k_exchanged, K.format(0)),
+    ],
+)
+def test_a_mistake_of_the_loader_is_caught_and_its_site_named(
+    made: Made,
+    mistake: Callable[[Adapter], Adapter],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def wrong(path: Path, manifest: object) -> Adapter:
+        return mistake(load_adapter(path))
+
+    monkeypatch.setattr("trt_lora.runtime.managers.lora_manager.load_adapter", wrong)
+    assert exit_code(made) == 1
+    errors = capsys.readouterr().err
+    assert f"the delta of {named} is off by" in errors
+    assert "a logit of" in errors
+    assert "(base)" not in errors  # the base model is right
+
+
+@pytest.mark.slow
+def test_another_base_model_of_the_same_shapes_is_caught(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = save_model("Llama", tmp_path / "other", seed=7, num_key_value_heads=4)
+    assert exit_code(made, model=other) == 1
+    assert "with (base) is off by" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_another_base_model_with_another_config_is_caught_by_its_fingerprint(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = save_model("Llama", tmp_path / "other", num_key_value_heads=4, rope_theta=5e5)
+    assert exit_code(made, model=other) == 1
+    assert "is not what the engine was built from" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_file_that_lacks_a_targeted_layer_is_caught(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = {name: value for name, value in tensors(made).items() if ".layers.1." not in name}
+    assert exit_code(with_tensors(made, kept, tmp_path)) == 1  # PEFT takes it without a word
+    assert f"{Q.format(1)} is targeted, but has no tensors" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.slow
+def test_a_tolerance_of_nothing_is_exceeded(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(made, "--tolerance", "0") == 1
+    assert "beyond the tolerance of 0.0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tolerance", ["inf", "nan", "-1"])
+def test_a_tolerance_that_proves_nothing_is_refused(
+    made: Made, capsys: pytest.CaptureFixture[str], tolerance: str
+) -> None:
+    assert exit_code(made, f"--tolerance={tolerance}") == 2
+    assert "expected a finite number from 0" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_adapter_that_adds_nothing_proves_nothing(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zeros = {name: t * 0 if "lora_B" in name else t for name, t in tensors(made).items()}
+    assert exit_code(with_tensors(made, zeros, tmp_path)) == 1
+    assert "the adapter adds nothing at any site" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_manager_that_applies_no_adapter_is_caught(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (verify, logits):
+        monkeypatch.setattr(module, "activate", lambda manager, name: manager.reset_weights())
+    assert exit_code(made) == 1
+    errors = capsys.readouterr().err
+    assert "with adapter is off by" in errors
+    assert "the adapter adds nothing at any site" in errors
+
+
+def test_a_model_that_is_no_directory_is_refused(made: Made, tmp_path: Path) -> None:
+    assert exit_code(made, model=tmp_path / "nowhere") == 2

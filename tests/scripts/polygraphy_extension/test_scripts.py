@@ -1,0 +1,106 @@
+"""polygraphy's other tools on our files, LoRA nodes included."""
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import TinyEngine
+from support.doc_blocks import ROOT
+from support.polygraphy_command import polygraphy, script
+from support.tiny_models import tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.plugins.contract.operators import DOMAIN
+from trt_lora.runtime import read_manifest
+from trt_lora.runtime.manifest import ONNX_FILE
+
+pytestmark = pytest.mark.slow
+
+NETWORK = ROOT / "scripts" / "polygraphy_network.py"
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LoRA on all linears: nodes that return deltas, and nodes that add."""
+    directory = tmp_path_factory.mktemp("tools") / "engine"
+    build_engine(tiny_config(tiny_engine.model, directory))
+    return directory
+
+
+def nodes(model: Path) -> Counter[str]:
+    """Return how many LoRA nodes of each kind a file has."""
+    graph = onnx.load(model, load_external_data=False).graph
+    return Counter(node.op_type for node in graph.node if node.domain == DOMAIN)
+
+
+def test_inspect_shows_every_lora_node_with_its_inputs(engine: Path) -> None:
+    text = polygraphy("inspect", "model", engine / ONNX_FILE, "--show", "layers").text
+    for kind, count in nodes(engine / ONNX_FILE).items():
+        assert text.count(f"[Op: {kind}]") == count > 0
+    for name in read_manifest(engine).lora_bindings:
+        assert name in text
+
+
+def test_a_sanitized_model_keeps_lora_and_computes_the_same(
+    engine: Path, tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    model, sanitized = engine / ONNX_FILE, tmp_path / ONNX_FILE
+    polygraphy("surgeon", "sanitize", model, "--fold-constants", "-o", sanitized)
+    before, after = (onnx.load(path, load_external_data=False) for path in (model, sanitized))
+    assert nodes(sanitized) == nodes(model)
+    assert [function.name for function in after.functions] == [f.name for f in before.functions]
+    assert [value.name for value in after.graph.input] == [v.name for v in before.graph.input]
+    outputs = tmp_path / "outputs.json"
+    options = ("--onnxrt", "--lora-adapter", f"a={tiny_engine.adapter}", "--lora-engine", engine)
+    polygraphy("run", model, *options, "--save-outputs", outputs)
+    done = polygraphy("run", sanitized, *options, "--load-outputs", outputs, "--atol", "1e-5")
+    assert "Passed: 2/2 iterations" in done.text
+
+
+@pytest.fixture
+def network(engine: Path, tmp_path: Path) -> Path:
+    """A network script of the engine."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    script(NETWORK, engine, tmp_path / "network.py")
+    return tmp_path / "network.py"
+
+
+def test_convert_makes_a_plan_with_the_plugin_and_the_engines_profiles(
+    engine: Path, network: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plugin.plan"
+    done = polygraphy(
+        "convert", network, "--trt-config-script", network, "--convert-to", "trt", "-o", plan,
+        rtx=True,
+    )  # fmt: skip
+    assert len(done.lines("input_ids [min=(1, 1), opt=(1, 1), max=(2, 1)]")) == 1
+    assert len(done.lines("input_ids [min=(1, 1), opt=(1, 32), max=(2, 32)]")) == 1
+    assert plan.stat().st_size > 0
+    count = tmp_path / "count.py"
+    count.write_text(
+        "from network import load_network\n"
+        "builder, network, parser = load_network()\n"
+        "kinds = [network.get_layer(i).type.name for i in range(network.num_layers)]\n"
+        "print('plugin layers:', kinds.count('PLUGIN_V3'))\n"
+    )
+    (line,) = script(count, rtx=True).lines("plugin layers:")
+    assert int(line.split()[-1]) == nodes(engine / ONNX_FILE).total()
+
+
+def test_convert_makes_a_native_plan_of_the_onnx_file(
+    engine: Path, network: Path, tmp_path: Path
+) -> None:
+    done = polygraphy(
+        "convert", engine / ONNX_FILE, "--trt-config-script", network, "--convert-to", "trt",
+        "-o", tmp_path / "native.plan", rtx=True,
+    )  # fmt: skip
+    assert "2 profile(s)" in done.text
+    assert not done.lines("plugin node")
+    assert (tmp_path / "native.plan").stat().st_size > 0
+
+
+def test_a_network_of_no_engine_is_refused(tmp_path: Path) -> None:
+    done = script(NETWORK, tmp_path, tmp_path / "network.py", expected=2)
+    assert "is not an engine directory" in done.text
+    assert not (tmp_path / "network.py").exists()

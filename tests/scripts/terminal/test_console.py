@@ -1,0 +1,121 @@
+"""What every command does at its edges: a reader that is gone, paths that cannot be used."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TinyEngine
+
+from trt_lora.scripts import build_engine
+from trt_lora.scripts.terminal.console import UNREAD, run
+from trt_lora.scripts.trt_lora_command import main
+
+COMMANDS = {"trt-lora": "trt_lora_command", "build-engine": "build_engine"}
+
+
+Word = str | bytes | Path
+
+
+def command(name: str, *argv: Word) -> list[Word]:
+    """A command line for a process of its own."""
+    return [sys.executable, "-m", f"trt_lora.scripts.{COMMANDS[name]}", *argv]
+
+
+def unread(name: str, *argv: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command whose output goes into a pipe that nobody reads."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as pipe:
+        return subprocess.run(
+            command(name, *argv), stdout=pipe, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+
+def test_a_reader_that_is_gone_ends_a_command_quietly(tiny_engine: TinyEngine) -> None:
+    done = unread("trt-lora", "inspect", tiny_engine.engine)
+    assert (done.returncode, done.stderr) == (UNREAD, "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_reader_that_is_gone_ends_help_quietly(name: str) -> None:
+    done = unread(name, "--help")
+    assert done.returncode in (0, UNREAD)  # argparse itself ignores some closed pipes
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_dry_run_into_head_ends_quietly(tiny_engine: TinyEngine) -> None:
+    options = ["--lora-target-modules", "q_proj", "--dry-run"]
+    listing = subprocess.Popen(
+        command("build-engine", "--model", tiny_engine.model, *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with listing:
+        head = subprocess.run(
+            ["head", "-c", "0"], stdin=listing.stdout, capture_output=True, check=True
+        )
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        listing.stdout.close()
+        assert listing.stderr.read() == b""
+    assert (listing.returncode, head.stdout) == (UNREAD, b"")
+
+
+def test_names_that_are_no_text_are_printed_with_escapes(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9"
+    done = subprocess.run(
+        command("trt-lora", "convert-adapter", tiny_engine.adapter, name, "--format", "peft"),
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{tmp_path}/caf\\udce9: 8 tensors from")
+    assert os.path.isfile(name + b"/adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("what", ["engine", "adapter", "output", "model"])
+def test_an_over_long_path_is_refused_in_one_line(
+    what: str,
+    tiny_engine: TinyEngine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long, engine, adapter = str(tmp_path / ("x" * 300)), tiny_engine.engine, tiny_engine.adapter
+    convert = ["convert-adapter", str(adapter), long, "--format", "peft"]
+    build = ["--model", long, "--lora-target-modules", "q_proj", "--flavour", "none"]
+    with pytest.raises(SystemExit) as raised:
+        {
+            "engine": lambda: main(["inspect", long]),
+            "adapter": lambda: main(["inspect", str(engine), "--adapter", long]),
+            "output": lambda: main(convert),
+            "model": lambda: build_engine.main([*build, "--output", str(tmp_path / "e")]),
+        }[what]()
+    (*_, line) = capsys.readouterr().err.splitlines()
+    assert raised.value.code == 2
+    assert line.startswith("error: ")
+    assert "name too long" in line
+    assert "x" * 100 in line
+
+
+@pytest.mark.parametrize(
+    ("number", "next_step"), [(errno.EACCES, "check the path"), (errno.ENOSPC, "make room")]
+)
+def test_what_the_system_refuses_is_said_in_one_line_with_the_next_step(
+    number: int, next_step: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "engines/a")
+
+    with pytest.raises(SystemExit) as raised:
+        run(fail)
+    assert raised.value.code == 2
+    message = f"error: {os.strerror(number)}: engines/a; {next_step}, and run it again\n"
+    assert capsys.readouterr().err == message

@@ -1,0 +1,45 @@
+"""The fenced blocks of the README and of other documents, which are tests."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    language: str
+    text: str
+
+
+def blocks(document: str = "README.md") -> list[Block]:
+    """Return a document's blocks in their order."""
+    parts = (ROOT / document).read_text(encoding="utf-8").split("```")
+    return [Block(*part.split("\n", 1)) for part in parts[1::2]]
+
+
+def build_block() -> Block:
+    """Return the block that builds the engine which the blocks after it use."""
+    (build,) = (b for b in blocks() if "build-engine" in b.text and "--output" in b.text)
+    return build
+
+
+def run_block(block: Block, folder: Path) -> str:
+    """Run a bash or python block in `folder` as a user would, and return what it prints."""
+    shell = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [*shell[block.language], block.text],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

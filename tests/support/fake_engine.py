@@ -1,0 +1,128 @@
+"""Stand-ins for an engine: a small manifest, its weights, executors that promise the minimum."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
+from trt_lora.runtime.manifest import BaseModel, Binding, Manifest, Range
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+from trt_lora.runtime.memory.host import HostMemory, Memory, Stream
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_storage
+
+FACTORS: tuple[Factor, Factor] = ("A", "B")
+VOCAB = 11
+CACHE = ("batch", 2, "past", 3)
+
+
+def make_manifest(
+    *, k: int = 8, n: int = 6, dtype: str = "float32", names: BindingNames = BindingNames.LORA
+) -> Manifest:
+    """q_proj and v_proj of two layers take LoRA up to rank 16; 32 tokens in all."""
+    paths = [f"model.layers.{i}.self_attn.{p}" for i in (0, 1) for p in ("q_proj", "v_proj")]
+    sites = tuple(Site(path, k, n, dtype) for path in paths)
+    loras: dict[str, tuple[Site, Factor]] = {
+        names.binding(f, site.path): (site, f) for site in sites for f in FACTORS
+    }
+    tokens = ("input_ids", "attention_mask", "position_ids")
+    return Manifest(
+        base_model=BaseModel("tiny", "TinyForCausalLM", "0" * 64, (2,), 0),
+        binding_names=names,
+        sites=sites,
+        inputs=(
+            *(Binding(name, "int64", ("batch", "s")) for name in tokens),
+            Binding("logits_to_keep", "int64", ("keep",)),
+            *(Binding(f"past_key_values.0.{kind}", dtype, CACHE) for kind in ("key", "value")),
+            *(Binding(name, dtype, site.shape(f, -1)) for name, (site, f) in loras.items()),
+        ),
+        outputs=(
+            Binding("logits", dtype, ("batch", "keep", VOCAB)),
+            *(Binding(f"present.0.{kind}", dtype, CACHE) for kind in ("key", "value")),
+        ),
+        profiles={
+            "all": {b: Range(*(s.shape(f, r) for r in (1, 8, 16))) for b, (s, f) in loras.items()}
+        },
+        max_batch_size=4,
+        max_input_len=16,
+        max_seq_len=32,
+        max_lora_rank=16,
+        opt_lora_rank=8,
+        dtype=dtype,
+        flavour="none",
+        versions={"trt-lora": "0"},
+        files={},
+    )
+
+
+def make_weights(manifest: Manifest, *, rank: int = 4, seed: int = 0) -> dict[str, Array]:
+    """Random float32 A and B for every LoRA binding."""
+    rng = np.random.default_rng(seed)
+    shapes = {name: site.shape(f, rank) for name, (site, f) in manifest.lora_bindings.items()}
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def write_peft(directory: Path, tensors: Mapping[str, Array], **fields: object) -> Path:
+    """A PEFT directory; tensors are called `<path>.lora_A` and completed to PEFT's names."""
+    directory.mkdir(exist_ok=True)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, **fields}
+    (directory / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    full = {f"base_model.model.{name}.weight": tensor for name, tensor in tensors.items()}
+    save_file(full, directory / "adapter_model.safetensors")
+    return directory
+
+
+class FakeExecutor:
+    """Answers every token t with t + 1 and grows the cache."""
+
+    rank_multiple = 1
+
+    def __init__(self, manifest: Manifest | None = None, memory: Memory | None = None) -> None:
+        self.memory: Any = memory or HostMemory()
+        self.manifest = manifest or make_manifest()
+        self.input_names = tuple(binding.name for binding in self.manifest.inputs)
+        self.output_names = tuple(binding.name for binding in self.manifest.outputs)
+        self.calls: list[dict[str, Array]] = []  # copies of the inputs that are no LoRA bindings
+
+    def release_inputs(self) -> None:
+        """Nothing of a run stays."""
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        loras = self.manifest.lora_bindings
+        feeds = {b: tensor_map[b].numpy().copy() for b in self.input_names if b not in loras}
+        self.calls.append(feeds)
+        ids, storage = feeds["input_ids"], storage_dtype(self.manifest.dtype)
+        kept = ids[:, feeds["logits_to_keep"]]
+        outputs = {"logits": np.eye(VOCAB, dtype=storage)[(kept + 1) % VOCAB]}
+        for name in self.output_names[1:]:
+            past = feeds[name.replace("present.", "past_key_values.")]
+            new = np.broadcast_to(ids[:, None, :, None], (len(ids), 2, ids.shape[1], 3))
+            outputs[name] = np.concatenate([past, new.astype(storage)], axis=2)
+        return {name: tensor_from_storage(o, self.manifest.dtype) for name, o in outputs.items()}
+
+
+class FakeMemory:
+    """Calls host memory a GPU, and keeps the names and the stream of every upload."""
+
+    device = "cuda:7"
+
+    def __init__(self) -> None:
+        self.uploads: list[tuple[set[str], Stream]] = []
+
+    def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
+        self.uploads.append((set(tensors), stream))
+        return {name: replace(tensor, device=self.device) for name, tensor in tensors.items()}
+
+    def zeros(self, nbytes: int) -> Tensor:
+        return replace(HostMemory().zeros(nbytes), device=self.device)
+
+
+class FakeExecutorWithMemory(FakeExecutor):
+    """An executor whose tensors live elsewhere."""
+
+    def __init__(self, manifest: Manifest | None = None) -> None:
+        super().__init__(manifest, FakeMemory())

@@ -1,0 +1,505 @@
+"""A TensorRT without a GPU: a stand-in for `tensorrt_rtx` that runs one tiny model on a `FakeCuda`.
+
+The model has everything an engine of this package has: tokens, mask, positions, a cache and LoRA
+sites of different shapes:
+
+    x = embedding[input_ids] + 0.1 * position_ids          present = past, then x
+    h = the sum of what the mask shows of present, up to each position
+    logits = down(up(h)), both with LoRA
+"""
+
+# the classes and methods have NVIDIA's names
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.fake_cuda import ALIGNMENT, Block, FakeCuda, Work
+
+from trt_lora.plugins.contract.sites import BindingNames, Site
+from trt_lora.runtime.files.file_record import file_record
+from trt_lora.runtime.manifest import MANIFEST_FILE, PLAN_FILE, BaseModel, Binding, Manifest, Range
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+
+Floats = npt.NDArray[np.float64]
+
+VOCABULARY, WIDTH, INNER = 11, 4, 6
+MAX_BATCH, MAX_PROMPT, MAX_TOKENS, MAX_RANK = 2, 8, 16, 4
+UP = Site("model.layers.0.up", WIDTH, INNER, "float32")
+DOWN = Site("model.layers.0.down", INNER, VOCABULARY, "float32")
+PAST, PRESENT = "past_key_values.0.key", "present.0.key"
+ACTIVATION_BYTES = 1000
+PLAN = b"the plan of the tiny model"
+
+_random = np.random.default_rng(7)
+EMBEDDING: Floats = _random.normal(size=(VOCABULARY, WIDTH))
+BASE: dict[str, Floats] = {site.path: _random.normal(size=(site.k, site.n)) for site in (UP, DOWN)}
+
+
+def small_manifest(flavour: str = "tensorrt-rtx", dtype: str = "float32") -> Manifest:
+    """Return the manifest of the tiny model."""
+    rank = (1, 2, MAX_RANK)
+    batch = (1, 1, MAX_BATCH)
+    sizes: dict[str, dict[str, tuple[int, int, int]]] = {
+        "decode": {
+            "sequence": (1, 1, 1),
+            "past": (1, 8, MAX_TOKENS - 1),
+            "total": (2, 9, MAX_TOKENS),
+            "kept": (1, 1, 1),
+        },
+        "prefill": {
+            "sequence": (1, MAX_PROMPT, MAX_PROMPT),
+            "past": (0, 0, MAX_TOKENS - 1),
+            "total": (1, MAX_PROMPT, MAX_TOKENS),
+            "kept": (1, 1, MAX_PROMPT),
+        },
+    }
+    inputs = (
+        Binding("input_ids", "int64", ("batch", "sequence")),
+        Binding("attention_mask", "int64", ("batch", "total")),
+        Binding("position_ids", "int64", ("batch", "sequence")),
+        Binding("logits_to_keep", "int64", ("kept",)),
+        Binding(PAST, "float32", ("batch", 1, "past", WIDTH)),
+        *(
+            Binding(f"lora_{factor}_{site.path}", site.dtype, shape)
+            for site in (UP, DOWN)
+            for factor, shape in (("A", (site.k, "rank")), ("B", ("rank", site.n)))
+        ),
+    )
+
+    def allowed(binding: Binding, symbols: Mapping[str, tuple[int, int, int]]) -> Range:
+        known = {**symbols, "batch": batch, "rank": rank}
+        triples = [known[d] if isinstance(d, str) else (d, d, d) for d in binding.shape]
+        return Range(*(tuple(triple[i] for triple in triples) for i in range(3)))
+
+    return Manifest(
+        base_model=BaseModel("tiny", "TinyForCausalLM", "0" * 64, (0,), 0),
+        binding_names=BindingNames.LORA,
+        sites=(UP, DOWN),
+        inputs=inputs,
+        outputs=(
+            Binding("logits", "float32", ("batch", "kept", VOCABULARY)),
+            Binding(PRESENT, "float32", ("batch", 1, "total", WIDTH)),
+        ),
+        profiles={
+            name: {binding.name: allowed(binding, symbols) for binding in inputs}
+            for name, symbols in sizes.items()
+        },
+        max_batch_size=MAX_BATCH,
+        max_input_len=MAX_PROMPT,
+        max_seq_len=MAX_TOKENS,
+        max_lora_rank=MAX_RANK,
+        opt_lora_rank=2,
+        dtype=dtype,
+        flavour=flavour,
+        versions={"tensorrt-rtx": "1.7"},
+        files={},
+    )
+
+
+def engine_directory(directory: Path, manifest: Manifest | None = None) -> Path:
+    """Write the plan and the manifest of the tiny model."""
+    manifest = manifest or small_manifest()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / PLAN_FILE).write_bytes(PLAN)
+    fields = {**vars(manifest), "files": {PLAN_FILE: file_record(directory / PLAN_FILE)}}
+    (directory / MANIFEST_FILE).write_text(Manifest(**fields).to_json(), encoding="utf-8")
+    return directory
+
+
+def tiny_model(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Compute the outputs in float32, as the engine does."""
+    x = EMBEDDING.astype(np.float32)[inputs["input_ids"]]
+    x = x + np.float32(0.1) * inputs["position_ids"][..., None].astype(np.float32)
+    keys = np.concatenate([inputs[PAST], x[:, None]], axis=2)
+    shown = keys[:, 0] * inputs["attention_mask"][..., None].astype(np.float32)
+    h = shown.cumsum(axis=1, dtype=np.float32)[:, keys.shape[2] - x.shape[1] :]
+    for site in (UP, DOWN):
+        a, b = inputs[f"lora_A_{site.path}"], inputs[f"lora_B_{site.path}"]
+        h = h @ BASE[site.path].astype(np.float32) + (h @ a) @ b
+    return {"logits": h[:, inputs["logits_to_keep"]], PRESENT: keys}
+
+
+def expected_logits(ids: npt.NDArray[np.int64], adapter: Mapping[str, Array]) -> Floats:
+    """Return logits [s, vocab] of one sequence: in float64, without a cache, weights merged."""
+    h: Floats = (EMBEDDING[ids] + 0.1 * np.arange(len(ids))[:, None]).cumsum(axis=0)
+    for site in (UP, DOWN):
+        weight = BASE[site.path]
+        if f"lora_A_{site.path}" in adapter:
+            a, b = (adapter[f"lora_{factor}_{site.path}"] for factor in ("A", "B"))
+            weight = weight + a.astype(np.float64) @ b.astype(np.float64)
+        h = h @ weight
+    return h
+
+
+class Dims:
+    """A shape as TensorRT gives it: no tuple, but tuple() takes it."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._sizes)
+
+    def __getitem__(self, axis: int) -> int:
+        """Return one size."""
+        return self._sizes[axis]
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the sizes."""
+        return iter(self._sizes)
+
+
+class FakeLogger:
+    """Takes messages of at least a severity."""
+
+    class Severity(IntEnum):
+        """TensorRT's levels."""
+
+        INTERNAL_ERROR = 0
+        ERROR = 1
+        WARNING = 2
+
+    ERROR = Severity.ERROR
+
+    def __init__(self, min_severity: Severity = Severity.WARNING) -> None:
+        self.min_severity = min_severity
+
+
+class AllocationStrategy(IntEnum):
+    """Who allocates the memory of a context."""
+
+    STATIC = 0
+    ON_PROFILE_CHANGE = 1
+    USER_MANAGED = 2
+
+
+class SpecializationStrategy(IntEnum):
+    """When TensorRT-RTX compiles kernels for shapes."""
+
+    LAZY = 0
+    EAGER = 1
+    NONE = 2
+
+
+class FakeTensorRT(ModuleType):
+    """The module `tensorrt_rtx`, or `tensorrt`."""
+
+    Logger = FakeLogger
+    ExecutionContextAllocationStrategy = AllocationStrategy
+    DynamicShapesKernelSpecializationStrategy = SpecializationStrategy
+
+    def __init__(self, cuda: FakeCuda, name: str = "tensorrt_rtx") -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self.cuda = cuda
+        self.manifest = small_manifest()
+        self.refusals: set[str] = set()  # methods that answer False or None
+        self.contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
+        self.bound: list[str] = []  # tensors whose address was set, in order
+        self.profiles: list[int] = []  # profile of every run that was enqueued or captured
+        self.capturable = True  # what TensorRT-RTX says of every context
+        self.plugin_waits = False  # a plugin synchronises inside a run
+        self.stream = 0  # of the run that was enqueued last
+        self.call_plugin: Callable[[], object] = lambda: None  # when a plan is loaded, and in runs
+        self.environment = b"a GPU and its driver"  # a runtime cache is of one
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Be what `import tensorrt_rtx` finds; its library, which needs an alias, is not loaded."""
+        monkeypatch.setitem(sys.modules, self.__name__, self)
+        monkeypatch.setattr(
+            "trt_lora.plugins.tensorrt.flavour.load_alias", lambda soname, needed: None
+        )
+
+    def Runtime(self, logger: FakeLogger) -> "Runtime":
+        """Return a runtime, which keeps the logger."""
+        return Runtime(self, logger)
+
+    @property
+    def is_rtx(self) -> bool:
+        """Whether this is TensorRT-RTX."""
+        return self.__name__ == "tensorrt_rtx"
+
+
+class Runtime:
+    """Loads plans."""
+
+    def __init__(self, trt: FakeTensorRT, logger: FakeLogger) -> None:
+        self._trt = trt
+        self._logger = logger
+
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
+        """Return the engine of a plan, which keeps the runtime, or None."""
+        self._trt.call_plugin()
+        if serialized_engine != PLAN or "deserialize_cuda_engine" in self._trt.refusals:
+            return None
+        return ICudaEngine(self._trt, self)
+
+
+class ICudaEngine:
+    """A plan on the GPU."""
+
+    def __init__(self, trt: FakeTensorRT, runtime: Runtime) -> None:
+        self._trt = trt
+        self._runtime = runtime
+        self.device = trt.cuda.current_device
+        weakref.finalize(self, _check_device, trt.cuda, self.device, "an engine is destroyed")
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        """What a context needs for its activations, in the largest profile."""
+        return ACTIVATION_BYTES
+
+    def create_runtime_config(self) -> "IRuntimeConfig":
+        """Return a configuration for contexts; only TensorRT-RTX's knows of a cache."""
+        return IRuntimeConfigOfRTX(self._trt) if self._trt.is_rtx else IRuntimeConfig()
+
+    def create_execution_context(
+        self, strategy: "AllocationStrategy | IRuntimeConfig"
+    ) -> "IExecutionContext | None":
+        """Return a context, which keeps the engine, or None."""
+        _check_device(self._trt.cuda, self.device, "a context is made")
+        if "create_execution_context" in self._trt.refusals:
+            return None
+        config = IRuntimeConfig()
+        if isinstance(strategy, IRuntimeConfig):
+            config = strategy
+        else:
+            config.set_execution_context_allocation_strategy(strategy)
+        kind = ContextOfRTX if self._trt.is_rtx else IExecutionContext
+        return kind(self._trt, self, config)
+
+
+class IRuntimeConfig:
+    """How contexts are made."""
+
+    def __init__(self) -> None:
+        self.strategy = AllocationStrategy.STATIC
+        self.dynamic_shapes_kernel_specialization_strategy = SpecializationStrategy.LAZY
+        self.cache: IRuntimeCache | None = None
+
+    def set_execution_context_allocation_strategy(self, strategy: AllocationStrategy) -> None:
+        """Say who allocates."""
+        self.strategy = strategy
+
+
+class IRuntimeConfigOfRTX(IRuntimeConfig):
+    """TensorRT-RTX compiles kernels when it runs, and can keep them."""
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        super().__init__()
+        self._trt = trt
+
+    def create_runtime_cache(self) -> "IRuntimeCache":
+        """Return an empty cache."""
+        return IRuntimeCache(self._trt)
+
+    def set_runtime_cache(self, cache: "IRuntimeCache") -> bool:
+        """Use a cache."""
+        self.cache = cache
+        return True
+
+
+class IRuntimeCache:
+    """Names of compiled kernels."""
+
+    def __init__(self, trt: FakeTensorRT) -> None:
+        self._trt = trt
+        self.kernels: set[str] = set()
+
+    def serialize(self) -> bytes | None:
+        """Return the cache as a file holds it, or None."""
+        if "serialize" in self._trt.refusals:
+            return None
+        return b"\n".join([self._trt.environment, *(k.encode() for k in sorted(self.kernels))])
+
+    def deserialize(self, blob: bytes) -> bool:
+        """Take what a file holds, if it was made here."""
+        environment, *kernels = blob.split(b"\n")
+        if environment != self._trt.environment:
+            return False
+        self.kernels = {kernel.decode() for kernel in kernels}
+        return True
+
+
+class IExecutionContext:
+    """Shapes and addresses of one run after another."""
+
+    def __init__(self, trt: FakeTensorRT, engine: ICudaEngine, config: IRuntimeConfig) -> None:
+        self._trt = trt
+        self._engine = engine
+        self.config = config
+        self._memory: list[Block] = []  # for activations
+        self._ready = False  # it ran once with all that is set
+        self._profile = 0
+        self._inputs = {binding.name: binding for binding in trt.manifest.inputs}
+        self._outputs = {binding.name: binding for binding in trt.manifest.outputs}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._token = object()
+        self._captured: list[Work] = []  # part of graphs
+        trt.contexts.add(self)
+        weakref.finalize(self, _destroyed, trt.cuda, self._token, self._captured)
+        weakref.finalize(self, _check_device, trt.cuda, engine.device, "a context is destroyed")
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        """Use this memory for activations."""
+        if self.config.strategy is not AllocationStrategy.USER_MANAGED:
+            self._trt.cuda.violate("TensorRT: this context allocates its memory itself")
+        if size < ACTIVATION_BYTES or memory % ALIGNMENT:
+            self._trt.cuda.violate("TensorRT: the memory of a context is too small or not aligned")
+        self._memory = self._trt.cuda.blocks_at(memory, size, "TensorRT: memory of a context")
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        """Choose a profile; shapes and addresses are to be set again."""
+        self._profile = -1  # unknown, if it is refused
+        if "set_optimization_profile_async" in self._trt.refusals:
+            return False
+        self._change()
+        self._shapes.clear()
+        self._addresses.clear()
+        self._profile = profile_index
+        switch = Work("a profile switch", stream_handle, (), lambda: None, owner=self._token)
+        self._trt.cuda.enqueue(switch)
+        return profile_index < len(self._trt.manifest.profiles)
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Set the shape of an input; False if the profile does not allow it."""
+        if not isinstance(shape, tuple | list) or "set_input_shape" in self._trt.refusals:
+            return False
+        if self._profile < 0:
+            self._trt.cuda.violate("TensorRT: a profile was refused, and none chosen since")
+        ranges = list(self._trt.manifest.profiles.values())[self._profile]
+        if name not in ranges or len(shape) != len(ranges[name].min):
+            return False
+        limits = zip(ranges[name].min, shape, ranges[name].max, strict=True)
+        if not all(low <= size <= high for low, size, high in limits):
+            return False
+        self._change()
+        self._shapes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        """Set the address of an input or output."""
+        if name not in self._inputs | self._outputs or "set_tensor_address" in self._trt.refusals:
+            return False
+        if not memory or memory % ALIGNMENT:
+            self._trt.cuda.violate(f"TensorRT: the address {memory:#x} of {name} is not aligned")
+        self._change()
+        self._addresses[name] = memory
+        self._trt.bound.append(name)
+        return True
+
+    def get_tensor_shape(self, name: str) -> Dims:
+        """Return the shape of a tensor, -1 where an input decides that is not set."""
+        if name in self._inputs:
+            return Dims(self._shapes[name])
+        sizes: dict[str, int] = {}
+        for binding in self._inputs.values():
+            if binding.name in self._shapes:
+                pairs = zip(binding.shape, self._shapes[binding.name], strict=True)
+                sizes.update((symbol, size) for symbol, size in pairs if isinstance(symbol, str))
+        shape = self._outputs[name].shape
+        return Dims(tuple(sizes.get(d, -1) if isinstance(d, str) else d for d in shape))
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        """Enqueue a run; it reads the inputs when its turn comes."""
+        if "execute_async_v3" in self._trt.refusals or self._trt.cuda.last_error:
+            return False
+        cuda, places = self._trt.cuda, {}
+        _check_device(cuda, self._engine.device, "a run begins")
+        captured = cuda.is_captured(stream_handle)
+        if self.config.strategy is AllocationStrategy.USER_MANAGED and not self._memory:
+            cuda.violate("TensorRT: the context has no memory")
+        if captured and not self._ready:
+            cuda.violate("TensorRT: a context has to run once before it is captured")
+        if stream_handle == 0:
+            cuda.violate("TensorRT: the default stream costs an extra wait")
+        for name, binding in (self._inputs | self._outputs).items():
+            if name not in self._addresses or (name in self._inputs and name not in self._shapes):
+                cuda.violate(f"TensorRT: shape or address of {name} is not set")
+            shape = tuple(self.get_tensor_shape(name))
+            places[name] = (self._addresses[name], shape, storage_dtype(binding.dtype))
+        views = {
+            name: cuda.view(address, int(np.prod(shape)) * dtype.itemsize)
+            .view(dtype)
+            .reshape(shape)
+            for name, (address, shape, dtype) in places.items()
+        }
+        blocks = [
+            block
+            for name, (address, _, _) in places.items()
+            for block in cuda.blocks_at(address, views[name].nbytes, f"TensorRT: {name}")
+        ]
+
+        def run() -> None:
+            for name, value in tiny_model(views).items():
+                views[name][...] = value
+
+        work = Work("a run", stream_handle, [*blocks, *self._memory], run, owner=self._token)
+        cuda.enqueue(work)
+        if captured:
+            self._captured.append(work)
+        self._compile(places)
+        self._trt.stream = stream_handle
+        self._trt.call_plugin()
+        if self._trt.plugin_waits:
+            cuda.cudaStreamSynchronize(stream_handle)
+            cuda.cudaGetLastError()
+        self._ready = True
+        self._trt.profiles.append(self._profile)
+        return True
+
+    def _compile(self, places: Mapping[str, tuple[int, tuple[int, ...], Any]]) -> None:
+        if self.config.cache is not None:
+            shapes = [f"{name}{list(shape)}" for name, (_, shape, _) in places.items()]
+            self.config.cache.kernels.add(" ".join(shapes))
+
+    def _change(self) -> None:
+        """A context that changes leaves the graphs of it undefined."""
+        self._ready = False
+        _make_stale(self._trt.cuda, self._captured, "its context has changed")
+
+
+class ContextOfRTX(IExecutionContext):
+    """TensorRT-RTX knows beforehand what can be captured."""
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        """Whether runs can be captured."""
+        return self._trt.capturable
+
+
+def _check_device(cuda: FakeCuda, device: int, what: str) -> None:
+    """Note a mistake, also in a finalizer: TensorRT works on the GPU that is current."""
+    if cuda.current_device != device:
+        cuda.violations.append(f"TensorRT: {what} on GPU {cuda.current_device}, not {device}")
+
+
+def _make_stale(cuda: FakeCuda, captured: list[Work], why: str) -> None:
+    for graph in cuda.graphs:
+        if any(work in captured for work in graph.works):
+            graph.stale = why
+
+
+def _destroyed(cuda: FakeCuda, token: object, captured: list[Work]) -> None:
+    if cuda.pending(token):
+        cuda.violations.append("TensorRT: a context is destroyed while it runs")
+    _make_stale(cuda, captured, "its context was destroyed")
+
+
+def signature_of(method: Any) -> list[list[str]]:
+    """Parameter names of every overload of a method of the real library, read from its help."""
+    overloads = [line for line in (method.__doc__ or "").splitlines() if ") -> " in line]
+    names = []
+    for line in overloads:
+        inside = line[line.index("(") + 1 : line.rindex(") -> ")]
+        names.append([part.split(":")[0].strip() for part in inside.split(", ") if ":" in part])
+    return names

@@ -1,0 +1,99 @@
+"""docs/supported-models.md, made from what the sweep over all architectures found."""
+
+import importlib.metadata
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from support.architecture_check import Verdict
+from support.doc_blocks import ROOT
+
+RESULTS_FILE = ROOT / "docs" / "supported-models.json"
+PAGE_FILE = ROOT / "docs" / "supported-models.md"
+TOOLS = ("torch", "transformers", "peft")
+
+Results = dict[str, dict[str, Any]]
+
+_PAGE = """# Supported models
+
+Made by `make architectures` with {versions}; do not edit.
+Every causal language model of that transformers, small and random, in float32: its engine's logits
+(a padded batch, one prompt, then token by token through the cache) were compared with
+transformers', and with PEFT's under a random adapter on all linears (DeepSeek: on the attention's).
+The largest differences are below.
+
+{built} architectures build and match. {refused} are refused before the export, with the reason. Of
+{not_made} transformers makes no small model without more than a config.
+
+## Build and match
+
+| architecture | model type | base model | adapter |
+|---|---|---|---|
+{built_rows}
+
+DeepSeek-V2, DeepSeek-V3 and Youtu were tried with dense layers only: with experts they are refused.
+
+## Refused
+
+| reason | architectures |
+|---|---|
+{refused_rows}
+
+## Not tried
+
+| model type | why |
+|---|---|
+{not_made_rows}
+"""
+
+
+def read_results() -> Results:
+    """Return the committed verdicts by model type; empty before the first sweep."""
+    if not RESULTS_FILE.is_file():
+        return {}
+    return dict(json.loads(RESULTS_FILE.read_text(encoding="utf-8"))["verdicts"])
+
+
+def write_results(results: Results) -> None:
+    """Write the verdicts, with the versions installed, and the page."""
+    versions = {tool: importlib.metadata.version(tool) for tool in TOOLS}
+    content = {"versions": versions, "verdicts": dict(sorted(results.items()))}
+    RESULTS_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    PAGE_FILE.write_text(page(content), encoding="utf-8")
+
+
+def page(content: dict[str, Any]) -> str:
+    """Return the page for what the results file holds."""
+    verdicts = {name: Verdict(**fields) for name, fields in content["verdicts"].items()}
+    built = {name: verdict for name, verdict in verdicts.items() if verdict.is_built}
+    not_made = {name: verdict for name, verdict in verdicts.items() if verdict.not_made}
+    return _PAGE.format(
+        versions=", ".join(f"{tool} {version}" for tool, version in content["versions"].items()),
+        built=len(built),
+        refused=len(verdicts) - len(built) - len(not_made),
+        not_made=len(not_made),
+        built_rows="\n".join(_built_row(name, verdict) for name, verdict in built.items()),
+        refused_rows="\n".join(_refused_rows(verdicts.values())),
+        not_made_rows="\n".join(f"| {name} | {v.not_made} |" for name, v in not_made.items()),
+    )
+
+
+def _built_row(name: str, verdict: Verdict) -> str:
+    errors = f"{verdict.base_error:.1e} | {verdict.adapter_error:.1e}"
+    return f"| {verdict.architecture} | {name} | {errors} |"
+
+
+def _refused_rows(verdicts: Iterable[Verdict]) -> Iterable[str]:
+    by_reason = defaultdict[str, list[str]](list)
+    for verdict in verdicts:
+        if verdict.refusal:
+            by_reason[reason_of(verdict)].append(verdict.architecture)
+    for reason, names in sorted(by_reason.items()):
+        yield f"| {reason} | {', '.join(sorted(set(names)))} |"
+
+
+def reason_of(verdict: Verdict) -> str:
+    """Return the words of a refusal that do not name the model or its classes."""
+    _, _, reason = verdict.refusal.partition(": ")
+    return reason.split(";")[0].split(" (")[0]

@@ -1,0 +1,66 @@
+"""Runs of the tiny model of `fake_tensorrt`: adapters, inputs and expected answers."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from support.fake_tensorrt import DOWN, UP, expected_logits
+
+from trt_lora.plugins.contract.sites import Site
+from trt_lora.runtime import LoRAManager, TensorMap
+from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.generation.step_inputs import empty_cache, token_inputs
+from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.tensor import tensor_from_numpy
+
+IDS = np.array([3, 1, 4, 1, 5])
+
+
+def adapter(rank: int, *sites: Site) -> dict[str, Array]:
+    """Return weights of some sites; the same for the same rank."""
+    random = np.random.default_rng(rank)
+    return {
+        f"lora_{factor}_{site.path}": random.normal(
+            size=site.shape("A" if factor == "A" else "B", rank)
+        ).astype(np.float32)
+        for site in sites
+        for factor in "AB"
+    }
+
+
+NO_ADAPTER: dict[str, Array] = {}
+FIRST, SECOND = adapter(3, UP, DOWN), adapter(2, DOWN)
+
+
+def manager_of(engine: Engine, **adapters: Mapping[str, Array]) -> LoRAManager:
+    """Return a manager of a running engine with adapters loaded."""
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    for name, weights in adapters.items():
+        manager.add_weights(name, weights)
+    return manager
+
+
+def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
+    """Return the inputs of a prefill, all on the host, without LoRA bindings."""
+    inputs = token_inputs(ids[None], np.ones((1, len(ids)), np.int64), keep=len(ids))
+    tensors = {name: tensor_from_numpy(array) for name, array in inputs.items()}
+    return TensorMap(tensors | empty_cache(engine.manifest, batch_size=1))
+
+
+def bound_prompt(engine: Engine) -> TensorMap:
+    """Return the inputs of a prefill of the base model."""
+    tensor_map = prompt(engine)
+    manager_of(engine).refresh_tensor_map(tensor_map)
+    return tensor_map
+
+
+def logits_of(engine: Engine, tensor_map: TensorMap) -> Array:
+    """Run the engine and return logits [s, vocab]."""
+    logits: Array = engine.execute(tensor_map)["logits"].numpy()[0]
+    return logits
+
+
+def close(actual: Array, weights: Mapping[str, Array], ids: npt.NDArray[np.int64] = IDS) -> bool:
+    """Whether logits [s, vocab] are those of the base model with these weights."""
+    return np.allclose(actual, expected_logits(ids, weights)[-len(actual) :], rtol=1e-4, atol=1e-4)
