@@ -1,6 +1,6 @@
 """Inputs for polygraphy without the extension: a data loader script, and a writer of input files.
 
-    polygraphy run engines/x/model.onnx --onnxrt \\
+    polygraphy run engines/x/model.onnx --onnxrt
         --data-loader-script scripts/polygraphy_extension/data_script.py
 
 feeds the engine whose model is on the command line: the base model, on random tokens. polygraphy

@@ -1,6 +1,6 @@
 """Hostile bytes where an adapter or an engine keeps them: taken whole, or refused by name.
 
-One function per kind of file, for the property tests and the fuzzer (`fuzz.py`) beside it. It writes
+One function per kind of file, for the property tests and the fuzzer (`fuzz.py`) beside it: writes
 the bytes, the other files being valid, loads them as a user does, and raises AssertionError for
 another exception than ours, a message without the path, or a manager that is not as before.
 """

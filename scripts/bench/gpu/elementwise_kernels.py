@@ -17,7 +17,7 @@ from trt_lora.plugins.kernels.launcher import Group
 from trt_lora.plugins.kernels.nvrtc import compile_source, source
 from trt_lora.scripts.bench.gpu.machine import architecture
 
-# The struct `Group` of cuda_cores.cu is the argument, so that the tests can emulate these kernels too.
+# The argument is the struct `Group` of cuda_cores.cu, so that the tests can emulate these too.
 # rms_norm: residual [m, k] site 1's out, weight [k] site 0's a, product [m, k] site 0's b or null,
 #   out [m, k] site 0's out. Grid: [m].
 # split: for each site y a [m, stride rank], perhaps a delta b [m, n], out [m, n]. Grid:
