@@ -22,7 +22,7 @@ from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.memory.dtypes import Array, Float32, is_finite
 from trt_lora.runtime.memory.read_buffer import ReadBuffer
 
-_TILE = 1 << 16  # elements; a call of numpy for fewer costs as much as it computes
+_TILE = 1 << 16  # elements; with half as many, twice the calls of numpy take longer altogether
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
 _GAP = 16  # elements between the rows of a tile
 _TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many without it
