@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.fake_cuda import FakeCuda, Status
-from support.fake_tensorrt import FakeTensorRT, engine_directory, small_manifest
+from support.fake_cuda import FakeCuda
+from support.fake_cuda_state import Status
+from support.fake_tensorrt import FakeTensorRT
+from support.tiny_engine import engine_directory, small_manifest
 
 from trt_lora.plugins.errors import BackendError, ManifestError, TensorError
 from trt_lora.runtime import open_engine

@@ -14,8 +14,10 @@ import onnxruntime
 import pytest
 from conftest import TinyEngine
 from hostile.stress_threads import stress
-from support.fake_cuda import FakeCuda, Status
-from support.fake_tensorrt import UP, FakeTensorRT, engine_directory, small_manifest
+from support.fake_cuda import FakeCuda
+from support.fake_cuda_state import Status
+from support.fake_tensorrt import FakeTensorRT
+from support.tiny_engine import UP, engine_directory, small_manifest
 from support.tiny_model_runs import adapter, bound_prompt, close, manager_of, prompt
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError

@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from support import fake_cuda
-from support.fake_cuda import (
+from support import fake_cuda_state
+from support.fake_cuda import FakeCuda
+from support.fake_cuda_state import (
     ALIGNMENT,
     CaptureMode,
     CopyKind,
-    FakeCuda,
     Graph,
     Status,
     Stream,
@@ -149,7 +149,7 @@ def test_the_fake_constants_and_texts_are_the_real_ones() -> None:
 
     for status in Status:
         assert int(getattr(real.cudaError_t, status.name)) == status
-    for status, text in fake_cuda.TEXTS.items():
+    for status, text in fake_cuda_state.TEXTS.items():
         assert real.cudaGetErrorString(getattr(real.cudaError_t, status.name))[1] == text
     for kind in CopyKind:
         assert int(getattr(real.cudaMemcpyKind, kind.name)) == kind
@@ -343,7 +343,7 @@ def test_the_fake_does_captured_work_when_it_is_launched_and_not_before() -> Non
     cuda = FakeCuda()
     stream, address, graph = graph_of_a_fill(cuda)
     cuda.cudaStreamSynchronize(stream)
-    assert cuda.view(address, 1)[0] == fake_cuda.GARBAGE
+    assert cuda.view(address, 1)[0] == fake_cuda_state.GARBAGE
 
     for _ in range(2):
         cuda.view(address, 1)[0] = 1

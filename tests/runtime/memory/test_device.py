@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import fake_cuda
-from support.fake_cuda import ALIGNMENT, CopyKind, FakeCuda, Status, Work
+from support.fake_cuda import FakeCuda
+from support.fake_cuda_state import ALIGNMENT, CopyKind, Status, Work
 
 from trt_lora.plugins.errors import BackendError, ConfigError, TensorError
 from trt_lora.runtime.memory.cuda import call
@@ -230,7 +231,7 @@ def test_memory_alive_when_python_ends_is_freed_in_silence() -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=Path(fake_cuda.__file__).parent,
+        cwd=Path(fake_cuda.__file__).parents[1],
         capture_output=True,
         text=True,
         check=True,

@@ -18,8 +18,9 @@ from polygraphy.json import load_json
 from polygraphy.tools._main import main
 from support.doc_blocks import ROOT
 from support.fake_cuda import FakeCuda
-from support.fake_tensorrt import FakeTensorRT, engine_directory, tiny_model
+from support.fake_tensorrt import FakeTensorRT
 from support.polygraphy_command import polygraphy, script
+from support.tiny_engine import engine_directory, tiny_model
 from support.tiny_models import save_adapter, save_model, tiny_config
 from tokenizers import Tokenizer, models, pre_tokenizers
 

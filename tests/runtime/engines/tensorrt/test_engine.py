@@ -11,17 +11,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support import fake_tensorrt
-from support.fake_cuda import FakeCuda, Status
-from support.fake_tensorrt import (
+from support.fake_cuda import FakeCuda
+from support.fake_cuda_state import Status
+from support.fake_tensorrt import FakeTensorRT, signature_of
+from support.tiny_engine import (
     MAX_PROMPT,
     MAX_RANK,
     PAST,
     PRESENT,
     UP,
     VOCABULARY,
-    FakeTensorRT,
     engine_directory,
-    signature_of,
     small_manifest,
 )
 from support.tiny_model_runs import (

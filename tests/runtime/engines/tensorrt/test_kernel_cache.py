@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from support.fake_cuda import FakeCuda
-from support.fake_tensorrt import FakeTensorRT, engine_directory, small_manifest
+from support.fake_tensorrt import FakeTensorRT
+from support.tiny_engine import engine_directory, small_manifest
 from support.tiny_model_runs import bound_prompt
 
 from trt_lora.runtime import read_manifest

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from support.fake_cuda import FakeCuda, Status
+from support.fake_cuda import FakeCuda
+from support.fake_cuda_state import Status
 from support.fake_driver import FakeDriver
-from support.fake_tensorrt import PRESENT, FakeTensorRT, engine_directory, small_manifest
+from support.fake_tensorrt import FakeTensorRT
+from support.tiny_engine import PRESENT, engine_directory, small_manifest
 from support.tiny_model_runs import (
     FIRST,
     NO_ADAPTER,

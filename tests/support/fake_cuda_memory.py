@@ -1,0 +1,144 @@
+"""Memory of the fake CUDA driver: allocation, copies, and what an address belongs to."""
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from support.fake_cuda_state import (
+    ALIGNMENT,
+    DEVICE_BASE,
+    GARBAGE,
+    SUCCESS,
+    Block,
+    Copy,
+    CopyKind,
+    FakeCudaState,
+    Status,
+    Work,
+)
+
+
+class FakeCudaMemory(FakeCudaState):
+    """The functions on memory."""
+
+    def cudaPointerGetAttributes(self, ptr: int) -> tuple[Status, SimpleNamespace | None]:
+        """Return, of memory, the GPU that it is of."""
+        if status := self._enter("cudaPointerGetAttributes", ptr):
+            return status, None
+        (block,) = self.blocks_at(ptr, 1, "cudaPointerGetAttributes")
+        return SUCCESS, SimpleNamespace(device=block.device)
+
+    def cudaMallocAsync(self, size: int, stream: Any) -> tuple[Status, int | None]:
+        """Allocate device memory, which only `stream` may use at first."""
+        if status := self._enter("cudaMallocAsync", size, stream):
+            return status, None
+        self._check_size("cudaMallocAsync", size)
+        self._queue("cudaMallocAsync", self._on(stream))
+        block = Block(
+            self._next_address,
+            np.full(size, GARBAGE, np.uint8),
+            device=self.current_device,
+            home=self._on(stream),
+        )
+        self._next_address = (block.end // ALIGNMENT + 16) * ALIGNMENT
+        self._device.append(block)
+        return SUCCESS, block.address
+
+    def cudaFreeAsync(self, pointer: int, stream: Any) -> tuple[Status]:
+        """Free device memory, which no other stream may be using."""
+        if status := self._enter("cudaFreeAsync", pointer, stream):
+            return (status,)
+        if DEVICE_BASE < pointer < self._base:
+            return (SUCCESS,)  # what an earlier test left when it failed
+        self._queue("cudaFreeAsync", self._on(stream))
+        block = self._whole(self._device, pointer, "cudaFreeAsync")
+        self._check_place("cudaFreeAsync", block, self._on(stream))
+        if block.home not in (None, self._on(stream)):
+            self.violate(f"cudaFreeAsync: {pointer:#x} is still being allocated on another stream")
+        self._free(block, allowed_stream=self._on(stream))
+        return (SUCCESS,)
+
+    def cudaMallocHost(self, size: int) -> tuple[Status, int | None]:
+        """Allocate pinned host memory."""
+        if status := self._enter("cudaMallocHost", size):
+            return status, None
+        self._check_size("cudaMallocHost", size)
+        memory = np.full(size, GARBAGE, np.uint8)
+        self._pinned.append(Block(memory.__array_interface__["data"][0], memory))
+        return SUCCESS, self._pinned[-1].address
+
+    def cudaFreeHost(self, pointer: int) -> tuple[Status]:
+        """Free pinned host memory, which no stream may be using."""
+        if status := self._enter("cudaFreeHost", pointer):
+            return (status,)
+        self._free(self._whole(self._pinned, pointer, "cudaFreeHost"))
+        return (SUCCESS,)
+
+    def cudaMemcpyAsync(
+        self, target: int, source: int, count: int, kind: CopyKind, stream: Any
+    ) -> tuple[Status]:
+        """Copy between host and device once the stream is waited for."""
+        if status := self._enter("cudaMemcpyAsync", target, source, count, kind, stream):
+            return (status,)
+        copy = Copy(target, source, count, kind, self._on(stream))
+        self.copies.append(copy)
+        if kind is CopyKind.cudaMemcpyHostToDevice:
+            self._enqueue_upload(copy)
+        else:
+            self._enqueue_download(copy)
+        return (SUCCESS,)
+
+    def cudaMemsetAsync(self, pointer: int, value: int, count: int, stream: Any) -> tuple[Status]:
+        """Fill device memory once the stream is waited for."""
+        if status := self._enter("cudaMemsetAsync", pointer, value, count, stream):
+            return (status,)
+        blocks = self.blocks_at(pointer, count, "cudaMemsetAsync")
+        view = self.view(pointer, count)
+        self.enqueue(Work("cudaMemsetAsync", self._on(stream), blocks, lambda: view.fill(value)))
+        return (SUCCESS,)
+
+    def _check_size(self, what: str, size: int) -> None:
+        if size <= 0:
+            self.violate(f"{what}: {size} bytes; for none, CUDA returns no address")
+
+    def _free(self, block: Block, allowed_stream: int | None = None) -> None:
+        for stream, queue in self._streams.items():
+            users = [work.what for work in queue if block in work.blocks]
+            if users and stream != allowed_stream:
+                self.violate(f"memory at {block.address:#x} is freed before {users} is done")
+        block.freed = True
+        if allowed_stream is None or not self._streams[allowed_stream]:
+            block.memory.fill(GARBAGE)
+
+    def _enqueue_upload(self, copy: Copy) -> None:
+        what = "a copy to the device"
+        blocks = self.blocks_at(copy.target, copy.nbytes, what)
+        view, pinned = self.view(copy.target, copy.nbytes), self._pinned_at(copy.source)
+        copy.source_is_pinned = pinned is not None
+        at_once = ctypes.string_at(copy.source, copy.nbytes)
+
+        def run() -> None:
+            if pinned and ctypes.string_at(copy.source, copy.nbytes) != at_once:
+                self.violate("pinned memory was overwritten before it was copied")
+            view[:] = np.frombuffer(at_once, np.uint8)
+
+        sources = [] if pinned is None else [pinned]
+        self.enqueue(Work(what, copy.stream, [*blocks, *sources], run))
+
+    def _enqueue_download(self, copy: Copy) -> None:
+        what = "a copy to the host"
+        blocks = self.blocks_at(copy.source, copy.nbytes, what)
+        view = self.view(copy.source, copy.nbytes)
+        ctypes.memset(copy.target, GARBAGE, copy.nbytes)
+
+        def run() -> None:
+            ctypes.memmove(copy.target, view.tobytes(), copy.nbytes)
+
+        self.enqueue(Work(what, copy.stream, blocks, run, to_host=True))
+
+    def _pinned_at(self, address: int) -> Block | None:
+        for block in self._pinned:
+            if block.address <= address < block.end and not block.freed:
+                return block
+        return None
