@@ -1,10 +1,11 @@
-# The words a person types: demo, test, architectures, lint, types, fuzz, bench. Each installs what it
-# needs first; gpu installs nothing.
-.PHONY: demo test architectures lint types fuzz bench gpu dev
+# The words a person types: demo, test, test-fast, architectures, lint, types, fuzz, bench. Each
+# installs what it needs first; gpu installs nothing.
+.PHONY: demo test test-fast architectures lint types fuzz bench gpu dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := builder plugins runtime scripts
+FAST := $(addprefix tests/,architecture plugins runtime builder/passes builder/checks builder/checkpoint)
 
 # torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
 # asked for by its local version, so that nothing else can be taken by accident.
@@ -16,6 +17,9 @@ demo: $(VENV)/ready        ## build an engine for a real model and answer as thr
 
 test: $(VENV)/ready        ## run the whole test suite, one file per process at a time
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
+
+test-fast: $(VENV)/ready   ## what one runs while editing: no engine is built, no kernel emulated
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
 architectures: $(VENV)/ready  ## build and compare every architecture, write docs/supported-models.md
 	$(BIN)/python tests/end_to_end/sweep_architectures.py

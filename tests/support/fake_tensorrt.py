@@ -1,4 +1,4 @@
-"""A TensorRT without a GPU: a stand-in for `tensorrt_rtx` that runs a tiny engine on a `FakeCuda`."""
+"""A TensorRT without a GPU: a stand-in for `tensorrt_rtx`, with a tiny engine on a `FakeCuda`."""
 
 # the classes and methods have NVIDIA's names
 import sys
