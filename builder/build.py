@@ -5,9 +5,9 @@ from pathlib import Path
 
 from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.lora_plan import plan_lora
 from trt_lora.builder.progress import Progress, Silent
 from trt_lora.builder.resolved import ResolvedBuild
+from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.atomic_files import publish_directory
 from trt_lora.plugins.errors import ConfigError
@@ -52,11 +52,11 @@ def list_sites(config: BuildConfig, progress: Progress | None = None) -> SiteLis
         BackendError: the extra `export` is not installed.
     """
     (progress or Silent()).stage("check")
-    return check_model(config, plan_lora(config)).sites
+    return check_model(config, resolve_lora(config)).sites
 
 
 def _resolve(config: BuildConfig, progress: Progress) -> ResolvedBuild:
-    lora = plan_lora(config)
+    lora = resolve_lora(config)
     flavour = _choose_flavour(config, progress)
     lora_plugin = _choose_plugin(config, flavour, progress)
     progress.stage("check")

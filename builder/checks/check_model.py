@@ -6,7 +6,7 @@ from typing import Any
 from trt_lora.builder.checks.config_fields import read_fields, stated_positions
 from trt_lora.builder.checks.lengths import Lengths, choose_lengths
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.lora_plan import LoRAPlan
+from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.extras import extra
 
@@ -20,7 +20,7 @@ class CheckedModel:
     sites: SiteList
 
 
-def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:
+def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
     """Return what the model says of itself.
 
     Raises:

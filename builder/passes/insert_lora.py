@@ -20,7 +20,7 @@ import onnx_ir as ir
 from trt_lora.builder.passes.groups import Group, Operand, make_groups
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
-from trt_lora.builder.targets import LeftAlone, check_targets_matched, not_targeted
+from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
 from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, operator_named
 from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
 from trt_lora.plugins.errors import ConfigError, ModelError
@@ -37,9 +37,9 @@ class InsertLoRAResult(ir.passes.PassResult):
 
 @dataclass(frozen=True)
 class InsertLoRA(ir.passes.InPlacePass):
-    """The pass, for the targets that `resolve_targets` returned."""
+    """The pass, for the linears that are targets."""
 
-    targets: dict[str, frozenset[str]]
+    targets: Targets
     names: BindingNames = BindingNames.LORA
     head: str = ""  # path of the output head, which `all-linear` leaves out, as PEFT does
     # The linears of the torch model by path, and whether the logits need them.
@@ -83,7 +83,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
         chosen, left_alone = [], []
         for linear in find_linears(model):
-            if reason := linear.refusal or not_targeted(self.targets, linear.path, self.head):
+            if reason := linear.refusal or self.targets.refusal(linear.path, self.head):
                 left_alone.append(LeftAlone(linear.path, reason))
             else:
                 chosen.append(linear)
@@ -92,7 +92,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     def _absent(self, found: set[str]) -> Iterator[LeftAlone]:
         """Targets that are not in the graph because the logits do not need them."""
         for path, is_needed in self.modules.items():
-            if path in found or not_targeted(self.targets, path, self.head):
+            if path in found or not self.targets.includes(path, self.head):
                 continue
             if is_needed:
                 raise ModelError(

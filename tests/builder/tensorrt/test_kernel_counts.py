@@ -16,9 +16,9 @@ from support.exporter_metadata import come_from
 
 from trt_lora.builder.passes.insert_lora import InsertLoRA
 from trt_lora.builder.progress import Silent
+from trt_lora.builder.targets import Targets
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
 from trt_lora.builder.tensorrt.compile import Compiler
-from trt_lora.plugins.contract.modules import resolve_targets
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime.manifest import Range
@@ -124,7 +124,7 @@ def shape_range(value: ir.Value) -> Range:
 def with_lora(rank: int | None = None) -> ir.Model:
     """The layer with LoRA on its seven linears, of dynamic rank or of one."""
     model = layer()
-    InsertLoRA(resolve_targets(["all-linear"]))(model)
+    InsertLoRA(Targets.from_names(["all-linear"]))(model)
     for value in model.graph.inputs:
         if rank is not None and value.name != "x" and value.shape is not None:
             sizes = [size if isinstance(size, int) else rank for size in value.shape]
