@@ -15,6 +15,7 @@ def one_line(
     *,
     only: type[Exception] = Exception,
     show_root_cause: bool = False,
+    most_characters: int = 500,
 ) -> Iterator[None]:
     """Turn errors of the block, other than our own, into a ModelError on one line.
 
@@ -23,6 +24,7 @@ def one_line(
         next_step: for the user.
         only: errors of other classes pass.
         show_root_cause: give the error that caused the others, not the last.
+        most_characters: of the reason.
     """
     try:
         yield
@@ -31,7 +33,7 @@ def one_line(
     except only as error:
         shown = _root_cause(error) if show_root_cause else error
         reason = " ".join(f"{type(shown).__name__}: {shown}".split())
-        raise ModelError(f"{failure}: {reason:.500}; {next_step}") from error
+        raise ModelError(f"{failure}: {reason[:most_characters]}; {next_step}") from error
 
 
 def _root_cause(error: BaseException) -> BaseException:

@@ -42,6 +42,7 @@ OPSET = 18
 
 _TOKENS = (INPUT_IDS, POSITION_IDS, ATTENTION_MASK, LOGITS_TO_KEEP)  # as the model takes them
 
+_REASON_CHARACTERS = 200
 _NEXT_STEP = "docs/supported-models.md lists the architectures that can be built"
 _PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
@@ -117,6 +118,7 @@ def export_causal_lm(model: Any) -> Exported:
         _NEXT_STEP,
         only=torch.onnx.OnnxExporterError,
         show_root_cause=True,
+        most_characters=_REASON_CHARACTERS,
     )
     with tracing, quiet(), real_rope(), torch.no_grad():
         program = torch.onnx.export(
@@ -143,7 +145,12 @@ def export_causal_lm(model: Any) -> Exported:
 def _cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
     """Run one token through the model and look, since configs name these sizes in many ways."""
     name, token = type(model).__name__, torch.zeros(1, 1, dtype=torch.long)
-    running = one_line(f"{name} cannot be run on a token", _NEXT_STEP, show_root_cause=True)
+    running = one_line(
+        f"{name} cannot be run on a token",
+        _NEXT_STEP,
+        show_root_cause=True,
+        most_characters=_REASON_CHARACTERS,
+    )
     with running, quiet(), torch.no_grad():
         out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
     layers = getattr(getattr(out, "past_key_values", None), "layers", ())

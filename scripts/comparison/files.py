@@ -68,7 +68,7 @@ def load_outputs(path: Path) -> list[dict[str, Array]]:
 
 
 @dataclass(frozen=True)
-class OutputError:
+class OutputDifference:
     """How far one output of one step is from the reference; NaN where shapes differ."""
 
     name: str
@@ -83,7 +83,7 @@ class Accuracy:
     """One comparison by polygraphy: the names of both runners, and every output of every step."""
 
     runners: tuple[str, str]
-    errors: list[OutputError]
+    errors: list[OutputDifference]
 
 
 def same_outputs(ones: Steps, others: Steps) -> bool:
@@ -123,7 +123,7 @@ def load_accuracy(path: Path) -> Accuracy:
     return Accuracy(runners, errors)
 
 
-def _error(name: str, step: int, compared: Any) -> OutputError:
+def _error(name: str, step: int, compared: Any) -> OutputDifference:
     if isinstance(compared, bool):  # it compares nothing where shapes differ
-        return OutputError(name, step, np.nan, np.nan, compared)
-    return OutputError(name, step, compared.max_absdiff, compared.mean_absdiff, bool(compared))
+        return OutputDifference(name, step, np.nan, np.nan, compared)
+    return OutputDifference(name, step, compared.max_absdiff, compared.mean_absdiff, bool(compared))

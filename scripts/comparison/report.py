@@ -1,7 +1,6 @@
 """What `trt-lora compare` prints and keeps: rows, a JSON file, and the commands that it ran."""
 
 import dataclasses
-import importlib.metadata
 import json
 import math
 import platform
@@ -12,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from trt_lora.builder.versions import installed_versions
 from trt_lora.runtime.files.file_record import sha256_of
 from trt_lora.scripts.comparison.bisect import SiteFault
-from trt_lora.scripts.comparison.files import STEPS, OutputError
+from trt_lora.scripts.comparison.files import STEPS, OutputDifference
 from trt_lora.scripts.comparison.shell_commands import Command
 from trt_lora.scripts.terminal.console import print_table
 
@@ -43,7 +43,7 @@ class Row:
         return not self.first_out_of_tolerance
 
 
-def row_of(engine: str, reference: str, adapter: str, errors: Sequence[OutputError]) -> Row:
+def row_of(engine: str, reference: str, adapter: str, errors: Sequence[OutputDifference]) -> Row:
     """Return the row of what polygraphy compared."""
     wrong = next((error for error in errors if not error.within), None)
     return Row(
@@ -83,7 +83,8 @@ def report(rows: Iterable[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
     listed = [{**dataclasses.asdict(row), "same": row.same} for row in rows]
     for row in listed:  # JSON has no NaN
         row |= {key: None for key in ("largest", "mean") if math.isnan(row[key])}
-    return {**facts, "versions": _versions(), "rows": listed}
+    versions = {"python": platform.python_version()} | installed_versions(_TOOLS)
+    return {**facts, "versions": versions, "rows": listed}
 
 
 def write_json(report: Mapping[str, Any], folder: Path) -> None:
@@ -95,16 +96,6 @@ def file_hashes(path: Path) -> dict[str, str]:
     """Return the SHA-256 of an adapter's files, by name."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return {file.name: sha256_of(file) for file in files if file.is_file()}
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for tool in _TOOLS:
-        try:
-            versions[tool] = importlib.metadata.version(tool)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def write_commands(

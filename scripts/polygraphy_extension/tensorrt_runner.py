@@ -27,6 +27,7 @@ from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Manif
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_storage
 from trt_lora.scripts.polygraphy_extension.data_loader import polygraphy_errors
+from trt_lora.scripts.verification.numpy_or_torch import storage_of
 
 
 class LoraTensorRTRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no types
@@ -71,15 +72,9 @@ class LoraTensorRTRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no 
 
 def _tensor(value: Any, dtype: str) -> Tensor:
     """A tensor in the memory of an array, or of torch's for bfloat16."""
-    array = value if isinstance(value, np.ndarray) else _bits(value)
-    return tensor_from_storage(np.ascontiguousarray(array).view(storage_dtype(dtype)), dtype)
-
-
-def _bits(value: Any) -> Array:
-    import torch
-
-    bits: Array = value.contiguous().view(torch.int16).numpy()
-    return bits
+    return tensor_from_storage(
+        np.ascontiguousarray(storage_of(value)).view(storage_dtype(dtype)), dtype
+    )
 
 
 @contextlib.contextmanager

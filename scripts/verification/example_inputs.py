@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trt_lora.plugins.contract.sites import MIN_RANK
-from trt_lora.plugins.errors import BackendError, ConfigError
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
@@ -21,6 +21,7 @@ from trt_lora.runtime.generation.step_inputs import Ids, cache_shapes, token_inp
 from trt_lora.runtime.generation.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+from trt_lora.scripts.verification.numpy_or_torch import as_numpy_or_torch
 
 Inputs = dict[str, Any]  # numpy arrays; torch's for bfloat16, which numpy does not have
 
@@ -65,7 +66,7 @@ def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]
         step = _decode(manifest, ids, rng) if iteration % 2 else _prefill(manifest, ids)
         _check_profile(manifest, step, "decode" if iteration % 2 else "prefill")
         arrays = {**step, **lora}
-        steps.append({b.name: exchangeable(arrays[b.name], b.dtype) for b in manifest.inputs})
+        steps.append({b.name: as_numpy_or_torch(arrays[b.name], b.dtype) for b in manifest.inputs})
     return steps
 
 
@@ -135,20 +136,3 @@ def _check_profile(manifest: Manifest, step: Mapping[str, Array], profile: str) 
                 f"{list(allowed.min)} to {list(allowed.max)}. Give a shorter prompt or smaller "
                 "shapes, or build with a larger --max-input-len or --max-batch-size"
             )
-
-
-def exchangeable(array: Array, dtype: str) -> Any:
-    """Return storage of `dtype` in place: torch's tensor for bfloat16, else the array itself.
-
-    Raises:
-        BackendError: bfloat16 without torch.
-    """
-    if dtype != "bfloat16":
-        return array
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendError(
-            f"bfloat16 needs {error.name}; pip install 'trt-lora[export]'"
-        ) from error
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

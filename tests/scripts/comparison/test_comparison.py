@@ -29,7 +29,7 @@ from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.comparison.files import (
     Accuracy,
-    OutputError,
+    OutputDifference,
     check_complete,
     load_accuracy,
     save_inputs,
@@ -231,17 +231,19 @@ def test_a_difference_is_named_and_exits_with_1(
 
 
 def test_a_row_names_the_first_output_out_of_tolerance_and_keeps_nan() -> None:
-    good = OutputError("logits", 0, 1e-6, 1e-7, within=True)
-    bad = [OutputError(name, 1, 0.5, 0.25, within=False) for name in ("present.0.key", "logits")]
+    good = OutputDifference("logits", 0, 1e-6, 1e-7, within=True)
+    bad = [
+        OutputDifference(name, 1, 0.5, 0.25, within=False) for name in ("present.0.key", "logits")
+    ]
     row = row_of("a", "b", "x", [good, *bad])
     assert (row.first_out_of_tolerance, row.largest) == ("present.0.key (decode)", 0.5)
     assert not row.same
-    shapes = OutputError("logits", 0, float("nan"), float("nan"), within=False)
+    shapes = OutputDifference("logits", 0, float("nan"), float("nan"), within=False)
     assert np.isnan(row_of("a", "b", "x", [good, shapes]).largest)
 
 
 def test_an_output_that_one_side_lacks_is_not_passed_over() -> None:
-    errors = [OutputError("logits", step, 0.0, 0.0, within=True) for step in range(2)]
+    errors = [OutputDifference("logits", step, 0.0, 0.0, within=True) for step in range(2)]
     check_complete(Accuracy(("a", "b"), errors), ["logits"])
     with pytest.raises(BackendError, match=r"2 of 4 outputs were not compared: k \(prefill\)"):
         check_complete(Accuracy(("a", "b"), errors), ["logits", "k"])

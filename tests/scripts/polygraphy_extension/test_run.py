@@ -33,12 +33,12 @@ from trt_lora.scripts.polygraphy_extension import prepare as polygraphy_setup
 from trt_lora.scripts.polygraphy_extension import tensorrt_runner as polygraphy_tensorrt
 from trt_lora.scripts.polygraphy_extension.data_loader import LoraInputs
 from trt_lora.scripts.polygraphy_extension.float64_runner import lora_float64
-from trt_lora.scripts.polygraphy_extension.outputs import TOLERANCES
 from trt_lora.scripts.polygraphy_extension.tensorrt_runner import (
     LoraTensorRTRunner,
     engine_with_plugin,
 )
 from trt_lora.scripts.verification.example_inputs import Feed, make_inputs
+from trt_lora.scripts.verification.tolerances import TOLERANCES
 
 pytestmark = [  # polygraphy asks Python 3.11 for extensions in an old way, and closes no script
     pytest.mark.filterwarnings("ignore:SelectableGroups dict:DeprecationWarning"),
@@ -186,7 +186,11 @@ def test_a_prompt_and_a_generated_script(subject: Subject, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_data_loader_script_needs_no_extension(subject: Subject, tmp_path: Path) -> None:
-    path, inputs, outputs = ROOT / "scripts" / "polygraphy_data.py", tmp_path / "in.json", tmp_path
+    path, inputs, outputs = (
+        ROOT / "scripts" / "polygraphy_extension" / "data_script.py",
+        tmp_path / "in.json",
+        tmp_path,
+    )
     done = polygraphy(
         "run", subject.model, "--onnxrt", "--data-loader-script", path,
         "--save-outputs", outputs / "out.json",
@@ -302,7 +306,7 @@ def test_an_old_polygraphy_is_refused(
 ) -> None:
     monkeypatch.setattr(polygraphy_package, "__version__", "0.49.9")
     message = refusal(capsys, "run", subject.model, "--onnxrt", "--lora-use", "none")
-    assert "polygraphy is 0.49.9; the LoRA options need 0.53.6 or later" in message
+    assert "polygraphy is 0.49.9, the LoRA extension needs 0.53.6 or later" in message
 
 
 def test_onnx_runtime_is_not_asked_to_run_bfloat16(
