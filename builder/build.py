@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.progress import Progress, Silent
+from trt_lora.builder.progress import NoProgress, Progress
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.targets import SiteList
@@ -31,7 +31,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
         AdapterError: an adapter in `config.lora_dirs` cannot be read.
         BackendError: the flavour asked for, or the extra `export`, is not installed.
     """
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     _check_output(config)
     build = _resolve(config, progress)
     with extra("export", "building an engine"):
@@ -51,7 +51,7 @@ def list_sites(config: BuildConfig, progress: Progress | None = None) -> SiteLis
         AdapterError: an adapter in `config.lora_dirs` cannot be read.
         BackendError: the extra `export` is not installed.
     """
-    (progress or Silent()).stage("check")
+    (progress or NoProgress()).stage("check")
     return check_model(config, resolve_lora(config)).sites
 
 

@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.passes.linears import module_linears
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.builder.targets import (
     LeftAlone,
     SiteList,
@@ -33,7 +33,7 @@ def meta_model(model_config: Any, dtype: str) -> Any:
         ModelError: transformers cannot make a model of the config.
     """
     what = f"transformers cannot make a {model_config.architectures[0]} of this config.json"
-    with one_line(what, "correct it"), quiet(), torch.device("meta"):
+    with one_line(what, "correct it"), suppress_output(), torch.device("meta"):
         model = _untyped.from_config(
             model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
         )

@@ -24,7 +24,7 @@ from trt_lora.builder.passes.linears import (
     traced_paths,
     untie_linears,
 )
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.runtime.generation.step_inputs import (
     ATTENTION_MASK,
     INPUT_IDS,
@@ -120,7 +120,7 @@ def export_causal_lm(model: Any) -> Exported:
         show_root_cause=True,
         most_characters=_REASON_CHARACTERS,
     )
-    with tracing, quiet(), real_rope(), torch.no_grad():
+    with tracing, suppress_output(), real_rope(), torch.no_grad():
         program = torch.onnx.export(
             _CausalLM(model),
             _example_inputs(cache, model.dtype),
@@ -135,7 +135,7 @@ def export_causal_lm(model: Any) -> Exported:
     assert program is not None  # None only from the exporter that dynamo=True replaces
     RemoveUnusedNodesPass()(program.model)
     traced = traced_paths(program.model)
-    with quiet():
+    with suppress_output():
         optimize(program.model)
     NameDimensions()(program.model)
     linears = {path: path in traced for path, _ in module_linears(model)}
@@ -151,7 +151,7 @@ def _cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
         show_root_cause=True,
         most_characters=_REASON_CHARACTERS,
     )
-    with running, quiet(), torch.no_grad():
+    with running, suppress_output(), torch.no_grad():
         out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
     layers = getattr(getattr(out, "past_key_values", None), "layers", ())
     if not layers or not all(type(layer) in _PLAIN_LAYERS for layer in layers):

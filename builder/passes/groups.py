@@ -45,7 +45,7 @@ class Operand(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class LinearGroup:
     """Linears that read the same x, in the order of the graph, and where their deltas go."""
 
     linears: tuple[Linear, ...]
@@ -64,7 +64,7 @@ class Group:
         return self.linears[0].x
 
 
-def make_groups(linears: Iterable[Linear]) -> list[Group]:
+def make_groups(linears: Iterable[Linear]) -> list[LinearGroup]:
     """Group linears by the value that they read; at most `MAX_SITES` in one."""
     by_x: dict[ir.Value, list[Linear]] = {}
     for linear in linears:
@@ -77,11 +77,11 @@ def _batched(linears: Sequence[Linear]) -> Iterator[Sequence[Linear]]:
         yield linears[start : start + MAX_SITES]
 
 
-def _group(linears: Sequence[Linear]) -> Group:
+def _group(linears: Sequence[Linear]) -> LinearGroup:
     members, outputs = tuple(linears), tuple(_behind_bias(linear.y) for linear in linears)
     if len(members) == 1 and (residual := _residual(outputs[0])):
-        return Group(members, outputs, residual=residual)
-    return Group(members, outputs, returns_delta=any(map(_meets_elementwise, outputs)))
+        return LinearGroup(members, outputs, residual=residual)
+    return LinearGroup(members, outputs, returns_delta=any(map(_meets_elementwise, outputs)))
 
 
 def _behind_bias(y: ir.Value) -> ir.Value:

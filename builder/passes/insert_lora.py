@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from trt_lora.builder.passes.groups import Group, Operand, make_groups
+from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
@@ -129,7 +129,7 @@ def _factors_are_inputs(node: ir.Node) -> Iterator[bool]:
 
 
 def _insert_all(
-    model: ir.Model, groups: list[Group], sites: dict[str, Site], names: BindingNames
+    model: ir.Model, groups: list[LinearGroup], sites: dict[str, Site], names: BindingNames
 ) -> None:
     graph = model.graph
     inputs = _SiteInputs(graph, names)
@@ -185,7 +185,9 @@ def _names(graph: ir.Graph) -> Iterator[str]:
     yield from (str(value.name) for node in graph.all_nodes() for value in node.outputs)
 
 
-def _node(group: Group, factors: list[tuple[ir.Value, ir.Value]], names: _UnusedNames) -> ir.Node:
+def _node(
+    group: LinearGroup, factors: list[tuple[ir.Value, ir.Value]], names: _UnusedNames
+) -> ir.Node:
     """The group's node with x, A and B; its addends are still missing."""
     operator = group.operator
     node = ir.Node(
@@ -201,7 +203,7 @@ def _node(group: Group, factors: list[tuple[ir.Value, ir.Value]], names: _Unused
     return node
 
 
-def _insert(group: Group, node: ir.Node, names: _UnusedNames) -> None:
+def _insert(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
     if group.residual is not None:
         _add_to_residual(group.residual, node)
     elif group.returns_delta:
@@ -216,7 +218,7 @@ def _add_to_residual(residual: Operand, node: ir.Node) -> None:
     _graph_of(residual.node).insert_before(residual.node, node)
 
 
-def _add_behind(group: Group, node: ir.Node, names: _UnusedNames) -> None:
+def _add_behind(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
     _graph_of(group.linears[0].node).insert_before(group.linears[0].node, node)
     for y, delta in zip(group.outputs, node.outputs, strict=True):
         add = ir.Node("", "Add", [None, delta], num_outputs=1, name=names.new(f"add_{delta.name}"))
@@ -227,7 +229,7 @@ def _add_behind(group: Group, node: ir.Node, names: _UnusedNames) -> None:
         _insert_after(y, add)
 
 
-def _add_to_outputs(group: Group, node: ir.Node) -> None:
+def _add_to_outputs(group: LinearGroup, node: ir.Node) -> None:
     for y, adapted in zip(group.outputs, node.outputs, strict=True):
         _replace(y, adapted)
     _set_addends(node, group.outputs)

@@ -13,7 +13,7 @@ ONNXRT, TRT, TRT_LORA = "--onnxrt", "--trt", "--trt-lora"
 
 
 @dataclass(frozen=True)
-class Case:
+class ComparisonCase:
     """One adapter, or the base model, in one comparison; paths are relative to its folder."""
 
     name: str
@@ -61,7 +61,7 @@ class Reference(Protocol):
         """What the reader must know of it here; may be empty."""
         ...
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what writes `case.outputs(self.name)`; each command writes its last word."""
         ...
 
@@ -74,7 +74,7 @@ def run_model(
     return Command((*words, "--save-outputs", outputs), tuple(environment.items()))
 
 
-def write_variant(case: Case, kind: str, *, sites: bool) -> Command:
+def write_variant(case: ComparisonCase, kind: str, *, sites: bool) -> Command:
     """Return the command that writes a variant of the engine's ONNX graph."""
     more = ["--inputs", case.inputs] if kind == "merged" else []
     more += ["--sites"] if sites else []
@@ -92,7 +92,7 @@ class Variant:
     note: str = ""
     engine_runner: str = ONNXRT
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what writes the variant and runs it."""
         model, outputs = case.model(self.kind, sites=sites), case.outputs(self.name, sites=sites)
         return [
@@ -111,7 +111,7 @@ class NativePlan:
     note: str = ""
     engine_runner: str = TRT_LORA
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what builds the native plan and runs it; polygraphy builds one per command."""
         assert not sites  # a plan has no tensors but its outputs
         is_rtx = self.flavour == TENSORRT_RTX.name
@@ -131,7 +131,7 @@ class Peft:
     note: str = ""
     engine_runner: str = ONNXRT
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what runs the model."""
         more = ["--adapter", case.adapter] if case.adapter else []
         more += ["--sites", ENGINE] if sites else []
@@ -151,11 +151,11 @@ class OtherEngine:
     note: str = ""
     engine_runner: str = ONNXRT
 
-    def inputs(self, case: Case) -> str:
+    def inputs(self, case: ComparisonCase) -> str:
         """Return the folder of its inputs."""
         return f"{case.inputs}.{self.name}" if self.has_inputs else case.inputs
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what runs it."""
         outputs = case.outputs(self.name, sites=sites)
         if not sites:

@@ -24,7 +24,7 @@ _TOOLS = ("trt-lora", "polygraphy", "onnxruntime", "onnx", "onnx-ir", "numpy", "
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One adapter, or the base model, on the engine and on the reference."""
 
     engine: str  # what ran the engine
@@ -43,10 +43,12 @@ class Row:
         return not self.first_out_of_tolerance
 
 
-def row_of(engine: str, reference: str, adapter: str, errors: Sequence[OutputDifference]) -> Row:
+def row_of(
+    engine: str, reference: str, adapter: str, errors: Sequence[OutputDifference]
+) -> ComparisonRow:
     """Return the row of what polygraphy compared."""
     wrong = next((error for error in errors if not error.within), None)
-    return Row(
+    return ComparisonRow(
         engine,
         reference,
         adapter,
@@ -57,7 +59,7 @@ def row_of(engine: str, reference: str, adapter: str, errors: Sequence[OutputDif
     )
 
 
-def print_rows(rows: Iterable[Row]) -> None:
+def print_rows(rows: Iterable[ComparisonRow]) -> None:
     """Print the table, and what was found of every adapter that differs."""
     found = list(rows)
     header = (
@@ -78,7 +80,7 @@ def print_rows(rows: Iterable[Row]) -> None:
             print(f"{row.adapter}: the first site that differs is {where}")
 
 
-def report(rows: Iterable[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
+def report(rows: Iterable[ComparisonRow], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rows and the facts as JSON takes them."""
     listed = [{**dataclasses.asdict(row), "same": row.same} for row in rows]
     for row in listed:  # JSON has no NaN

@@ -6,10 +6,12 @@ from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.comparison.files import Accuracy, check_complete
 from trt_lora.scripts.comparison.references import Reference
-from trt_lora.scripts.comparison.report import Row, row_of
+from trt_lora.scripts.comparison.report import ComparisonRow, row_of
 
 
-def compared_row(accuracy: Accuracy, reference: Reference, manifest: Manifest, adapter: str) -> Row:
+def compared_row(
+    accuracy: Accuracy, reference: Reference, manifest: Manifest, adapter: str
+) -> ComparisonRow:
     """Return the row of a comparison, once it is sure that everything was compared.
 
     Raises:

@@ -18,7 +18,7 @@ from polygraphy.backend.base import BaseRunner
 from polygraphy.common import TensorMetadata
 from polygraphy.datatype import DataType
 
-from trt_lora.builder.progress import Silent
+from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import Flavour, flavour_named, installed_flavour
@@ -72,9 +72,8 @@ class LoraTensorRTRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no 
 
 def _tensor(value: Any, dtype: str) -> Tensor:
     """A tensor in the memory of an array, or of torch's for bfloat16."""
-    return tensor_from_storage(
-        np.ascontiguousarray(storage_of(value)).view(storage_dtype(dtype)), dtype
-    )
+    array = np.ascontiguousarray(storage_of(value))
+    return tensor_from_storage(array.view(storage_dtype(dtype)), dtype)
 
 
 @contextlib.contextmanager
@@ -93,7 +92,7 @@ def engine_with_plugin(directory: Path) -> Iterator[Path]:
     flavour = _flavour(manifest)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        compiler = Compiler(flavour, Silent(), lora_plugin="plugin")
+        compiler = Compiler(flavour, NoProgress(), lora_plugin="plugin")
         compiler.compile(directory / ONNX_FILE, work / PLAN_FILE, manifest.profiles)
         built = replace(manifest, flavour=flavour.name, lora_plugin="plugin", files={})
         (work / MANIFEST_FILE).write_text(built.to_json(), encoding="utf-8")

@@ -29,7 +29,7 @@ _RANDOM_BATCH, _RANDOM_IDS = 2, 16  # as far as the engine goes
 
 
 @dataclass(frozen=True)
-class Feed:
+class InputSpec:
     """What an engine is to be fed."""
 
     adapter: Path | None = None  # None: rank-1 zeros, the base model
@@ -39,7 +39,7 @@ class Feed:
     iterations: int = 2  # prefill, decode, prefill, ... each with tokens of its own
 
 
-def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]:
+def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[Inputs]:
     """Return all inputs of every iteration; the LoRA inputs are the same arrays in each.
 
     A decode step has as many tokens before it as the prefill step; its cache is random, for no
@@ -48,7 +48,7 @@ def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]
     Args:
         directory: the engine, for its tokenizer.
         manifest: of the engine.
-        feed: what to make.
+        spec: what to make.
 
     Raises:
         AdapterError: the adapter cannot be read, or the engine refuses it.
@@ -56,13 +56,13 @@ def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]
             or there are no iterations.
         BackendError: a bfloat16 engine without torch, or a prompt without tokenizers.
     """
-    if feed.iterations < 1:
-        raise ConfigError(f"--iterations is {feed.iterations}, expected 1 or more")
-    lora = lora_inputs(manifest, feed.adapter)
+    if spec.iterations < 1:
+        raise ConfigError(f"--iterations is {spec.iterations}, expected 1 or more")
+    lora = lora_inputs(manifest, spec.adapter)
     steps = []
-    for iteration in range(feed.iterations):
-        rng = np.random.default_rng([feed.seed, iteration])
-        ids = _ids(directory, manifest, feed, rng)
+    for iteration in range(spec.iterations):
+        rng = np.random.default_rng([spec.seed, iteration])
+        ids = _ids(directory, manifest, spec, rng)
         step = _decode(manifest, ids, rng) if iteration % 2 else _prefill(manifest, ids)
         _check_profile(manifest, step, "decode" if iteration % 2 else "prefill")
         arrays = {**step, **lora}
@@ -95,12 +95,12 @@ def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
     return inputs
 
 
-def _ids(directory: Path, manifest: Manifest, feed: Feed, rng: np.random.Generator) -> Ids:
-    if feed.prompt is not None:
-        return np.array([TextTokenizer(directory).encode(feed.prompt)], np.int64)
+def _ids(directory: Path, manifest: Manifest, spec: InputSpec, rng: np.random.Generator) -> Ids:
+    if spec.prompt is not None:
+        return np.array([TextTokenizer(directory).encode(spec.prompt)], np.int64)
     longest = min(manifest.max_input_len, manifest.max_seq_len - 1)
     small = min(_RANDOM_BATCH, manifest.max_batch_size), min(_RANDOM_IDS, longest)
-    return rng.integers(0, vocabulary_size(manifest), feed.shape or small)
+    return rng.integers(0, vocabulary_size(manifest), spec.shape or small)
 
 
 def _prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:

@@ -11,7 +11,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
 
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 
 Ids = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.float64]
@@ -44,7 +44,7 @@ class PeftReference:
             dtype: of weights and activations.
             attention: transformers' implementation; "eager" is its definition, "sdpa" is faster.
         """
-        with quiet():
+        with suppress_output():
             base: Any = AutoModelForCausalLM.from_pretrained(
                 model, dtype=getattr(torch, dtype), attn_implementation=attention
             )

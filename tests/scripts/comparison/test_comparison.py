@@ -35,12 +35,12 @@ from trt_lora.scripts.comparison.files import (
     save_inputs,
 )
 from trt_lora.scripts.comparison.onnx_variants import write_model
-from trt_lora.scripts.comparison.references import Case, NativePlan
+from trt_lora.scripts.comparison.references import ComparisonCase, NativePlan
 from trt_lora.scripts.comparison.report import row_of
 from trt_lora.scripts.comparison.runners import runner_text
 from trt_lora.scripts.comparison.shell_commands import Command
 from trt_lora.scripts.trt_lora_command import main
-from trt_lora.scripts.verification.example_inputs import Feed, make_inputs
+from trt_lora.scripts.verification.example_inputs import InputSpec, make_inputs
 
 ONNXRT = f"ONNX Runtime {onnxruntime.__version__} (CPU)"
 Q0, Q1 = (f"model.layers.{layer}.self_attn.q_proj" for layer in range(2))
@@ -80,7 +80,7 @@ def any_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     adapter = save_adapter(model, folder / "adapter", r=4)
     build_engine(tiny_config(model, folder / "engine"))
     steps = make_inputs(
-        folder / "engine", read_manifest(folder / "engine"), Feed(adapter=adapter, seed=3)
+        folder / "engine", read_manifest(folder / "engine"), InputSpec(adapter=adapter, seed=3)
     )
     save_inputs(steps, folder / "inputs")
     np.savez(
@@ -232,9 +232,8 @@ def test_a_difference_is_named_and_exits_with_1(
 
 def test_a_row_names_the_first_output_out_of_tolerance_and_keeps_nan() -> None:
     good = OutputDifference("logits", 0, 1e-6, 1e-7, within=True)
-    bad = [
-        OutputDifference(name, 1, 0.5, 0.25, within=False) for name in ("present.0.key", "logits")
-    ]
+    names = ("present.0.key", "logits")
+    bad = [OutputDifference(name, 1, 0.5, 0.25, within=False) for name in names]
     row = row_of("a", "b", "x", [good, *bad])
     assert (row.first_out_of_tolerance, row.largest) == ("present.0.key (decode)", 0.5)
     assert not row.same
@@ -287,7 +286,7 @@ def test_a_runner_on_a_gpu_is_named_with_the_flavour(tiny_engine: TinyEngine) ->
 
 def test_on_a_gpu_the_native_plan_is_compared_with_the_plugin() -> None:
     reference = NativePlan(TENSORRT_RTX.name)
-    (command,) = reference.commands(Case("a"))
+    (command,) = reference.commands(ComparisonCase("a"))
     assert reference.engine_runner == "--trt-lora"
     assert command.text() == (
         'POLYGRAPHY_USE_TENSORRT_RTX=1 polygraphy run "$ENGINE/model.onnx" --trt '

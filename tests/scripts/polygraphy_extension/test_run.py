@@ -37,7 +37,7 @@ from trt_lora.scripts.polygraphy_extension.tensorrt_runner import (
     LoraTensorRTRunner,
     engine_with_plugin,
 )
-from trt_lora.scripts.verification.example_inputs import Feed, make_inputs
+from trt_lora.scripts.verification.example_inputs import InputSpec, make_inputs
 from trt_lora.scripts.verification.tolerances import TOLERANCES
 
 pytestmark = [  # polygraphy asks Python 3.11 for extensions in an old way, and closes no script
@@ -117,7 +117,7 @@ def test_without_a_gpu_a_fallback_says_so_in_one_line_and_onnx_runtime_meets_flo
     assert "--trt-lora and --trt cannot run here" in line
     assert "Passed: 3/3 iterations" in done.text
     manifest = read_manifest(subject.engine)
-    expected = make_inputs(subject.engine, manifest, Feed(subject.a, seed=7, iterations=3))
+    expected = make_inputs(subject.engine, manifest, InputSpec(subject.a, seed=7, iterations=3))
     saved = load_json(str(inputs))
     assert len(saved) == 3
     for step, wanted in zip(saved, expected, strict=True):
@@ -186,11 +186,8 @@ def test_a_prompt_and_a_generated_script(subject: Subject, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_data_loader_script_needs_no_extension(subject: Subject, tmp_path: Path) -> None:
-    path, inputs, outputs = (
-        ROOT / "scripts" / "polygraphy_extension" / "data_script.py",
-        tmp_path / "in.json",
-        tmp_path,
-    )
+    path = ROOT / "scripts" / "polygraphy_extension" / "data_script.py"
+    inputs, outputs = tmp_path / "in.json", tmp_path
     done = polygraphy(
         "run", subject.model, "--onnxrt", "--data-loader-script", path,
         "--save-outputs", outputs / "out.json",
@@ -199,9 +196,8 @@ def test_the_data_loader_script_needs_no_extension(subject: Subject, tmp_path: P
     assert "lora" not in str(done.lines("runner")[0])
     script(path, subject.engine, inputs, "--adapter", subject.a, "--seed", "5")
     step = load_json(str(inputs))[1]
-    expected = make_inputs(subject.engine, read_manifest(subject.engine), Feed(subject.a, seed=5))[
-        1
-    ]
+    spec = InputSpec(subject.a, seed=5)
+    expected = make_inputs(subject.engine, read_manifest(subject.engine), spec)[1]
     assert all(np.array_equal(step[name], expected[name]) for name in expected)
 
 
@@ -441,7 +437,7 @@ def test_the_plan_runs_as_users_run_it(
 ) -> None:
     monkeypatch.setattr(polygraphy_tensorrt, "engine_with_plugin", contextlib.nullcontext)
     directory = engine_directory(tmp_path / "engine")
-    steps = make_inputs(directory, read_manifest(directory), Feed(shape=(2, 3)))
+    steps = make_inputs(directory, read_manifest(directory), InputSpec(shape=(2, 3)))
     with LoraTensorRTRunner(str(directory)) as runner:
         metadata = runner.get_input_metadata(use_numpy_dtypes=False)
         for step in steps:  # of two profiles

@@ -12,7 +12,7 @@ _transformers: Any = _untyped
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_output() -> Iterator[None]:
     """Hold back warnings, log lines and progress bars inside the block; errors still raise."""
     torch_logger = logging.getLogger("torch.onnx")
     torch_level, verbosity = torch_logger.level, _transformers.get_verbosity()
