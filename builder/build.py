@@ -1,4 +1,4 @@
-"""Build an engine directory, or list its sites; what can be known at once is refused at once."""
+"""Build an engine directory, or list its LoRA sites; fail fast on bad options."""
 
 import os
 from pathlib import Path
@@ -73,7 +73,7 @@ def _check_output(config: BuildConfig) -> None:
 
 
 def _may_replace(config: BuildConfig, output: Path) -> bool:
-    """Whether what stands at the output may go: an engine or an empty folder, and only by force."""
+    """Return whether the output may be replaced: an engine or an empty folder, only with force."""
     return config.force and ((output / MANIFEST_FILE).is_file() or _is_empty(output))
 
 
@@ -95,7 +95,7 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
 
 
 def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:
-    """What LoRA nodes become; what is asked for and cannot be is an error."""
+    """Return how LoRA nodes are implemented; an unavailable choice is an error."""
     wanted = config.lora_plugin
     if flavour is None or wanted == "native":
         return "native"

@@ -1,4 +1,4 @@
-"""What a build tells the person who waits for it."""
+"""Progress callbacks of a build."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""A build with nothing left to decide."""
+"""Build configuration with every choice resolved."""
 
 from dataclasses import dataclass
 

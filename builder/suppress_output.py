@@ -1,4 +1,4 @@
-"""Silence what torch and transformers print of themselves: nothing in it is for who builds."""
+"""Suppress log output of torch and transformers during a build."""
 
 import logging
 import warnings

@@ -1,4 +1,4 @@
-"""Write what an engine directory holds: export, insert, save, compile, describe."""
+"""Write the files of an engine directory: export, insert, save, compile, describe."""
 
 import errno
 import gc

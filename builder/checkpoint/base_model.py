@@ -1,4 +1,4 @@
-"""Load the base model, and what the manifest says of it."""
+"""Load a base model, and describe it for the manifest."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What transformers made of a checkpoint: every weight of the model, from the file, and finite."""
+"""Check the weights that transformers loaded: complete, from the checkpoint, finite."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping

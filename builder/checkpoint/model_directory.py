@@ -1,4 +1,4 @@
-"""A base model's directory: that it is one, that it is whole, and its small files."""
+"""Checks of a base model's directory and its small files."""
 
 import os
 from pathlib import Path

@@ -13,7 +13,7 @@ from trt_lora.plugins.extras import extra
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """What the base model's config and modules say, before a weight is read."""
+    """Config, lengths and LoRA sites of a base model, before a weight is read."""
 
     config: Any  # transformers'
     lengths: Lengths

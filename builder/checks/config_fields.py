@@ -1,4 +1,4 @@
-"""Refuse what config.json says by itself: before torch and transformers, which take seconds."""
+"""Validate config.json without importing torch or transformers, which takes seconds."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The model without its weights, on torch's meta device: what can be refused or listed from it."""
+"""The model without weights, on torch's meta device, and its LoRA sites."""
 
 from typing import Any
 

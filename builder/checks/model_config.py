@@ -1,4 +1,4 @@
-"""Read a base model's config and refuse what it tells; no model of transformers is imported."""
+"""Read and validate a base model's config without importing its model class."""
 
 from pathlib import Path
 from typing import Any

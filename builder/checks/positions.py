@@ -1,4 +1,4 @@
-"""How many tokens the positions of a model are enough for."""
+"""Usable number of positions of a model."""
 
 from typing import Any
 

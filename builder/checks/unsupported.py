@@ -1,4 +1,4 @@
-"""Reasons why a model cannot be an engine, from its modules and config.
+"""Unsupported models, by their modules and config.
 
 No weight is read, so that a model on the meta device will do.
 """

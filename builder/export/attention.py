@@ -1,4 +1,4 @@
-"""The attention that exported models use: grouped query heads without copying keys and values.
+"""Attention of exported models: grouped query heads without copying keys and values.
 
 Registered with transformers as `trt_lora`. The exporter's own translation of scaled dot product
 attention repeats keys and values for every query head, and spends nine nodes on transposing the

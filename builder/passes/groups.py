@@ -1,4 +1,4 @@
-"""Which linears share one LoRA node, and which form of it costs the fewest kernels.
+"""Group linears that share an input into one LoRA node, in the form with the fewest kernels.
 
 Every node is one kernel. What else it costs depends on what TensorRT can still fuse; the builder's
 own kernel lists decided these rules (docs/benchmarks/kernels.md):
@@ -40,7 +40,7 @@ class Operand(NamedTuple):
 
     @property
     def value(self) -> ir.Value | None:
-        """What the node reads there."""
+        """The value that the node reads there."""
         return self.node.inputs[self.position]
 
 
@@ -55,12 +55,12 @@ class LinearGroup:
 
     @property
     def operator(self) -> Operator:
-        """What computes it."""
+        """The LoRA operator that computes the group."""
         return Operator(len(self.linears), adds=not self.returns_delta)
 
     @property
     def x(self) -> ir.Value:
-        """What all of them read."""
+        """The input of all linears."""
         return self.linears[0].x
 
 
@@ -92,7 +92,7 @@ def _behind_bias(y: ir.Value) -> ir.Value:
 
 
 def _residual(y: ir.Value) -> Operand | None:
-    """What is added to y, if that is not computed from y and has its type and shape."""
+    """The other addend of y, if it is not computed from y and has its type and shape."""
     other = _added(y)
     if other is None or other.value is None or other.value.const_value is not None:
         return None
@@ -101,7 +101,7 @@ def _residual(y: ir.Value) -> Operand | None:
 
 
 def _same_shape(one: ir.Value, other: ir.Value) -> bool:
-    """Whether two values certainly have one shape: an Add may broadcast, a node must not."""
+    """Return whether two values certainly have one shape: an Add may broadcast, a node must not."""
     if one.shape is None or other.shape is None or one.shape != other.shape:
         return False
     return not any(one.shape.is_unknown_dim(axis) for axis in range(len(one.shape)))
@@ -116,7 +116,7 @@ def _added(y: ir.Value) -> Operand | None:
 
 
 def _meets_elementwise(y: ir.Value) -> bool:
-    """Whether elementwise work reads y, directly or through views of it."""
+    """Return whether elementwise work reads y, directly or through views of it."""
     for use in y.uses():
         if use.node.op_type in _ELEMENTWISE:
             return True

@@ -1,4 +1,4 @@
-"""Pass that gives the targeted linears of a graph LoRA inputs.
+"""Pass that inserts LoRA inputs for the target linears of a graph.
 
 1. A linear is a MatMul or Gemm with a constant weight whose module, by the exporter's metadata, is
    a linear. Everything else is left alone, and the result says why.
@@ -29,7 +29,7 @@ from trt_lora.runtime.memory.dtypes import storage_dtype
 
 @dataclass
 class InsertLoRAResult(ir.passes.PassResult):
-    """What the pass did; `sites` holds those of an earlier run too."""
+    """Result of the pass; `sites` holds those of an earlier run too."""
 
     sites: tuple[Site, ...] = ()
     left_alone: tuple[LeftAlone, ...] = ()

@@ -1,4 +1,4 @@
-"""The LoRA nodes of a graph as ahead-of-time plugins of full TensorRT, in the copy it is given.
+"""LoRA nodes as TensorRT's ahead-of-time plugins, in a copy of the graph.
 
 Not yet run: full TensorRT cannot be installed where our tests run.
 """

@@ -1,4 +1,4 @@
-"""What an engine runs, from the list that TensorRT's builder writes to its verbose log.
+"""Kernels of an engine, parsed from the verbose log of TensorRT's builder.
 
 With `ProfilingVerbosity.DETAILED` the list has a line for every kernel, and needs no GPU:
 
@@ -30,7 +30,7 @@ class Kernel:
 
     @property
     def is_pad_copy(self) -> bool:
-        """Whether it copies an input to pad it, on every run."""
+        """True for a copy that pads an input, on every run."""
         return _PAD_COPY in self.name
 
 

@@ -1,4 +1,4 @@
-"""Compile an ONNX file to a TensorRT plan: either flavour, with or without a GPU."""
+"""Compile an ONNX file to a TensorRT plan, in either flavour, with or without a GPU."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Optimization profiles: the range of every input, from the range of every symbolic dimension."""
+"""Optimization profiles: min, opt and max of every input."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Load an adapter of Llama-3-8B's shapes and print, as JSON, seconds or peak memory.
+"""Load an adapter of Llama-3-8B's shapes; print time or peak memory as JSON.
 
 Run by cpu.py: `write` makes a PEFT directory, `time` measures a load beside
 `safetensors.numpy.load_file` of the same file, in turns; `peak` loads once, in a fresh process.

@@ -1,4 +1,4 @@
-"""Measure what the project claims, print tables, write JSON: ratios inside one run on one machine.
+"""CPU benchmark: ratios within one run on one machine, as tables and JSON.
 
     python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|strength|load|build|compare ...]
 

@@ -1,4 +1,4 @@
-"""Seconds that a call takes."""
+"""Time a call in seconds."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Switch adapters of Llama-3-8B's shapes to other strengths and print seconds and memory as JSON.
+"""Switch adapters of Llama-3-8B's shapes to other strengths; print time and memory as JSON.
 
 Run by cpu.py. Beside each switch the B's are copied once, as fast as numpy does it.
 """

@@ -1,4 +1,4 @@
-"""`trt-lora check`: every byte of an engine's files against its manifest."""
+"""`trt-lora check`: verify the SHA-256 of an engine's files against its manifest."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""`trt-lora compare`: an engine against another way to compute the same, by polygraphy.
+"""`trt-lora compare`: compare an engine's outputs with a reference, through polygraphy.
 
 The base model and every adapter are run on the same inputs, a step of prefill and one of decode, in
 processes of polygraphy's own; every output is compared, the cache among them. The inputs, outputs

@@ -1,4 +1,4 @@
-"""Find the first site of an engine whose tensors differ from a reference's.
+"""Find the first LoRA site whose tensors differ from a reference's.
 
 Sites are looked at in the order of the graph, in which a site comes after all that it reads: those
 before the first that differs are right, those after it may differ as a consequence.
@@ -79,7 +79,7 @@ class _Errors:
     epsilon: float  # of the engine's dtype
 
     def cause(self, limit: float, before: str) -> str:
-        """What is wrong here; empty if nothing is."""
+        """Return the cause of a difference here; empty if there is none."""
         if f"{self.label}.y" not in self.reference[0]:
             return "the reference has no such site"
         output, delta = self.exceeds("y", limit), self.exceeds("delta", limit)
@@ -103,7 +103,7 @@ class _Errors:
         return difference / size if size else (float("inf") if difference else 0.0)
 
     def exceeds(self, kind: str, limit: float) -> bool:
-        """Whether the difference is more than the limit and rounding explain."""
+        """Return whether the difference is more than the limit and rounding explain."""
         norms = self._norms(kind)
         return norms is not None and not norms[0] <= limit * norms[1] + self._rounding(kind)
 

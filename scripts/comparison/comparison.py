@@ -1,4 +1,4 @@
-"""Run polygraphy's commands that compare an engine with its reference, case by case."""
+"""Run the polygraphy commands of a comparison, adapter by adapter."""
 
 import shutil
 import sys
@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def places(self) -> dict[str, Path]:
-        """What the places in commands stand for."""
+        """Paths of the places in commands."""
         numbered = enumerate(self.adapters.values(), start=1)
         return self.setup.places | {f"ADAPTER_{n}": path.resolve() for n, path in numbered}
 

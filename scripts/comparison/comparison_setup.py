@@ -1,4 +1,4 @@
-"""What a comparison is about, checked before anything runs, and the inputs of its runs."""
+"""Setup of a comparison: engine, reference and inputs, checked before anything runs."""
 
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""polygraphy's files: the inputs and outputs of every step, and the result of a comparison."""
+"""Input, output and accuracy files of polygraphy."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,7 +69,7 @@ def load_outputs(path: Path) -> list[dict[str, Array]]:
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """How far one output of one step is from the reference; NaN where shapes differ."""
+    """Error of one output of one step against the reference; NaN where shapes differ."""
 
     name: str
     step: int

@@ -1,4 +1,4 @@
-"""Run transformers and PEFT on the inputs of an engine; write the outputs that the engine has.
+"""Run transformers and PEFT on an engine's inputs; write its outputs for polygraphy.
 
     python -m trt_lora.scripts.comparison.peft_outputs MODEL INPUTS --dtype DTYPE [--adapter PATH]
         [--sites ENGINE] --output FILE.json

@@ -1,4 +1,4 @@
-"""What `trt-lora compare` compares an engine with, as the commands that compute its outputs."""
+"""References of `trt-lora compare`, as the commands that compute their outputs."""
 
 from dataclasses import dataclass
 from typing import Protocol

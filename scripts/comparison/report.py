@@ -1,4 +1,4 @@
-"""What `trt-lora compare` prints and keeps: rows, a JSON file, and the commands that it ran."""
+"""Report of `trt-lora compare`: a table, a JSON file and a shell script of its commands."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ class ComparisonRow:
 
     @property
     def same(self) -> bool:
-        """Whether every output is within the tolerance."""
+        """True if every output is within the tolerance."""
         return not self.first_out_of_tolerance
 
 

@@ -1,4 +1,4 @@
-"""What ran the sides of a comparison, by the names that they left in polygraphy's files."""
+"""Runners of a comparison with their versions and devices, from polygraphy's runner names."""
 
 import importlib.metadata
 

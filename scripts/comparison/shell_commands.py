@@ -1,4 +1,4 @@
-"""polygraphy as `trt-lora compare` uses it: as commands."""
+"""Shell commands of `trt-lora compare`: polygraphy and modules of this package."""
 
 import importlib.metadata
 import importlib.util

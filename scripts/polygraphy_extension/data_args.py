@@ -1,4 +1,4 @@
-"""The inputs of `polygraphy run` with LoRA options: our data loader in the place of its own."""
+"""Argument group that replaces polygraphy's data loader with that of an engine."""
 
 from collections.abc import Mapping
 from pathlib import Path

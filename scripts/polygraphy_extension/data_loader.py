@@ -1,4 +1,4 @@
-"""What polygraphy feeds its runners: a data loader of one engine, and its way to report errors."""
+"""Data loader of one engine for polygraphy, and errors in polygraphy's form."""
 
 import contextlib
 from collections.abc import Iterator

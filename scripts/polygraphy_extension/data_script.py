@@ -1,4 +1,4 @@
-"""Inputs for polygraphy without the extension: a data loader script, and a writer of input files.
+"""Data loader script, and writer of input files, for polygraphy without the extension.
 
     polygraphy run engines/x/model.onnx --onnxrt
         --data-loader-script scripts/polygraphy_extension/data_script.py

@@ -1,4 +1,4 @@
-"""The runner `--lora-float64`: an ONNX model in numpy, its LoRA nodes in float64.
+"""Runner `--lora-float64`: ONNX's reference evaluator with LoRA nodes in float64.
 
 Nothing in it is ONNX Runtime's or TensorRT's: ONNX's own reference evaluator runs the graph in the
 model's dtype, and every LoRA node by its definition (`plugins/contract/operators.py`), not by the

@@ -1,4 +1,4 @@
-"""What `polygraphy run` compares with LoRA options, and how far it may be off.
+"""Compared outputs and tolerances of `polygraphy run` with LoRA options.
 
 With the float64 reference and without TensorRT, the output of every LoRA node is compared too. In
 TensorRT such outputs would undo the fusions that are to be compared.

@@ -1,4 +1,4 @@
-"""Fit the parsed options of `polygraphy run` to an engine of ours.
+"""Adapt the parsed options of `polygraphy run` to an engine.
 
 1. The data loader is ours, unless inputs are loaded from elsewhere (`data_args.py`).
 2. `--trt` builds with one profile that holds all of the manifest's, because its runner cannot
@@ -49,7 +49,7 @@ _TENSORRT = ("trt", TENSORRT_LORA)
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """What the command line says about LoRA."""
+    """LoRA options of the command line."""
 
     adapters: tuple[str, ...] = ()  # NAME=PATH
     use: str | None = None

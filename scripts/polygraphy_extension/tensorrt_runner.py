@@ -1,4 +1,4 @@
-"""The runner `--trt-lora`: an engine's plan on a GPU, with the LoRA plugin, as users run it.
+"""Runner `--trt-lora`: an engine's plan with the LoRA plugin, on this package's runtime.
 
 The runtime of this package runs it, in either flavour: profiles are chosen by shape, and
 TensorRT-RTX needs no environment variable here.

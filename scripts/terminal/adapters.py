@@ -1,4 +1,4 @@
-"""What the commands that take `--adapter NAME=PATH` share; the empty name is the base model."""
+"""`--adapter NAME=PATH` arguments: parse, load and activate; the empty name is the base model."""
 
 import time
 from collections.abc import Iterable

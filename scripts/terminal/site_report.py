@@ -1,4 +1,4 @@
-"""What a dry run prints: where LoRA would go, and what would be left alone and why."""
+"""Report of a dry run: LoRA sites, and the linears left alone with the reason."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Site by site: does an engine add what PEFT adds?"""
+"""Compare the LoRA deltas of an engine with PEFT's, site by site."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Inputs for one engine as arrays: steps of prefill and decode, with an adapter or the dummies.
+"""Example inputs of an engine: prefill and decode steps, with an adapter or dummies.
 
 For tools that run a graph by themselves and want every input by name, such as polygraphy. Shapes
 lie in the engine's profiles; tokens, cache and their order depend on the seed alone.
@@ -30,7 +30,7 @@ _RANDOM_BATCH, _RANDOM_IDS = 2, 16  # as far as the engine goes
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What an engine is to be fed."""
+    """Specification of example inputs: adapter, tokens, shape and number of steps."""
 
     adapter: Path | None = None  # None: rank-1 zeros, the base model
     prompt: str | None = None  # None: random tokens

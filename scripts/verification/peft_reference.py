@@ -1,4 +1,4 @@
-"""The independent reference: the same model and adapters in transformers and PEFT."""
+"""Reference model: the same base model and adapters in transformers and PEFT."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The oldest polygraphy that the comparison and the extension work with."""
+"""Minimum version of polygraphy."""
 
 from trt_lora.plugins.errors import BackendError
 

@@ -1,4 +1,4 @@
-"""Elementwise kernels between a layer's products: norm, split of q k v, SiLU gate.
+"""Elementwise kernels between a layer's GEMMs: norm, QKV split, SiLU gate.
 
 TensorRT fuses the residual into the norm, and LoRA's deltas into what reads q, k, v, gate and up;
 torch takes two to six kernels for each. With torch's, a base step would be slower than an engine's,

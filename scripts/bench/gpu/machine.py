@@ -61,7 +61,7 @@ def _driver_version() -> str:
 
 
 def _output(*command: str) -> str:
-    """What a command prints; why it could not be asked otherwise."""
+    """Return a command's output, or why it could not be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

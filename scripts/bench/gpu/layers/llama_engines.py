@@ -1,4 +1,4 @@
-"""Engines of a few layers of Llama-3-8B: with our plugin, with native products, without LoRA."""
+"""Engines of a few Llama-3-8B layers: with the plugin, with native GEMMs, without LoRA."""
 
 from dataclasses import replace
 from pathlib import Path

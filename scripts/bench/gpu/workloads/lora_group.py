@@ -1,4 +1,4 @@
-"""One group of linears at a time, in a graph of calls that each have their own adapter."""
+"""One group of linears at a time, in a graph of calls with an adapter each."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ class GroupCell:
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """Name of the row."""
         return f"{self.group} m{self.m} r{self.rank}"
 
 
