@@ -88,10 +88,10 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
         flavour = flavour_named(config.flavour)
         flavour.load()  # fail before the export, which takes minutes
         return flavour
-    found = installed_flavour()
-    if found is None:
+    installed = installed_flavour()
+    if installed is None:
         progress.note("no TensorRT is installed: only the ONNX file is made (as --flavour none)")
-    return found
+    return installed
 
 
 def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:

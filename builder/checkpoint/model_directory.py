@@ -83,8 +83,8 @@ def _beside(path: Path) -> str:
 
 def _below(directory: Path) -> str:
     """The directory that was meant, where it is one level down or in the hub's cache."""
-    found = (*directory.glob(f"snapshots/*/{CONFIG_FILE}"), *directory.glob(f"*/{CONFIG_FILE}"))
-    return f"Pass {found[0].parent}" if found else _EXPECTED
+    snapshots = (*directory.glob(f"snapshots/*/{CONFIG_FILE}"), *directory.glob(f"*/{CONFIG_FILE}"))
+    return f"Pass {snapshots[0].parent}" if snapshots else _EXPECTED
 
 
 def _download(path: Path) -> str:

@@ -32,8 +32,8 @@ def meta_model(model_config: Any, dtype: str) -> Any:
     Raises:
         ModelError: transformers cannot make a model of the config.
     """
-    what = f"transformers cannot make a {model_config.architectures[0]} of this config.json"
-    with one_line(what, "correct it"), suppress_output(), torch.device("meta"):
+    failure = f"transformers cannot make a {model_config.architectures[0]} of this config.json"
+    with one_line(failure, "correct it"), suppress_output(), torch.device("meta"):
         model = _untyped.from_config(
             model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
         )

@@ -51,9 +51,9 @@ def _attention(
     Returns:
         [batch, s, heads, e], and no attention weights.
     """
-    for name, what in _UNSUPPORTED.items():
+    for name, label in _UNSUPPORTED.items():
         if options.get(name) is not None:
-            raise ModelError(f"{type(module).__name__} has {what}, which is not supported")
+            raise ModelError(f"{type(module).__name__} has {label}, which is not supported")
     batch, heads, length, size = query.shape
     groups = key.shape[1]
     folded = query.reshape(batch, groups, heads // groups * length, size)

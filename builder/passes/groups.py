@@ -69,7 +69,7 @@ def make_groups(linears: Iterable[Linear]) -> list[LinearGroup]:
     by_x: dict[ir.Value, list[Linear]] = {}
     for linear in linears:
         by_x.setdefault(behind_identity(linear.x), []).append(linear)
-    return [_group(some) for found in by_x.values() for some in _batched(found)]
+    return [_group(some) for linears_of_x in by_x.values() for some in _batched(linears_of_x)]
 
 
 def _batched(linears: Sequence[Linear]) -> Iterator[Sequence[Linear]]:

@@ -61,8 +61,8 @@ class InsertLoRA(ir.passes.InPlacePass):
             ModelError: a target that the logits need is not in the graph by itself.
         """
         linears, left_alone = self._choose(model)
-        found = {linear.path for linear in linears} | {item.path for item in left_alone}
-        left_alone += self._absent(found)
+        in_graph = {linear.path for linear in linears} | {item.path for item in left_alone}
+        left_alone += self._absent(in_graph)
         sites = _sites(linears)
         check_targets_matched(self.targets, sites.values(), left_alone)
         known = {value.name for value in model.graph.inputs}
@@ -89,10 +89,10 @@ class InsertLoRA(ir.passes.InPlacePass):
                 chosen.append(linear)
         return chosen, left_alone
 
-    def _absent(self, found: set[str]) -> Iterator[LeftAlone]:
+    def _absent(self, in_graph: set[str]) -> Iterator[LeftAlone]:
         """Targets that are not in the graph because the logits do not need them."""
         for path, is_needed in self.modules.items():
-            if path in found or not self.targets.includes(path, self.head):
+            if path in in_graph or not self.targets.includes(path, self.head):
                 continue
             if is_needed:
                 raise ModelError(

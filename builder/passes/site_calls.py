@@ -77,8 +77,8 @@ def _call(node: ir.Node, operator: Operator, index: int) -> SiteCall:
 def _path(node: ir.Node, operator: Operator, index: int) -> str:
     names = [_present(node.inputs[place]).name for place in operator.factors(index)]
     for name in names:
-        if found := parse_binding(str(name)):
-            return found[1]
+        if parsed := parse_binding(str(name)):
+            return parsed[1]
     raise ModelError(f"{node.name} reads {names[0]}, which is no LoRA input")
 
 

@@ -36,8 +36,8 @@ class Kernel:
 
 def read_kernels(lines: Iterable[str]) -> list[Kernel]:
     """Return the kernels of a build, by its verbose log, in the order of their run."""
-    found = [match for line in lines if (match := _LINE.match(line))]
-    steps = [(match, _STEP.search(match["name"])) for match in found]
+    matches = [match for line in lines if (match := _LINE.match(line))]
+    steps = [(match, _STEP.search(match["name"])) for match in matches]
     compiled = [(match, int(step["profile"])) for match, step in steps if step]
     order = sorted({number for _, number in compiled})
     return [

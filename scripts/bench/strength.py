@@ -42,7 +42,7 @@ def main() -> None:
         seconds["copy"].append(timeit(lambda: np.concatenate(every_b), number=1))
     print(
         json.dumps(
-            {what: min(times) for what, times in seconds.items()}
+            {label: min(times) for label, times in seconds.items()}
             | {
                 "first": first,
                 "more": more,

@@ -64,10 +64,10 @@ def _compare(args: argparse.Namespace) -> None:
     comparison = Comparison(setup, adapters, folder, limit, args.bisect, args.keep_models)
     write_inputs(setup, comparison.cases, adapters, folder, args.prompt, args.seed)
     rows = comparison.run()
-    found = comparison.report(rows)
-    write_json(found, folder)
+    report = comparison.report(rows)
+    write_json(report, folder)
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(report, indent=1))
     else:
         if setup.reference.note:
             print(setup.reference.note)

@@ -101,8 +101,8 @@ def _print_engine(directory: Path, manifest: Manifest) -> None:
         + ", ".join(f"{name} x {count}" for name, count in modules.items()),
         "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
     }
-    for what, fact in facts.items():
-        print(f"{what:<12} {fact}")
+    for label, fact in facts.items():
+        print(f"{label:<12} {fact}")
 
 
 def _print_coverage(coverage: Coverage, manifest: Manifest) -> None:

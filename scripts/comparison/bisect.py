@@ -126,8 +126,8 @@ class _Errors:
 
 def _all(steps: Steps, name: str) -> npt.NDArray[np.float64]:
     """The tensors of all steps in a row; nothing where there are none."""
-    found = [np.asarray(step[name], np.float64).ravel() for step in steps if name in step]
-    return np.concatenate(found) if found else np.zeros(0)
+    values = [np.asarray(step[name], np.float64).ravel() for step in steps if name in step]
+    return np.concatenate(values) if values else np.zeros(0)
 
 
 def _norm(values: npt.NDArray[np.float64]) -> float:
@@ -144,7 +144,7 @@ def _fault(
 ) -> SiteFault:
     path = label.partition("#")[0]
     site = next(site for site in manifest.sites if site.path == path)
-    covered = next((found for found in sites if found.path == path and found.rank), None)
+    covered = next((item for item in sites if item.path == path and item.rank), None)
     rank = covered.rank if covered else 1
     return SiteFault(
         path,

@@ -26,12 +26,12 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _save(what: Any, path: Path) -> None:
+def _save(content: Any, path: Path) -> None:
     from polygraphy.json import save_json
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with _quietly():
-        save_json(what, str(path))
+        save_json(content, str(path))
 
 
 def _load(path: Path) -> Any:

@@ -59,9 +59,8 @@ def row_of(
     )
 
 
-def print_rows(rows: Iterable[ComparisonRow]) -> None:
+def print_rows(rows: Sequence[ComparisonRow]) -> None:
     """Print the table, and what was found of every adapter that differs."""
-    found = list(rows)
     header = (
         "engine", "compared with", "adapter", "outputs", "max |error|", "mean |error|",
         "first out of tolerance",
@@ -71,10 +70,10 @@ def print_rows(rows: Iterable[ComparisonRow]) -> None:
         [
             (row.engine, row.reference, row.adapter, f"{row.outputs}", f"{row.largest:.2e}",
              f"{row.mean:.2e}", row.first_out_of_tolerance or "-")
-            for row in found
+            for row in rows
         ],
     )  # fmt: skip
-    for row in found:
+    for row in rows:
         if row.bisected:
             where = row.site.text() if row.site else "no site: the fault lies behind the last one"
             print(f"{row.adapter}: the first site that differs is {where}")

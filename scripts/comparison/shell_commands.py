@@ -66,10 +66,10 @@ def _program(name: str) -> str:
     """The program of this environment, whatever the PATH says."""
     if name == PYTHON:
         return sys.executable
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if path is None:
         raise BackendError(f"there is no program {name}; pip install 'trt-lora[{name}]'")
-    return found
+    return path
 
 
 def python_command(module: str, *words: str) -> Command:

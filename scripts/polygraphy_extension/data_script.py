@@ -42,13 +42,13 @@ def load_data() -> list[Inputs]:
 
 def _engine_of(arguments: Sequence[str]) -> Path:
     folders = [Path(argument).parent for argument in arguments if Path(argument).is_file()]
-    found = next((folder for folder in folders if (folder / MANIFEST_FILE).is_file()), None)
-    if found is None:
+    engine = next((folder for folder in folders if (folder / MANIFEST_FILE).is_file()), None)
+    if engine is None:
         raise ConfigError(
             f"no model on the command line lies beside a {MANIFEST_FILE}; give DIR/{ONNX_FILE}, or "
             "set ENGINE in a copy of this script"
         )
-    return found
+    return engine
 
 
 def main(argv: Sequence[str] | None = None) -> None:

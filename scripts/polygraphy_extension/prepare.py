@@ -126,9 +126,9 @@ def union(
     every = {name: [ranges[name] for ranges in profiles.values()] for name in last}
     return {
         name: (
-            tuple(map(min, zip(*(found.min for found in ranges), strict=True))),
+            tuple(map(min, zip(*(allowed.min for allowed in ranges), strict=True))),
             last[name].opt,
-            tuple(map(max, zip(*(found.max for found in ranges), strict=True))),
+            tuple(map(max, zip(*(allowed.max for allowed in ranges), strict=True))),
         )
         for name, ranges in every.items()
     }

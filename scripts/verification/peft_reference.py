@@ -60,12 +60,12 @@ class PeftReference:
 
     def factors(self, adapter: str) -> dict[str, tuple[Matrix, Matrix]]:
         """Return A [k, r] and B [r, n], times the scale, of every layer that PEFT adapted."""
-        found = {}
+        factors = {}
         for name, layer in self.model.named_modules():
             if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
                 a, b = (_weight(side[adapter]) for side in (layer.lora_A, layer.lora_B))
-                found[name.removeprefix("base_model.model.")] = a.T, b.T * layer.scaling[adapter]
-        return found
+                factors[name.removeprefix("base_model.model.")] = a.T, b.T * layer.scaling[adapter]
+        return factors
 
     @torch.inference_mode()
     def logits(self, adapter: str, ids: Ids, mask: Ids) -> npt.NDArray[np.float32]:

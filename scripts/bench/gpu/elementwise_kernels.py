@@ -205,8 +205,8 @@ class CudaElementwiseKernels:
         checked("driver", "cuLaunchKernel", function, *shape, address, 0)
 
     def _find(self, name: str) -> Any:
-        found = checked("driver", "cuLibraryGetKernel", self._library, name.encode())
-        return bindings("driver").CUfunction(int(found))
+        kernel = checked("driver", "cuLibraryGetKernel", self._library, name.encode())
+        return bindings("driver").CUfunction(int(kernel))
 
 
 def norm_group(

@@ -103,10 +103,10 @@ def load_vllm(folder: Path) -> VllmOperators:
 
 def installed_vllm() -> Path | None:
     """Return the folder of an installed vLLM; nothing is imported."""
-    found = importlib.util.find_spec("vllm")
-    if found is None or not found.origin:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.origin:
         return None
-    return Path(found.origin).parent / "lora" / "ops" / "triton_ops"
+    return Path(spec.origin).parent / "lora" / "ops" / "triton_ops"
 
 
 _OURS = ("inputs", "lora_a_weights", "lora_b_weights", "output_tensor")
