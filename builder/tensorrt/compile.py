@@ -203,7 +203,7 @@ def _profile(builder: Any, ranges: Mapping[str, Range]) -> Any:
 
 
 def _logger(trt: Any, errors: list[str], everything: list[str] | None = None) -> Any:
-    """Keeps errors for our own message; TensorRT would print them where nobody expects."""
+    """Return a logger that keeps errors for our own message instead of printing them."""
 
     class Recorder(trt.ILogger):  # type: ignore[misc] # the base comes from the flavour
         def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Seconds(NamedTuple):
-    """By the clock, and of all processors together, which neighbours lengthen less."""
+    """Wall time, and CPU time of all processors, which a busy machine lengthens less."""
 
     wall: float
     processors: float

@@ -108,7 +108,7 @@ class _Errors:
         return norms is not None and not norms[0] <= limit * norms[1] + self._rounding(kind)
 
     def _rounding(self, kind: str) -> float:
-        """Of the tensors from which y and delta were subtracted."""
+        """Rounding error of the tensors from which y and delta were subtracted."""
         if kind == "x":
             return 0.0
         added = [_norm(_all(self.engine, f"{self.label}.{other}")) for other in ("y", "residual")]

@@ -148,7 +148,7 @@ class _GroupMethods:
         return self._run(vllm(device, groups, adapter, operators, self._cell.m))
 
     def difference(self) -> float:
-        """Of one call of ours to torch's."""
+        """Return the difference between one call of ours and torch's result."""
         first = self._adapter[0][self._cell.group]
         self._call.launch(self._x, first, self._addends, self._outs)
         y = torch.cat(self._addends, dim=1) if self._addends else torch.zeros_like(self._y)
