@@ -1,4 +1,4 @@
-"""What makes an engine: export a base model, insert LoRA inputs, compile."""
+"""Build engines: export a base model, insert LoRA inputs, compile."""
 
 from trt_lora.builder.build import build_engine
 from trt_lora.builder.config import BuildConfig

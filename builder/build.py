@@ -1,13 +1,13 @@
-"""Build an engine directory, or list its sites; what can be known at once is refused at once."""
+"""Build an engine directory, or list its LoRA sites; fail fast on bad options."""
 
 import os
 from pathlib import Path
 
 from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.lora_plan import plan_lora
-from trt_lora.builder.progress import Progress, Silent
+from trt_lora.builder.progress import NoProgress, Progress
 from trt_lora.builder.resolved import ResolvedBuild
+from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.atomic_files import publish_directory
 from trt_lora.plugins.errors import ConfigError
@@ -31,7 +31,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
         AdapterError: an adapter in `config.lora_dirs` cannot be read.
         BackendError: the flavour asked for, or the extra `export`, is not installed.
     """
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     _check_output(config)
     build = _resolve(config, progress)
     with extra("export", "building an engine"):
@@ -51,12 +51,12 @@ def list_sites(config: BuildConfig, progress: Progress | None = None) -> SiteLis
         AdapterError: an adapter in `config.lora_dirs` cannot be read.
         BackendError: the extra `export` is not installed.
     """
-    (progress or Silent()).stage("check")
-    return check_model(config, plan_lora(config)).sites
+    (progress or NoProgress()).stage("check")
+    return check_model(config, resolve_lora(config)).sites
 
 
 def _resolve(config: BuildConfig, progress: Progress) -> ResolvedBuild:
-    lora = plan_lora(config)
+    lora = resolve_lora(config)
     flavour = _choose_flavour(config, progress)
     lora_plugin = _choose_plugin(config, flavour, progress)
     progress.stage("check")
@@ -73,7 +73,7 @@ def _check_output(config: BuildConfig) -> None:
 
 
 def _may_replace(config: BuildConfig, output: Path) -> bool:
-    """Whether what stands at the output may go: an engine or an empty folder, and only by force."""
+    """Return whether the output may be replaced: an engine or an empty folder, only with force."""
     return config.force and ((output / MANIFEST_FILE).is_file() or _is_empty(output))
 
 
@@ -88,14 +88,14 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
         flavour = flavour_named(config.flavour)
         flavour.load()  # fail before the export, which takes minutes
         return flavour
-    found = installed_flavour()
-    if found is None:
+    installed = installed_flavour()
+    if installed is None:
         progress.note("no TensorRT is installed: only the ONNX file is made (as --flavour none)")
-    return found
+    return installed
 
 
 def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:
-    """What LoRA nodes become; what is asked for and cannot be is an error."""
+    """Return how LoRA nodes are implemented; an unavailable choice is an error."""
     wanted = config.lora_plugin
     if flavour is None or wanted == "native":
         return "native"

@@ -1,4 +1,4 @@
-"""What a build is asked for; every default is written here, once."""
+"""Build configuration; the one place of every default."""
 
 from dataclasses import dataclass
 from pathlib import Path

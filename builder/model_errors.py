@@ -1,4 +1,4 @@
-"""Errors of models: on one line, in our words, whoever raised them."""
+"""Model errors on one line, from exceptions of torch and transformers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +9,37 @@ _DENSE = "pass a dense decoder-only model; docs/supported-models.md lists them"
 
 
 @contextmanager
-def one_line(what: str, next_step: str) -> Iterator[None]:
-    """Turn any error of the block but our own into a ModelError: what, why, and the next step."""
+def one_line(
+    failure: str,
+    next_step: str,
+    *,
+    only: type[Exception] = Exception,
+    show_root_cause: bool = False,
+    most_characters: int = 500,
+) -> Iterator[None]:
+    """Turn errors of the block, other than our own, into a ModelError on one line.
+
+    Args:
+        failure: what cannot be done, to what.
+        next_step: for the user.
+        only: errors of other classes pass.
+        show_root_cause: give the error that caused the others, not the last.
+        most_characters: of the reason.
+    """
     try:
         yield
     except (LoRAError, MemoryError):
         raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ModelError(f"{what}: {reason:.500}; {next_step}") from error
+    except only as error:
+        shown = _root_cause(error) if show_root_cause else error
+        reason = " ".join(f"{type(shown).__name__}: {shown}".split())
+        raise ModelError(f"{failure}: {reason[:most_characters]}; {next_step}") from error
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def unsupported(model: str, reason: str) -> ModelError:

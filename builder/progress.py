@@ -1,4 +1,4 @@
-"""What a build tells the person who waits for it."""
+"""Progress callbacks of a build."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ class Progress(Protocol):
         """Something the user should know, such as an option that has no effect here."""
 
 
-class Silent:
+class NoProgress:
     """Progress for a caller who wants none."""
 
     def stage(self, name: str) -> None:

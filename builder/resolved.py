@@ -1,10 +1,10 @@
-"""A build with nothing left to decide."""
+"""Build configuration with every choice resolved."""
 
 from dataclasses import dataclass
 
 from trt_lora.builder.checks.check_model import CheckedModel
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.lora_plan import LoRAPlan
+from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.tensorrt.flavour import Flavour
 
 
@@ -13,7 +13,7 @@ class ResolvedBuild:
     """The options, and what was left to choose."""
 
     config: BuildConfig  # as it was asked for
-    lora: LoRAPlan
+    lora: ResolvedLoRA
     flavour: Flavour | None  # None: the ONNX file alone
     lora_plugin: str  # what LoRA nodes become in the plan
     model: CheckedModel

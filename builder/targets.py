@@ -1,9 +1,10 @@
-"""Which linears are targets: one rule for the modules of a model and the nodes of its graph."""
+"""Target modules of LoRA: one rule for the modules of a model and the nodes of its graph."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of
+from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of, resolve_targets
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
 
@@ -20,7 +21,7 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class SiteList:
-    """Where LoRA goes, and what takes none."""
+    """The sites of LoRA, and the linears that are none."""
 
     sites: tuple[Site, ...]
     left_alone: tuple[LeftAlone, ...]
@@ -31,38 +32,66 @@ def not_linear(kind: str) -> str:
     return "" if kind.endswith(LINEAR_CLASSES) else f"its module is a {kind}, not a linear"
 
 
-def not_targeted(targets: Mapping[str, frozenset[str]], path: str, head: str) -> str:
-    """Return why the linear at `path` is no target; empty if it is one.
+@dataclass(frozen=True)
+class Targets:
+    """The modules that get LoRA, by the names that were asked for."""
 
-    Args:
-        targets: what `resolve_targets` returned.
-        path: of the module.
-        head: path of the output head, which `all-linear` leaves out, as PEFT does.
-    """
-    module = module_of(path)
-    wanted = frozenset[str]().union(*targets.values())
-    if module is not None and module.name in wanted:
-        return ""
-    if ALL_LINEAR in wanted:
-        return "it is the output head" if path == head else ""
-    return f"{module.name if module else 'its module'} is not a target"
+    modules: Mapping[str, frozenset[str]]  # what each name means, as `resolve_targets` returns it
+
+    @classmethod
+    def from_names(cls, names: Iterable[str]) -> "Targets":
+        """Return the targets that are meant by names of modules, suffixes or `all-linear`.
+
+        Raises:
+            ConfigError: a name is not known.
+        """
+        return cls(resolve_targets(names))
+
+    @cached_property
+    def all_modules(self) -> frozenset[str]:
+        """Every module that some name means."""
+        return frozenset[str]().union(*self.modules.values())
+
+    def includes(self, path: str, head: str = "") -> bool:
+        """Return whether the linear at `path` is a target; `head` as in `refusal`."""
+        return not self.refusal(path, head)
+
+    def refusal(self, path: str, head: str = "") -> str:
+        """Return why the linear at `path` is no target; empty if it is one.
+
+        Args:
+            path: of the module.
+            head: path of the output head, which `all-linear` leaves out, as PEFT does.
+        """
+        module = module_of(path)
+        if module is not None and module.name in self.all_modules:
+            return ""
+        if ALL_LINEAR in self.all_modules:
+            return "it is the output head" if path == head else ""
+        return f"{module.name if module else 'its module'} is not a target"
+
+    def unmatched(self, paths: Iterable[str]) -> list[str]:
+        """Return the names that none of the sites at `paths` belongs to."""
+        present = {module_of(path) for path in paths}
+        known = {module.name for module in present if module}
+        if present:
+            known.add(ALL_LINEAR)
+        return [name for name, modules in self.modules.items() if not modules & known]
 
 
 def check_targets_matched(
-    targets: Mapping[str, frozenset[str]], sites: Iterable[Site], left_alone: Iterable[LeftAlone]
+    targets: Targets, sites: Iterable[Site], left_alone: Iterable[LeftAlone]
 ) -> None:
     """Check that every target is the module of a site.
 
     Raises:
         ConfigError: one is not; the message lists the modules that there are.
     """
-    present = {module_of(site.path) for site in sites}
-    others = {module_of(item.path) for item in left_alone}
-    named = {module.name for module in present if module}
-    known = named | {module.name for module in others if module}
-    for target, modules in targets.items():
-        if not modules & named and not (ALL_LINEAR in modules and present):
-            raise ConfigError(
-                f"this model has no layer for the LoRA target module {target!r}; "
-                f"it has: {', '.join(sorted(known)) or 'none that is known'}"
-            )
+    paths = [site.path for site in sites]
+    for target in targets.unmatched(paths):
+        modules = map(module_of, [*paths, *(item.path for item in left_alone)])
+        known = sorted({module.name for module in modules if module})
+        raise ConfigError(
+            f"this model has no layer for the LoRA target module {target!r}; "
+            f"it has: {', '.join(known) or 'none that is known'}"
+        )

@@ -1,4 +1,4 @@
-"""Write what an engine directory holds: export, insert, save, compile, describe."""
+"""Write the files of an engine directory: export, insert, save, compile, describe."""
 
 import errno
 import gc
@@ -15,11 +15,11 @@ from trt_lora.builder.checkpoint.model_directory import TEXT_FILES
 from trt_lora.builder.checks.meta_model import head_path
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.export.causal_lm import export_causal_lm
-from trt_lora.builder.lora_plan import LoRAPlan
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
+from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import make_profiles
 from trt_lora.builder.versions import tool_versions
@@ -99,7 +99,7 @@ def _with_parts(site: Site, model_config: Any) -> Site:
     return replace(site, parts=output_widths(model_config, site.path, site.n))
 
 
-def make_graph(config: BuildConfig, plan: LoRAPlan, progress: Progress) -> Graph:
+def make_graph(config: BuildConfig, lora: ResolvedLoRA, progress: Progress) -> Graph:
     """Export the base model and give it LoRA inputs; nothing is written.
 
     Raises:
@@ -111,7 +111,7 @@ def make_graph(config: BuildConfig, plan: LoRAPlan, progress: Progress) -> Graph
     progress.stage("export")
     exported = export_causal_lm(model)
     progress.stage("insert")
-    insert = InsertLoRA(plan.targets, config.binding_names, head_path(model), exported.linears)
+    insert = InsertLoRA(lora.targets, config.binding_names, head_path(model), exported.linears)
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
     return Graph(exported.model, inserted)

@@ -1,1 +1,1 @@
-"""What people type."""
+"""Command-line tools."""

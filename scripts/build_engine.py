@@ -1,4 +1,4 @@
-"""The command `build-engine`: a base model becomes an engine directory."""
+"""The command `build-engine`: build an engine directory from a base model."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The command `trt-lora`: one subcommand per file."""
+"""The command `trt-lora` and its subcommands."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""A base model on disk: its directory, config files and weights, read and compared."""
+"""Base model checkpoints: directory, config files and weights."""

@@ -1,4 +1,4 @@
-"""Load the base model, and what the manifest says of it."""
+"""Load a base model, and describe it for the manifest."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from trt_lora.builder.checkpoint.model_directory import (
 from trt_lora.builder.checkpoint.weight_files import check_weights, read_header, weight_files
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.model_errors import one_line
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.contract.modules import parts_of
 from trt_lora.runtime.files.hub_cache import model_name
 from trt_lora.runtime.manifest import BaseModel
@@ -44,7 +44,7 @@ def load_model(directory: Path, dtype: str) -> Any:
     check_directory(directory)
     files = weight_files(directory)
     check_weights(files)
-    with one_line(f"{directory} cannot be loaded", NEXT_STEP), quiet():
+    with one_line(f"{directory} cannot be loaded", NEXT_STEP), suppress_output():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=getattr(torch, dtype),

@@ -1,4 +1,4 @@
-"""The tokens that end an answer and that fill a batch, as a model's files name them."""
+"""End-of-sequence and padding token ids from a model's config files."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What transformers made of a checkpoint: every weight of the model, from the file, and finite."""
+"""Check the weights that transformers loaded: complete, from the checkpoint, finite."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,9 @@ def check_report(directory: Path, report: Mapping[str, Any]) -> None:
     Raises:
         ModelError: names are missing, unexpected or of another shape.
     """
-    faults = [f"{len(names)} {what} ({listed(names)})" for what, names in _faults(report) if names]
+    faults = [
+        f"{len(names)} {label} ({listed(names)})" for label, names in _faults(report) if names
+    ]
     if faults:
         raise ModelError(
             f"the weights in {directory} are not those that its config.json describes: "
@@ -37,8 +39,8 @@ def check_report(directory: Path, report: Mapping[str, Any]) -> None:
 
 def _faults(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     shapes = [
-        f"{name} is {list(found)}, expected {list(expected)}"
-        for name, found, expected in sorted(report["mismatched_keys"])
+        f"{name} is {list(shape)}, expected {list(expected)}"
+        for name, shape, expected in sorted(report["mismatched_keys"])
     ]
     yield "are missing", sorted(report["missing_keys"])
     unknown = sorted(report["unexpected_keys"])

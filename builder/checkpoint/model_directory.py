@@ -1,4 +1,4 @@
-"""A base model's directory: that it is one, that it is whole, and its small files."""
+"""Checks of a base model's directory and its small files."""
 
 import os
 from pathlib import Path
@@ -83,8 +83,8 @@ def _beside(path: Path) -> str:
 
 def _below(directory: Path) -> str:
     """The directory that was meant, where it is one level down or in the hub's cache."""
-    found = (*directory.glob(f"snapshots/*/{CONFIG_FILE}"), *directory.glob(f"*/{CONFIG_FILE}"))
-    return f"Pass {found[0].parent}" if found else _EXPECTED
+    snapshots = (*directory.glob(f"snapshots/*/{CONFIG_FILE}"), *directory.glob(f"*/{CONFIG_FILE}"))
+    return f"Pass {snapshots[0].parent}" if snapshots else _EXPECTED
 
 
 def _download(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The files that hold a base model's weights: which ones, and what their headers say."""
+"""Weight files of a base model and their headers."""
 
 import os
 import zipfile
@@ -26,7 +26,7 @@ _QUANTISED = ("weight_scale", "weight_scale_inv", "weight_packed", "qweight", "q
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """What a file's header says of one tensor."""
+    """Header entry of one tensor."""
 
     name: str
     dtype: str  # in the file's own spelling: BF16 or bfloat16

@@ -1,1 +1,1 @@
-"""Everything that is refused before a weight is read."""
+"""Checks of a base model before any weight is read."""

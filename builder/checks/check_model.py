@@ -6,21 +6,21 @@ from typing import Any
 from trt_lora.builder.checks.config_fields import read_fields, stated_positions
 from trt_lora.builder.checks.lengths import Lengths, choose_lengths
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.lora_plan import LoRAPlan
+from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.extras import extra
 
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """What the base model's config and modules say, before a weight is read."""
+    """Config, lengths and LoRA sites of a base model, before a weight is read."""
 
     config: Any  # transformers'
     lengths: Lengths
     sites: SiteList
 
 
-def check_model(config: BuildConfig, lora: LoRAPlan) -> CheckedModel:
+def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
     """Return what the model says of itself.
 
     Raises:

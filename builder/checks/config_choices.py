@@ -1,4 +1,4 @@
-"""Refuse what a config.json asks for and transformers lacks, or would quietly do otherwise."""
+"""Reject config.json settings that transformers lacks or silently handles otherwise."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Refuse what config.json says by itself: before torch and transformers, which take seconds."""
+"""Validate config.json without importing torch or transformers, which takes seconds."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -84,8 +84,8 @@ def stated_positions(fields: Mapping[str, Any]) -> int | None:
     """Return how many positions a config.json gives the model; None if it does not say."""
     text = fields.get("text_config")
     text = text if isinstance(text, Mapping) else fields
-    found = (text.get(name) for name in POSITIONS)
-    return next((count for count in found if type(count) is int and count > 0), None)
+    stated = (text.get(name) for name in POSITIONS)
+    return next((count for count in stated if type(count) is int and count > 0), None)
 
 
 def _architecture(fields: Mapping[str, Any]) -> str:

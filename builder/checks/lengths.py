@@ -1,4 +1,4 @@
-"""Decide how long prompts and answers may be: from the options and what the model can take."""
+"""Choose maximum input and sequence lengths from the options and the model's limits."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,5 @@
-"""The model without its weights, on torch's meta device: what can be refused or listed from it."""
+"""The model without weights, on torch's meta device, and its LoRA sites."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,13 +9,13 @@ from transformers.pytorch_utils import Conv1D
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.passes.linears import module_linears
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.builder.targets import (
     LeftAlone,
     SiteList,
+    Targets,
     check_targets_matched,
     not_linear,
-    not_targeted,
 )
 from trt_lora.plugins.contract.sites import Site
 
@@ -33,20 +32,20 @@ def meta_model(model_config: Any, dtype: str) -> Any:
     Raises:
         ModelError: transformers cannot make a model of the config.
     """
-    what = f"transformers cannot make a {model_config.architectures[0]} of this config.json"
-    with one_line(what, "correct it"), quiet(), torch.device("meta"):
+    failure = f"transformers cannot make a {model_config.architectures[0]} of this config.json"
+    with one_line(failure, "correct it"), suppress_output(), torch.device("meta"):
         model = _untyped.from_config(
             model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
         )
     return model.eval()
 
 
-def find_sites(model: Any, targets: Mapping[str, frozenset[str]]) -> SiteList:
+def find_sites(model: Any, targets: Targets) -> SiteList:
     """Return the sites of a `PreTrainedModel`, module by module, and the linears that are none.
 
     Args:
         model: on any device.
-        targets: what `resolve_targets` returned.
+        targets: modules that get LoRA.
 
     Raises:
         ConfigError: a target matches no linear of the model.
@@ -54,7 +53,7 @@ def find_sites(model: Any, targets: Mapping[str, frozenset[str]]) -> SiteList:
     sites, left_alone, head = [], [], head_path(model)
     for path, module in module_linears(model):
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        if reason := not_linear(kind) or not_targeted(targets, path, head):
+        if reason := not_linear(kind) or targets.refusal(path, head):
             left_alone.append(LeftAlone(path, reason))
         else:
             sites.append(_site(path, module))

@@ -1,4 +1,4 @@
-"""Read a base model's config and refuse what it tells; no model of transformers is imported."""
+"""Read and validate a base model's config without importing its model class."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from trt_lora.builder.checks.config_choices import (
 )
 from trt_lora.builder.checks.config_fields import read_fields
 from trt_lora.builder.model_errors import one_line
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 
 
 def read_config(directory: Path) -> Any:
@@ -27,7 +27,7 @@ def read_config(directory: Path) -> Any:
     check_model_type(path, read_fields(directory))
     with (
         one_line(f"{path} is not what transformers expects", f"correct it, or {NEXT_STEP}"),
-        quiet(),
+        suppress_output(),
     ):
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         check_architecture(path, config)

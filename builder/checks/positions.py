@@ -1,4 +1,4 @@
-"""How many tokens the positions of a model are enough for."""
+"""Usable number of positions of a model."""
 
 from typing import Any
 
@@ -13,6 +13,6 @@ def usable_positions(model: Any) -> int | None:
         model: a `PreTrainedModel`, on any device.
     """
     text = model.config.get_text_config()
-    found = (getattr(text, name, None) for name in POSITIONS)
-    stated = next((count for count in found if isinstance(count, int) and count > 0), None)
+    values = (getattr(text, name, None) for name in POSITIONS)
+    stated = next((count for count in values if isinstance(count, int) and count > 0), None)
     return None if stated is None else max(stated - first_position(model), 1)

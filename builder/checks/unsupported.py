@@ -1,4 +1,4 @@
-"""Reasons why a model cannot be an engine, from its modules and config.
+"""Unsupported models, by their modules and config.
 
 No weight is read, so that a model on the meta device will do.
 """
@@ -67,7 +67,7 @@ def _dynamic_rope(model: Any) -> str:
 
 
 def _rope_types(parameters: Any) -> Iterator[str]:
-    """Of one set of rope parameters, or of one for each type of layer."""
+    """Yield the type of one set of rope parameters, or of one set for each type of layer."""
     if isinstance(parameters, dict):
         yield str(parameters.get("rope_type"))
         for inner in parameters.values():

@@ -1,1 +1,1 @@
-"""A transformers model becomes an ONNX graph."""
+"""Export of a transformers model to ONNX."""

@@ -1,4 +1,4 @@
-"""The attention that exported models use: grouped query heads without copying keys and values.
+"""Attention of exported models: grouped query heads without copying keys and values.
 
 Registered with transformers as `trt_lora`. The exporter's own translation of scaled dot product
 attention repeats keys and values for every query head, and spends nine nodes on transposing the
@@ -51,9 +51,9 @@ def _attention(
     Returns:
         [batch, s, heads, e], and no attention weights.
     """
-    for name, what in _UNSUPPORTED.items():
+    for name, label in _UNSUPPORTED.items():
         if options.get(name) is not None:
-            raise ModelError(f"{type(module).__name__} has {what}, which is not supported")
+            raise ModelError(f"{type(module).__name__} has {label}, which is not supported")
     batch, heads, length, size = query.shape
     groups = key.shape[1]
     folded = query.reshape(batch, groups, heads // groups * length, size)

@@ -17,15 +17,14 @@ from trt_lora.builder.export.dimension_names import NameDimensions
 from trt_lora.builder.export.first_position import first_position
 from trt_lora.builder.export.optimize import optimize
 from trt_lora.builder.export.real_rope import real_rope
-from trt_lora.builder.model_errors import unsupported
+from trt_lora.builder.model_errors import one_line, unsupported
 from trt_lora.builder.passes.linears import (
     WRAPPER_ATTRIBUTE,
     module_linears,
     traced_paths,
     untie_linears,
 )
-from trt_lora.builder.quiet import quiet
-from trt_lora.plugins.errors import ModelError
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.runtime.generation.step_inputs import (
     ATTENTION_MASK,
     INPUT_IDS,
@@ -44,6 +43,7 @@ OPSET = 18
 _TOKENS = (INPUT_IDS, POSITION_IDS, ATTENTION_MASK, LOGITS_TO_KEEP)  # as the model takes them
 
 _REASON_CHARACTERS = 200
+_NEXT_STEP = "docs/supported-models.md lists the architectures that can be built"
 _PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
@@ -113,52 +113,46 @@ def export_causal_lm(model: Any) -> Exported:
     name = type(model).__name__
     cache = _cache_layouts(model.eval())
     untie_linears(model)
-    try:
-        with quiet(), real_rope(), torch.no_grad():
-            program = torch.onnx.export(
-                _CausalLM(model),
-                _example_inputs(cache, model.dtype),
-                dynamo=True,
-                dynamic_shapes=_dynamic_shapes(len(cache)),
-                input_names=[*_TOKENS, *cache_names(PAST, len(cache))],
-                output_names=[LOGITS, *cache_names(PRESENT, len(cache))],
-                opset_version=OPSET,
-                optimize=False,
-                verbose=False,
-            )
-    except torch.onnx.OnnxExporterError as error:
-        raise _cannot("traced by torch.onnx.export", name, error) from error
+    tracing = one_line(
+        f"{name} cannot be traced by torch.onnx.export",
+        _NEXT_STEP,
+        only=torch.onnx.OnnxExporterError,
+        show_root_cause=True,
+        most_characters=_REASON_CHARACTERS,
+    )
+    with tracing, suppress_output(), real_rope(), torch.no_grad():
+        program = torch.onnx.export(
+            _CausalLM(model),
+            _example_inputs(cache, model.dtype),
+            dynamo=True,
+            dynamic_shapes=_dynamic_shapes(len(cache)),
+            input_names=[*_TOKENS, *cache_names(PAST, len(cache))],
+            output_names=[LOGITS, *cache_names(PRESENT, len(cache))],
+            opset_version=OPSET,
+            optimize=False,
+            verbose=False,
+        )
     assert program is not None  # None only from the exporter that dynamo=True replaces
     RemoveUnusedNodesPass()(program.model)
     traced = traced_paths(program.model)
-    with quiet():
+    with suppress_output():
         optimize(program.model)
     NameDimensions()(program.model)
     linears = {path: path in traced for path, _ in module_linears(model)}
     return Exported(program.model, cache, linears)
 
 
-def _cannot(verb: str, name: str, error: BaseException) -> ModelError:
-    """One line about an error that we do not know: the beginning of what caused it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return ModelError(
-        f"{name} cannot be {verb}: {reason[:_REASON_CHARACTERS]}; "
-        "docs/supported-models.md lists the architectures that can be built"
-    )
-
-
 def _cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
     """Run one token through the model and look, since configs name these sizes in many ways."""
     name, token = type(model).__name__, torch.zeros(1, 1, dtype=torch.long)
-    try:
-        with quiet(), torch.no_grad():
-            out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
-    except (ModelError, MemoryError):
-        raise
-    except Exception as error:  # whatever a model's own code raises
-        raise _cannot("run on a token", name, error) from error
+    running = one_line(
+        f"{name} cannot be run on a token",
+        _NEXT_STEP,
+        show_root_cause=True,
+        most_characters=_REASON_CHARACTERS,
+    )
+    with running, suppress_output(), torch.no_grad():
+        out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
     layers = getattr(getattr(out, "past_key_values", None), "layers", ())
     if not layers or not all(type(layer) in _PLAIN_LAYERS for layer in layers):
         raise unsupported(name, "it has no cache of keys and values in every layer")

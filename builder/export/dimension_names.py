@@ -1,4 +1,4 @@
-"""Pass that names the exporter's symbolic dimensions as manifests and profiles do.
+"""Pass that gives symbolic dimensions the names of manifests and profiles.
 
 1. Inputs and outputs get the names below, by position: the exporter calls them s17, s70, ...
 2. Every other value that has a symbolic shape loses it: it would still speak of the old names, and

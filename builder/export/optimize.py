@@ -1,4 +1,4 @@
-"""The exporter's optimization of a graph, less the merging of equal weights.
+"""Graph optimization of the exporter, without the merging of equal weights.
 
 `torch.onnx.export(optimize=True)` makes one initializer of small weights with equal values, and
 then one node of two linears that read the same x: an adapter for one would be applied to both.

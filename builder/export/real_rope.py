@@ -1,4 +1,4 @@
-"""DeepSeek-V2's rotary embedding in real numbers, since ONNX has no complex ones."""
+"""DeepSeek-V2's rotary embedding in real arithmetic, since ONNX has no complex numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Pass that drops the exporter's metadata: nine tenths of the file, and paths of the build machine.
+"""Pass that removes the exporter's metadata: nine tenths of the file, and paths of the builder.
 
 1. Metadata and doc strings of the model, its graphs, functions and nodes go.
 2. So does the metadata of every value, which onnx_ir's own pass leaves.

@@ -1,4 +1,4 @@
-"""Pass that evaluates LoRA nodes in float64: what a plan or a runtime should compute.
+"""Pass that evaluates LoRA nodes in float64, as a reference for plans and runtimes.
 
 1. The body of every LoRA operator casts its operands to float64.
 2. Its results are rounded once, at the end, to the dtype of x.

@@ -1,4 +1,4 @@
-"""Which linears share one LoRA node, and which form of it costs the fewest kernels.
+"""Group linears that share an input into one LoRA node, in the form with the fewest kernels.
 
 Every node is one kernel. What else it costs depends on what TensorRT can still fuse; the builder's
 own kernel lists decided these rules (docs/benchmarks/kernels.md):
@@ -40,12 +40,12 @@ class Operand(NamedTuple):
 
     @property
     def value(self) -> ir.Value | None:
-        """What the node reads there."""
+        """The value that the node reads there."""
         return self.node.inputs[self.position]
 
 
 @dataclass(frozen=True)
-class Group:
+class LinearGroup:
     """Linears that read the same x, in the order of the graph, and where their deltas go."""
 
     linears: tuple[Linear, ...]
@@ -55,21 +55,21 @@ class Group:
 
     @property
     def operator(self) -> Operator:
-        """What computes it."""
+        """The LoRA operator that computes the group."""
         return Operator(len(self.linears), adds=not self.returns_delta)
 
     @property
     def x(self) -> ir.Value:
-        """What all of them read."""
+        """The input of all linears."""
         return self.linears[0].x
 
 
-def make_groups(linears: Iterable[Linear]) -> list[Group]:
+def make_groups(linears: Iterable[Linear]) -> list[LinearGroup]:
     """Group linears by the value that they read; at most `MAX_SITES` in one."""
     by_x: dict[ir.Value, list[Linear]] = {}
     for linear in linears:
         by_x.setdefault(behind_identity(linear.x), []).append(linear)
-    return [_group(some) for found in by_x.values() for some in _batched(found)]
+    return [_group(some) for linears_of_x in by_x.values() for some in _batched(linears_of_x)]
 
 
 def _batched(linears: Sequence[Linear]) -> Iterator[Sequence[Linear]]:
@@ -77,11 +77,11 @@ def _batched(linears: Sequence[Linear]) -> Iterator[Sequence[Linear]]:
         yield linears[start : start + MAX_SITES]
 
 
-def _group(linears: Sequence[Linear]) -> Group:
+def _group(linears: Sequence[Linear]) -> LinearGroup:
     members, outputs = tuple(linears), tuple(_behind_bias(linear.y) for linear in linears)
     if len(members) == 1 and (residual := _residual(outputs[0])):
-        return Group(members, outputs, residual=residual)
-    return Group(members, outputs, returns_delta=any(map(_meets_elementwise, outputs)))
+        return LinearGroup(members, outputs, residual=residual)
+    return LinearGroup(members, outputs, returns_delta=any(map(_meets_elementwise, outputs)))
 
 
 def _behind_bias(y: ir.Value) -> ir.Value:
@@ -92,7 +92,7 @@ def _behind_bias(y: ir.Value) -> ir.Value:
 
 
 def _residual(y: ir.Value) -> Operand | None:
-    """What is added to y, if that is not computed from y and has its type and shape."""
+    """The other addend of y, if it is not computed from y and has its type and shape."""
     other = _added(y)
     if other is None or other.value is None or other.value.const_value is not None:
         return None
@@ -101,7 +101,7 @@ def _residual(y: ir.Value) -> Operand | None:
 
 
 def _same_shape(one: ir.Value, other: ir.Value) -> bool:
-    """Whether two values certainly have one shape: an Add may broadcast, a node must not."""
+    """Return whether two values certainly have one shape: an Add may broadcast, a node must not."""
     if one.shape is None or other.shape is None or one.shape != other.shape:
         return False
     return not any(one.shape.is_unknown_dim(axis) for axis in range(len(one.shape)))
@@ -116,7 +116,7 @@ def _added(y: ir.Value) -> Operand | None:
 
 
 def _meets_elementwise(y: ir.Value) -> bool:
-    """Whether elementwise work reads y, directly or through views of it."""
+    """Return whether elementwise work reads y, directly or through views of it."""
     for use in y.uses():
         if use.node.op_type in _ELEMENTWISE:
             return True

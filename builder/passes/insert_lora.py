@@ -1,4 +1,4 @@
-"""Pass that gives the targeted linears of a graph LoRA inputs.
+"""Pass that inserts LoRA inputs for the target linears of a graph.
 
 1. A linear is a MatMul or Gemm with a constant weight whose module, by the exporter's metadata, is
    a linear. Everything else is left alone, and the result says why.
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from trt_lora.builder.passes.groups import Group, Operand, make_groups
+from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
-from trt_lora.builder.targets import LeftAlone, check_targets_matched, not_targeted
+from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
 from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, operator_named
 from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
 from trt_lora.plugins.errors import ConfigError, ModelError
@@ -29,7 +29,7 @@ from trt_lora.runtime.memory.dtypes import storage_dtype
 
 @dataclass
 class InsertLoRAResult(ir.passes.PassResult):
-    """What the pass did; `sites` holds those of an earlier run too."""
+    """Result of the pass; `sites` holds those of an earlier run too."""
 
     sites: tuple[Site, ...] = ()
     left_alone: tuple[LeftAlone, ...] = ()
@@ -37,9 +37,9 @@ class InsertLoRAResult(ir.passes.PassResult):
 
 @dataclass(frozen=True)
 class InsertLoRA(ir.passes.InPlacePass):
-    """The pass, for the targets that `resolve_targets` returned."""
+    """The pass, for the linears that are targets."""
 
-    targets: dict[str, frozenset[str]]
+    targets: Targets
     names: BindingNames = BindingNames.LORA
     head: str = ""  # path of the output head, which `all-linear` leaves out, as PEFT does
     # The linears of the torch model by path, and whether the logits need them.
@@ -61,8 +61,8 @@ class InsertLoRA(ir.passes.InPlacePass):
             ModelError: a target that the logits need is not in the graph by itself.
         """
         linears, left_alone = self._choose(model)
-        found = {linear.path for linear in linears} | {item.path for item in left_alone}
-        left_alone += self._absent(found)
+        in_graph = {linear.path for linear in linears} | {item.path for item in left_alone}
+        left_alone += self._absent(in_graph)
         sites = _sites(linears)
         check_targets_matched(self.targets, sites.values(), left_alone)
         known = {value.name for value in model.graph.inputs}
@@ -83,16 +83,16 @@ class InsertLoRA(ir.passes.InPlacePass):
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
         chosen, left_alone = [], []
         for linear in find_linears(model):
-            if reason := linear.refusal or not_targeted(self.targets, linear.path, self.head):
+            if reason := linear.refusal or self.targets.refusal(linear.path, self.head):
                 left_alone.append(LeftAlone(linear.path, reason))
             else:
                 chosen.append(linear)
         return chosen, left_alone
 
-    def _absent(self, found: set[str]) -> Iterator[LeftAlone]:
+    def _absent(self, in_graph: set[str]) -> Iterator[LeftAlone]:
         """Targets that are not in the graph because the logits do not need them."""
         for path, is_needed in self.modules.items():
-            if path in found or not_targeted(self.targets, path, self.head):
+            if path in in_graph or not self.targets.includes(path, self.head):
                 continue
             if is_needed:
                 raise ModelError(
@@ -129,7 +129,7 @@ def _factors_are_inputs(node: ir.Node) -> Iterator[bool]:
 
 
 def _insert_all(
-    model: ir.Model, groups: list[Group], sites: dict[str, Site], names: BindingNames
+    model: ir.Model, groups: list[LinearGroup], sites: dict[str, Site], names: BindingNames
 ) -> None:
     graph = model.graph
     inputs = _SiteInputs(graph, names)
@@ -185,7 +185,9 @@ def _names(graph: ir.Graph) -> Iterator[str]:
     yield from (str(value.name) for node in graph.all_nodes() for value in node.outputs)
 
 
-def _node(group: Group, factors: list[tuple[ir.Value, ir.Value]], names: _UnusedNames) -> ir.Node:
+def _node(
+    group: LinearGroup, factors: list[tuple[ir.Value, ir.Value]], names: _UnusedNames
+) -> ir.Node:
     """The group's node with x, A and B; its addends are still missing."""
     operator = group.operator
     node = ir.Node(
@@ -201,7 +203,7 @@ def _node(group: Group, factors: list[tuple[ir.Value, ir.Value]], names: _Unused
     return node
 
 
-def _insert(group: Group, node: ir.Node, names: _UnusedNames) -> None:
+def _insert(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
     if group.residual is not None:
         _add_to_residual(group.residual, node)
     elif group.returns_delta:
@@ -216,7 +218,7 @@ def _add_to_residual(residual: Operand, node: ir.Node) -> None:
     _graph_of(residual.node).insert_before(residual.node, node)
 
 
-def _add_behind(group: Group, node: ir.Node, names: _UnusedNames) -> None:
+def _add_behind(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
     _graph_of(group.linears[0].node).insert_before(group.linears[0].node, node)
     for y, delta in zip(group.outputs, node.outputs, strict=True):
         add = ir.Node("", "Add", [None, delta], num_outputs=1, name=names.new(f"add_{delta.name}"))
@@ -227,7 +229,7 @@ def _add_behind(group: Group, node: ir.Node, names: _UnusedNames) -> None:
         _insert_after(y, add)
 
 
-def _add_to_outputs(group: Group, node: ir.Node) -> None:
+def _add_to_outputs(group: LinearGroup, node: ir.Node) -> None:
     for y, adapted in zip(group.outputs, node.outputs, strict=True):
         _replace(y, adapted)
     _set_addends(node, group.outputs)

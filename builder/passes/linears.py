@@ -1,4 +1,4 @@
-"""Find the linears of an exported graph and the module of the base model that each came from."""
+"""Linears of an exported graph, each with its module path in the base model."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class Linear:
 
 
 def has_module_paths(model: ir.Model) -> bool:
-    """Whether the exporter's metadata is there; a pass that strips it must come after."""
+    """Return whether the exporter's metadata is there; a pass that strips it must come after."""
     return any(_SCOPES in node.metadata_props for node in model.graph)
 
 

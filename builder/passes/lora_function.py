@@ -1,4 +1,4 @@
-"""The operator's meaning in standard ONNX operators, for readers without the plugin."""
+"""ONNX function bodies of the LoRA operators, for runtimes without the plugin."""
 
 import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""Pass that makes the input and the result of every LoRA site outputs of the graph.
+"""Pass that makes the input and the result of every LoRA site graph outputs.
 
 1. `<path>.x` is what a site reads, `<path>.y` its linear, bias and delta.
 2. `<path>.residual` is what the graph adds in the same place; `<path>.y` is without it.

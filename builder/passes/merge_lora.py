@@ -1,4 +1,4 @@
-"""Pass that merges an adapter into the weights of a graph: W + A @ B, and no LoRA nodes.
+"""Pass that merges an adapter into the weights of a graph: W + A @ B, without LoRA nodes.
 
 1. Only the weights that change are written; the others stay in the engine's own file.
 2. A weight that other nodes read too, such as a tied embedding, keeps its value for them.

@@ -1,4 +1,4 @@
-"""Pass that takes LoRA out of a graph again: the same export without it, to compare with.
+"""Pass that removes LoRA from a graph, for comparison with the plain base model.
 
 1. What read a node's result reads what the delta was added to.
 2. A delta by itself goes with the Add that it met.

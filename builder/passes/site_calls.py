@@ -1,4 +1,4 @@
-"""Where the sites of an engine's ONNX graph are: each one's linear, input and adapted output."""
+"""LoRA sites of an engine's ONNX graph: the linear, input and adapted output of each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ class SiteCall:
 
     @property
     def x(self) -> ir.Value:
-        """What the site reads [..., k]."""
+        """The site's input [..., k]."""
         return _present(self.node.inputs[0])
 
     @property
     def result(self) -> ir.Value:
-        """What its node returns [..., n]: the delta, or the addend with it."""
+        """The output of its node [..., n]: the delta, or the addend with it."""
         return self.node.outputs[self.index]
 
     @property
     def addend(self) -> ir.Value | None:
-        """What its node adds the delta to; None where it returns the delta itself."""
+        """The addend of its node; None where the node returns the delta itself."""
         if not self.operator.adds:
             return None
         return self.node.inputs[self.operator.addend(self.index)]
@@ -77,8 +77,8 @@ def _call(node: ir.Node, operator: Operator, index: int) -> SiteCall:
 def _path(node: ir.Node, operator: Operator, index: int) -> str:
     names = [_present(node.inputs[place]).name for place in operator.factors(index)]
     for name in names:
-        if found := parse_binding(str(name)):
-            return found[1]
+        if parsed := parse_binding(str(name)):
+            return parsed[1]
     raise ModelError(f"{node.name} reads {names[0]}, which is no LoRA input")
 
 

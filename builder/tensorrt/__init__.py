@@ -1,1 +1,1 @@
-"""An ONNX graph becomes a TensorRT plan."""
+"""Compilation of an ONNX graph to a TensorRT plan."""

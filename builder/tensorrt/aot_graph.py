@@ -1,4 +1,4 @@
-"""The LoRA nodes of a graph as ahead-of-time plugins of full TensorRT, in the copy it is given.
+"""LoRA nodes as TensorRT's ahead-of-time plugins, in a copy of the graph.
 
 Not yet run: full TensorRT cannot be installed where our tests run.
 """
@@ -55,9 +55,9 @@ def check_plugin_layers(trt: Any, network: Any, model: bytes) -> None:
     """
     wanted = sum(1 for _ in _lora_nodes(_parsed(model)))
     layers = (network.get_layer(index) for index in range(network.num_layers))
-    found = sum(layer.type == trt.LayerType.PLUGIN_V3 for layer in layers)
-    if found != wanted:
-        raise ModelError(f"TensorRT made {found} plugin layers of {wanted} LoRA nodes")
+    made = sum(layer.type == trt.LayerType.PLUGIN_V3 for layer in layers)
+    if made != wanted:
+        raise ModelError(f"TensorRT made {made} plugin layers of {wanted} LoRA nodes")
 
 
 def _group(node: ir.Node, rows: int, largest: Mapping[str, tuple[int, ...]]) -> GroupShape:

@@ -1,4 +1,4 @@
-"""What an engine runs, from the list that TensorRT's builder writes to its verbose log.
+"""Kernels of an engine, parsed from the verbose log of TensorRT's builder.
 
 With `ProfilingVerbosity.DETAILED` the list has a line for every kernel, and needs no GPU:
 
@@ -30,14 +30,14 @@ class Kernel:
 
     @property
     def is_pad_copy(self) -> bool:
-        """Whether it copies an input to pad it, on every run."""
+        """True for a copy that pads an input, on every run."""
         return _PAD_COPY in self.name
 
 
 def read_kernels(lines: Iterable[str]) -> list[Kernel]:
     """Return the kernels of a build, by its verbose log, in the order of their run."""
-    found = [match for line in lines if (match := _LINE.match(line))]
-    steps = [(match, _STEP.search(match["name"])) for match in found]
+    matches = [match for line in lines if (match := _LINE.match(line))]
+    steps = [(match, _STEP.search(match["name"])) for match in matches]
     compiled = [(match, int(step["profile"])) for match, step in steps if step]
     order = sorted({number for _, number in compiled})
     return [

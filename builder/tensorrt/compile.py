@@ -1,9 +1,9 @@
-"""Compile an ONNX file to a TensorRT plan: either flavour, with or without a GPU."""
+"""Compile an ONNX file to a TensorRT plan, in either flavour, with or without a GPU."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ class Compiler:
     progress: Progress
     lora_plugin: str  # what LoRA nodes become: plugin, aot, or native, their function bodies
     timing_cache: Path | None = None
-    _messages: list[str] = field(default_factory=list)
 
     def compile(self, onnx: Path, plan: Path, profiles: Mapping[str, Mapping[str, Range]]) -> str:
         """Write the plan of `onnx` and return the version of TensorRT.
@@ -83,15 +82,16 @@ class Compiler:
         lines: list[str] | None,
         failures: Sequence[str],
     ) -> Any:
-        log = _logger(trt, self._messages, lines)
+        messages: list[str] = []
+        log = _logger(trt, messages, lines)
         builder = trt.Builder(log)
         if self.lora_plugin == "aot":
             model = with_aot_plugins(trt, model, profiles)
         network, parser = self._network(trt, builder, log)
         if not parser.parse(model, str(onnx)):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-            what = "; ".join(filter(None, [summary(failures), *errors]))
-            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {what}")
+            reason = "; ".join(filter(None, [summary(failures), *errors]))
+            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {reason}")
         if self.lora_plugin == "aot":
             check_plugin_layers(trt, network, model)
         self._check_inputs(network, onnx, profiles)
@@ -102,15 +102,15 @@ class Compiler:
             config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no list of kernels
         for name, ranges in profiles.items():
             if config.add_optimization_profile(_profile(builder, ranges)) < 0:
-                said = self._said(failures)
-                raise ModelError(f"{self.flavour.name} refuses profile {name}: {said}")
+                reasons = _reasons(messages, failures)
+                raise ModelError(f"{self.flavour.name} refuses profile {name}: {reasons}")
         self._load_timing_cache(config)
         cancelled = threading.Event()
         config.progress_monitor = _monitor(trt, self.progress, cancelled)
         serialized = _run(lambda: builder.build_serialized_network(network, config), cancelled)
         if serialized is None or failures:
-            said = self._said(failures)
-            raise ModelError(f"{self.flavour.name} cannot build {onnx.name}: {said}")
+            reasons = _reasons(messages, failures)
+            raise ModelError(f"{self.flavour.name} cannot build {onnx.name}: {reasons}")
         self._save_timing_cache(config)
         return serialized
 
@@ -154,10 +154,12 @@ class Compiler:
             with publish_file(self.timing_cache) as path:  # other builds may be reading it
                 path.write_bytes(config.get_timing_cache().serialize())
 
-    def _said(self, failures: Sequence[str]) -> str:
-        messages = [m for m in self._messages if _NO_DRIVER not in m]
-        reasons = list(dict.fromkeys([*messages, *failures]))
-        return "; ".join(reasons[-3:]) or "it gives no reason"
+
+def _reasons(messages: Sequence[str], failures: Sequence[str]) -> str:
+    """The last errors that TensorRT logged, and those of the plugin."""
+    logged = [message for message in messages if _NO_DRIVER not in message]
+    reasons = list(dict.fromkeys([*logged, *failures]))
+    return "; ".join(reasons[-3:]) or "it gives no reason"
 
 
 def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
@@ -201,7 +203,7 @@ def _profile(builder: Any, ranges: Mapping[str, Range]) -> Any:
 
 
 def _logger(trt: Any, errors: list[str], everything: list[str] | None = None) -> Any:
-    """Keeps errors for our own message; TensorRT would print them where nobody expects."""
+    """Return a logger that keeps errors for our own message instead of printing them."""
 
     class Recorder(trt.ILogger):  # type: ignore[misc] # the base comes from the flavour
         def __init__(self) -> None:

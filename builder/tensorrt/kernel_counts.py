@@ -1,4 +1,4 @@
-"""How many kernels LoRA adds to an engine, by TensorRT's own list: no GPU is needed.
+"""Number of kernels that LoRA adds to an engine, by TensorRT's build log; no GPU needed.
 
 The engine's ONNX file is built again, four times: without LoRA, with the plugin, and with native
 matrix products, whose ranks are dynamic, as an engine for many adapters must have them, or fixed.

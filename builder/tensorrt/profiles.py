@@ -1,9 +1,9 @@
-"""Optimization profiles: the range of every input, from the range of every symbolic dimension."""
+"""Optimization profiles: min, opt and max of every input."""
 
 from collections.abc import Mapping, Sequence
 
 from trt_lora.builder.checks.lengths import Lengths
-from trt_lora.builder.lora_plan import LoRAPlan
+from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.runtime.generation.step_inputs import (
     BATCH,
@@ -18,7 +18,7 @@ Triple = tuple[int, int, int]  # min, opt, max
 
 
 def make_profiles(
-    batch: int, lengths: Lengths, plan: LoRAPlan, inputs: Sequence[Binding]
+    batch: int, lengths: Lengths, lora: ResolvedLoRA, inputs: Sequence[Binding]
 ) -> dict[str, dict[str, Range]]:
     """Return the range of every input in the profiles `decode` and `prefill`, in this order.
 
@@ -28,7 +28,7 @@ def make_profiles(
     Args:
         batch: the most sequences at a time.
         lengths: how long prompts and answers may be.
-        plan: the ranks.
+        lora: its ranks.
         inputs: what the graph takes.
     """
     prompt, total = lengths.max_input_len, lengths.max_seq_len
@@ -47,7 +47,7 @@ def make_profiles(
         TOTAL_SEQUENCE: (1, prompt, total),
         KEPT: (1, 1, prompt),
     }
-    rank = (MIN_RANK, plan.opt_rank, plan.max_rank)
+    rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
     return {
         name: {binding.name: _range(binding, symbols, rank) for binding in inputs}
         for name, symbols in (("decode", decode), ("prefill", prefill))

@@ -1,4 +1,4 @@
-"""Load an adapter of Llama-3-8B's shapes and print, as JSON, seconds or peak memory.
+"""Load an adapter of Llama-3-8B's shapes; print time or peak memory as JSON.
 
 Run by cpu.py: `write` makes a PEFT directory, `time` measures a load beside
 `safetensors.numpy.load_file` of the same file, in turns; `peak` loads once, in a fresh process.
@@ -46,11 +46,11 @@ def measure_peak(directory: Path, dtype: str) -> dict[str, float]:
 
 def main() -> None:
     """Run `write DIR RANK DTYPE SCALE`, `time DIR DTYPE` or `peak DIR DTYPE`."""
-    what, directory, *rest = sys.argv[1:]
-    if what == "write":
+    task, directory, *rest = sys.argv[1:]
+    if task == "write":
         write_random_adapter(Path(directory), int(rest[0]), rest[1], float(rest[2]))
     else:
-        measure = measure_time if what == "time" else measure_peak
+        measure = measure_time if task == "time" else measure_peak
         print(json.dumps(measure(Path(directory), rest[0])))
 
 

@@ -1,4 +1,4 @@
-"""Build an engine and print, as JSON, seconds and peak memory of every stage.
+"""Build an engine; print time and peak memory of every stage as JSON.
 
 Run by cpu.py in a process of its own: peak memory is what the process holds above what its
 imports already do.
@@ -19,7 +19,7 @@ SAMPLE_SECONDS = 0.01
 
 @dataclass
 class Stage:
-    """What one stage took."""
+    """Time and memory of one stage."""
 
     stage: str
     seconds: float = 0.0

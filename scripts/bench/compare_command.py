@@ -1,4 +1,4 @@
-"""Time `trt-lora compare` and print, as JSON, seconds and the peak memory of all its processes.
+"""Time `trt-lora compare`; print seconds and peak memory of its process tree as JSON.
 
     python -m trt_lora.scripts.bench.compare_command ENGINE [NAME=PATH ...]
 

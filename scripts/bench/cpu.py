@@ -1,4 +1,4 @@
-"""Measure what the project claims, print tables, write JSON: ratios inside one run on one machine.
+"""CPU benchmark: ratios within one run on one machine, as tables and JSON.
 
     python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|strength|load|build|compare ...]
 
@@ -113,7 +113,7 @@ def load() -> Results:
     results: Results = {}
     cases = [(rank, *cast) for *cast, ranks in LOADS for rank in ranks]
     for rank, stored, engine, scale in cases:
-        what = f"rank {rank}, {stored} -> {engine}, scale {scale:.3g}"
+        label = f"rank {rank}, {stored} -> {engine}, scale {scale:.3g}"
         target = 2.0 if rank <= 16 else 1.5
         with tempfile.TemporaryDirectory() as scratch:
             adapter = Path(scratch) / "adapter"
@@ -121,15 +121,15 @@ def load() -> Results:
             size = (adapter / WEIGHTS_FILE).stat().st_size
             seconds = json.loads(_in_process("adapter_load", "time", adapter, engine))
             peak = json.loads(_in_process("adapter_load", "peak", adapter, engine))
-        results[f"{what}: ms for {size / 1e6:.0f} MB"] = seconds["ours"] * 1e3
-        results[f"{what}: GB/s"] = size / seconds["ours"] / 1e9
-        results[f"{what}: time / load_file (target: under {target})"] = (
+        results[f"{label}: ms for {size / 1e6:.0f} MB"] = seconds["ours"] * 1e3
+        results[f"{label}: GB/s"] = size / seconds["ours"] / 1e9
+        results[f"{label}: time / load_file (target: under {target})"] = (
             seconds["ours"] / seconds["load_file"]
         )
-        results[f"{what}: processor time / load_file"] = (
+        results[f"{label}: processor time / load_file"] = (
             seconds["ours_cpu"] / seconds["load_file_cpu"]
         )
-        results[f"{what}: peak memory / size (target: under 1.2)"] = peak["peak"] / size
+        results[f"{label}: peak memory / size (target: under 1.2)"] = peak["peak"] / size
     return results
 
 
@@ -138,12 +138,12 @@ def strength() -> Results:
     results: Results = {}
     for dtype, rank in STRENGTHS:
         measured = json.loads(_in_process("strength", dtype, rank))
-        what = f"rank {rank}, {dtype}, {measured['size'] / 1e6:.0f} MB"
+        label = f"rank {rank}, {dtype}, {measured['size'] / 1e6:.0f} MB"
         for scale in ("0.5", "0.3"):
-            results[f"{what}: ms to strength {scale} (target: under 60)"] = measured[scale] * 1e3
-            results[f"{what}: time of {scale} / copy of B"] = measured[scale] / measured["copy"]
-        results[f"{what}: ms of the first switch"] = measured["first"] * 1e3
-        results[f"{what}: memory of two adapters' strengths / size (target: under 0.6)"] = (
+            results[f"{label}: ms to strength {scale} (target: under 60)"] = measured[scale] * 1e3
+            results[f"{label}: time of {scale} / copy of B"] = measured[scale] / measured["copy"]
+        results[f"{label}: ms of the first switch"] = measured["first"] * 1e3
+        results[f"{label}: memory of two adapters' strengths / size (target: under 0.6)"] = (
             measured["more"] / measured["size"]
         )
     return results
@@ -205,8 +205,8 @@ def main() -> None:
 
 def _print(name: str, results: Results) -> None:
     table = Table("", name, title=MEASUREMENTS[name].__doc__, title_justify="left")
-    for what, value in results.items():
-        table.add_row(what, value if isinstance(value, str) else f"{value:.4g}")
+    for label, value in results.items():
+        table.add_row(label, value if isinstance(value, str) else f"{value:.4g}")
     Console().print(table)
 
 

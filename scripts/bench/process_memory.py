@@ -1,4 +1,4 @@
-"""Memory of a process that lies in RAM, pages of mapped files included (Linux)."""
+"""Resident memory of a process, mapped files included (Linux)."""
 
 from pathlib import Path
 

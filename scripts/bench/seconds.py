@@ -1,4 +1,4 @@
-"""Seconds that a call takes."""
+"""Time a call in seconds."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Seconds(NamedTuple):
-    """By the clock, and of all processors together, which neighbours lengthen less."""
+    """Wall time, and CPU time of all processors, which a busy machine lengthens less."""
 
     wall: float
     processors: float

@@ -1,4 +1,4 @@
-"""Switch adapters of Llama-3-8B's shapes to other strengths and print seconds and memory as JSON.
+"""Switch adapters of Llama-3-8B's shapes to other strengths; print time and memory as JSON.
 
 Run by cpu.py. Beside each switch the B's are copied once, as fast as numpy does it.
 """
@@ -42,7 +42,7 @@ def main() -> None:
         seconds["copy"].append(timeit(lambda: np.concatenate(every_b), number=1))
     print(
         json.dumps(
-            {what: min(times) for what, times in seconds.items()}
+            {label: min(times) for label, times in seconds.items()}
             | {
                 "first": first,
                 "more": more,

@@ -1,1 +1,1 @@
-"""One file for each subcommand of `trt-lora`."""
+"""Subcommands of `trt-lora`, one file each."""

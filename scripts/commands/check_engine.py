@@ -1,4 +1,4 @@
-"""`trt-lora check`: every byte of an engine's files against its manifest."""
+"""`trt-lora check`: verify the SHA-256 of an engine's files against its manifest."""
 
 import argparse
 import dataclasses
@@ -35,9 +35,9 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _print(directory: Path, manifest: Manifest, files: EngineFiles) -> None:
-    found = dict.fromkeys(files.left_out, "left out") | dict(files.faults)
+    faults = dict.fromkeys(files.left_out, "left out") | dict(files.faults)
     rows = [
-        [name, str(record.size_bytes), found.get(name, "as recorded")]
+        [name, str(record.size_bytes), faults.get(name, "as recorded")]
         for name, record in manifest.files.items()
     ]
     print_table(["file", "bytes", "found"], rows)

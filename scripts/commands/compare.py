@@ -1,4 +1,4 @@
-"""`trt-lora compare`: an engine against another way to compute the same, by polygraphy.
+"""`trt-lora compare`: compare an engine's outputs with a reference, through polygraphy.
 
 The base model and every adapter are run on the same inputs, a step of prefill and one of decode, in
 processes of polygraphy's own; every output is compared, the cache among them. The inputs, outputs
@@ -16,10 +16,10 @@ from typing import Any
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.scripts.comparison.comparison import BASE_CASE, Comparison
+from trt_lora.scripts.comparison.comparison_setup import check_setup, write_inputs
 from trt_lora.scripts.comparison.references import Reference
 from trt_lora.scripts.comparison.report import print_rows, write_json
 from trt_lora.scripts.comparison.shell_commands import require_tools
-from trt_lora.scripts.comparison.subjects import check_subjects, write_inputs
 from trt_lora.scripts.terminal.adapters import name_and_path
 from trt_lora.scripts.verification.tolerances import chosen_tolerance
 
@@ -57,20 +57,20 @@ def add_command(subparsers: Any) -> None:
 def _compare(args: argparse.Namespace) -> None:
     """Print a table; exit with 1 beyond tolerance."""
     require_tools()
-    subjects = check_subjects(args.engine, args.against, args.model, bisect=args.bisect)
-    limit = chosen_tolerance(args.tolerance, subjects.tolerance)
+    setup = check_setup(args.engine, args.against, args.model, bisect=args.bisect)
+    limit = chosen_tolerance(args.tolerance, setup.tolerance)
     adapters = _adapters(args.adapter)
-    folder = _folder(args.keep, args.engine, subjects.reference)
-    comparison = Comparison(subjects, adapters, folder, limit, args.bisect, args.keep_models)
-    write_inputs(subjects, comparison.cases, adapters, folder, args.prompt, args.seed)
+    folder = _folder(args.keep, args.engine, setup.reference)
+    comparison = Comparison(setup, adapters, folder, limit, args.bisect, args.keep_models)
+    write_inputs(setup, comparison.cases, adapters, folder, args.prompt, args.seed)
     rows = comparison.run()
-    found = comparison.report(rows)
-    write_json(found, folder)
+    report = comparison.report(rows)
+    write_json(report, folder)
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(report, indent=1))
     else:
-        if subjects.reference.note:
-            print(subjects.reference.note)
+        if setup.reference.note:
+            print(setup.reference.note)
         print_rows(rows)
         print(f"tolerance {limit:g}, relative {limit / 10:g}; kept in {folder}")
     idle = comparison.idle_adapters()

@@ -1,4 +1,4 @@
-"""`trt-lora convert-adapter`: an adapter from any format to any other."""
+"""`trt-lora convert-adapter`: convert an adapter between formats."""
 
 import argparse
 import shutil

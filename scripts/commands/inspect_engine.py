@@ -1,4 +1,4 @@
-"""`trt-lora inspect`: what an engine takes, and what would become of an adapter in it."""
+"""`trt-lora inspect`: show the inputs and LoRA sites of an engine, and how an adapter fits it."""
 
 import argparse
 import dataclasses
@@ -80,7 +80,7 @@ def _as_json(manifest: Manifest, coverage: Coverage | None) -> dict[str, Any]:
 
 
 def _reader(manifest: Manifest) -> tuple[str, int]:
-    """What reads an adapter of this engine, and what it wants ranks padded to."""
+    """Return the reader of this engine's adapters, and the multiple that ranks are padded to."""
     if manifest.flavour == "none":
         return "ONNX Runtime", 1
     return "TensorRT", manifest.rank_multiple
@@ -101,8 +101,8 @@ def _print_engine(directory: Path, manifest: Manifest) -> None:
         + ", ".join(f"{name} x {count}" for name, count in modules.items()),
         "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
     }
-    for what, fact in facts.items():
-        print(f"{what:<12} {fact}")
+    for label, fact in facts.items():
+        print(f"{label:<12} {fact}")
 
 
 def _print_coverage(coverage: Coverage, manifest: Manifest) -> None:

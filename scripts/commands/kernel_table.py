@@ -1,4 +1,4 @@
-"""Print how many kernels LoRA adds to an engine."""
+"""Table of the kernels that LoRA adds to an engine."""
 
 from trt_lora.builder.tensorrt.kernel_counts import Layout
 from trt_lora.runtime.manifest import Manifest

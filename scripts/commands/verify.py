@@ -1,4 +1,4 @@
-"""`trt-lora verify`: does an engine compute what transformers and PEFT compute?"""
+"""`trt-lora verify`: compare an engine with transformers and PEFT."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Find the first site of an engine whose tensors differ from a reference's.
+"""Find the first LoRA site whose tensors differ from a reference's.
 
 Sites are looked at in the order of the graph, in which a site comes after all that it reads: those
 before the first that differs are right, those after it may differ as a consequence.
@@ -79,7 +79,7 @@ class _Errors:
     epsilon: float  # of the engine's dtype
 
     def cause(self, limit: float, before: str) -> str:
-        """What is wrong here; empty if nothing is."""
+        """Return the cause of a difference here; empty if there is none."""
         if f"{self.label}.y" not in self.reference[0]:
             return "the reference has no such site"
         output, delta = self.exceeds("y", limit), self.exceeds("delta", limit)
@@ -103,12 +103,12 @@ class _Errors:
         return difference / size if size else (float("inf") if difference else 0.0)
 
     def exceeds(self, kind: str, limit: float) -> bool:
-        """Whether the difference is more than the limit and rounding explain."""
+        """Return whether the difference is more than the limit and rounding explain."""
         norms = self._norms(kind)
         return norms is not None and not norms[0] <= limit * norms[1] + self._rounding(kind)
 
     def _rounding(self, kind: str) -> float:
-        """Of the tensors from which y and delta were subtracted."""
+        """Rounding error of the tensors from which y and delta were subtracted."""
         if kind == "x":
             return 0.0
         added = [_norm(_all(self.engine, f"{self.label}.{other}")) for other in ("y", "residual")]
@@ -126,8 +126,8 @@ class _Errors:
 
 def _all(steps: Steps, name: str) -> npt.NDArray[np.float64]:
     """The tensors of all steps in a row; nothing where there are none."""
-    found = [np.asarray(step[name], np.float64).ravel() for step in steps if name in step]
-    return np.concatenate(found) if found else np.zeros(0)
+    values = [np.asarray(step[name], np.float64).ravel() for step in steps if name in step]
+    return np.concatenate(values) if values else np.zeros(0)
 
 
 def _norm(values: npt.NDArray[np.float64]) -> float:
@@ -144,7 +144,7 @@ def _fault(
 ) -> SiteFault:
     path = label.partition("#")[0]
     site = next(site for site in manifest.sites if site.path == path)
-    covered = next((found for found in sites if found.path == path and found.rank), None)
+    covered = next((item for item in sites if item.path == path and item.rank), None)
     rank = covered.rank if covered else 1
     return SiteFault(
         path,

@@ -1,4 +1,4 @@
-"""Run polygraphy's commands that compare an engine with its reference, case by case."""
+"""Run the polygraphy commands of a comparison, adapter by adapter."""
 
 import shutil
 import sys
@@ -11,12 +11,12 @@ from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE
 from trt_lora.scripts.comparison.bisect import SiteFault, first_fault
+from trt_lora.scripts.comparison.comparison_setup import ComparisonSetup
 from trt_lora.scripts.comparison.files import load_accuracy, load_outputs, same_outputs
-from trt_lora.scripts.comparison.references import ENGINE, Case, run_model, write_variant
-from trt_lora.scripts.comparison.report import Row, file_hashes, report, write_commands
+from trt_lora.scripts.comparison.references import ENGINE, ComparisonCase, run_model, write_variant
+from trt_lora.scripts.comparison.report import ComparisonRow, file_hashes, report, write_commands
 from trt_lora.scripts.comparison.runners import compared_row
 from trt_lora.scripts.comparison.shell_commands import Command, run_command
-from trt_lora.scripts.comparison.subjects import Subjects
 
 BASE_CASE = "base"  # how files and tables call the base model
 
@@ -25,7 +25,7 @@ BASE_CASE = "base"  # how files and tables call the base model
 class Comparison:
     """One engine, one reference, and the commands that compare them, in one folder."""
 
-    subjects: Subjects
+    setup: ComparisonSetup
     adapters: dict[str, Path]
     folder: Path
     limit: float  # absolute error of an output
@@ -34,18 +34,21 @@ class Comparison:
     commands: dict[str, list[Command]] = field(default_factory=dict)  # that ran, by case
 
     @property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[ComparisonCase]:
         """The base model and every adapter."""
         numbered = enumerate(self.adapters, start=1)
-        return [Case(BASE_CASE), *(Case(name, f"$ADAPTER_{n}") for n, name in numbered)]
+        return [
+            ComparisonCase(BASE_CASE),
+            *(ComparisonCase(name, f"$ADAPTER_{n}") for n, name in numbered),
+        ]
 
     @property
     def places(self) -> dict[str, Path]:
-        """What the places in commands stand for."""
+        """Paths of the places in commands."""
         numbered = enumerate(self.adapters.values(), start=1)
-        return self.subjects.places | {f"ADAPTER_{n}": path.resolve() for n, path in numbered}
+        return self.setup.places | {f"ADAPTER_{n}": path.resolve() for n, path in numbered}
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[ComparisonRow]:
         """Run every case, one after the other; the commands are kept whatever happens."""
         try:
             return [self._row(case) for case in self.cases]
@@ -53,14 +56,14 @@ class Comparison:
             write_commands(self.commands, self.places, self.folder)
             self._remove_models("models", "models.other")
 
-    def _row(self, case: Case) -> Row:
-        reference = self.subjects.reference
+    def _row(self, case: ComparisonCase) -> ComparisonRow:
+        reference = self.setup.reference
         print(f"{case.name}: {reference.engine_runner[2:]} vs {reference.name}", file=sys.stderr)
         for command in reference.commands(case):
             self._run(case, command)
         self._run(case, self._engine_command(case))
         accuracy = load_accuracy(self.folder / case.accuracy)
-        row = compared_row(accuracy, reference, self.subjects.manifest, case.name)
+        row = compared_row(accuracy, reference, self.setup.manifest, case.name)
         if self.bisect and not row.same:
             row = replace(row, site=self._first_fault(case), bisected=True)
         return row
@@ -71,8 +74,8 @@ class Comparison:
         base = load_outputs(outputs.pop(BASE_CASE)) if self.adapters else []
         return [name for name, path in outputs.items() if same_outputs(base, load_outputs(path))]
 
-    def _engine_command(self, case: Case) -> Command:
-        reference = self.subjects.reference
+    def _engine_command(self, case: ComparisonCase) -> Command:
+        reference = self.setup.reference
         command = run_model(
             f"{ENGINE}/{ONNX_FILE}",
             reference.engine_runner,
@@ -83,27 +86,27 @@ class Comparison:
         )
         return Command((*command.words, "--save-accuracy-results", case.accuracy))
 
-    def _first_fault(self, case: Case) -> SiteFault | None:
+    def _first_fault(self, case: ComparisonCase) -> SiteFault | None:
         model = case.model("engine", sites=True)
-        outputs = {n: case.outputs(n, sites=True) for n in ("engine", self.subjects.reference.name)}
+        outputs = {n: case.outputs(n, sites=True) for n in ("engine", self.setup.reference.name)}
         self._run(case, write_variant(case, "engine", sites=True))
         self._run(case, run_model(model, "--onnxrt", case.inputs, outputs=outputs["engine"]))
-        for command in self.subjects.reference.commands(case, sites=True):
+        for command in self.setup.reference.commands(case, sites=True):
             self._run(case, command)
         engine, reference = (load_outputs(self.folder / path) for path in outputs.values())
-        manifest, sites = self.subjects.manifest, self._coverage(case)
+        manifest, sites = self.setup.manifest, self._coverage(case)
         fault = first_fault(engine, reference, manifest, sites, self.limit / 10)
         self._remove_models("sites", "models", "models.other")
         return fault
 
-    def _coverage(self, case: Case) -> tuple[SiteCoverage, ...]:
+    def _coverage(self, case: ComparisonCase) -> tuple[SiteCoverage, ...]:
         if case.name not in self.adapters:
             return ()
-        manifest = self.subjects.manifest
+        manifest = self.setup.manifest
         adapter = load_adapter(self.adapters[case.name], manifest)
         return fit_adapter(adapter, manifest).coverage.sites
 
-    def _run(self, case: Case, command: Command) -> None:
+    def _run(self, case: ComparisonCase, command: Command) -> None:
         self.commands.setdefault(case.name, []).append(command)
         log = Path("logs", f"{case.name}.txt")
         run_command(command, self.folder, self.places, log)
@@ -112,13 +115,13 @@ class Comparison:
         for folder in () if self.keep_models else folders:
             shutil.rmtree(self.folder / folder, ignore_errors=True)
 
-    def report(self, rows: list[Row]) -> dict[str, Any]:
+    def report(self, rows: list[ComparisonRow]) -> dict[str, Any]:
         """Return all that the folder's report says; copy the manifest beside it."""
-        engine = self.subjects.places["ENGINE"]
+        engine = self.setup.places["ENGINE"]
         shutil.copyfile(engine / MANIFEST_FILE, self.folder / MANIFEST_FILE)
         facts = {
-            "against": self.subjects.reference.name,
-            "note": self.subjects.reference.note,
+            "against": self.setup.reference.name,
+            "note": self.setup.reference.note,
             "places": {name: str(path) for name, path in self.places.items()},
             "adapters": {name: file_hashes(path) for name, path in self.adapters.items()},
             "tolerance": {"absolute": self.limit, "relative": self.limit / 10},

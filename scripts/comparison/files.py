@@ -1,4 +1,4 @@
-"""polygraphy's files: the inputs and outputs of every step, and the result of a comparison."""
+"""Input, output and accuracy files of polygraphy."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +26,12 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _save(what: Any, path: Path) -> None:
+def _save(content: Any, path: Path) -> None:
     from polygraphy.json import save_json
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with _quietly():
-        save_json(what, str(path))
+        save_json(content, str(path))
 
 
 def _load(path: Path) -> Any:
@@ -68,8 +68,8 @@ def load_outputs(path: Path) -> list[dict[str, Array]]:
 
 
 @dataclass(frozen=True)
-class OutputError:
-    """How far one output of one step is from the reference; NaN where shapes differ."""
+class OutputDifference:
+    """Error of one output of one step against the reference; NaN where shapes differ."""
 
     name: str
     step: int
@@ -83,7 +83,7 @@ class Accuracy:
     """One comparison by polygraphy: the names of both runners, and every output of every step."""
 
     runners: tuple[str, str]
-    errors: list[OutputError]
+    errors: list[OutputDifference]
 
 
 def same_outputs(ones: Steps, others: Steps) -> bool:
@@ -123,7 +123,7 @@ def load_accuracy(path: Path) -> Accuracy:
     return Accuracy(runners, errors)
 
 
-def _error(name: str, step: int, compared: Any) -> OutputError:
+def _error(name: str, step: int, compared: Any) -> OutputDifference:
     if isinstance(compared, bool):  # it compares nothing where shapes differ
-        return OutputError(name, step, np.nan, np.nan, compared)
-    return OutputError(name, step, compared.max_absdiff, compared.mean_absdiff, bool(compared))
+        return OutputDifference(name, step, np.nan, np.nan, compared)
+    return OutputDifference(name, step, compared.max_absdiff, compared.mean_absdiff, bool(compared))

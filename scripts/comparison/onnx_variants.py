@@ -1,4 +1,4 @@
-"""Write a variant of an engine's ONNX file that `trt-lora compare` runs beside the engine.
+"""Write a variant of an engine's ONNX file, as a reference for `trt-lora compare`.
 
     python -m trt_lora.scripts.comparison.onnx_variants engine|float64|merged ENGINE [--sites]
         [--inputs FOLDER] --output FILE.onnx

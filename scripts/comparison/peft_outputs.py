@@ -1,4 +1,4 @@
-"""Run transformers and PEFT on the inputs of an engine; write the outputs that the engine has.
+"""Run transformers and PEFT on an engine's inputs; write its outputs for polygraphy.
 
     python -m trt_lora.scripts.comparison.peft_outputs MODEL INPUTS --dtype DTYPE [--adapter PATH]
         [--sites ENGINE] --output FILE.json
@@ -86,36 +86,38 @@ def _forward(model: Any, step: Mapping[str, Array]) -> Any:
 def _outputs(model: Any, step: Mapping[str, Array]) -> dict[str, Array]:
     """Logits [batch, kept, vocab] and the cache, under the engine's names."""
     out = _forward(model, step)
-    found = {LOGITS: out.logits[:, torch.from_numpy(step[LOGITS_TO_KEEP])].numpy()}
+    outputs = {LOGITS: out.logits[:, torch.from_numpy(step[LOGITS_TO_KEEP])].numpy()}
     for layer, content in enumerate(out.past_key_values.layers):
-        found[f"{PRESENT}{layer}.key"] = content.keys.numpy()
-        found[f"{PRESENT}{layer}.value"] = content.values.numpy()
-    return found
+        outputs[f"{PRESENT}{layer}.key"] = content.keys.numpy()
+        outputs[f"{PRESENT}{layer}.value"] = content.values.numpy()
+    return outputs
 
 
 def _sites(model: Any, paths: Sequence[str], step: Mapping[str, Array]) -> dict[str, Array]:
     """`<path>.x` and `<path>.y` of every call of every site, as `MarkSites` names."""
-    found: dict[str, Array] = {}
-    with _recording(model, paths, found):
+    tensors: dict[str, Array] = {}
+    with _recording(model, paths, tensors):
         _forward(model, step)
-    return found
+    return tensors
 
 
 @contextmanager
-def _recording(model: Any, paths: Sequence[str], found: dict[str, Array]) -> Iterator[None]:
+def _recording(model: Any, paths: Sequence[str], tensors: dict[str, Array]) -> Iterator[None]:
     modules = {n.removeprefix("base_model.model."): module for n, module in model.named_modules()}
     with ExitStack() as stack:
         for path in paths:
-            handle = modules[path].register_forward_hook(partial(_record, path, found))
+            handle = modules[path].register_forward_hook(partial(_record, path, tensors))
             stack.callback(handle.remove)
         yield
 
 
-def _record(path: str, found: dict[str, Array], module: Any, inputs: Any, y: torch.Tensor) -> None:
-    calls = sum(name in found for name in (f"{path}.y", f"{path}#2.y"))
+def _record(
+    path: str, tensors: dict[str, Array], module: Any, inputs: Any, y: torch.Tensor
+) -> None:
+    calls = sum(name in tensors for name in (f"{path}.y", f"{path}#2.y"))
     label = path if not calls else f"{path}#{calls + 1}"
-    found[f"{label}.x"] = inputs[0].numpy(force=True).copy()
-    found[f"{label}.y"] = y.numpy(force=True).copy()
+    tensors[f"{label}.x"] = inputs[0].numpy(force=True).copy()
+    tensors[f"{label}.y"] = y.numpy(force=True).copy()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `trt-lora compare` compares an engine with, as the commands that compute its outputs."""
+"""References of `trt-lora compare`, as the commands that compute their outputs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,11 +8,12 @@ from trt_lora.runtime.manifest import ONNX_FILE, Manifest
 from trt_lora.scripts.comparison.shell_commands import POLYGRAPHY, Command, python_command
 
 ENGINE, OTHER, MODEL = "$ENGINE", "$OTHER", "$MODEL"  # places in commands
+ONNX_VARIANTS, PEFT_OUTPUTS = "comparison.onnx_variants", "comparison.peft_outputs"  # modules
 ONNXRT, TRT, TRT_LORA = "--onnxrt", "--trt", "--trt-lora"
 
 
 @dataclass(frozen=True)
-class Case:
+class ComparisonCase:
     """One adapter, or the base model, in one comparison; paths are relative to its folder."""
 
     name: str
@@ -60,7 +61,7 @@ class Reference(Protocol):
         """What the reader must know of it here; may be empty."""
         ...
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what writes `case.outputs(self.name)`; each command writes its last word."""
         ...
 
@@ -73,12 +74,12 @@ def run_model(
     return Command((*words, "--save-outputs", outputs), tuple(environment.items()))
 
 
-def write_variant(case: Case, kind: str, *, sites: bool) -> Command:
+def write_variant(case: ComparisonCase, kind: str, *, sites: bool) -> Command:
     """Return the command that writes a variant of the engine's ONNX graph."""
     more = ["--inputs", case.inputs] if kind == "merged" else []
     more += ["--sites"] if sites else []
     output = case.model(kind, sites=sites)
-    return python_command("compare_models", kind, ENGINE, *more, "--output", output)
+    return python_command(ONNX_VARIANTS, kind, ENGINE, *more, "--output", output)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Variant:
     note: str = ""
     engine_runner: str = ONNXRT
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what writes the variant and runs it."""
         model, outputs = case.model(self.kind, sites=sites), case.outputs(self.name, sites=sites)
         return [
@@ -110,7 +111,7 @@ class NativePlan:
     note: str = ""
     engine_runner: str = TRT_LORA
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what builds the native plan and runs it; polygraphy builds one per command."""
         assert not sites  # a plan has no tensors but its outputs
         is_rtx = self.flavour == TENSORRT_RTX.name
@@ -130,13 +131,13 @@ class Peft:
     note: str = ""
     engine_runner: str = ONNXRT
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what runs the model."""
         more = ["--adapter", case.adapter] if case.adapter else []
         more += ["--sites", ENGINE] if sites else []
         words = [MODEL, case.inputs, "--dtype", self.dtype, *more]
         output = case.outputs(self.name, sites=sites)
-        return [python_command("compare_peft", *words, "--output", output)]
+        return [python_command(PEFT_OUTPUTS, *words, "--output", output)]
 
 
 @dataclass(frozen=True)
@@ -150,17 +151,17 @@ class OtherEngine:
     note: str = ""
     engine_runner: str = ONNXRT
 
-    def inputs(self, case: Case) -> str:
+    def inputs(self, case: ComparisonCase) -> str:
         """Return the folder of its inputs."""
         return f"{case.inputs}.{self.name}" if self.has_inputs else case.inputs
 
-    def commands(self, case: Case, *, sites: bool = False) -> list[Command]:
+    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what runs it."""
         outputs = case.outputs(self.name, sites=sites)
         if not sites:
             return [run_model(f"{OTHER}/{ONNX_FILE}", ONNXRT, self.inputs(case), outputs=outputs)]
         model = f"models.{self.name}/sites.onnx"  # its weights are not the engine's
         return [
-            python_command("compare_models", "engine", OTHER, "--sites", "--output", model),
+            python_command(ONNX_VARIANTS, "engine", OTHER, "--sites", "--output", model),
             run_model(model, ONNXRT, self.inputs(case), outputs=outputs),
         ]

@@ -1,7 +1,6 @@
-"""What `trt-lora compare` prints and keeps: rows, a JSON file, and the commands that it ran."""
+"""Report of `trt-lora compare`: a table, a JSON file and a shell script of its commands."""
 
 import dataclasses
-import importlib.metadata
 import json
 import math
 import platform
@@ -12,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from trt_lora.builder.versions import installed_versions
 from trt_lora.runtime.files.file_record import sha256_of
 from trt_lora.scripts.comparison.bisect import SiteFault
-from trt_lora.scripts.comparison.files import STEPS, OutputError
+from trt_lora.scripts.comparison.files import STEPS, OutputDifference
 from trt_lora.scripts.comparison.shell_commands import Command
 from trt_lora.scripts.terminal.console import print_table
 
@@ -24,7 +24,7 @@ _TOOLS = ("trt-lora", "polygraphy", "onnxruntime", "onnx", "onnx-ir", "numpy", "
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One adapter, or the base model, on the engine and on the reference."""
 
     engine: str  # what ran the engine
@@ -39,14 +39,16 @@ class Row:
 
     @property
     def same(self) -> bool:
-        """Whether every output is within the tolerance."""
+        """True if every output is within the tolerance."""
         return not self.first_out_of_tolerance
 
 
-def row_of(engine: str, reference: str, adapter: str, errors: Sequence[OutputError]) -> Row:
+def row_of(
+    engine: str, reference: str, adapter: str, errors: Sequence[OutputDifference]
+) -> ComparisonRow:
     """Return the row of what polygraphy compared."""
     wrong = next((error for error in errors if not error.within), None)
-    return Row(
+    return ComparisonRow(
         engine,
         reference,
         adapter,
@@ -57,9 +59,8 @@ def row_of(engine: str, reference: str, adapter: str, errors: Sequence[OutputErr
     )
 
 
-def print_rows(rows: Iterable[Row]) -> None:
+def print_rows(rows: Sequence[ComparisonRow]) -> None:
     """Print the table, and what was found of every adapter that differs."""
-    found = list(rows)
     header = (
         "engine", "compared with", "adapter", "outputs", "max |error|", "mean |error|",
         "first out of tolerance",
@@ -69,21 +70,22 @@ def print_rows(rows: Iterable[Row]) -> None:
         [
             (row.engine, row.reference, row.adapter, f"{row.outputs}", f"{row.largest:.2e}",
              f"{row.mean:.2e}", row.first_out_of_tolerance or "-")
-            for row in found
+            for row in rows
         ],
     )  # fmt: skip
-    for row in found:
+    for row in rows:
         if row.bisected:
             where = row.site.text() if row.site else "no site: the fault lies behind the last one"
             print(f"{row.adapter}: the first site that differs is {where}")
 
 
-def report(rows: Iterable[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
+def report(rows: Iterable[ComparisonRow], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rows and the facts as JSON takes them."""
     listed = [{**dataclasses.asdict(row), "same": row.same} for row in rows]
     for row in listed:  # JSON has no NaN
         row |= {key: None for key in ("largest", "mean") if math.isnan(row[key])}
-    return {**facts, "versions": _versions(), "rows": listed}
+    versions = {"python": platform.python_version()} | installed_versions(_TOOLS)
+    return {**facts, "versions": versions, "rows": listed}
 
 
 def write_json(report: Mapping[str, Any], folder: Path) -> None:
@@ -95,16 +97,6 @@ def file_hashes(path: Path) -> dict[str, str]:
     """Return the SHA-256 of an adapter's files, by name."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return {file.name: sha256_of(file) for file in files if file.is_file()}
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for tool in _TOOLS:
-        try:
-            versions[tool] = importlib.metadata.version(tool)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def write_commands(

@@ -1,4 +1,4 @@
-"""What ran the sides of a comparison, by the names that they left in polygraphy's files."""
+"""Runners of a comparison with their versions and devices, from polygraphy's runner names."""
 
 import importlib.metadata
 
@@ -6,10 +6,12 @@ from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.comparison.files import Accuracy, check_complete
 from trt_lora.scripts.comparison.references import Reference
-from trt_lora.scripts.comparison.report import Row, row_of
+from trt_lora.scripts.comparison.report import ComparisonRow, row_of
 
 
-def compared_row(accuracy: Accuracy, reference: Reference, manifest: Manifest, adapter: str) -> Row:
+def compared_row(
+    accuracy: Accuracy, reference: Reference, manifest: Manifest, adapter: str
+) -> ComparisonRow:
     """Return the row of a comparison, once it is sure that everything was compared.
 
     Raises:

@@ -1,4 +1,4 @@
-"""polygraphy as `trt-lora compare` uses it: as commands."""
+"""Shell commands of `trt-lora compare`: polygraphy and modules of this package."""
 
 import importlib.metadata
 import importlib.util
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.errors import BackendError
+from trt_lora.scripts.verification.polygraphy_version import check_polygraphy_version
 
-MINIMUM = (0, 53, 6)  # saves the result of a comparison; an older one only prints it
 PYTHON, POLYGRAPHY = "python", "polygraphy"
 _ERRORS = ("error:", "[!]")  # how a command of ours, and of polygraphy's, begins the last line
 _TOOLS = {POLYGRAPHY: "polygraphy", "onnxruntime": "cpu", "onnx_ir": "export"}  # and its extra
@@ -30,12 +30,7 @@ def require_tools() -> None:
             raise BackendError(
                 f"compare needs {tool}, which is not installed; pip install 'trt-lora[{extra}]'"
             )
-    version = importlib.metadata.version(POLYGRAPHY)
-    if tuple(int(part) for part in version.split(".")[:3] if part.isdecimal()) < MINIMUM:
-        raise BackendError(
-            f"polygraphy is {version}, compare needs {'.'.join(map(str, MINIMUM))} or later; "
-            "pip install 'trt-lora[polygraphy]'"
-        )
+    check_polygraphy_version(importlib.metadata.version(POLYGRAPHY), "compare")
 
 
 @dataclass(frozen=True)
@@ -71,14 +66,14 @@ def _program(name: str) -> str:
     """The program of this environment, whatever the PATH says."""
     if name == PYTHON:
         return sys.executable
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if path is None:
         raise BackendError(f"there is no program {name}; pip install 'trt-lora[{name}]'")
-    return found
+    return path
 
 
 def python_command(module: str, *words: str) -> Command:
-    """Return the command that runs a module of this folder."""
+    """Return the command that runs a module of `trt_lora.scripts`."""
     return Command((PYTHON, "-m", f"trt_lora.scripts.{module}", *words))
 
 

@@ -1,1 +1,1 @@
-"""`make demo`: a real model, three adapters."""
+"""`make demo`: a real model with three adapters."""

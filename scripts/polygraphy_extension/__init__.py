@@ -1,1 +1,1 @@
-"""LoRA in `polygraphy run`: options, runners and data loaders."""
+"""LoRA extension of `polygraphy run`: options, runners and data loaders."""

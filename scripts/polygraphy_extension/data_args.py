@@ -1,4 +1,4 @@
-"""The inputs of `polygraphy run` with LoRA options: our data loader in the place of its own."""
+"""Argument group that replaces polygraphy's data loader with that of an engine."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,7 +71,7 @@ def use_inputs(groups: Any, engine: Path, adapter: Path | None, prompt: str | No
 
 def _shape(shapes: Mapping[str, Any]) -> tuple[int, int] | None:
     """Batch and length of a prompt; every other shape follows from them."""
-    given = {name: list(found.shape) for name, found in shapes.items()}
+    given = {name: list(tensor.shape) for name, tensor in shapes.items()}
     if not given:
         return None
     sizes = given.get(INPUT_IDS, [])

@@ -1,4 +1,4 @@
-"""What polygraphy feeds its runners: a data loader of one engine, and its way to report errors."""
+"""Data loader of one engine for polygraphy, and errors in polygraphy's form."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from polygraphy.logger import G_LOGGER
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.scripts.terminal.warnings_shown import warnings_shown
-from trt_lora.scripts.verification.example_inputs import Feed, Inputs, make_inputs
+from trt_lora.scripts.verification.example_inputs import Inputs, InputSpec, make_inputs
 
 
 @contextlib.contextmanager
@@ -43,18 +43,18 @@ class LoraInputs:
         adapter: str | None = None,
         prompt: str | None = None,
         shape: tuple[int, int] | None = None,
-        seed: int = Feed.seed,
-        iterations: int = Feed.iterations,
+        seed: int = InputSpec.seed,
+        iterations: int = InputSpec.iterations,
     ) -> None:
-        """Make them; the arguments are those of `Feed`.
+        """Make them; the arguments are those of `InputSpec`.
 
         Raises:
             PolygraphyException: no inputs can be made of them; the message is logged.
         """
         with polygraphy_errors():
             path = Path(adapter) if adapter is not None else None
-            feed = Feed(path, prompt, shape, seed, iterations)
-            self._steps = make_inputs(Path(engine), read_manifest(Path(engine)), feed)
+            spec = InputSpec(path, prompt, shape, seed, iterations)
+            self._steps = make_inputs(Path(engine), read_manifest(Path(engine)), spec)
 
     def __len__(self) -> int:
         """The number of iterations."""

@@ -1,4 +1,4 @@
-"""Inputs for polygraphy without the extension: a data loader script, and a writer of input files.
+"""Data loader script, and writer of input files, for polygraphy without the extension.
 
     polygraphy run engines/x/model.onnx --onnxrt
         --data-loader-script scripts/polygraphy_extension/data_script.py
@@ -21,7 +21,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
 from trt_lora.scripts.polygraphy_extension.data_loader import polygraphy_errors
 from trt_lora.scripts.terminal.console import run
-from trt_lora.scripts.verification.example_inputs import Feed, Inputs, make_inputs
+from trt_lora.scripts.verification.example_inputs import Inputs, InputSpec, make_inputs
 
 ENGINE = ""  # a directory; empty: that of the model on polygraphy's command line
 ADAPTER = ""  # such as "tests/adapters/pirate"; empty: rank-1 zeros, the base model
@@ -36,19 +36,19 @@ def load_data() -> list[Inputs]:
     """
     with polygraphy_errors():
         engine = Path(ENGINE) if ENGINE else _engine_of(sys.argv[1:])
-        feed = Feed(Path(ADAPTER) if ADAPTER else None, PROMPT or None)
-        return make_inputs(engine, read_manifest(engine), feed)
+        spec = InputSpec(Path(ADAPTER) if ADAPTER else None, PROMPT or None)
+        return make_inputs(engine, read_manifest(engine), spec)
 
 
 def _engine_of(arguments: Sequence[str]) -> Path:
     folders = [Path(argument).parent for argument in arguments if Path(argument).is_file()]
-    found = next((folder for folder in folders if (folder / MANIFEST_FILE).is_file()), None)
-    if found is None:
+    engine = next((folder for folder in folders if (folder / MANIFEST_FILE).is_file()), None)
+    if engine is None:
         raise ConfigError(
             f"no model on the command line lies beside a {MANIFEST_FILE}; give DIR/{ONNX_FILE}, or "
             "set ENGINE in a copy of this script"
         )
-    return found
+    return engine
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -59,15 +59,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("output", type=Path, metavar="FILE", help="a .json file")
     add("--adapter", type=Path, metavar="PATH", help="default: rank-1 zeros, the base model")
     add("--prompt", metavar="TEXT", help="a user's message; default: random tokens")
-    add("--seed", type=int, default=Feed.seed)
-    add("--iterations", type=int, default=Feed.iterations, help="prefill, decode, prefill, ...")
+    add("--seed", type=int, default=InputSpec.seed)
+    add(
+        "--iterations", type=int, default=InputSpec.iterations, help="prefill, decode, prefill, ..."
+    )
     args = parser.parse_args(argv)
     run(lambda: _write(args))
 
 
 def _write(args: argparse.Namespace) -> None:
-    feed = Feed(args.adapter, args.prompt, None, args.seed, args.iterations)
-    save_json(make_inputs(args.engine, read_manifest(args.engine), feed), str(args.output))
+    spec = InputSpec(args.adapter, args.prompt, None, args.seed, args.iterations)
+    save_json(make_inputs(args.engine, read_manifest(args.engine), spec), str(args.output))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The runner `--lora-float64`: an ONNX model in numpy, its LoRA nodes in float64.
+"""Runner `--lora-float64`: ONNX's reference evaluator with LoRA nodes in float64.
 
 Nothing in it is ONNX Runtime's or TensorRT's: ONNX's own reference evaluator runs the graph in the
 model's dtype, and every LoRA node by its definition (`plugins/contract/operators.py`), not by the
@@ -18,6 +18,7 @@ from polygraphy.backend.onnx.util import get_input_metadata
 
 from trt_lora.plugins.contract.operators import DOMAIN, OPERATORS, Operator
 from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.scripts.verification.numpy_or_torch import storage_of
 
 
 def lora_float64(operator: Operator, *operands: Array) -> tuple[Array, ...]:
@@ -68,27 +69,16 @@ class LoraReferenceRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no
 
     def infer_impl(self, feed_dict: dict[str, Any]) -> OrderedDict[str, Array]:
         """Run the model once, bfloat16 outputs as float32; see `BaseRunner.infer`."""
-        arrays = {name: _array(value) for name, value in feed_dict.items()}
+        arrays = {name: storage_of(value) for name, value in feed_dict.items()}
         start = time.perf_counter()
         outputs: Any = self.evaluator.run(None, arrays)
         self.inference_time = time.perf_counter() - start
-        return OrderedDict(zip(self.outputs, map(_exchangeable, outputs), strict=True))
+        return OrderedDict(zip(self.outputs, map(_without_bfloat16, outputs), strict=True))
 
     def deactivate_impl(self) -> None:
         """Let go of the model; see `BaseRunner.deactivate`."""
         del self.evaluator, self.inputs, self.outputs
 
 
-def _array(value: Any) -> Array:
-    """An array, or torch's for bfloat16 in the type that ONNX's evaluator knows it by."""
-    if isinstance(value, np.ndarray):
-        return value
-    import ml_dtypes
-    import torch
-
-    bits: Array = value.contiguous().view(torch.int16).numpy()
-    return bits.view(ml_dtypes.bfloat16)
-
-
-def _exchangeable(output: Array) -> Array:
+def _without_bfloat16(output: Array) -> Array:
     return output.astype(np.float32) if output.dtype.name == "bfloat16" else output

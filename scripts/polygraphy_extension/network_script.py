@@ -1,4 +1,4 @@
-"""Write a script from which polygraphy makes a TensorRT network with our plugin, and its profiles.
+"""Write a polygraphy network script with the LoRA plugin and an engine's profiles.
 
     python scripts/polygraphy_extension/network_script.py engines/x network.py
     polygraphy convert network.py --trt-config-script network.py --convert-to trt -o x.plan

@@ -1,12 +1,12 @@
-"""Fit the parsed options of `polygraphy run` to an engine of ours.
+"""Adapt the parsed options of `polygraphy run` to an engine.
 
-1. The data loader is ours, unless inputs are loaded from elsewhere (`polygraphy_feed.py`).
+1. The data loader is ours, unless inputs are loaded from elsewhere (`data_args.py`).
 2. `--trt` builds with one profile that holds all of the manifest's, because its runner cannot
    change profiles between iterations; and strongly typed, as the engine is.
 3. Without a GPU, what needs TensorRT is an error, or replaced by the float64 reference if that is
    asked for.
 4. What is compared, and how closely, depends on the runners and the engine
-   (`polygraphy_limits.py`).
+   (`outputs.py`).
 """
 
 from collections.abc import Mapping
@@ -39,16 +39,17 @@ from trt_lora.scripts.polygraphy_extension.option_names import (
     TENSORRT_LORA,
 )
 from trt_lora.scripts.polygraphy_extension.outputs import lora_outputs, mark_sites, use_tolerance
+from trt_lora.scripts.terminal.adapters import name_and_path
+from trt_lora.scripts.verification.polygraphy_version import check_polygraphy_version
 
 Shape = tuple[int, ...]
 
-_OLDEST = (0, 53, 6)
 _TENSORRT = ("trt", TENSORRT_LORA)
 
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """What the command line says about LoRA."""
+    """LoRA options of the command line."""
 
     adapters: tuple[str, ...] = ()  # NAME=PATH
     use: str | None = None
@@ -64,7 +65,7 @@ def prepare(groups: Any, options: LoraOptions) -> Path:
         PolygraphyException: an option is wrong; the message is logged.
     """
     with polygraphy_errors():
-        _check_version(polygraphy.__version__)
+        check_polygraphy_version(polygraphy.__version__, "the LoRA extension")
         model = groups[ModelArgs].path
         if model is None:
             raise ConfigError(f"the LoRA options need a model, such as DIR/{ONNX_FILE}")
@@ -83,15 +84,6 @@ def prepare(groups: Any, options: LoraOptions) -> Path:
     return engine
 
 
-def _check_version(version: str) -> None:
-    if tuple(int(part) for part in version.split(".")[:3] if part.isdecimal()) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        raise ConfigError(
-            f"polygraphy is {version}; the LoRA options need {oldest} or later: "
-            "pip install 'trt-lora[polygraphy]'"
-        )
-
-
 def adapter_in_use(options: LoraOptions, manifest: Manifest) -> Path | None:
     """Return the adapter that `--lora-use` names, or None for the base model.
 
@@ -101,7 +93,7 @@ def adapter_in_use(options: LoraOptions, manifest: Manifest) -> Path | None:
         UnknownAdapterError: none has that name.
         AdapterError: one of them, used or not, cannot be read, or the engine refuses it.
     """
-    pairs = [_name_and_path(text) for text in options.adapters]
+    pairs = [name_and_path(text, "--lora-adapter") for text in options.adapters]
     paths = dict(pairs)
     if len(paths) < len(pairs) or NO_ADAPTER in paths:
         names = ", ".join(name for name, _ in pairs)
@@ -115,15 +107,6 @@ def adapter_in_use(options: LoraOptions, manifest: Manifest) -> Path | None:
     if use != NO_ADAPTER and use not in paths:
         raise UnknownAdapterError(f"--lora-use is {use!r}; choose from: {choices}")
     return paths[use].absolute() if use != NO_ADAPTER else None
-
-
-def _name_and_path(text: str) -> tuple[str, Path]:
-    name, _, path = text.partition("=")
-    if not (name and path):
-        raise ConfigError(
-            f"--lora-adapter is {text!r}, expected NAME=PATH, such as json=adapters/json"
-        )
-    return name, Path(path)
 
 
 def _use_profile(groups: Any, manifest: Manifest) -> None:
@@ -143,9 +126,9 @@ def union(
     every = {name: [ranges[name] for ranges in profiles.values()] for name in last}
     return {
         name: (
-            tuple(map(min, zip(*(found.min for found in ranges), strict=True))),
+            tuple(map(min, zip(*(allowed.min for allowed in ranges), strict=True))),
             last[name].opt,
-            tuple(map(max, zip(*(found.max for found in ranges), strict=True))),
+            tuple(map(max, zip(*(allowed.max for allowed in ranges), strict=True))),
         )
         for name, ranges in every.items()
     }

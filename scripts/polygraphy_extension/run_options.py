@@ -1,4 +1,4 @@
-"""The extension of `polygraphy run`: its runners `--trt-lora`, `--lora-float64`, and LoRA options.
+"""LoRA options and runners of `polygraphy run`: `--trt-lora` and `--lora-float64`.
 
 polygraphy calls `argument_groups` (entry point `polygraphy.run.plugins`) whatever it is going to
 do, so that nothing heavy is imported before a LoRA option is there; without one nothing changes.

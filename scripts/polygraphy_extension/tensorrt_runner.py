@@ -1,4 +1,4 @@
-"""The runner `--trt-lora`: an engine's plan on a GPU, with the LoRA plugin, as users run it.
+"""Runner `--trt-lora`: an engine's plan with the LoRA plugin, on this package's runtime.
 
 The runtime of this package runs it, in either flavour: profiles are chosen by shape, and
 TensorRT-RTX needs no environment variable here.
@@ -18,7 +18,7 @@ from polygraphy.backend.base import BaseRunner
 from polygraphy.common import TensorMetadata
 from polygraphy.datatype import DataType
 
-from trt_lora.builder.progress import Silent
+from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import Flavour, flavour_named, installed_flavour
@@ -27,6 +27,7 @@ from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Manif
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_storage
 from trt_lora.scripts.polygraphy_extension.data_loader import polygraphy_errors
+from trt_lora.scripts.verification.numpy_or_torch import storage_of
 
 
 class LoraTensorRTRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no types
@@ -71,15 +72,8 @@ class LoraTensorRTRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no 
 
 def _tensor(value: Any, dtype: str) -> Tensor:
     """A tensor in the memory of an array, or of torch's for bfloat16."""
-    array = value if isinstance(value, np.ndarray) else _bits(value)
-    return tensor_from_storage(np.ascontiguousarray(array).view(storage_dtype(dtype)), dtype)
-
-
-def _bits(value: Any) -> Array:
-    import torch
-
-    bits: Array = value.contiguous().view(torch.int16).numpy()
-    return bits
+    array = np.ascontiguousarray(storage_of(value))
+    return tensor_from_storage(array.view(storage_dtype(dtype)), dtype)
 
 
 @contextlib.contextmanager
@@ -98,7 +92,7 @@ def engine_with_plugin(directory: Path) -> Iterator[Path]:
     flavour = _flavour(manifest)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        compiler = Compiler(flavour, Silent(), lora_plugin="plugin")
+        compiler = Compiler(flavour, NoProgress(), lora_plugin="plugin")
         compiler.compile(directory / ONNX_FILE, work / PLAN_FILE, manifest.profiles)
         built = replace(manifest, flavour=flavour.name, lora_plugin="plugin", files={})
         (work / MANIFEST_FILE).write_text(built.to_json(), encoding="utf-8")

@@ -1,1 +1,1 @@
-"""What the commands share: arguments, tables, progress, warnings."""
+"""Terminal input and output of the commands: arguments, tables, progress, warnings."""

@@ -1,4 +1,4 @@
-"""What the commands that take `--adapter NAME=PATH` share; the empty name is the base model."""
+"""`--adapter NAME=PATH` arguments: parse, load and activate; the empty name is the base model."""
 
 import time
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 BASE = "(base)"  # how tables call the empty name
 
 
-def name_and_path(text: str) -> tuple[str, Path]:
-    """Read `NAME=PATH`.
+def name_and_path(text: str, option: str = "--adapter") -> tuple[str, Path]:
+    """Read `NAME=PATH`, the value of an option.
 
     Raises:
         ConfigError: the text is of another form.
     """
     name, _, path = text.partition("=")
     if not (name and path):
-        raise ConfigError(f"--adapter is {text!r}, expected NAME=PATH, such as json=adapters/json")
+        raise ConfigError(f"{option} is {text!r}, expected NAME=PATH, such as json=adapters/json")
     return name, Path(path)
 
 

@@ -1,4 +1,4 @@
-"""The options of `build-engine`; none of its heavy libraries is needed to read them."""
+"""Command-line options of `build-engine`, without its heavy imports."""
 
 import argparse
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Progress of a build on the screen."""
+"""Progress bars of a build."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What the commands share: one way to report an error, one way to end, and plain tables."""
+"""Error reporting, exit status and tables of the commands."""
 
 import errno
 import io

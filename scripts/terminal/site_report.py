@@ -1,4 +1,4 @@
-"""What a dry run prints: where LoRA would go, and what would be left alone and why."""
+"""Report of a dry run: LoRA sites, and the linears left alone with the reason."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -7,30 +7,30 @@ from trt_lora.plugins.contract.sites import Site, layer_of
 from trt_lora.scripts.terminal.console import print_table
 
 
-def print_sites(found: SiteList, *, verbose: bool) -> None:
+def print_sites(listing: SiteList, *, verbose: bool) -> None:
     """Print a line a kind of linear, or, with `verbose`, a line a linear; the last line counts."""
     if verbose:
-        _print_all(found)
+        _print_all(listing)
     else:
-        _print_kinds(found)
-    print(f"{len(found.sites)} sites, {len(found.left_alone)} left alone")
+        _print_kinds(listing)
+    print(f"{len(listing.sites)} sites, {len(listing.left_alone)} left alone")
 
 
-def _print_all(found: SiteList) -> None:
-    for site in found.sites:
+def _print_all(listing: SiteList) -> None:
+    for site in listing.sites:
         print(f"{site.path}  {_module(site)}  k={site.k} n={site.n}")
-    for item in found.left_alone:
+    for item in listing.left_alone:
         print(f"left alone: {item.path}: {item.reason}")
 
 
-def _print_kinds(found: SiteList) -> None:
+def _print_kinds(listing: SiteList) -> None:
     kinds: dict[tuple[str, ...], list[str]] = {}
-    for site in found.sites:
+    for site in listing.sites:
         kind = (_name(site.path), _module(site), f"{site.k}", f"{site.n}")
         kinds.setdefault(kind, []).append(site.path)
     header = ("linear", "module", "k", "n", "sites", "layers")
     print_table(header, [(*kind, f"{len(paths)}", _layers(paths)) for kind, paths in kinds.items()])
-    for line in _reasons(found.left_alone):
+    for line in _reasons(listing.left_alone):
         print(line)
 
 

@@ -1,4 +1,4 @@
-"""Show what the package logs as a warning to whoever typed the command."""
+"""Forward the package's log warnings to the terminal."""
 
 import logging
 from collections.abc import Callable, Iterator

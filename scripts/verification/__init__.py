@@ -1,1 +1,1 @@
-"""Is an engine right: inputs, references and tolerances."""
+"""Verification of an engine: inputs, references and tolerances."""

@@ -1,4 +1,4 @@
-"""Site by site: does an engine add what PEFT adds?"""
+"""Compare the LoRA deltas of an engine with PEFT's, site by site."""
 
 from collections.abc import Mapping
 
@@ -15,12 +15,12 @@ Factors = tuple[Matrix, Matrix]  # A [k, r], B [r, n], the scale in B
 
 def engine_factors(manager: LoRAManager, manifest: Manifest) -> dict[str, Factors]:
     """Return what the active adapter of a manager binds, by site; sites with dummies left out."""
-    found: dict[str, Factors] = {}
+    factors: dict[str, Factors] = {}
     for site in manifest.sites:
         a, b = (manifest.binding_names.binding(factor, site.path) for factor in ("A", "B"))
         if manager.has_weight_for(a):
-            found[site.path] = (_values(manager, a), _values(manager, b))
-    return found
+            factors[site.path] = (_values(manager, a), _values(manager, b))
+    return factors
 
 
 def _values(manager: LoRAManager, binding: str) -> Matrix:

@@ -1,4 +1,4 @@
-"""Inputs for one engine as arrays: steps of prefill and decode, with an adapter or the dummies.
+"""Example inputs of an engine: prefill and decode steps, with an adapter or dummies.
 
 For tools that run a graph by themselves and want every input by name, such as polygraphy. Shapes
 lie in the engine's profiles; tokens, cache and their order depend on the seed alone.
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trt_lora.plugins.contract.sites import MIN_RANK
-from trt_lora.plugins.errors import BackendError, ConfigError
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
@@ -21,6 +21,7 @@ from trt_lora.runtime.generation.step_inputs import Ids, cache_shapes, token_inp
 from trt_lora.runtime.generation.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+from trt_lora.scripts.verification.numpy_or_torch import as_numpy_or_torch
 
 Inputs = dict[str, Any]  # numpy arrays; torch's for bfloat16, which numpy does not have
 
@@ -28,8 +29,8 @@ _RANDOM_BATCH, _RANDOM_IDS = 2, 16  # as far as the engine goes
 
 
 @dataclass(frozen=True)
-class Feed:
-    """What an engine is to be fed."""
+class InputSpec:
+    """Specification of example inputs: adapter, tokens, shape and number of steps."""
 
     adapter: Path | None = None  # None: rank-1 zeros, the base model
     prompt: str | None = None  # None: random tokens
@@ -38,7 +39,7 @@ class Feed:
     iterations: int = 2  # prefill, decode, prefill, ... each with tokens of its own
 
 
-def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]:
+def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[Inputs]:
     """Return all inputs of every iteration; the LoRA inputs are the same arrays in each.
 
     A decode step has as many tokens before it as the prefill step; its cache is random, for no
@@ -47,7 +48,7 @@ def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]
     Args:
         directory: the engine, for its tokenizer.
         manifest: of the engine.
-        feed: what to make.
+        spec: what to make.
 
     Raises:
         AdapterError: the adapter cannot be read, or the engine refuses it.
@@ -55,17 +56,17 @@ def make_inputs(directory: Path, manifest: Manifest, feed: Feed) -> list[Inputs]
             or there are no iterations.
         BackendError: a bfloat16 engine without torch, or a prompt without tokenizers.
     """
-    if feed.iterations < 1:
-        raise ConfigError(f"--iterations is {feed.iterations}, expected 1 or more")
-    lora = lora_inputs(manifest, feed.adapter)
+    if spec.iterations < 1:
+        raise ConfigError(f"--iterations is {spec.iterations}, expected 1 or more")
+    lora = lora_inputs(manifest, spec.adapter)
     steps = []
-    for iteration in range(feed.iterations):
-        rng = np.random.default_rng([feed.seed, iteration])
-        ids = _ids(directory, manifest, feed, rng)
+    for iteration in range(spec.iterations):
+        rng = np.random.default_rng([spec.seed, iteration])
+        ids = _ids(directory, manifest, spec, rng)
         step = _decode(manifest, ids, rng) if iteration % 2 else _prefill(manifest, ids)
         _check_profile(manifest, step, "decode" if iteration % 2 else "prefill")
         arrays = {**step, **lora}
-        steps.append({b.name: exchangeable(arrays[b.name], b.dtype) for b in manifest.inputs})
+        steps.append({b.name: as_numpy_or_torch(arrays[b.name], b.dtype) for b in manifest.inputs})
     return steps
 
 
@@ -94,12 +95,12 @@ def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
     return inputs
 
 
-def _ids(directory: Path, manifest: Manifest, feed: Feed, rng: np.random.Generator) -> Ids:
-    if feed.prompt is not None:
-        return np.array([TextTokenizer(directory).encode(feed.prompt)], np.int64)
+def _ids(directory: Path, manifest: Manifest, spec: InputSpec, rng: np.random.Generator) -> Ids:
+    if spec.prompt is not None:
+        return np.array([TextTokenizer(directory).encode(spec.prompt)], np.int64)
     longest = min(manifest.max_input_len, manifest.max_seq_len - 1)
     small = min(_RANDOM_BATCH, manifest.max_batch_size), min(_RANDOM_IDS, longest)
-    return rng.integers(0, vocabulary_size(manifest), feed.shape or small)
+    return rng.integers(0, vocabulary_size(manifest), spec.shape or small)
 
 
 def _prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:
@@ -135,20 +136,3 @@ def _check_profile(manifest: Manifest, step: Mapping[str, Array], profile: str) 
                 f"{list(allowed.min)} to {list(allowed.max)}. Give a shorter prompt or smaller "
                 "shapes, or build with a larger --max-input-len or --max-batch-size"
             )
-
-
-def exchangeable(array: Array, dtype: str) -> Any:
-    """Return storage of `dtype` in place: torch's tensor for bfloat16, else the array itself.
-
-    Raises:
-        BackendError: bfloat16 without torch.
-    """
-    if dtype != "bfloat16":
-        return array
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendError(
-            f"bfloat16 needs {error.name}; pip install 'trt-lora[export]'"
-        ) from error
-    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Compare an engine's logits with PEFT's, prompt by prompt."""
+"""Compare the logits of an engine with PEFT's, prompt by prompt."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The independent reference: the same model and adapters in transformers and PEFT."""
+"""Reference model: the same base model and adapters in transformers and PEFT."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
 
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 
 Ids = npt.NDArray[np.int64]
 Matrix = npt.NDArray[np.float64]
@@ -44,7 +44,7 @@ class PeftReference:
             dtype: of weights and activations.
             attention: transformers' implementation; "eager" is its definition, "sdpa" is faster.
         """
-        with quiet():
+        with suppress_output():
             base: Any = AutoModelForCausalLM.from_pretrained(
                 model, dtype=getattr(torch, dtype), attn_implementation=attention
             )
@@ -60,12 +60,12 @@ class PeftReference:
 
     def factors(self, adapter: str) -> dict[str, tuple[Matrix, Matrix]]:
         """Return A [k, r] and B [r, n], times the scale, of every layer that PEFT adapted."""
-        found = {}
+        factors = {}
         for name, layer in self.model.named_modules():
             if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
                 a, b = (_weight(side[adapter]) for side in (layer.lora_A, layer.lora_B))
-                found[name.removeprefix("base_model.model.")] = a.T, b.T * layer.scaling[adapter]
-        return found
+                factors[name.removeprefix("base_model.model.")] = a.T, b.T * layer.scaling[adapter]
+        return factors
 
     @torch.inference_mode()
     def logits(self, adapter: str, ids: Ids, mask: Ids) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""What the commands that compare with PEFT need, which is not part of every installation."""
+"""Import check for the optional dependencies torch, transformers and PEFT."""
 
 from trt_lora.plugins.extras import extra
 

@@ -16,8 +16,8 @@ from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
-from trt_lora.builder.lora_plan import plan_lora
-from trt_lora.builder.progress import Silent
+from trt_lora.builder.progress import NoProgress
+from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.write_engine import make_graph
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
@@ -213,7 +213,7 @@ def test_the_dry_run_and_the_graph_agree_on_what_is_left_alone(
 ) -> None:
     model = save_model(architecture, tmp_path / "model")
     config = tiny_config(model, tmp_path / "engine", target_modules=(target,))
-    listed, graph = list_sites(config), make_graph(config, plan_lora(config), Silent())
+    listed, graph = list_sites(config), make_graph(config, resolve_lora(config), NoProgress())
     assert set(listed.sites) == set(graph.inserted.sites)
     of_graph = {item.path: item.reason for item in graph.inserted.left_alone}
     of_modules = {item.path: item.reason for item in listed.left_alone}

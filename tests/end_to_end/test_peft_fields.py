@@ -38,7 +38,7 @@ from support import tiny_models as tiny
 from support.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, load_adapter, open_engine
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
@@ -112,7 +112,7 @@ def sample() -> torch.Tensor:
 def without_copies(**options: Any) -> Make:
     """Make an adapter that targets lm_head, saved without the copy of the base weight."""
 
-    @quiet()
+    @suppress_output()
     def make(model: Path, directory: Path) -> Path:
         loaded = PeftModel.from_pretrained(
             base_of(model), save_adapter(model, directory / "copies", **options)
@@ -123,7 +123,7 @@ def without_copies(**options: Any) -> Make:
     return make
 
 
-@quiet()
+@suppress_output()
 def eva(model: Path, directory: Path) -> Path:
     """EVA moves ranks between layers, so it saves rank and alpha patterns of its own."""
     config = lora(
@@ -139,7 +139,7 @@ def eva(model: Path, directory: Path) -> Path:
     return directory
 
 
-@quiet()
+@suppress_output()
 def lora_ga(model: Path, directory: Path) -> Path:
     config = lora(
         target_modules=Q_AND_V, init_lora_weights="lora_ga", lora_ga_config=LoraGAConfig()
@@ -150,7 +150,7 @@ def lora_ga(model: Path, directory: Path) -> Path:
     return directory
 
 
-@quiet()
+@suppress_output()
 def arrow(model: Path, directory: Path) -> Path:
     task = save_adapter(model, directory / "task")
     router = create_arrow_model(base_of(model), [str(task)], ArrowConfig(top_k=1))
@@ -158,7 +158,7 @@ def arrow(model: Path, directory: Path) -> Path:
     return directory / "arrow_router"
 
 
-@quiet()
+@suppress_output()
 def ia3(model: Path, directory: Path) -> Path:
     get_peft_model(base_of(model), IA3Config(task_type="CAUSAL_LM")).save_pretrained(str(directory))
     return directory
@@ -570,7 +570,7 @@ def test_patterns_whose_order_the_file_loses_are_refused_as_peft_refuses_them(
 def test_the_conversion_that_the_refusal_of_pissa_advises_gives_an_adapter_that_is_taken(
     llama: Running, tmp_path: Path
 ) -> None:
-    with quiet():
+    with suppress_output():
         config = lora(r=4, target_modules=Q_AND_V, init_lora_weights="pissa")
         adapted: Any = get_peft_model(base_of(llama.model), config)
         adapted.peft_config["default"].init_lora_weights = True  # as PEFT's guide to PiSSA says
@@ -606,7 +606,7 @@ def test_an_unused_copy_of_a_base_weight_is_listed_where_strict_is_false(
 def test_copies_of_both_embeddings_are_refused_by_name_and_listed_where_strict_is_false(
     llama: Running, tmp_path: Path
 ) -> None:
-    with quiet():
+    with suppress_output():
         plain = save_adapter(llama.model, tmp_path / "plain", target_modules=Q_AND_V)
         PeftModel.from_pretrained(base_of(llama.model), plain).save_pretrained(
             str(tmp_path / "a"), save_embedding_layers=True
@@ -661,7 +661,7 @@ def test_a_pickled_adapter_is_refused_with_the_command_that_converts_it(
     llama: Running, tmp_path: Path
 ) -> None:
     plain = save_adapter(llama.model, tmp_path / "plain")
-    with quiet():
+    with suppress_output():
         PeftModel.from_pretrained(base_of(llama.model), plain).save_pretrained(
             str(tmp_path / "a"), safe_serialization=False
         )

@@ -18,7 +18,7 @@ from support.peft_cases import CONFIGS, NOWHERE, Q
 from support.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, open_engine
 from trt_lora.scripts.terminal.adapters import activate
@@ -67,7 +67,7 @@ def manager_of(full: Full) -> LoRAManager:
     return manager
 
 
-@quiet()
+@suppress_output()
 def unexpected_in_peft(full: Full, adapter: Path) -> set[str]:
     """The tensors that PEFT found no place for, under their names in the file."""
     base = transformers.AutoModelForCausalLM.from_pretrained(full.model, dtype=torch.float32)

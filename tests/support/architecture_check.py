@@ -12,7 +12,7 @@ from support.tiny_models import VOCABULARY, save_adapter, tiny_config
 from transformers import AutoModelForCausalLM
 
 from trt_lora.builder import build_engine
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.generation.decoder import Decoder
@@ -95,7 +95,7 @@ def check_architecture(model_type: str, folder: Path) -> Verdict:
     model = folder / "model"
     try:
         base = small_model(model_type)
-        with quiet():
+        with suppress_output():
             base.save_pretrained(model)
             AutoModelForCausalLM.from_pretrained(model)
     except Exception as error:  # whatever a model's own code raises

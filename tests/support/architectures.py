@@ -7,7 +7,7 @@ from support.tiny_models import POSITIONS, VOCABULARY
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 
 # Every model type that `AutoModelForCausalLM` knows.
 MODEL_TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
@@ -121,7 +121,7 @@ def _small(kind: Any, overrides: dict[str, Any]) -> Any:
     return kind(**fields | overrides)
 
 
-@quiet()
+@suppress_output()
 def small_model(model_type: str) -> Any:
     """Return a random float32 model whose norms and biases are random too."""
     torch.manual_seed(0)

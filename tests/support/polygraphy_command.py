@@ -7,6 +7,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+# polygraphy asks Python 3.11 for extensions in an old way, and closes no script.
+POLYGRAPHY_WARNINGS = [
+    pytest.mark.filterwarnings("ignore:SelectableGroups dict:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+]
+
 
 @dataclass(frozen=True)
 class Done:

@@ -9,7 +9,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from trt_lora.builder import BuildConfig
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 
 VOCABULARY, POSITIONS = 97, 64
 
@@ -50,7 +50,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 HEADS = {"GPT2": "GPT2LMHeadModel"}
 
 
-@quiet()
+@suppress_output()
 def save_model(architecture: str, directory: Path, *, seed: int = 0, **fields: Any) -> Path:
     """Save a random model of two layers; its norms and biases are random too.
 
@@ -66,7 +66,7 @@ def save_model(architecture: str, directory: Path, *, seed: int = 0, **fields: A
     return directory
 
 
-@quiet()
+@suppress_output()
 def save_adapter(model: Path, directory: Path, *, seed: int = 0, **options: Any) -> Path:
     """Save a random PEFT adapter for `model`; all linears by default."""
     torch.manual_seed(seed)

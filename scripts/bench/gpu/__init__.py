@@ -1,1 +1,1 @@
-"""The GPU benchmark: what `make gpu` checks and measures."""
+"""GPU benchmark of `make gpu`: correctness and speed."""

@@ -1,4 +1,4 @@
-"""A GPU as the benchmark uses it: tensors, captured graphs, and what their replays take."""
+"""GPU device of the benchmark: tensors, captured graphs and replay times."""
 
 import contextlib
 import gc
@@ -42,7 +42,7 @@ class Replay(Protocol):
 
 
 class Device(Protocol):
-    """Where a workload runs. The tests have one on the CPU."""
+    """Device of a workload. The tests have one on the CPU."""
 
     @property
     def dtype(self) -> torch.dtype:

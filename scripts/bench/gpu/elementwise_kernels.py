@@ -1,4 +1,4 @@
-"""Elementwise kernels between a layer's products: norm, split of q k v, SiLU gate.
+"""Elementwise kernels between a layer's GEMMs: norm, QKV split, SiLU gate.
 
 TensorRT fuses the residual into the norm, and LoRA's deltas into what reads q, k, v, gate and up;
 torch takes two to six kernels for each. With torch's, a base step would be slower than an engine's,
@@ -205,8 +205,8 @@ class CudaElementwiseKernels:
         checked("driver", "cuLaunchKernel", function, *shape, address, 0)
 
     def _find(self, name: str) -> Any:
-        found = checked("driver", "cuLibraryGetKernel", self._library, name.encode())
-        return bindings("driver").CUfunction(int(found))
+        kernel = checked("driver", "cuLibraryGetKernel", self._library, name.encode())
+        return bindings("driver").CUfunction(int(kernel))
 
 
 def norm_group(

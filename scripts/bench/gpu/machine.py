@@ -1,11 +1,11 @@
 """The machine and checkout of a benchmark run: device, driver, versions, commit."""
 
-import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from trt_lora.builder.versions import installed_versions
 from trt_lora.runtime.memory.cuda import call
 
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout
@@ -47,14 +47,8 @@ def architecture(compute_capability: tuple[int, int]) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of what is installed of `PACKAGES`."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+    """Return the version of every one of `PACKAGES`, or that it is not installed."""
+    return dict.fromkeys(PACKAGES, "not installed") | installed_versions(PACKAGES)
 
 
 def slug(device: str) -> str:
@@ -67,7 +61,7 @@ def _driver_version() -> str:
 
 
 def _output(*command: str) -> str:
-    """What a command prints; why it could not be asked otherwise."""
+    """Return a command's output, or why it could not be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

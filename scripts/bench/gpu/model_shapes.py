@@ -1,4 +1,4 @@
-"""The linears of a layer, in the groups that read one x: Llama-3-8B's by default."""
+"""Shapes of a decoder layer's linears, grouped by shared input: Llama-3-8B's by default."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Rows of a run beside their predictions, in one JSON file."""
+"""JSON report of a run: rows beside their predictions."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from trt_lora.scripts.bench.gpu.timing import Spread
 
 @dataclass(frozen=True)
 class Expectation:
-    """What was said of a number before it was measured."""
+    """Prediction of a number, stated before it was measured."""
 
     low: float | None = None  # the prediction's two ends
     high: float | None = None

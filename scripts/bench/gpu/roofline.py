@@ -20,7 +20,7 @@ HEAD_ROWS = 128  # up to so many rows the head computes logits for all, above fo
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """What a method adds to a layer: nodes of the graph, and passes over x, t, y, A and B."""
+    """Cost a method adds to a layer: nodes of the graph, and passes over x, t, y, A and B."""
 
     nodes: int  # more than without LoRA
     hidden: int = 0  # of these, so many run beside a product: at best nobody waits for them

@@ -1,4 +1,4 @@
-"""Run workloads one after another, each in a process of its own with a deadline of its own.
+"""Run workloads one by one, each in a subprocess with a deadline.
 
 Nothing that a workload does reaches the others: an illegal address, which ends a process's CUDA
 context for good, an abort of a library or a hang costs the workload's further rows alone.

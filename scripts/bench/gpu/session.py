@@ -26,7 +26,7 @@ H200 = Chip((9, 0), 132)
 
 @dataclass(frozen=True)
 class Options:
-    """What a run was asked for."""
+    """Options of a run."""
 
     rounds: int = ROUNDS  # of every version of a row
     warm_up: int = 3  # rounds that are not counted

@@ -1,4 +1,4 @@
-"""Ratios inside one run: versions in alternating order, medians, and the spread between rounds."""
+"""Ratios within one run: alternating order, medians, and the spread between rounds."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One workload of the benchmark, and how a process of its own runs it: rows as they come."""
+"""Workloads of the benchmark, and the subprocess that runs one and streams its rows."""
 
 import faulthandler
 import os
@@ -27,7 +27,7 @@ class WrongResultError(RuntimeError):
 
 
 class WorkloadOutcome(StrEnum):
-    """How a workload ended."""
+    """Outcome of a workload."""
 
     DONE = "done"
     OUT_OF_TIME = "out of time"  # between two rows: those that were reached stand
@@ -41,7 +41,7 @@ class WorkloadOutcome(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether somebody has to look at it."""
+        """True if somebody has to look at it."""
         return self not in (self.DONE, self.OUT_OF_TIME, self.SKIPPED)
 
 

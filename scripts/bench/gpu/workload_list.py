@@ -1,4 +1,4 @@
-"""All workloads of the GPU benchmark, in order of worth: a deadline cuts the end."""
+"""All workloads of the GPU benchmark, most important first: a deadline cuts the end."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

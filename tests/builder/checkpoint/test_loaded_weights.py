@@ -20,7 +20,7 @@ from support.checkpoints import (
 from support.tiny_models import save_model
 from transformers import LlamaModel, YoutuConfig, YoutuForCausalLM
 
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 
 
 def without(*names: str) -> Callable[[Weights], Weights]:
@@ -79,7 +79,7 @@ def test_two_weights_for_one_of_the_models_are_refused(
 def test_names_with_and_without_the_base_models_prefix_load(tied: Path, tmp_path: Path) -> None:
     """As `LlamaModel.save_pretrained` writes them."""
     expected = weights_of(tied)
-    with quiet():
+    with suppress_output():
         LlamaModel.from_pretrained(tied).save_pretrained(tmp_path / "bare")
     bare = with_config(tmp_path / "bare", tmp_path / "m", architectures=["LlamaForCausalLM"])
     assert "embed_tokens.weight" in weights_of(bare)
@@ -87,7 +87,7 @@ def test_names_with_and_without_the_base_models_prefix_load(tied: Path, tmp_path
 
 
 def test_a_model_without_a_head_is_refused(model: Path, tmp_path: Path) -> None:
-    with quiet():
+    with suppress_output():
         LlamaModel.from_pretrained(model).save_pretrained(tmp_path / "bare")
     assert "holds LlamaModel, not a causal language model" in refusal(tmp_path / "bare")
     bare = with_config(tmp_path / "bare", tmp_path / "m", architectures=["LlamaForCausalLM"])
@@ -113,7 +113,7 @@ def test_masks_that_older_releases_saved_are_left_out(tmp_path: Path) -> None:
 
 def test_a_row_that_transformers_clears_is_refused(tmp_path: Path) -> None:
     """It sets the embedding of Youtu's padding token to zero, whatever the file says."""
-    with quiet():
+    with suppress_output():
         model = YoutuForCausalLM(
             YoutuConfig(
                 vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1,

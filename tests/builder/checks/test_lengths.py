@@ -14,7 +14,7 @@ from trt_lora.builder.checks.config_fields import stated_positions
 from trt_lora.builder.checks.lengths import Lengths, choose_lengths
 from trt_lora.builder.checks.positions import usable_positions
 from trt_lora.builder.export.first_position import first_position
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def lengths(positions: int | None, **options: Any) -> tuple[int, int]:
 def model_of(model_config: Any) -> Any:
     """Without weights."""
     auto: Any = AutoModelForCausalLM
-    with quiet(), torch.device("meta"):
+    with suppress_output(), torch.device("meta"):
         return auto.from_config(model_config)
 
 

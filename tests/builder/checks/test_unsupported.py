@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelF
 
 from trt_lora.builder.checks.config_fields import REFUSED_TYPES, read_fields
 from trt_lora.builder.checks.unsupported import check_supported
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
@@ -26,7 +26,7 @@ def without_weights(model_type: str, **fields: Any) -> Any:
     for name, value in fields.items():
         setattr(config, name, value)
     auto: Any = AutoModelForCausalLM
-    with quiet(), torch.device("meta"):
+    with suppress_output(), torch.device("meta"):
         return auto.from_config(config)
 
 

@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.export.causal_lm import CacheLayout, export_causal_lm
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
 
 
 def random_model(config: Any) -> Any:
     auto: Any = AutoModelForCausalLM
-    with quiet():
+    with suppress_output():
         return auto.from_config(config, attn_implementation=ATTENTION)
 
 

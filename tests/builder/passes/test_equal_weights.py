@@ -14,7 +14,7 @@ from trt_lora.builder import build_engine
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.passes.linears import find_linears
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.runtime import LoRAManager, open_engine
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -37,7 +37,7 @@ class EqualEngine:
 @pytest.fixture(scope="module")
 def equal(tmp_path_factory: pytest.TempPathFactory) -> EqualEngine:
     folder = tmp_path_factory.mktemp("equal")
-    with quiet():
+    with suppress_output():
         model: Any = AutoModelForCausalLM.from_pretrained(save_model("Llama", folder / "other"))
         first, second = model.model.layers
         first.self_attn.v_proj.load_state_dict(first.self_attn.k_proj.state_dict())
@@ -67,7 +67,7 @@ def test_an_adapter_for_one_of_two_equal_linears_is_peft_s(equal: EqualEngine, n
 def test_linears_that_share_one_parameter_have_sites_of_their_own() -> None:
     config = LlamaConfig(**ARCHITECTURES["Llama"])
     llama: Any = LlamaForCausalLM
-    with quiet():
+    with suppress_output():
         model = llama._from_config(config, attn_implementation=ATTENTION)
     for layer in model.model.layers:
         layer.self_attn.v_proj.weight = layer.self_attn.k_proj.weight

@@ -12,7 +12,7 @@ from support.exporter_metadata import come_from
 
 from trt_lora.builder.passes.insert_lora import InsertLoRA
 from trt_lora.builder.passes.lora_function import lora_function
-from trt_lora.plugins.contract.modules import resolve_targets
+from trt_lora.builder.targets import Targets
 from trt_lora.plugins.contract.operators import DOMAIN, OPERATORS, Operator, operator_named
 from trt_lora.plugins.contract.sites import MAX_SITES
 
@@ -45,7 +45,7 @@ def graph(body: str, outputs: str, inputs: str = "") -> ir.Model:
 
 def nodes_of(model: ir.Model) -> list[str]:
     """The operators that the pass inserts."""
-    InsertLoRA(resolve_targets(["all-linear"]))(model)
+    InsertLoRA(Targets.from_names(["all-linear"]))(model)
     return [node.op_type for node in model.graph if node.domain == DOMAIN]
 
 

@@ -9,7 +9,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from support.exporter_metadata import LINEAR, come_from
 
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
-from trt_lora.plugins.contract.modules import resolve_targets
+from trt_lora.builder.targets import Targets
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ConfigError, ModelError
@@ -37,7 +37,7 @@ def insert(
     model: ir.Model, *targets: str, names: BindingNames = BindingNames.LORA, head: str = ""
 ) -> InsertLoRAResult:
     """Run the pass, with its own checks before and after."""
-    result = InsertLoRA(resolve_targets(targets), names, head)(model)
+    result = InsertLoRA(Targets.from_names(targets), names, head)(model)
     assert isinstance(result, InsertLoRAResult)
     return result
 
@@ -222,14 +222,14 @@ def test_edgellm_names_are_used_when_asked_for() -> None:
 def test_a_target_that_the_graph_has_lost_is_refused_by_name() -> None:
     model = graph("y = MatMul(x, w) z = Relu(y)", {"y": Q})
     lost = "h.0.attn.k_proj"
-    insertion = InsertLoRA(resolve_targets(["all-linear"]), modules={Q: True, lost: True})
+    insertion = InsertLoRA(Targets.from_names(["all-linear"]), modules={Q: True, lost: True})
     with pytest.raises(ModelError, match=rf"^{lost} is not in the exported graph"):
         insertion(model)
 
 
 def test_a_target_that_the_logits_do_not_need_is_left_alone() -> None:
     model = graph("y = MatMul(x, w) z = Relu(y)", {"y": Q})
-    insertion = InsertLoRA(resolve_targets(["all-linear"]), modules={Q: True, "pooler": False})
+    insertion = InsertLoRA(Targets.from_names(["all-linear"]), modules={Q: True, "pooler": False})
     result = insertion(model)
     assert isinstance(result, InsertLoRAResult)
     assert [(item.path, item.reason) for item in result.left_alone] == [

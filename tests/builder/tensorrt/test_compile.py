@@ -16,7 +16,7 @@ from support.fake_cuda import FakeCuda
 from support.tiny_models import tiny_config
 
 from trt_lora.builder import build_engine
-from trt_lora.builder.progress import Silent
+from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler, _run
 from trt_lora.plugins.errors import BackendError, ModelError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT, TENSORRT_RTX, Flavour
@@ -27,7 +27,7 @@ from trt_lora.runtime.manifest import Range
 trt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
 
 
-class Recorder(Silent):
+class Recorder(NoProgress):
     """Keeps what a build says, and can interrupt it."""
 
     def __init__(self, *, interrupt: bool = False) -> None:
@@ -102,7 +102,7 @@ def ctrl_c_works() -> Iterator[None]:
 
 def compile_tiny(engine: Path, plan: Path, profiles: Any) -> None:
     """Compile the tiny engine's ONNX file with profiles of our own."""
-    Compiler(TENSORRT_RTX, Silent(), lora_plugin="plugin").compile(
+    Compiler(TENSORRT_RTX, NoProgress(), lora_plugin="plugin").compile(
         engine / "model.onnx", plan, profiles
     )
 
@@ -135,7 +135,7 @@ def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
 def test_a_flavour_that_is_not_installed_says_how_to_install_it() -> None:
     absent = Flavour("tensorrt", "tensorrt_of_nobody", extra="tensorrt", has_timing_cache=True)
     with pytest.raises(BackendError, match=r"pip install 'trt-lora\[tensorrt\]'"):
-        Compiler(absent, Silent(), lora_plugin="native").compile(Path("x"), Path("y"), {})
+        Compiler(absent, NoProgress(), lora_plugin="native").compile(Path("x"), Path("y"), {})
 
 
 @pytest.mark.parametrize("device", [0, 1])
@@ -165,7 +165,7 @@ def test_a_timing_cache_that_cannot_be_written_whole_stays_as_it_was(
             file.write(data[:5])
         raise OSError(28, "No space left on device")
 
-    compiler = Compiler(TENSORRT, Silent(), lora_plugin="native", timing_cache=path)
+    compiler = Compiler(TENSORRT, NoProgress(), lora_plugin="native", timing_cache=path)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(OSError, match="No space left"):

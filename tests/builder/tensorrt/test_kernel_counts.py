@@ -15,10 +15,10 @@ from onnx_ir.passes.common import ShapeInferencePass
 from support.exporter_metadata import come_from
 
 from trt_lora.builder.passes.insert_lora import InsertLoRA
-from trt_lora.builder.progress import Silent
+from trt_lora.builder.progress import NoProgress
+from trt_lora.builder.targets import Targets
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
 from trt_lora.builder.tensorrt.compile import Compiler
-from trt_lora.plugins.contract.modules import resolve_targets
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime.manifest import Range
@@ -105,7 +105,7 @@ def kernels(model: ir.Model, lora_plugin: str) -> Counts:
     """Build the model for 1 to 64 rows and count."""
     profile = {str(value.name): shape_range(value) for value in model.graph.inputs}
     proto = ir.to_proto(model).SerializeToString()
-    compiler = Compiler(TENSORRT_RTX, Silent(), lora_plugin)
+    compiler = Compiler(TENSORRT_RTX, NoProgress(), lora_plugin)
     found = compiler.kernels(proto, Path("layer.onnx"), {"decode": profile})
     return Counts(len(found), sum(kernel.is_pad_copy for kernel in found))
 
@@ -124,7 +124,7 @@ def shape_range(value: ir.Value) -> Range:
 def with_lora(rank: int | None = None) -> ir.Model:
     """The layer with LoRA on its seven linears, of dynamic rank or of one."""
     model = layer()
-    InsertLoRA(resolve_targets(["all-linear"]))(model)
+    InsertLoRA(Targets.from_names(["all-linear"]))(model)
     for value in model.graph.inputs:
         if rank is not None and value.name != "x" and value.shape is not None:
             sizes = [size if isinstance(size, int) else rank for size in value.shape]

@@ -19,7 +19,7 @@ from support.tiny_models import save_adapter as save_random_peft
 from support.tiny_models import save_model
 from transformers import AutoModelForCausalLM
 
-from trt_lora.builder.quiet import quiet
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.contract.sites import FACTORS, BindingNames
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -198,7 +198,7 @@ def test_an_onnx_adapter_for_an_engine_has_every_lora_input(tmp_path: Path) -> N
 # --------------------------------------------------------------------------------- against PEFT
 
 
-@quiet()
+@suppress_output()
 def peft_deltas(model: Path, adapter: Path) -> dict[str, torch.Tensor]:
     """What PEFT itself adds to every weight."""
     base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)

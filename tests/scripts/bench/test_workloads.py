@@ -16,7 +16,7 @@ from support.tiny_engine import PAST as PAST_NAME
 from support.tiny_engine import engine_directory, small_manifest
 
 from trt_lora.builder import BuildConfig, build_engine
-from trt_lora.builder.progress import Silent
+from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.tensorrt.flavour import flavour_named
@@ -272,7 +272,7 @@ def test_the_plan_runs_lora_on_a_second_stream_as_ours_does(
     options |= {"max_input_len": llama_engines.MAX_PROMPT, "max_seq_len": llama_engines.MAX_TOKENS}
     build_engine(BuildConfig(model, tmp_path / "engine", ("all-linear",), **options))
     manifest, onnx = read_manifest(tmp_path / "engine"), tmp_path / "engine" / ONNX_FILE
-    kernels = Compiler(flavour, Silent(), "plugin").kernels(
+    kernels = Compiler(flavour, NoProgress(), "plugin").kernels(
         onnx.read_bytes(), onnx, manifest.profiles
     )
     streams = {

@@ -21,7 +21,7 @@ from trt_lora.scripts.comparison.bisect import SiteFault, first_fault
 from trt_lora.scripts.comparison.files import save_inputs
 from trt_lora.scripts.comparison.onnx_variants import write_model
 from trt_lora.scripts.trt_lora_command import main
-from trt_lora.scripts.verification.example_inputs import Feed, make_inputs
+from trt_lora.scripts.verification.example_inputs import InputSpec, make_inputs
 
 LIMIT = 1e-4
 LAYER = "model.layers.{}.{}"
@@ -53,7 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     model = save_model("Llama", folder / "model", num_hidden_layers=4)
     adapter = save_adapter(model, folder / "adapter", r=4, lora_alpha=12)
     manifest = build_engine(tiny_config(model, folder / "engine"))
-    steps = make_inputs(folder / "engine", manifest, Feed(adapter))
+    steps = make_inputs(folder / "engine", manifest, InputSpec(adapter))
     save_inputs(steps, folder / "inputs")
     sites = fit_adapter(load_adapter(adapter, manifest), manifest).coverage.sites
     return Made(folder / "engine", adapter, folder / "inputs", steps, sites)

@@ -17,7 +17,7 @@ from trt_lora.runtime.manifest import ONNX_FILE
 
 pytestmark = pytest.mark.slow
 
-NETWORK = ROOT / "scripts" / "polygraphy_network.py"
+NETWORK = ROOT / "scripts" / "polygraphy_extension" / "network_script.py"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from trt_lora.runtime.engines.tensorrt.inputs import allows
 from trt_lora.runtime.generation.decoder import Decoder
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import tensor_from_storage
-from trt_lora.scripts.verification.example_inputs import Feed, Inputs, lora_inputs, make_inputs
+from trt_lora.scripts.verification.example_inputs import Inputs, InputSpec, lora_inputs, make_inputs
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def run(engine: Path, step: Inputs) -> dict[str, np.ndarray]:
 def test_steps_alternate_and_lie_in_their_profiles(
     tiny_engine: TinyEngine, manifest: Manifest
 ) -> None:
-    steps = make_inputs(tiny_engine.engine, manifest, Feed(tiny_engine.adapter, iterations=4))
+    steps = make_inputs(tiny_engine.engine, manifest, InputSpec(tiny_engine.adapter, iterations=4))
     assert [step["input_ids"].shape for step in steps] == [(2, 16), (2, 1), (2, 16), (2, 1)]
     assert [step["attention_mask"].shape[1] for step in steps] == [16, 17, 16, 17]
     for number, step in enumerate(steps):
@@ -49,7 +49,7 @@ def test_steps_alternate_and_lie_in_their_profiles(
 
 def test_a_seed_is_the_same_inputs(tiny_engine: TinyEngine, manifest: Manifest) -> None:
     one, same, other = (
-        make_inputs(tiny_engine.engine, manifest, Feed(seed=seed)) for seed in (3, 3, 4)
+        make_inputs(tiny_engine.engine, manifest, InputSpec(seed=seed)) for seed in (3, 3, 4)
     )
     for left, right in zip(one, same, strict=True):
         assert all(np.array_equal(left[name], right[name]) for name in left)
@@ -60,7 +60,7 @@ def test_a_seed_is_the_same_inputs(tiny_engine: TinyEngine, manifest: Manifest) 
 def test_masked_positions_do_not_count_and_do_not_matter(
     tiny_engine: TinyEngine, manifest: Manifest
 ) -> None:
-    step = make_inputs(tiny_engine.engine, manifest, Feed())[1]
+    step = make_inputs(tiny_engine.engine, manifest, InputSpec())[1]
     assert step["attention_mask"].sum(axis=1).tolist() == [17, 12]
     assert step["position_ids"].tolist() == [[16], [11]]
     before = run(tiny_engine.engine, step)["logits"]
@@ -72,7 +72,7 @@ def test_masked_positions_do_not_count_and_do_not_matter(
 def test_an_engine_computes_of_a_prefill_step_what_a_decoder_does(
     tiny_engine: TinyEngine, manifest: Manifest
 ) -> None:
-    step = make_inputs(tiny_engine.engine, manifest, Feed(tiny_engine.adapter))[0]
+    step = make_inputs(tiny_engine.engine, manifest, InputSpec(tiny_engine.adapter))[0]
     with open_engine(tiny_engine.engine, "onnxruntime") as engine:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
@@ -98,7 +98,7 @@ def test_without_an_adapter_every_lora_input_is_a_rank_1_zero(manifest: Manifest
 def test_the_shape_of_random_tokens_can_be_chosen(
     tiny_engine: TinyEngine, manifest: Manifest
 ) -> None:
-    prefill, decode = make_inputs(tiny_engine.engine, manifest, Feed(shape=(1, 5)))
+    prefill, decode = make_inputs(tiny_engine.engine, manifest, InputSpec(shape=(1, 5)))
     assert prefill["input_ids"].shape == (1, 5)
     assert decode["past_key_values.1.value"].shape[2] == 5
 
@@ -108,19 +108,19 @@ def test_shapes_outside_the_profile_are_refused(
     tiny_engine: TinyEngine, manifest: Manifest, shape: tuple[int, int]
 ) -> None:
     with pytest.raises(ConfigError, match=r"input_ids would be .* this engine takes \[1, 1\]"):
-        make_inputs(tiny_engine.engine, manifest, Feed(shape=shape))
+        make_inputs(tiny_engine.engine, manifest, InputSpec(shape=shape))
 
 
 def test_a_full_engine_still_decodes(tiny_engine: TinyEngine, manifest: Manifest) -> None:
     short = replace(manifest, max_input_len=8, max_seq_len=8)
     for shape in (None, (2, 8)):
-        _, decode = make_inputs(tiny_engine.engine, short, Feed(shape=shape))
+        _, decode = make_inputs(tiny_engine.engine, short, InputSpec(shape=shape))
         assert decode["attention_mask"].shape == (2, 8)
 
 
 def test_a_prompt_needs_a_tokenizer(tiny_engine: TinyEngine, manifest: Manifest) -> None:
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
-        make_inputs(tiny_engine.engine, manifest, Feed(prompt="Name a fruit."))
+        make_inputs(tiny_engine.engine, manifest, InputSpec(prompt="Name a fruit."))
 
 
 def test_an_adapter_of_another_base_is_refused(
@@ -129,7 +129,7 @@ def test_an_adapter_of_another_base_is_refused(
     other = save_model("Llama", tmp_path / "model", hidden_size=64)
     adapter = save_adapter(other, tmp_path / "adapter", r=4, target_modules=["q_proj"])
     with pytest.raises(AdapterError, match="another base model"):
-        make_inputs(tiny_engine.engine, manifest, Feed(adapter))
+        make_inputs(tiny_engine.engine, manifest, InputSpec(adapter))
 
 
 def test_an_adapter_with_tensors_that_no_site_takes_is_refused(
@@ -137,13 +137,13 @@ def test_an_adapter_with_tensors_that_no_site_takes_is_refused(
 ) -> None:
     adapter = save_adapter(tiny_engine.model, tmp_path / "all", r=4)
     with pytest.raises(AdapterError, match="20 of its tensors have no binding"):
-        make_inputs(tiny_engine.engine, manifest, Feed(adapter))
+        make_inputs(tiny_engine.engine, manifest, InputSpec(adapter))
 
 
 def test_an_engine_without_lora_is_refused(tiny_engine: TinyEngine, tmp_path: Path) -> None:
     plain = engine_without_lora(tiny_engine.engine, tmp_path)
     with pytest.raises(ConfigError, match="has no LoRA inputs; build one with"):
-        make_inputs(plain, read_manifest(plain), Feed())
+        make_inputs(plain, read_manifest(plain), InputSpec())
 
 
 def test_bfloat16_is_torchs(tiny_engine: TinyEngine, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_bfloat16_is_torchs(tiny_engine: TinyEngine, tmp_path: Path) -> None:
         tiny_engine.model, tmp_path / "engine", dtype="bfloat16", target_modules=targets
     )
     built = build_engine(config)
-    step = make_inputs(tmp_path / "engine", built, Feed(tiny_engine.adapter))[1]
+    step = make_inputs(tmp_path / "engine", built, InputSpec(tiny_engine.adapter))[1]
     name = next(iter(built.lora_bindings))
     assert step[name].dtype == step["past_key_values.0.key"].dtype == torch.bfloat16
     stored = lora_inputs(built, tiny_engine.adapter)[name]

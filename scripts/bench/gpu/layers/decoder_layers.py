@@ -1,4 +1,4 @@
-"""The linears of a decoder as one chain of kernels, with distinct weights in every layer.
+"""Linears of a decoder as one sequence of kernels, with distinct weights per layer.
 
     norm, q k v, split | o | + residual and norm, gate and up, SiLU gate | down
 
@@ -40,7 +40,7 @@ class Weights:
 
 
 class Lora(Protocol):
-    """How one method adds LoRA to the chain: before a group's product, or behind it."""
+    """LoRA method of the layers: before a group's product, or behind it."""
 
     def deltas(self, layer: int, group: str, x: torch.Tensor) -> Tensors:
         """Return the deltas [m, n] of qkv's or gate_up's linears, or none."""

@@ -1,4 +1,4 @@
-"""Engines of a few layers of Llama-3-8B: with our plugin, with native products, without LoRA."""
+"""Engines of a few Llama-3-8B layers: with the plugin, with native GEMMs, without LoRA."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +56,7 @@ def save_model(directory: Path, shape: ModelShape) -> Path:
 def _without_lora(engine: Path, directory: Path, flavour: str) -> Path:
     """The same export without LoRA nodes and inputs, compiled."""
     from trt_lora.builder.passes.remove_lora import engine_without_lora
-    from trt_lora.builder.progress import Silent
+    from trt_lora.builder.progress import NoProgress
     from trt_lora.builder.tensorrt.compile import Compiler
 
     directory.mkdir()
@@ -66,7 +66,7 @@ def _without_lora(engine: Path, directory: Path, flavour: str) -> Path:
         name: {key: value for key, value in ranges.items() if key not in manifest.lora_bindings}
         for name, ranges in manifest.profiles.items()
     }
-    compiler = Compiler(flavour_named(flavour), Silent(), "native")
+    compiler = Compiler(flavour_named(flavour), NoProgress(), "native")
     compiler.compile(directory / ONNX_FILE, directory / PLAN_FILE, profiles)
     plain = replace(plain, profiles=profiles, flavour=flavour)
     (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")

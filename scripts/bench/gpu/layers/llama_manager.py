@@ -1,4 +1,4 @@
-"""A manager of an engine of Llama-3-8B's shapes that is never run: only its adapters are moved.
+"""LoRA manager of an engine of Llama-3-8B's shapes, to move adapters without running it.
 
 Nothing of the builder is imported here: a machine with a GPU need not have what builds a model.
 """

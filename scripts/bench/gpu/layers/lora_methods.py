@@ -1,4 +1,4 @@
-"""Ways to add LoRA to a step: the builder's operator, and torch's and TensorRT's own products."""
+"""LoRA methods of a step: the builder's operator, torch's GEMMs, TensorRT's GEMMs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,7 +110,7 @@ class TrtLoraKernels:
 
 
 def adds_to_residual(group: str) -> bool:
-    """Whether the builder's node adds to the residual; it returns deltas otherwise."""
+    """Return whether the builder's node adds to the residual; it returns deltas otherwise."""
     return group in ("o", "down")
 
 

@@ -1,4 +1,4 @@
-"""Peers' ways to add LoRA to the chain: PEFT's layer, vLLM's kernels, torch.compile."""
+"""LoRA methods of other projects: PEFT's layer, vLLM's kernels, torch.compile."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

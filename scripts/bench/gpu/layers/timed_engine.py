@@ -1,4 +1,4 @@
-"""One engine's run by CUDA events: TensorRT's own time, apart from Python's."""
+"""Engine runs timed by CUDA events, without Python's overhead."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""vLLM's Triton kernels from a folder of its source, without the rest of vLLM.
+"""vLLM's Triton LoRA kernels, loaded from its source without the rest of vLLM.
 
 The folder is vLLM's `vllm/lora/ops/triton_ops` (Apache-2.0), of any commit whose functions take
 what is known here. Nothing of it is part of this repository. What the files import from the rest of
@@ -103,10 +103,10 @@ def load_vllm(folder: Path) -> VllmOperators:
 
 def installed_vllm() -> Path | None:
     """Return the folder of an installed vLLM; nothing is imported."""
-    found = importlib.util.find_spec("vllm")
-    if found is None or not found.origin:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.origin:
         return None
-    return Path(found.origin).parent / "lora" / "ops" / "triton_ops"
+    return Path(spec.origin).parent / "lora" / "ops" / "triton_ops"
 
 
 _OURS = ("inputs", "lora_a_weights", "lora_b_weights", "output_tensor")
@@ -150,7 +150,7 @@ def _stand_in(folder: Path) -> None:
 
 
 def _stand_ins() -> dict[str, dict[str, Any]]:
-    """What each module of vLLM is here; parents before their children."""
+    """Stand-ins for modules of vLLM; parents before their children."""
     triton, language = map(importlib.import_module, ("triton", "triton.language"))
 
     def refuse(*args: Any, **kwargs: Any) -> None:

@@ -1,1 +1,1 @@
-"""The questions of the GPU benchmark, one file each: rows, and what is expected of them."""
+"""Workloads of the GPU benchmark, one file each."""

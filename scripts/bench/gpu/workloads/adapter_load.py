@@ -87,7 +87,7 @@ def _peak_gb_s(bench: Bench) -> float:
 
 
 def _median_seconds(run: Callable[[], object]) -> float:
-    """Of some runs, after one that warms up."""
+    """Return the median time of some runs, after a warm-up."""
     seconds = [seconds_of(run).wall for _ in range(_TIMES + 1)]
     return statistics.median(seconds[1:])
 

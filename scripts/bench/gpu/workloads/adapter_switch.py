@@ -1,4 +1,4 @@
-"""A switch between resident adapters: its cost on the host and in captured graphs."""
+"""Cost of switching between resident adapters, on the host and in captured graphs."""
 
 import statistics
 import time

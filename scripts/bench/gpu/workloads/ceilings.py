@@ -1,4 +1,4 @@
-"""The cost of a node of a CUDA graph, and the bandwidth of a copy on the device."""
+"""Launch cost of a CUDA graph node, and device copy bandwidth."""
 
 from collections.abc import Callable, Iterator
 

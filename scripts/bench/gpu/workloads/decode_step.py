@@ -1,4 +1,4 @@
-"""Decode steps, prefill and idle steps: what each method of adding LoRA costs in a whole step."""
+"""Decode, prefill and idle steps: cost of each LoRA method in a whole step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class StepCell:
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """Name of the row."""
         return f"m{self.m} r{self.rank}"
 
 
@@ -196,7 +196,7 @@ def _overheads(cell: StepCell, options: Options) -> dict[str, Expectation]:
 
 
 def _planned(streams: int, cell: StepCell, options: Options) -> LaunchCost:
-    """What our kernels cost, with the launches that the launcher plans for these sizes."""
+    """Cost of our kernels, with the launches that the launcher plans for these sizes."""
     launches = 0
     for name, group in options.model.groups.items():
         sites = tuple(SiteShape(linear.n, cell.rank) for linear in group)

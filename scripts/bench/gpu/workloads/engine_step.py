@@ -1,4 +1,4 @@
-"""A decode step inside an engine: TensorRT's own time by CUDA events, and Python's beside it.
+"""Decode step of an engine: TensorRT's time by CUDA events, and Python's overhead.
 
 Every sequence has a cache of 512 tokens on the device, half of what the engine allows and what its
 `decode` profile is tuned for. `graph` is one launch of the captured graph, `enqueue` the same run

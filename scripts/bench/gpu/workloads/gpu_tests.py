@@ -1,4 +1,4 @@
-"""The tests marked `gpu`: those of one kernel family, or the rest, in a process of their own."""
+"""Tests marked `gpu`, by kernel family, in a subprocess each."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Compile all LoRA kernels for the chip at once, one process each, into the disk cache.
+"""Compile all LoRA kernels for the GPU in parallel, into the disk cache.
 
 Later processes load them from there. A kernel that the compiler refuses, or ends on, is a row.
 """

@@ -1,4 +1,4 @@
-"""One group of linears at a time, in a graph of calls that each have their own adapter."""
+"""One group of linears at a time, in a graph of calls with an adapter each."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ class GroupCell:
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """Name of the row."""
         return f"{self.group} m{self.m} r{self.rank}"
 
 
@@ -148,7 +148,7 @@ class _GroupMethods:
         return self._run(vllm(device, groups, adapter, operators, self._cell.m))
 
     def difference(self) -> float:
-        """Of one call of ours to torch's."""
+        """Return the difference between one call of ours and torch's result."""
         first = self._adapter[0][self._cell.group]
         self._call.launch(self._x, first, self._addends, self._outs)
         y = torch.cat(self._addends, dim=1) if self._addends else torch.zeros_like(self._y)

@@ -1,4 +1,4 @@
-"""Methods of adding LoRA to one step, captured and timed against each other; do they agree?"""
+"""Timing of LoRA methods on one captured step, and a check that their results agree."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -87,7 +87,7 @@ class MethodTiming:
         return ratios
 
     def _overheads_by_ours(self, times: Times, others: Sequence[str]) -> dict[str, Spread | float]:
-        """How many times more than ours the others add, in microseconds."""
+        """Overheads of the other methods in multiples of ours, by microseconds."""
 
         def added(name: str) -> float:
             return times.median(name) - times.median("base")

@@ -1,4 +1,4 @@
-"""Does TensorRT, or TensorRT-RTX, run on this chip? One product, built, loaded, run, compared.
+"""Probe whether TensorRT and TensorRT-RTX work on this GPU: build, load and run one GEMM.
 
     python -m trt_lora.scripts.bench.gpu.workloads.tensorrt_probe
 
@@ -27,7 +27,7 @@ M, K, N = 4, 64, 32
 
 @dataclass
 class Answer:
-    """How far one flavour came."""
+    """The last stage that succeeded in one flavour."""
 
     flavour: str
     version: str = ""
@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def runs(self) -> bool:
-        """Whether engines of this flavour run here."""
+        """True if engines of this flavour run here."""
         return self.reached == "ran" and self.is_right
 
 

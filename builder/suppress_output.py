@@ -1,4 +1,4 @@
-"""Silence what torch and transformers print of themselves: nothing in it is for who builds."""
+"""Suppress log output of torch and transformers during a build."""
 
 import logging
 import warnings
@@ -12,7 +12,7 @@ _transformers: Any = _untyped
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_output() -> Iterator[None]:
     """Hold back warnings, log lines and progress bars inside the block; errors still raise."""
     torch_logger = logging.getLogger("torch.onnx")
     torch_level, verbosity = torch_logger.level, _transformers.get_verbosity()

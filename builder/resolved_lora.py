@@ -1,10 +1,11 @@
-"""Decide what the engine takes: from the options, from real adapters, or from both."""
+"""Resolve target modules and LoRA ranks from the options, from real adapters, or from both."""
 
 from collections import Counter
 from dataclasses import dataclass
 
 from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, BuildConfig
-from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of, resolve_targets
+from trt_lora.builder.targets import Targets
+from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of
 from trt_lora.plugins.contract.sites import MAX_RANK
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
@@ -12,16 +13,16 @@ from trt_lora.runtime.adapters.load import load_adapter
 
 
 @dataclass(frozen=True)
-class LoRAPlan:
-    """The targets as `resolve_targets` returns them, and the ranks of the profiles."""
+class ResolvedLoRA:
+    """The target modules, and the ranks of the optimization profiles."""
 
-    targets: dict[str, frozenset[str]]
+    targets: Targets
     max_rank: int
     opt_rank: int  # what the engine is tuned for
 
 
-def plan_lora(config: BuildConfig) -> LoRAPlan:
-    """Return the plan; adapters in `config.lora_dirs` are read for their modules and ranks.
+def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
+    """Return targets and ranks; the adapters in `config.lora_dirs` are read for theirs.
 
     The optimal rank is the commonest among the adapters' sites, the larger of equals; without
     adapters it is the maximum, capped at 16, which most published adapters do not exceed.
@@ -35,15 +36,19 @@ def plan_lora(config: BuildConfig) -> LoRAPlan:
         adapter.check_usable()
         log_warnings(adapter.source, adapter.warnings)
     ranks = [(path, rank) for adapter in adapters for path, rank in adapter.ranks.items()]
-    targets = resolve_targets(config.target_modules or _modules_of(ranks))
+    targets = Targets.from_names(config.target_modules or _modules_of(ranks))
     max_rank = _max_rank(config, ranks)
     _check_targets_cover(targets, ranks)
-    return LoRAPlan(targets, max_rank, min(_opt_rank(ranks), max_rank))
+    return ResolvedLoRA(targets, max_rank, min(_opt_rank(ranks), max_rank))
 
 
 def _modules_of(ranks: list[tuple[str, int]]) -> list[str]:
-    modules = {module.name if (module := module_of(path)) else ALL_LINEAR for path, _ in ranks}
-    return sorted(modules)
+    return sorted({_module_name(path) for path, _ in ranks})
+
+
+def _module_name(path: str) -> str:
+    module = module_of(path)
+    return module.name if module else ALL_LINEAR
 
 
 def _max_rank(config: BuildConfig, ranks: list[tuple[str, int]]) -> int:
@@ -65,12 +70,10 @@ def _opt_rank(ranks: list[tuple[str, int]]) -> int:
     return max(counts, key=lambda rank: (counts[rank], rank), default=16)
 
 
-def _check_targets_cover(targets: dict[str, frozenset[str]], ranks: list[tuple[str, int]]) -> None:
-    wanted = frozenset[str]().union(*targets.values())
+def _check_targets_cover(targets: Targets, ranks: list[tuple[str, int]]) -> None:
     for path, _ in ranks:
-        module = module_of(path)
-        if ALL_LINEAR not in wanted and (module is None or module.name not in wanted):
+        if not targets.includes(path):
             raise ConfigError(
                 f"an adapter of --lora-dir has {path}, which --lora-target-modules "
-                f"{' '.join(targets)} leaves out; add {module.name if module else ALL_LINEAR}"
+                f"{' '.join(targets.modules)} leaves out; add {_module_name(path)}"
             )

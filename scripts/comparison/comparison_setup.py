@@ -1,4 +1,4 @@
-"""What a comparison is about, checked before anything runs, and the inputs of its runs."""
+"""Setup of a comparison: engine, reference and inputs, checked before anything runs."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, Manifest, read_m
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.comparison.files import save_inputs
 from trt_lora.scripts.comparison.references import (
-    Case,
+    ComparisonCase,
     NativePlan,
     OtherEngine,
     Peft,
     Reference,
     Variant,
 )
-from trt_lora.scripts.verification.example_inputs import Feed, make_inputs
+from trt_lora.scripts.verification.example_inputs import InputSpec, make_inputs
 from trt_lora.scripts.verification.require_peft import require_peft
 from trt_lora.scripts.verification.tolerances import TOLERANCES
 
@@ -27,7 +27,7 @@ _TOKENS = 16  # of the random prompts
 
 
 @dataclass(frozen=True)
-class Subjects:
+class ComparisonSetup:
     """An engine and what it is compared with."""
 
     manifest: Manifest
@@ -46,7 +46,7 @@ class Subjects:
         return max(TOLERANCES[manifest.dtype].logit for manifest in manifests)
 
 
-def check_subjects(engine: Path, against: str, model: Path | None, *, bisect: bool) -> Subjects:
+def check_setup(engine: Path, against: str, model: Path | None, *, bisect: bool) -> ComparisonSetup:
     """Return what is compared.
 
     Raises:
@@ -77,7 +77,7 @@ def check_subjects(engine: Path, against: str, model: Path | None, *, bisect: bo
             )
     elif model is not None:
         places["MODEL"] = model.resolve()
-    return Subjects(manifest, reference, places)
+    return ComparisonSetup(manifest, reference, places)
 
 
 def _runnable(engine: Path) -> Manifest:
@@ -155,8 +155,8 @@ def _other(engine: Path, manifest: Manifest) -> Reference:
 
 
 def write_inputs(
-    subjects: Subjects,
-    cases: Sequence[Case],
+    setup: ComparisonSetup,
+    cases: Sequence[ComparisonCase],
     adapters: Mapping[str, Path],
     folder: Path,
     prompt: str | None,
@@ -168,15 +168,15 @@ def write_inputs(
         AdapterError: an adapter cannot be read, or an engine refuses it.
         ConfigError: the prompt is too long, or the engine has no tokenizer.
     """
-    shape = None if prompt is not None else _shape(subjects)
+    shape = None if prompt is not None else _shape(setup)
     try:
         for case in cases:
-            feed = Feed(adapters.get(case.name), prompt, shape, seed)
-            steps = make_inputs(subjects.places["ENGINE"], subjects.manifest, feed)
+            spec = InputSpec(adapters.get(case.name), prompt, shape, seed)
+            steps = make_inputs(setup.places["ENGINE"], setup.manifest, spec)
             save_inputs(steps, folder / case.inputs)
-            if isinstance(subjects.reference, OtherEngine) and subjects.reference.has_inputs:
-                steps = make_inputs(subjects.places["OTHER"], subjects.reference.manifest, feed)
-                save_inputs(steps, folder / subjects.reference.inputs(case))
+            if isinstance(setup.reference, OtherEngine) and setup.reference.has_inputs:
+                steps = make_inputs(setup.places["OTHER"], setup.reference.manifest, spec)
+                save_inputs(steps, folder / setup.reference.inputs(case))
     except LoRAError:
         shutil.rmtree(folder / "inputs", ignore_errors=True)
         if folder.is_dir():
@@ -184,8 +184,8 @@ def write_inputs(
         raise
 
 
-def _shape(subjects: Subjects) -> tuple[int, int]:
+def _shape(setup: ComparisonSetup) -> tuple[int, int]:
     """Batch and length of random prompts that every engine takes."""
-    manifests = [m for m in (subjects.manifest, subjects.other) if m is not None]
+    manifests = [m for m in (setup.manifest, setup.other) if m is not None]
     length = min(min(m.max_input_len, m.max_seq_len - 1) for m in manifests)
     return min(2, *(m.max_batch_size for m in manifests)), min(_TOKENS, length)

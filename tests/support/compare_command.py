@@ -1,0 +1,18 @@
+"""The command `trt-lora compare`, and ONNX Runtime as its tables name it."""
+
+from pathlib import Path
+
+import onnxruntime
+
+from trt_lora.scripts.trt_lora_command import main
+
+ONNXRT = f"ONNX Runtime {onnxruntime.__version__} (CPU)"
+
+
+def compare(*arguments: str | Path) -> int:
+    """Run it and return the exit status."""
+    try:
+        main(["compare", *(str(argument) for argument in arguments)])
+    except SystemExit as exited:
+        return int(exited.code or 0)
+    return 0
