@@ -78,7 +78,7 @@ def write_variant(case: Case, kind: str, *, sites: bool) -> Command:
     more = ["--inputs", case.inputs] if kind == "merged" else []
     more += ["--sites"] if sites else []
     output = case.model(kind, sites=sites)
-    return python_command("compare_models", kind, ENGINE, *more, "--output", output)
+    return python_command("onnx_variants", kind, ENGINE, *more, "--output", output)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Peft:
         more += ["--sites", ENGINE] if sites else []
         words = [MODEL, case.inputs, "--dtype", self.dtype, *more]
         output = case.outputs(self.name, sites=sites)
-        return [python_command("compare_peft", *words, "--output", output)]
+        return [python_command("peft_outputs", *words, "--output", output)]
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,6 @@ class OtherEngine:
             return [run_model(f"{OTHER}/{ONNX_FILE}", ONNXRT, self.inputs(case), outputs=outputs)]
         model = f"models.{self.name}/sites.onnx"  # its weights are not the engine's
         return [
-            python_command("compare_models", "engine", OTHER, "--sites", "--output", model),
+            python_command("onnx_variants", "engine", OTHER, "--sites", "--output", model),
             run_model(model, ONNXRT, self.inputs(case), outputs=outputs),
         ]

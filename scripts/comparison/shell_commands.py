@@ -79,7 +79,7 @@ def _program(name: str) -> str:
 
 def python_command(module: str, *words: str) -> Command:
     """Return the command that runs a module of this folder."""
-    return Command((PYTHON, "-m", f"trt_lora.scripts.{module}", *words))
+    return Command((PYTHON, "-m", f"trt_lora.scripts.comparison.{module}", *words))
 
 
 def run_command(command: Command, folder: Path, places: Mapping[str, Path], log: Path) -> None:
