@@ -1,4 +1,4 @@
-"""What runs an engine: executors, adapters, the manager that switches them, and generation."""
+"""Inference runtime: engines, adapters, adapter switching and text generation."""
 
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage

@@ -1,4 +1,4 @@
-"""`manifest.json`: what an engine takes, so that an adapter is checked before it is loaded."""
+"""Schema of `manifest.json`: sites, bindings, profiles, limits and file hashes of an engine."""
 
 import dataclasses
 import json
@@ -90,7 +90,7 @@ class Manifest:
 
     @property
     def rank_multiple(self) -> int:
-        """What adapters' ranks are padded to, with zeros, when they are loaded for the plan.
+        """Multiple that adapters' ranks are zero-padded to when they are loaded for the plan.
 
         The plugin's kernels then load 16 bytes at a time; nothing is padded on a run.
         """

@@ -1,4 +1,4 @@
-"""The operators of the domain `trt_lora`: one node for a group of sites that read the same x.
+"""Custom ONNX operators of the domain `trt_lora`: one node per group of sites that share x.
 
 LoraDelta2(x, A_1, B_1, A_2, B_2)        -> d_1, d_2      d_i = (x @ A_i) @ B_i
 LoraAdd2(x, A_1, B_1, A_2, B_2, c_1, c_2) -> z_1, z_2     z_i = c_i + (x @ A_i) @ B_i
@@ -36,7 +36,7 @@ class Operator:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """What the inputs are, in TensorRT's order: x, every A and B, the addends c."""
+        """Names of the inputs, in TensorRT's order: x, every A and B, the addends c."""
         sites = range(self.sites)
         factors = (name for site in sites for name in (f"a_{site}", f"b_{site}"))
         return ("x", *factors, *(f"c_{site}" for site in sites if self.adds))

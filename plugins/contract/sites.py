@@ -1,4 +1,4 @@
-"""The contract between engine and adapter: the bindings' names and the sites.
+"""Contract between engine and adapter: binding names, sites and rank limits.
 
 y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
 """
@@ -35,7 +35,7 @@ FACTORS: tuple[Factor, Factor] = ("A", "B")
 
 
 class BindingNames(StrEnum):
-    """How an engine spells its LoRA inputs."""
+    """Spelling of an engine's LoRA inputs."""
 
     LORA = "lora"
     EDGELLM = "edgellm"
@@ -86,7 +86,7 @@ class Site:
 
     @property
     def module(self) -> Module | None:
-        """What an adapter targets here; None for a linear that the module table does not list."""
+        """The target module of this linear; None if the module table does not list it."""
         return module_of(self.path)
 
     @property

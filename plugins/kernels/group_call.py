@@ -1,4 +1,4 @@
-"""One call of the operator: a group of sites that read the same x, as shapes and as addresses."""
+"""Shapes and device addresses of one grouped LoRA call."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class SiteShape:
-    """What one site of a group has: A [k, rank], B [rank, n], an output [m, n]."""
+    """Shapes of one site of a group: A [k, rank], B [rank, n], an output [m, n]."""
 
     n: int
     rank: int

@@ -1,4 +1,4 @@
-"""Launch the kernels of LoRA through the CUDA driver."""
+"""Launch the LoRA kernels through the CUDA driver API."""
 
 import ctypes
 import functools
@@ -142,7 +142,7 @@ def _function(arch: str, kernel: str) -> Any:
 
 @functools.cache
 def chip_of(device: int) -> Chip:
-    """Return what of a GPU decides the launches, by its number in this process.
+    """Return the launch parameters of a GPU, by its number in this process.
 
     Raises:
         BackendError: there is no such GPU; with NVIDIA's own explanation.

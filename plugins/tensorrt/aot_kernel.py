@@ -1,4 +1,4 @@
-"""The kernel of an operator as TensorRT calls it ahead of time: inputs, integers, outputs.
+"""CUDA kernel of an operator, with the argument order of TensorRT's ahead-of-time plugins.
 
 LoraAdd2    x a_0 b_0 a_1 b_1 c_0 c_1   m k n_0 rank_0 n_1 rank_1   out_0 out_1
 """

@@ -1,4 +1,4 @@
-"""The operators as plugins of full TensorRT that live in the plan as PTX: no Python at run time.
+"""LoRA operators as ahead-of-time TensorRT plugins: PTX in the plan, no Python at run time.
 
 TensorRT calls these quickly deployable plugins with an ahead-of-time implementation. Their rules
 are those of python/packaging/bindings_wheel/tensorrt/plugin in its repository, 10.10 to 11.1.
@@ -143,7 +143,7 @@ class _Size:
 
 @dataclass(frozen=True)
 class _Quotient:
-    """What `math.ceil` is asked for."""
+    """A pending division, for `math.ceil`."""
 
     size: _Size
     divisor: int

@@ -1,4 +1,4 @@
-"""What goes wrong in callbacks of the LoRA plugin, for whoever let TensorRT call it."""
+"""Error collection for plugin callbacks, whose exceptions TensorRT does not report."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

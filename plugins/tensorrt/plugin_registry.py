@@ -1,4 +1,4 @@
-"""The operators as TensorRT plugins: creators in the registry, for both flavours.
+"""Plugin creators of the LoRA operators in TensorRT's registry, for both flavours.
 
 They reach a network through the ONNX parser alone: TensorRT-RTX has no other way.
 """

@@ -1,4 +1,4 @@
-"""What a plugin node's input shapes mean: a group, or an error that names the input."""
+"""Shape checks of a plugin node: a group shape from its inputs, or an error by input name."""
 
 import math
 from collections.abc import Sequence

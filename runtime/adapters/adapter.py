@@ -1,4 +1,4 @@
-"""An adapter in canonical form: A [k, r] and B [r, n] per site, the scale meant for B beside it."""
+"""Adapter in canonical form: A [k, r] and B [r, n] per site, with B's scale kept separately."""
 
 import hashlib
 from collections.abc import Callable, Mapping

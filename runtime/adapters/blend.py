@@ -1,4 +1,4 @@
-"""A new adapter from loaded ones: their weighted sum.
+"""Weighted sum of loaded adapters, by concatenating their ranks.
 
     w1 (x A1) B1 + w2 (x A2) B2  =  x [A1 | A2] [w1 B1; w2 B2]
 
@@ -34,7 +34,7 @@ def blend_adapters(name: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter
 
 
 def _check_shapes(pairs: Sequence[Pair], what: str) -> None:
-    """Before an engine is known, nothing else has looked at them."""
+    """Check shapes here too: before an engine is bound nothing else does."""
     shapes = [(a.shape, b.shape) for a, b in pairs]
     if any(len(shape) != 2 for both in shapes for shape in both):
         raise AdapterError(f"{what}: a factor has a shape that is no matrix's: {shapes}")

@@ -1,4 +1,4 @@
-"""Write a weight where an engine reads it: transposed, scaled in float32, cast, and checked.
+"""Cast a weight into the engine's dtype: transpose, scale in float32, round and check.
 
 All in one pass over tiles that stay in the processor's cache: a plain transposed copy of a large
 matrix takes several times as long.
@@ -30,19 +30,19 @@ _TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a cast changed."""
+    """Rounding error and flushed values of a cast."""
 
     rounding_error: float = 0.0  # the largest absolute difference of a value
     flushed: int = 0  # values other than zero that became zero
 
     def __or__(self, other: "Conversion") -> "Conversion":
-        """Return what both changed together."""
+        """Return the combined changes of both."""
         error = max(self.rounding_error, other.rounding_error)
         return Conversion(error, self.flushed + other.flushed)
 
     @classmethod
     def of_all(cls, conversions: Iterable["Conversion"]) -> "Conversion":
-        """Return what several changed together."""
+        """Return the combined changes of several casts."""
         return reduce(or_, conversions, cls())
 
 
@@ -222,7 +222,7 @@ def _largest(values: Float32) -> np.float32:
 
 
 def _compare(exact: Float32, found: Float32) -> Conversion:
-    """What a cast changed; `found` is overwritten."""
+    """Compare a cast with the exact values; overwrites `found`."""
     zeros = np.count_nonzero(found == 0)
     flushed = int(zeros - np.count_nonzero(exact == 0)) if zeros else 0
     return Conversion(float(_largest(np.subtract(found, exact, out=found))), flushed)

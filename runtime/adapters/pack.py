@@ -1,4 +1,4 @@
-"""Cast weights into one aligned buffer."""
+"""Cast weights into one aligned host buffer, on several threads if large."""
 
 import os
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def pack_weights(
 
 
 def _threads(nbytes: int, count: int) -> int:
-    """As many as pay: numpy lets others run while it copies, and waits for them in between."""
+    """Number of threads worth starting: numpy releases the GIL only while it copies."""
     if nbytes <= count * _LARGE:
         return 1
     return max(1, min(_MAX_THREADS, os.cpu_count() or 1, count, nbytes // _SHARE))

@@ -1,4 +1,4 @@
-"""An adapter's share of one rank in tensor parallelism.
+"""Tensor-parallel shard of an adapter.
 
 Column-parallel: every rank computes some columns of y, so B is split on n and A is whole.
 Row-parallel: every rank reads some columns of x, so A is split on k and B is whole; the ranks' y

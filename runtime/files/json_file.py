@@ -1,4 +1,4 @@
-"""Read JSON that nobody has checked: bounded in size, so that it is bounded in memory.
+"""Size-limited JSON for untrusted files.
 
 Python's objects take up to 27 times the memory of the text that they are read from.
 """

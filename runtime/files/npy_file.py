@@ -1,4 +1,4 @@
-"""Read `.npy` files row by row, never a pickle, bfloat16 included.
+"""Bounded reads of `.npy` files, bfloat16 included; never unpickles.
 
 Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. bfloat16 is stored
 as two-byte voids (`|V2`), as TensorRT-LLM's converter does.

@@ -1,4 +1,4 @@
-"""Check that data from a file has the types that a dataclass declares."""
+"""Type check of data from a file against the annotations of a dataclass."""
 
 import dataclasses
 import types

@@ -1,4 +1,4 @@
-"""Generate answers with whichever adapter is active."""
+"""Batched text generation with the active adapter."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Completion:
-    """What one prompt was answered with."""
+    """The answer to one prompt."""
 
     token_ids: tuple[int, ...]  # without the stop token
     text: str  # empty where the prompts were token ids
@@ -125,7 +125,7 @@ def _weights(engine: Engine, manager: LoRAManager | None) -> tuple[TensorMap, st
 
 
 def _check_numbers(logits: Logits, rows: npt.NDArray[np.int64], weights: str) -> None:
-    """Where a number is NaN or infinite, so is the largest or the smallest."""
+    """Refuse NaN and infinity: either shows in the maximum or the minimum."""
     finite = np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
     if not finite.all():
         wrong = ", ".join(map(str, rows[~finite]))

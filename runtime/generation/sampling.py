@@ -1,4 +1,4 @@
-"""Choose the next token: greedy, or drawn after temperature, top-k and top-p, in that order."""
+"""Token sampling: greedy, or temperature, then top-k, then top-p."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _WHOLE = ("max_new_tokens", "top_k", "seed")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen and when a sequence ends."""
+    """Sampling parameters and stop conditions of a generation."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0  # 0 is greedy

@@ -1,4 +1,4 @@
-"""Token ids as callers give them: whole numbers of a vocabulary."""
+"""Validation of token ids against a vocabulary."""
 
 from collections.abc import Iterable
 

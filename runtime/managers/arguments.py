@@ -1,4 +1,4 @@
-"""Check the names and numbers that a caller gave, whatever their type."""
+"""Validation of adapter names and scales."""
 
 import math
 from numbers import Real

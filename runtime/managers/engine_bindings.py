@@ -1,4 +1,4 @@
-"""The LoRA inputs of one engine: their rank-1 dummies, and adapters fitted to them."""
+"""LoRA inputs of one engine: rank-1 dummies, and adapters fitted to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class EngineBindings:
-    """What a manager knows of its engine."""
+    """An engine as a manager sees it: manifest, memory and dummies."""
 
     manifest: Manifest
     memory: Memory

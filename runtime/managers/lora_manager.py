@@ -1,4 +1,4 @@
-"""LoRAManager: which adapters are loaded, which one is active, and what an engine is bound to."""
+"""LoRAManager: load, switch, blend and unload adapters of one engine."""
 
 from collections.abc import Mapping
 from pathlib import Path

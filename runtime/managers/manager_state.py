@@ -1,4 +1,4 @@
-"""What a manager holds at one moment; a change makes another, so that no reader sees half of it."""
+"""Immutable snapshot of a manager: engine, resident adapters, and the active one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

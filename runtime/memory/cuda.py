@@ -1,4 +1,4 @@
-"""Calls into the CUDA runtime through cuda-python, and whether there is a GPU at all."""
+"""CUDA runtime calls, events, and the current device."""
 
 import contextlib
 import weakref
@@ -11,7 +11,7 @@ from trt_lora.runtime.memory.dtypes import Array
 
 
 def cuda_obstacle() -> str:
-    """Why no CUDA device can be used here; empty if one can."""
+    """Reason why no CUDA device can be used here; empty if one can."""
     try:
         count = call("cudaGetDeviceCount")
     except BackendError as error:

@@ -1,4 +1,4 @@
-"""The memory of one GPU, as the runtime uses it."""
+"""Device memory of one GPU: adapter uploads, per-step staging and outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trt_lora.runtime.memory.tensor import HOST, Tensor
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """How much memory is kept for the next step."""
+    """Limits of the memory kept for reuse."""
 
     max_free_bytes: int = 512 << 20  # on the device, in buffers that no tensor lies in; 0: none
     staging_bytes: int = 8 << 20  # of each of two pinned buffers on the host
@@ -101,7 +101,7 @@ class CudaMemory:
         return self._pool.allocate(nbytes)
 
     def check(self, name: str, tensor: Tensor) -> None:
-        """Raise TensorError if the tensor is on another GPU, or not aligned as TensorRT asks."""
+        """Refuse a tensor on another GPU, or not aligned for TensorRT, with TensorError."""
         if tensor.device == HOST:
             return
         if tensor.device != self.device:

@@ -1,4 +1,4 @@
-"""Memory of one GPU that is used again: what a step frees waits for the next step of its size."""
+"""Size-class free lists for device memory; reuses the lowest address first."""
 
 import contextlib
 import weakref
@@ -29,7 +29,7 @@ class DeviceBuffer:
 
 
 class PooledBuffer:
-    """As `DeviceBuffer`, but from a pool and back to it."""
+    """Memory of a pool, returned to it when the last tensor in it is gone."""
 
     def __init__(self, pool: "DevicePool", pointer: int, nbytes: int) -> None:
         self.pointer = pointer
@@ -91,7 +91,7 @@ class DevicePool:
         self._settle()
 
     def trim(self) -> bool:
-        """Give all free buffers back to the driver; whether there were any."""
+        """Give all free buffers back to the driver; return whether there were any."""
         with self._sorted():
             found = bool(self.free_bytes)
             self._drop_to(0)
@@ -103,7 +103,7 @@ class DevicePool:
         self.trim()
 
     def _retried(self, make: Callable[[], _Made]) -> _Made:
-        """What `make` allocates; if it cannot, a second time without the free buffers."""
+        """Allocate with `make`; on failure, trim the free lists and retry once."""
         try:
             return make()
         except BackendError:

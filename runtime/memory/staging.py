@@ -1,4 +1,4 @@
-"""Copies from host to device memory, through two pinned buffers that are used in turn."""
+"""Host-to-device copies through two pinned staging buffers."""
 
 import ctypes
 import weakref

@@ -1,4 +1,4 @@
-"""Is an adapter for this engine's base model? By fingerprint, and by what its config targets."""
+"""Base model check of an adapter: fingerprint, and target modules of its config."""
 
 from collections.abc import Mapping
 

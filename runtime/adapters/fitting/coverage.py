@@ -1,4 +1,4 @@
-"""What became of an adapter in an engine: every tensor, every binding, every cast."""
+"""Load report of an adapter: bindings, unexpected keys, ranks and cast errors per site."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What is suspicious about an adapter in an engine: a line each, for the log."""
+"""Log warnings about a loaded adapter: other base model, missing sites, flushed values."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator

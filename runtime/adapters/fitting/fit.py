@@ -1,7 +1,7 @@
-"""Fit an adapter to an engine: every tensor finds its binding, or the adapter is refused by name.
+"""Fit an adapter to an engine: match bindings, check shapes, pad ranks and cast.
 
-Also the one place that knows how a weight must look: A [k, r] and B [r, n] of one rank from 1 to
-the engine's maximum.
+Every tensor finds its binding, or the adapter is refused by name. Weights are A [k, r] and B [r, n]
+of one rank from 1 to the engine's maximum.
 """
 
 from collections.abc import Mapping
@@ -167,7 +167,7 @@ def _take(
 
 
 def _check_borrowed(adapter: Adapter, name: str, tensor: Tensor, dtype: str) -> None:
-    """What an owned adapter holds in memory was checked when it was read."""
+    """Check borrowed memory; an owned adapter was checked when it was read."""
     if adapter.owned:
         return
     what = f"{adapter.source}: {name}"

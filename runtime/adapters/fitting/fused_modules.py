@@ -1,4 +1,4 @@
-"""Map fused and split modules onto each other: q, k, v and qkv; gate, up and gate_up.
+"""Map between fused and split modules: q, k, v and qkv; gate, up and gate_up.
 
 A fused linear stacks the outputs of its parts, `y = [y_q | y_k | y_v]`. Its delta is therefore
 

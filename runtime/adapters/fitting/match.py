@@ -1,4 +1,4 @@
-"""Find the binding of every tensor of an adapter: either spelling, fused and split modules."""
+"""Match adapter tensors to engine bindings: both spellings, fused and split modules."""
 
 from collections.abc import Mapping, Sequence
 

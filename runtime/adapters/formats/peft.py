@@ -1,4 +1,4 @@
-"""PEFT LoRA directories: transposed by key, each module's scale beside its B."""
+"""PEFT LoRA directories: adapter_model.safetensors with adapter_config.json, sharded or not."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a PEFT `adapter_config.json` asks for: honoured, without effect on inference, or refused.
+"""PEFT `adapter_config.json`: honoured, ignored and refused fields.
 
 The fields are those of PEFT 0.21's `LoraConfig`. A field that is not in any of the lists comes from
 another release; it is refused unless it is unset, for nobody knows what it does to the result.

@@ -1,4 +1,4 @@
-"""The tensors of a PEFT adapter that PEFT itself would not apply."""
+"""PEFT tensors that PEFT itself ignores."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -16,7 +16,7 @@ _UNTARGETED = "its config does not target the module, so that PEFT does not appl
 
 @dataclass(frozen=True)
 class Targeting:
-    """What a config says of the modules in its file."""
+    """Target rule, ignored tensors and warnings of a PEFT config for its own file."""
 
     targets: Rule
     ignored: Mapping[str, str]  # tensor -> why it is not applied

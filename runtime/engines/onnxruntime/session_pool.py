@@ -1,4 +1,4 @@
-"""One ONNX Runtime session for any number of threads, each run with bindings of its own."""
+"""Pool of IOBindings over one ONNX Runtime session, for concurrent runs."""
 
 from threading import Condition, get_ident
 from typing import Any
@@ -10,7 +10,7 @@ from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 
 class SessionPool:
-    """As many sets of bindings as ever ran at once; each keeps its last inputs.
+    """One IOBinding per concurrent run; each keeps its last inputs.
 
     A thread is given the bindings of its last run where they are free, for most of the next run's
     inputs are bound there.

@@ -1,4 +1,4 @@
-"""An execution context and what is set on it, so that only what changed is set again."""
+"""Execution context that re-binds only changed inputs."""
 
 from collections.abc import Collection
 from typing import Any

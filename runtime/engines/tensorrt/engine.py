@@ -1,4 +1,4 @@
-"""Run an engine's plan on a GPU with TensorRT or TensorRT-RTX."""
+"""GPU engine on TensorRT or TensorRT-RTX: one stream, CUDA graphs for repeated runs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -144,7 +144,7 @@ class TensorRTEngine:
 
 
 class _OpenEngine:
-    """What an engine has between `__enter__` and `__exit__`."""
+    """Stream, contexts and graphs of an engine inside `with`."""
 
     def __init__(
         self, engine: TensorRTEngine, plan: Plan, memory: CudaMemory, graphs: GraphOptions

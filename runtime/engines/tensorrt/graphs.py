@@ -1,4 +1,4 @@
-"""Captured CUDA graphs of an engine's runs: one launch instead of one for every kernel."""
+"""LRU cache of captured CUDA graphs, keyed by run."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """Which runs are captured."""
+    """Limits of the CUDA graph cache."""
 
     max_graphs: int = 32  # at a time, each with an execution context; 0 captures none
 

@@ -1,4 +1,4 @@
-"""The inputs of a run: what changed since the run before is checked, and the profile chosen."""
+"""Input checks of a run, for changed inputs only, and choice of the optimization profile."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -91,7 +91,7 @@ def select_profile(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> i
 
 
 def allows(allowed: Range, shape: Sequence[int]) -> bool:
-    """Whether a shape lies in a range."""
+    """Return whether a shape lies in a range."""
     return (
         len(shape) == len(allowed.min)
         and all(map(le, allowed.min, shape))

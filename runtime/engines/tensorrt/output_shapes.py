@@ -1,4 +1,4 @@
-"""Shapes of an engine's outputs from those of its inputs, without asking TensorRT."""
+"""Output shape inference from input shapes, without an execution context."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from trt_lora.runtime.manifest import Dimension, Manifest
 
 
 class OutputShapes:
-    """Where each dimension of each output is found among the inputs.
+    """Source of each output dimension: an input and its axis.
 
     TensorRT knows the shapes too, but only of a context on which all inputs are set; a captured
     graph is launched without touching one. Where a context is set, it must agree.

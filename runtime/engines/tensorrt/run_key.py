@@ -1,4 +1,4 @@
-"""What tells one run of an engine from another: profile, and address and shape of every binding."""
+"""Cache key of one engine run: profile, and address and shape of every binding."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
