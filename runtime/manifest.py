@@ -83,9 +83,9 @@ class Manifest:
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:
         """Site and factor of every LoRA input, by its name."""
         return {
-            self.binding_names.binding(factor, site.path): (site, factor)
+            name: (site, factor)
             for site in self.sites
-            for factor in FACTORS
+            for factor, name in zip(FACTORS, self.binding_names.pair(site.path), strict=True)
         }
 
     @property

@@ -56,7 +56,7 @@ class Group:
     @property
     def operator(self) -> Operator:
         """What computes it."""
-        return Operator(len(self.linears), adds=not self.returns_delta)
+        return Operator(len(self.linears), has_addend=not self.returns_delta)
 
     @property
     def x(self) -> ir.Value:

@@ -46,6 +46,10 @@ class BindingNames(StrEnum):
             return f"lora_{factor}_{path}"
         return f"{path}.lora_{factor}.weight"
 
+    def pair(self, path: str) -> tuple[str, str]:
+        """Return the engine inputs of A and B at the site `path`."""
+        return self.binding("A", path), self.binding("B", path)
+
     def rank_symbol(self, path: str) -> str:
         """Return the symbolic dimension of the site's rank.
 

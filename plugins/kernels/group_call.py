@@ -20,7 +20,7 @@ class GroupShape:
     k: int
     sites: tuple[SiteShape, ...]
     dtype: str  # of every tensor: float16, bfloat16 or float32
-    adds: bool  # whether y [m, n] is read for every site and z = y + delta written, or delta alone
+    has_addend: bool  # reads y [m, n] for every site and writes y + delta; otherwise delta alone
 
     @property
     def total_rank(self) -> int:
@@ -34,6 +34,6 @@ class GroupBuffers(NamedTuple):
     x: int
     a: tuple[int, ...]
     b: tuple[int, ...]
-    y: tuple[int, ...]  # empty where the group does not add
+    y: tuple[int, ...]  # empty without an addend
     out: tuple[int, ...]
     workspace: int

@@ -106,7 +106,7 @@ class _Plugin:
         """`launch.fused_launch` in expressions."""
         api, cluster = self.api, self.chip.cluster
         symbols = (SiteShape(_Size(api, n), _Size(api, rank)) for n, rank in sites)  # type: ignore[arg-type]
-        shape = GroupShape(1, 1, tuple(symbols), self.dtype, self.operator.adds)
+        shape = GroupShape(1, 1, tuple(symbols), self.dtype, self.operator.has_addend)
         parts: Any = slices(shape)
         shared: Any = fused_bytes(shape, rows)
         placed = self.chip.multiprocessors // cluster
@@ -215,7 +215,7 @@ def _by_operator(largest: Iterable[GroupShape], chip: Chip) -> dict[Operator, li
     found: dict[Operator, list[GroupShape]] = {}
     for shape in largest:
         plan_launches(shape, chip)  # refuses what no kernel takes
-        found.setdefault(Operator(len(shape.sites), shape.adds), []).append(shape)
+        found.setdefault(Operator(len(shape.sites), shape.has_addend), []).append(shape)
     dtypes = sorted({shape.dtype for shapes in found.values() for shape in shapes})
     if len(dtypes) > 1:
         raise ConfigError(

@@ -154,7 +154,7 @@ class PluginNode:
         self._planned.launch(_buffers(self.operator, inputs, outputs, workspace), stream)
 
     def get_fields_to_serialize(self) -> Any:
-        values = {"sites": self.operator.sites, "adds": int(self.operator.adds)}
+        values = {"sites": self.operator.sites, "adds": int(self.operator.has_addend)}
         self._arrays = {name: np.array([values[name]], np.int32) for name in FIELDS}
         return plugin_fields(self.owner.trt, self._arrays)
 

@@ -93,7 +93,7 @@ class _Creator:
 
 
 def _check_fields(operator: Operator, fields: dict[str, int]) -> None:
-    expected = {"sites": operator.sites, "adds": int(operator.adds)}
+    expected = {"sites": operator.sites, "adds": int(operator.has_addend)}
     if fields != expected:
         raise BackendError(
             f"the plan says {fields} of a {operator.name}, expected {expected}; "

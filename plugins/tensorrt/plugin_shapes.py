@@ -26,7 +26,7 @@ def group_shape(operator: Operator, shapes: Sequence[Shape], dtype: str) -> Grou
     """
     x = shapes[0]
     sites = tuple(_site(operator, shapes, site) for site in range(operator.sites))
-    shape = GroupShape(math.prod(x[:-1]), x[-1], sites, dtype, operator.adds)
+    shape = GroupShape(math.prod(x[:-1]), x[-1], sites, dtype, operator.has_addend)
     if shape.m == 0:
         raise TensorError(
             f"{operator.name}: x has shape {list(x)}, an empty batch; run the engine with one "
@@ -74,7 +74,7 @@ def _site(operator: Operator, shapes: Sequence[Shape], site: int) -> SiteShape:
             f"{operator.name}, site {site}: A {list(a)} and B {list(b)} do not fit x {list(x)}; "
             "expected A [k, r] and B [r, n]"
         )
-    if operator.adds:
+    if operator.has_addend:
         _check_addend([*x[:-1], b[1]], shapes[operator.addend(site)], f"{operator.name}, {site}")
     return SiteShape(b[1], b[0])
 

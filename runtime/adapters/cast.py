@@ -138,7 +138,7 @@ class Caster:
         for tile in _tiles(source.shape):
             bits = source[tile].view(np.uint16)
             entries = self._found[: bits.size].view(np.uint32)
-            self._take(table.entries, bits, entries)
+            self._gather(table.entries, bits, entries)
             out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
             rank, lost = table.add_changes(entries, rank, lost)
         return rank, lost
@@ -183,7 +183,7 @@ class Caster:
             np.copyto(found, stored)
         return stored
 
-    def _take(self, table: Array, bits: Array, out: Array) -> None:
+    def _gather(self, table: Array, bits: Array, out: Array) -> None:
         """Write `table[bits]` to `out` [n]; `bits` may be of any shape."""
         index = self._index[: bits.size]
         np.copyto(index.reshape(bits.shape), bits)

@@ -18,7 +18,7 @@ _WHOLE = ("max_new_tokens", "top_k", "seed")
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParams:
     """Sampling parameters and stop conditions of a generation."""
 
     max_new_tokens: int = 64
@@ -57,7 +57,7 @@ def generator(seed: int, prompt: Sequence[int]) -> np.random.Generator:
     return np.random.default_rng([seed, *prompt])
 
 
-def choose(logits: Logits, sampling: Sampling, draws: Draws) -> Tokens:
+def choose(logits: Logits, sampling: SamplingParams, draws: Draws) -> Tokens:
     """Return one token per row, which depends on that row and its draw alone.
 
     Args:

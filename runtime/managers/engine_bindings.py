@@ -59,7 +59,7 @@ class EngineBindings:
     dummies: Mapping[str, Tensor]  # A [k, 1] or B [1, n] by binding, all in one zero buffer
 
     @classmethod
-    def of(cls, executor: Executor) -> "EngineBindings":
+    def from_executor(cls, executor: Executor) -> "EngineBindings":
         """Read the engine's manifest and make the zero buffer on its device."""
         manifest = executor.manifest
         dummy = Tensor(0, (1,), manifest.dtype)
@@ -69,16 +69,16 @@ class EngineBindings:
         }
         zeros = executor.memory.zeros(max(tensor.nbytes for tensor in (dummy, *shapes.values())))
 
-        def placed(tensor: Tensor) -> Tensor:
+        def on_device(tensor: Tensor) -> Tensor:
             return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=zeros)
 
-        dummies = {name: placed(tensor) for name, tensor in shapes.items()}
+        dummies = {name: on_device(tensor) for name, tensor in shapes.items()}
         return cls(
             manifest,
             executor.memory,
             executor.rank_multiple,
             executor.release_inputs,
-            placed(dummy),
+            on_device(dummy),
             dummies,
         )
 

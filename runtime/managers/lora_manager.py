@@ -105,7 +105,9 @@ class LoRAManager:
         self._check_name(self._state, name, replace=replace)
         if not weights:
             raise AdapterError(f"adapter {name!r} has no weights")
-        taken = {binding: weight_of(binding, _taken(binding, w)) for binding, w in weights.items()}
+        taken = {
+            binding: weight_of(binding, _as_tensor(binding, w)) for binding, w in weights.items()
+        }
         return self._register(name, Adapter(name, taken, owned=False), replace=replace)
 
     def blend(
@@ -345,7 +347,7 @@ def _log(loaded: Loaded) -> None:
         log_warnings(loaded.coverage.source, loaded.coverage.warnings)
 
 
-def _taken(binding: str, weight: object) -> Tensor:
+def _as_tensor(binding: str, weight: object) -> Tensor:
     check_string(binding, "the name of a binding")
     try:
         return tensor_from(weight)

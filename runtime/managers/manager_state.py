@@ -90,7 +90,7 @@ class ManagerState:
         Raises:
             AdapterError: the engine cannot take one of them.
         """
-        engine = EngineBindings.of(executor)
+        engine = EngineBindings.from_executor(executor)
         adapters = {
             name: engine.load(pending.adapter, strict=pending.strict)
             for name, pending in self.adapters.items()

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TypeVar
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.memory.cuda import call, on_device, release, release_on
+from trt_lora.runtime.memory.cuda import call, on_device, try_call, try_call_on
 from trt_lora.runtime.memory.host import ALIGNMENT
 
 _Made = TypeVar("_Made")
@@ -172,13 +172,13 @@ def _allocate(device: int, nbytes: int) -> int:
         try:
             call("cudaStreamSynchronize", 0)  # until then the memory is there for stream 0 only
         except BaseException:
-            release("cudaFreeAsync", pointer, 0)
+            try_call("cudaFreeAsync", pointer, 0)
             raise
     return pointer
 
 
 def _free(device: int, pointer: int) -> None:
-    release_on(device, "cudaFreeAsync", pointer, 0)
+    try_call_on(device, "cudaFreeAsync", pointer, 0)
 
 
 def _free_all(device: int, free: _Free, returned: _Returned) -> None:

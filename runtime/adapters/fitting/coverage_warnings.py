@@ -24,7 +24,7 @@ def log_warnings(source: str, warnings: Iterable[str]) -> None:
 def coverage_warnings(
     adapter: Adapter,
     manifest: Manifest,
-    unbound: Collection[str],
+    unexpected_keys: Collection[str],
     sites: Collection[SiteCoverage],
     missing: Collection[str],
 ) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def coverage_warnings(
         *_missing(missing),
         *_few(adapter, sites),
         *adapter.warnings,
-        *_unbound(unbound),
+        *_unexpected(unexpected_keys),
         *_flushed(sites),
     )
 
@@ -75,9 +75,10 @@ def _module(site: SiteCoverage) -> str:
     return site.path.rpartition(".")[2]
 
 
-def _unbound(unbound: Collection[str]) -> Iterator[str]:
-    if unbound:
-        yield f"{len(unbound)} of its tensors have no binding in the engine: {listed([*unbound])}"
+def _unexpected(unexpected_keys: Collection[str]) -> Iterator[str]:
+    if unexpected_keys:
+        names = listed([*unexpected_keys])
+        yield f"{len(unexpected_keys)} of its tensors have no binding in the engine: {names}"
 
 
 def _flushed(sites: Collection[SiteCoverage]) -> Iterator[str]:

@@ -57,13 +57,13 @@ def adapter_from_peft(directory: Path) -> Adapter:
     if not stored:
         raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
     targeting = targeting_of(config.targeting, names)
-    weights, unused = {}, {}
+    weights, unusable_keys = {}, {}
     for path, tensor in stored:
         match = _KEY.fullmatch(tensor.name)
         if tensor.name in targeting.ignored or tensor.name.endswith(_TRAINING_ONLY):
             continue
         if match is None:
-            unused[tensor.name] = _why_unusable(tensor.name)
+            unusable_keys[tensor.name] = _why_unusable(tensor.name)
         else:
             site, is_a = match["path"], match["factor"] == "A"
             _check_rank(tensor, is_a, config.rank(site), f"{path}: tensor {tensor.name!r}")
@@ -75,7 +75,7 @@ def adapter_from_peft(directory: Path) -> Adapter:
         weights,
         config.base_model,
         metadata.get(FINGERPRINT_KEY),
-        unused,
+        unusable_keys,
         targeting.ignored,
         targeting.targets,
         targeting.warnings,

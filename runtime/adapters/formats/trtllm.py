@@ -56,7 +56,9 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
     pairs: dict[str, Pair] = {}
     for number, row in enumerate(rows):
         what = f"{directory}: row {number} of {TRTLLM_CONFIG}"
-        path, k, n = _place(row[0], row[1], layers, f"{what}, for {manifest.base_model.name},")
+        path, k, n = _locate_site(
+            row[0], row[1], layers, f"{what}, for {manifest.base_model.name},"
+        )
         if path in pairs:
             raise AdapterError(f"{what} is for {path}, and so is another row")
         pairs[path] = _pair(weights, number, row, (k, n), what)
@@ -130,7 +132,7 @@ def _by_layer(manifest: Manifest) -> dict[int | None, list[Site]]:
     return layers
 
 
-def _place(
+def _locate_site(
     module_id: int, layer: int, layers: Mapping[int | None, list[Site]], what: str
 ) -> tuple[str, int, int]:
     """(path, k, n) of a module of a layer: a site, a part of one, or made of some."""
@@ -210,14 +212,14 @@ def _numbered(adapter: Adapter) -> Mapping[tuple[int, int], Pair]:
             )
         if module.name in PARTS and not parts_of(path):
             raise AdapterError(f"{adapter.source}: {path} alternates heads, TensorRT-LLM does not")
-        place = (layer, module.id)
-        if place in found:
+        key = (layer, module.id)
+        if key in found:
             raise AdapterError(
-                f"{adapter.source}: {path} and {found[place][0]} are both {module.name} of layer "
+                f"{adapter.source}: {path} and {found[key][0]} are both {module.name} of layer "
                 f"{layer} to TensorRT-LLM"
             )
-        found[place] = path, (a, _exchanged(b) if module.name == _SWAPPED else b)
-    return {place: pair for place, (_, pair) in sorted(found.items())}
+        found[key] = path, (a, _exchanged(b) if module.name == _SWAPPED else b)
+    return {key: pair for key, (_, pair) in sorted(found.items())}
 
 
 def _write_row(pair: Pair, row: Array, dtype: str, source: str) -> Conversion:

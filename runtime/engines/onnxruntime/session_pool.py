@@ -29,7 +29,7 @@ class SessionPool:
         Raises:
             StateError: the pool is closed.
         """
-        idle, bound = self._take()
+        idle, bound = self._acquire()
         try:
             outputs = bound.run(tensor_map)
             idle[get_ident()] = bound  # the bindings of a run that failed are forgotten
@@ -49,7 +49,7 @@ class SessionPool:
             self._changed.wait_for(lambda: not self._running)
             self._idle.clear()
 
-    def _take(self) -> tuple[dict[int, BoundSession], BoundSession]:
+    def _acquire(self) -> tuple[dict[int, BoundSession], BoundSession]:
         """Return bindings that no other run has, and where to put them afterwards."""
         with self._changed:
             if self._closed:

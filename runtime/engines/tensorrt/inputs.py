@@ -49,11 +49,11 @@ class RunInputs:
             tensor = tensor_map[name]
             found = _describe(tensor)
             if seen.get(name) != found:
-                self._take(name, tensor, state)
+                self._check_changed(name, tensor, state)
                 seen[name] = found  # last: an input that was refused is looked at again
         return self._profile(tensor_map)
 
-    def _take(self, name: str, tensor: Tensor, state: RunState) -> None:
+    def _check_changed(self, name: str, tensor: Tensor, state: RunState) -> None:
         if tensor.dtype != self._dtypes[name]:
             raise TensorError(f"{name} is {tensor.dtype}; this engine takes {self._dtypes[name]}")
         self._memory.check(name, tensor)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.engines.tensorrt.run_key import Place
+from trt_lora.runtime.engines.tensorrt.run_key import BoundAddress
 from trt_lora.runtime.manifest import Dimension, Manifest
 
 
@@ -31,7 +31,7 @@ class OutputShapes:
             b.shape: [_source(b.name, size, found) for size in b.shape] for b in manifest.outputs
         }
 
-    def of(self, inputs: Mapping[str, Place]) -> list[tuple[str, str, tuple[int, ...]]]:
+    def infer(self, inputs: Mapping[str, BoundAddress]) -> list[tuple[str, str, tuple[int, ...]]]:
         """Return (name, dtype, shape) of every output."""
         shapes = {
             symbols: tuple(d if isinstance(d, int) else inputs[d[0]][1][d[1]] for d in sizes)
