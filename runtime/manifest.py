@@ -10,9 +10,9 @@ from typing import Any
 
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.errors import ManifestError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
-from trt_lora.runtime.files.json_file import read_json, shown
-from trt_lora.runtime.files.typed import check_types
+from trt_lora.runtime.files.json_file import check_types, read_json
 
 SCHEMA_VERSION = 1
 _MAX_BYTES = 32 << 20  # of 20 thousand sites

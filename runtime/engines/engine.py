@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from trt_lora.plugins.errors import StateError, TensorError
+from trt_lora.plugins.messages import listed
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
@@ -90,9 +91,8 @@ def check_inputs(tensor_map: TensorMap, input_names: Sequence[str]) -> None:
     """Refuse a tensor map that lacks an input, with TensorError."""
     missing = [name for name in input_names if name not in tensor_map]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise TensorError(
-            f"the tensor map lacks {', '.join(missing[:3])}{more}; "
+            f"the tensor map lacks {listed(missing)}; "
             "LoRA bindings are written by LoRAManager.refresh_tensor_map"
         )
 

@@ -4,7 +4,7 @@ import math
 from numbers import Real
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.json_file import shown
+from trt_lora.plugins.messages import shown
 
 _LONGEST = 1024  # characters of a name
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from trt_lora.plugins.errors import AdapterError, StateError, TensorError, UnknownBindingError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.blend import blend_adapters
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
@@ -15,7 +16,6 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.files.json_file import shown
 from trt_lora.runtime.managers.arguments import check_new_name, check_string, checked_scale
 from trt_lora.runtime.managers.engine_bindings import EngineBindings, Loaded
 from trt_lora.runtime.managers.manager_state import ManagerState

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from trt_lora.plugins.errors import UnknownAdapterError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.files.json_file import shown
 from trt_lora.runtime.managers.arguments import check_string
 from trt_lora.runtime.managers.engine_bindings import EngineBindings, Loaded
 from trt_lora.runtime.memory.tensor import Tensor

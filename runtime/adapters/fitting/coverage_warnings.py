@@ -3,10 +3,9 @@
 import logging
 from collections.abc import Collection, Iterable, Iterator
 
+from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
-from trt_lora.runtime.adapters.fitting.match import listed
-from trt_lora.runtime.files.json_file import shown
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 

@@ -1,15 +1,14 @@
 """Match adapter tensors to engine bindings: both spellings, fused and split modules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from trt_lora.plugins.contract.sites import Factor, parse_binding
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.messages import listed
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.fused_modules import map_pairs
 from trt_lora.runtime.adapters.weight import Pair, Weight
 from trt_lora.runtime.manifest import Manifest
-
-_SHOWN = 3  # tensors that a message lists
 
 
 def match_weights(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weight], dict[str, str]]:
@@ -94,9 +93,3 @@ def refusal(adapter: Adapter, manifest: Manifest, unexpected_keys: Mapping[str, 
         f"({len(manifest.sites)} sites). Check that the adapter is for this base model{build}; "
         "strict=False leaves such tensors out"
     )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trt_lora.plugins.contract.sites import FACTORS, BindingNames
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.formats.named_safetensors import FINGERPRINT_KEY, save_safetensors
@@ -16,7 +17,7 @@ from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE, read_peft
 from trt_lora.runtime.adapters.formats.peft_ignored import targeting_of
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
-from trt_lora.runtime.files.json_file import read_json, shown
+from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.safetensors_file import StoredTensor, read_safetensors
 from trt_lora.runtime.files.untrusted_file import file_inside
 

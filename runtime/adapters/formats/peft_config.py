@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.formats.peft_patterns import (
     MAX_STEPS,
     ModulePatterns,
     pattern_problem,
 )
 from trt_lora.runtime.adapters.formats.peft_targets import FIELDS
-from trt_lora.runtime.files.json_file import read_json, shown
+from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.untrusted_file import file_inside
 
 CONFIG_FILE = "adapter_config.json"

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from trt_lora.runtime.adapters.fitting.match import listed
+from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.adapters.formats.peft_targets import Rule, target_rule
-from trt_lora.runtime.files.json_file import shown
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_.*")  # of any kind
 _UNTARGETED = "its config does not target the module, so that PEFT does not apply it either"

@@ -230,7 +230,7 @@ def test_memory_alive_when_python_ends_is_freed_in_silence() -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=Path(fake_cuda.__file__).parent,
+        cwd=Path(fake_cuda.__file__).parents[1],
         capture_output=True,
         text=True,
         check=True,
