@@ -16,4 +16,4 @@ def test_a_long_list_says_how_many_more_there_are() -> None:
 def test_a_long_value_is_shortened() -> None:
     assert shown("x") == "'x'"
     assert len(shown("x" * 10_000)) <= 200
-    assert len(shown([[["x" * 10_000] * 100] * 100] * 100)) < 1_000_000
+    assert shown(list(range(1000))).endswith("18, 19, ...]")
