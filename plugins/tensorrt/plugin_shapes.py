@@ -60,10 +60,10 @@ def changed_dims(
         for name, before, now in pairs
         if now != before
     ]
-    what = "; ".join(changed) or f"{len(found)} inputs, planned were {len(planned)}"
+    differences = "; ".join(changed) or f"{len(found)} inputs, planned were {len(planned)}"
     return TensorError(
-        f"TensorRT runs the node with other shapes than it told: {what}. Nothing was launched; "
-        "run the prompt again, and report this with the version of TensorRT"
+        f"TensorRT runs the node with other shapes than it told: {differences}. "
+        "Nothing was launched; run the prompt again, and report this with the version of TensorRT"
     )
 
 
@@ -79,7 +79,7 @@ def _site(operator: Operator, shapes: Sequence[Shape], site: int) -> SiteShape:
     return SiteShape(b[1], b[0])
 
 
-def _check_addend(expected: Shape, found: Shape, what: str) -> None:
+def _check_addend(expected: Shape, found: Shape, label: str) -> None:
     """The kernels read an addend as the output is written: nothing is broadcast."""
     if list(found) != list(expected):
-        raise TensorError(f"{what}: the addend is {list(found)}, expected {list(expected)}")
+        raise TensorError(f"{label}: the addend is {list(found)}, expected {list(expected)}")

@@ -62,14 +62,14 @@ class Caster:
         self._tables: dict[tuple[str, str, float], CastTable] = {}
         self._values: Counter[tuple[str, str, float]] = Counter()
 
-    def write(self, weight: Weight, dtype: str, out: Array, what: str) -> Conversion:
+    def write(self, weight: Weight, dtype: str, out: Array, label: str) -> Conversion:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
 
         Args:
             weight: the source, a matrix.
             dtype: float32, float16 or bfloat16.
             out: storage of `dtype`, in any memory order.
-            what: how messages call the weight.
+            label: how messages call the weight.
 
         Raises:
             AdapterError: a value is NaN or infinite, or leaves the range of `dtype`.
@@ -86,7 +86,7 @@ class Caster:
         else:
             conversion = self._round(source, weight.scale, out)
         if conversion is None:
-            raise AdapterError(_not_finite(source, weight, dtype, what))
+            raise AdapterError(_not_finite(source, weight, dtype, label))
         return conversion
 
     def _copy(self, source: Array, out: Array) -> Conversion | None:
@@ -228,7 +228,7 @@ def _compare(exact: Float32, found: Float32) -> Conversion:
     return Conversion(float(_largest(np.subtract(found, exact, out=found))), flushed)
 
 
-def _not_finite(source: Array, weight: Weight, dtype: str, what: str) -> str:
+def _not_finite(source: Array, weight: Weight, dtype: str, label: str) -> str:
     """Tell a damaged source from a range that is too small."""
     largest = 0.0
     for tile in _tiles(source.shape):
@@ -236,8 +236,8 @@ def _not_finite(source: Array, weight: Weight, dtype: str, what: str) -> str:
         largest = float(np.maximum(largest, values.max()))  # NaN stays
     if not math.isfinite(largest):
         why = "the training diverged, the file is damaged, or a scale is too large"
-        return f"{what} holds NaN or infinity: {why}"
+        return f"{label} holds NaN or infinity: {why}"
     scale = "" if weight.scale == 1 else f" after its scale of {weight.scale:.4g}"
     hint = "" if dtype == "float32" else "; build the engine with --dtype bfloat16 or float32"
     value = f"{largest * abs(weight.scale):.4g}"
-    return f"{what} has a value of {value}{scale}, beyond the range of {dtype}{hint}"
+    return f"{label} has a value of {value}{scale}, beyond the range of {dtype}{hint}"

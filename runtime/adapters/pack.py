@@ -33,9 +33,9 @@ def pack_weights(
     def write(names: list[str]) -> dict[str, Conversion]:
         caster, changes = Caster(), {}
         for name in names:
-            what = f"{source}: {', '.join(weights[name].names)}"
+            label = f"{source}: {', '.join(weights[name].names)}"
             out = tensors[name].storage()
-            changes[name] = caster.write(weights[name], dtypes[name], out, what)
+            changes[name] = caster.write(weights[name], dtypes[name], out, label)
         return changes
 
     threads = _threads(sum(tensor.nbytes for tensor in wanted.values()), len(weights))

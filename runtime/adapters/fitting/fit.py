@@ -82,8 +82,8 @@ def match_adapter(
     weights, unexpected_keys = match_weights(adapter, manifest)
     for name, weight in weights.items():
         site, factor = manifest.lora_bindings[name]
-        what = f"{adapter.source}: {', '.join(weight.names)}"
-        _check_shape(weight, site, factor, manifest, what)
+        label = f"{adapter.source}: {', '.join(weight.names)}"
+        _check_shape(weight, site, factor, manifest, label)
     for site in manifest.sites:
         _check_ranks(weights, site, manifest, adapter.source)
     if strict and unexpected_keys:
@@ -94,20 +94,22 @@ def match_adapter(
     return weights, unexpected_keys
 
 
-def _check_shape(weight: Weight, site: Site, factor: Factor, manifest: Manifest, what: str) -> None:
+def _check_shape(
+    weight: Weight, site: Site, factor: Factor, manifest: Manifest, label: str
+) -> None:
     if len(weight.shape) != 2:
-        raise AdapterError(f"{what} has shape {list(weight.shape)}, expected a matrix")
+        raise AdapterError(f"{label} has shape {list(weight.shape)}, expected a matrix")
     rank = weight.shape[1 if factor == "A" else 0]
     if weight.shape != site.shape(factor, rank):
         expected = "[k, r]" if factor == "A" else "[r, n]"
         raise AdapterError(
-            f"{what} has shape {list(weight.shape)}, expected {expected} with k={site.k} and "
+            f"{label} has shape {list(weight.shape)}, expected {expected} with k={site.k} and "
             f"n={site.n}: the adapter was trained on another base model than "
             f"{manifest.base_model.name}, or its factors are transposed"
         )
     if not MIN_RANK <= rank <= manifest.max_lora_rank:
         raise AdapterError(
-            f"{what} has rank {rank}; this engine takes {MIN_RANK} to {manifest.max_lora_rank}"
+            f"{label} has rank {rank}; this engine takes {MIN_RANK} to {manifest.max_lora_rank}"
             + (f". Build it with --max-lora-rank {rank} or more" if rank else "")
         )
 
@@ -170,12 +172,12 @@ def _check_borrowed(adapter: Adapter, name: str, tensor: Tensor, dtype: str) -> 
     """Check borrowed memory; an owned adapter was checked when it was read."""
     if adapter.owned:
         return
-    what = f"{adapter.source}: {name}"
+    label = f"{adapter.source}: {name}"
     if tensor.device == HOST and not is_finite(tensor.storage()):
-        raise AdapterError(f"{what} holds NaN or infinity")
+        raise AdapterError(f"{label} holds NaN or infinity")
     if tensor.dtype != dtype:
         raise AdapterError(
-            f"{what} is {tensor.dtype}, this engine takes {dtype}; convert the weights first, "
+            f"{label} is {tensor.dtype}, this engine takes {dtype}; convert the weights first, "
             "for they are taken in place and never copied"
         )
 

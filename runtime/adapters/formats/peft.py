@@ -149,15 +149,15 @@ def _weight_map(index: Path) -> dict[str, str]:
     return names
 
 
-def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, what: str) -> None:
+def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, label: str) -> None:
     """A [r, k] and B [n, r], as PEFT stores them, must have the rank that the config says."""
     shape = list(tensor.shape)
     if len(shape) != 2:
-        raise AdapterError(f"{what} has shape {shape}, expected a matrix")
+        raise AdapterError(f"{label} has shape {shape}, expected a matrix")
     found = shape[0 if is_a else 1]
     if found != rank:
         raise AdapterError(
-            f"{what} has shape {shape}, rank {found}, but the config says rank {rank}; if several "
+            f"{label} has shape {shape}, rank {found}, but the config says rank {rank}; if several "
             "patterns match the module, write its whole path: PEFT saves patterns sorted"
         )
 
