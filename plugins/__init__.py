@@ -1,1 +1,1 @@
-"""What LoRA is inside an engine: the contract, the modules it may target, the TensorRT flavours."""
+"""LoRA inside an engine: the binding contract, the CUDA kernels and the TensorRT plugins."""

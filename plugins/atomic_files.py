@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes of files and directories: scratch copy, then one rename."""
 
 import errno
 import itertools
@@ -57,7 +57,7 @@ def publish_file(path: Path) -> Iterator[Path]:
 
 
 def _rename(work: Path, directory: Path) -> bool:
-    """Rename a directory, unless something stands there: whether it was done."""
+    """Rename a directory unless its target exists; return whether it was renamed."""
     if os.path.lexists(directory):
         return False
     try:

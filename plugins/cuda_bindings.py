@@ -1,4 +1,4 @@
-"""Calls into NVIDIA's libraries through cuda-python, which is imported when first needed."""
+"""Lazy import of cuda-python, and checked calls into CUDA driver, CUDA runtime and NVRTC."""
 
 import importlib
 from typing import Any

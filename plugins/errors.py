@@ -1,4 +1,4 @@
-"""The exceptions of trt-lora: one root, each also of the built-in family a caller would expect.
+"""Exceptions of trt-lora: one root, and a built-in family for each.
 
 A message says what is wrong, the value, the choices, and the next step. A command prints it and
 exits with 2; only a defect of the package shows a traceback.

@@ -1,4 +1,4 @@
-"""Libraries of the extras: imported where they are needed, asked for where they are missing."""
+"""Lazy imports of optional dependencies, with the pip command for a missing one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

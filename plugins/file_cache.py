@@ -1,4 +1,4 @@
-"""Bytes by key in the files of one directory, those used longest ago dropped first."""
+"""Size-limited LRU disk cache: bytes by key, one file per entry."""
 
 import contextlib
 import hashlib
@@ -13,7 +13,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class FileCache:
-    """What is kept only to save time, so that no error of a file is one of the cache.
+    """An LRU disk cache; best effort: an I/O error is a miss, never an exception.
 
     Any number of processes may share the directory. An entry appears whole; one that is damaged
     counts as absent. The files are `max_bytes` in all after every `put`, whatever was there before;

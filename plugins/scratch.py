@@ -1,4 +1,4 @@
-"""Scratch directories beside what they are for; those of processes that were killed are removed."""
+"""Scratch directories next to their target; removes those left by killed processes."""
 
 import os
 import shutil
@@ -51,7 +51,7 @@ def _remove(scratch: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Whether the file is now this process's own, until it ends; never where locks do not exist."""
+    """Lock a file for the life of this process; False if taken, or without lock support."""
     try:
         import fcntl  # not on Windows
 

@@ -1,4 +1,4 @@
-"""What runs an engine: executors, adapters, the manager that switches them, and generation."""
+"""Inference runtime: engines, adapters, adapter switching and text generation."""
 
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
@@ -8,7 +8,7 @@ from trt_lora.runtime.adapters.shard import shard_adapter
 from trt_lora.runtime.engines.engine import Engine, Executor
 from trt_lora.runtime.engines.open_engine import open_engine
 from trt_lora.runtime.generation.generate import Completion, generate
-from trt_lora.runtime.generation.sampling import Sampling
+from trt_lora.runtime.generation.sampling import SamplingParams
 from trt_lora.runtime.generation.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.manifest import Manifest, read_manifest
@@ -22,7 +22,7 @@ __all__ = [
     "Executor",
     "LoRAManager",
     "Manifest",
-    "Sampling",
+    "SamplingParams",
     "Tensor",
     "TensorMap",
     "TextTokenizer",

@@ -1,4 +1,4 @@
-"""`manifest.json`: what an engine takes, so that an adapter is checked before it is loaded."""
+"""Schema of `manifest.json`: sites, bindings, profiles, limits and file hashes of an engine."""
 
 import dataclasses
 import json
@@ -10,9 +10,9 @@ from typing import Any
 
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.errors import ManifestError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
-from trt_lora.runtime.files.json_file import read_json, shown
-from trt_lora.runtime.files.typed import check_types
+from trt_lora.runtime.files.json_file import check_types, read_json
 
 SCHEMA_VERSION = 1
 _MAX_BYTES = 32 << 20  # of 20 thousand sites
@@ -83,14 +83,14 @@ class Manifest:
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:
         """Site and factor of every LoRA input, by its name."""
         return {
-            self.binding_names.binding(factor, site.path): (site, factor)
+            name: (site, factor)
             for site in self.sites
-            for factor in FACTORS
+            for factor, name in zip(FACTORS, self.binding_names.pair(site.path), strict=True)
         }
 
     @property
     def rank_multiple(self) -> int:
-        """What adapters' ranks are padded to, with zeros, when they are loaded for the plan.
+        """Multiple that adapters' ranks are zero-padded to when they are loaded for the plan.
 
         The plugin's kernels then load 16 bytes at a time; nothing is padded on a run.
         """

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_lora.runtime import LoRAManager, Sampling, generate, open_engine
+from trt_lora.runtime import LoRAManager, SamplingParams, generate, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.scripts.terminal.adapters import BASE, load_adapters, timed_switch
 from trt_lora.scripts.terminal.console import run
@@ -12,7 +12,7 @@ from trt_lora.scripts.terminal.console import run
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    default = Sampling()
+    default = SamplingParams()
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--engine", type=Path, required=True, metavar="DIR", help="what build-engine made")
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _switch(args: argparse.Namespace) -> None:
-    sampling = Sampling(
+    sampling = SamplingParams(
         max_new_tokens=args.max_new_tokens,
         temperature=args.temperature,
         top_k=args.top_k,

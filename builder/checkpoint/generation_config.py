@@ -6,7 +6,7 @@ from typing import Any
 
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, GENERATION_FILE, read_object
 from trt_lora.plugins.errors import ModelError
-from trt_lora.runtime.files.json_file import shown
+from trt_lora.plugins.messages import shown
 
 
 def stop_token_ids(directory: Path, config: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from transformers import __version__
 
 from trt_lora.builder.checkpoint.weight_files import read_weights
 from trt_lora.plugins.errors import ModelError
-from trt_lora.runtime.adapters.fitting.match import listed
+from trt_lora.plugins.messages import listed
 
 # Constants that older releases saved; transformers ignores them for some of the models.
 _OLD_MASK = re.compile(r"\.(attn|attention)\.(masked_)?bias$")

@@ -11,8 +11,7 @@ import torch
 
 from trt_lora.builder.checkpoint.model_directory import NEXT_STEP, check_content, read_object
 from trt_lora.plugins.errors import ModelError
-from trt_lora.runtime.adapters.fitting.match import listed
-from trt_lora.runtime.files.json_file import shown
+from trt_lora.plugins.messages import listed, shown
 
 _SAFETENSORS = ".safetensors"
 _FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trt_lora.plugins.errors import ModelError
-from trt_lora.runtime.files.json_file import shown
+from trt_lora.plugins.messages import shown
 
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 _ROPE_TYPES = ("default", "axial", *ROPE_INIT_FUNCTIONS)

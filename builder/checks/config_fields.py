@@ -7,7 +7,7 @@ from typing import Any
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, check_directory, read_object
 from trt_lora.builder.model_errors import unsupported
 from trt_lora.plugins.errors import ModelError
-from trt_lora.runtime.files.json_file import shown
+from trt_lora.plugins.messages import shown
 
 POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, and MPT's
 

@@ -56,7 +56,7 @@ class LinearGroup:
     @property
     def operator(self) -> Operator:
         """The LoRA operator that computes the group."""
-        return Operator(len(self.linears), adds=not self.returns_delta)
+        return Operator(len(self.linears), has_addend=not self.returns_delta)
 
     @property
     def x(self) -> ir.Value:

@@ -137,7 +137,7 @@ def _insert_all(
     for group in groups:
         function = lora_function(group.operator, graph.opset_imports[""])
         model.functions[function.identifier()] = function
-        factors = [inputs.of(sites[linear.path]) for linear in group.linears]
+        factors = [inputs.pair(sites[linear.path]) for linear in group.linears]
         _insert(group, _node(group, factors, used), used)
     graph.opset_imports[DOMAIN] = DOMAIN_VERSION
     graph.sort()  # a node may stand before the last of the outputs that it adds to
@@ -150,7 +150,7 @@ class _SiteInputs:
         self._graph, self._names = graph, names
         self._made = {str(value.name): value for value in graph.inputs}
 
-    def of(self, site: Site) -> tuple[ir.Value, ir.Value]:
+    def pair(self, site: Site) -> tuple[ir.Value, ir.Value]:
         return self._input(site, "A"), self._input(site, "B")
 
     def _input(self, site: Site, factor: Factor) -> ir.Value:

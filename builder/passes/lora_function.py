@@ -13,7 +13,7 @@ def lora_function(operator: Operator, opset: int) -> ir.Function:
     for site in range(operator.sites):
         a, b = (inputs[index] for index in operator.factors(site))
         nodes += _delta(inputs[0], a, b, site)
-        if operator.adds:
+        if operator.has_addend:
             addend = inputs[operator.addend(site)]
             nodes.append(_node("Add", addend, nodes[-1].outputs[0], f"z_{site}"))
         outputs.append(nodes[-1].outputs[0])
@@ -26,7 +26,7 @@ def _input_names(operator: Operator) -> list[str]:
     names = {0: "x"}
     for site in range(operator.sites):
         names |= dict(zip(operator.factors(site), (f"A_{site}", f"B_{site}"), strict=True))
-        if operator.adds:
+        if operator.has_addend:
             names[operator.addend(site)] = f"c_{site}"
     return [names[index] for index in range(operator.inputs)]
 

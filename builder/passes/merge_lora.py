@@ -16,7 +16,6 @@ import onnx_ir as ir
 
 from trt_lora.builder.passes.remove_lora import RemoveLoRA
 from trt_lora.builder.passes.site_calls import SiteCall, site_calls
-from trt_lora.plugins.contract.sites import FACTORS
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
@@ -49,7 +48,7 @@ class MergeLoRA(ir.passes.InPlacePass):
 
     def _delta(self, call: SiteCall) -> npt.NDArray[np.float64]:
         """A @ B [k, n] of the inputs that the site should read, whatever its node does read."""
-        names = (self.manifest.binding_names.binding(factor, call.path) for factor in FACTORS)
+        names = self.manifest.binding_names.pair(call.path)
         a, b = (np.asarray(self.inputs[name], np.float64) for name in names)
         return a @ b
 

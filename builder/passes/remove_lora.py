@@ -62,7 +62,7 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
 
 def _bypass(operator: Operator, node: ir.Node, site: int) -> None:
     """Make readers of a site's output read what the delta was added to."""
-    if operator.adds:
+    if operator.has_addend:
         _read_instead(node.outputs[site], node.inputs[operator.addend(site)])
         return
     ((add, index),) = node.outputs[site].uses()

@@ -38,7 +38,7 @@ class SiteCall:
     @property
     def addend(self) -> ir.Value | None:
         """The addend of its node; None where the node returns the delta itself."""
-        if not self.operator.adds:
+        if not self.operator.has_addend:
             return None
         return self.node.inputs[self.operator.addend(self.index)]
 
@@ -63,7 +63,7 @@ def site_calls(model: ir.Model) -> Iterator[SiteCall]:
 
 def _call(node: ir.Node, operator: Operator, index: int) -> SiteCall:
     path, result = _path(node, operator, index), node.outputs[index]
-    addend = node.inputs[operator.addend(index)] if operator.adds else None
+    addend = node.inputs[operator.addend(index)] if operator.has_addend else None
     if addend is not None and (linear := _linear(addend, _present(node.inputs[0]))):
         return SiteCall(path, node, operator, index, linear, result)
     for use in result.uses():

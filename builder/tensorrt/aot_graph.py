@@ -67,7 +67,7 @@ def _group(node: ir.Node, rows: int, largest: Mapping[str, tuple[int, ...]]) -> 
     pairs = [operator.factors(site) for site in range(operator.sites)]
     shapes = [[largest[str(getattr(node.inputs[i], "name", ""))] for i in pair] for pair in pairs]
     sites = tuple(SiteShape(n=b[1], rank=b[0]) for _, b in shapes)
-    return GroupShape(rows, shapes[0][0][0], sites, a.dtype.numpy().name, operator.adds)
+    return GroupShape(rows, shapes[0][0][0], sites, a.dtype.numpy().name, operator.has_addend)
 
 
 def _operator(node: ir.Node) -> Operator:

@@ -16,7 +16,7 @@ from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.plugins.tensorrt.plugin_failures import summary
 from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
 from trt_lora.runtime.manifest import Range
-from trt_lora.runtime.memory.cuda import release
+from trt_lora.runtime.memory.cuda import try_call
 
 _NO_DRIVER = "cudaError 35"  # TensorRT says so many times where there is no GPU; it needs none
 
@@ -170,13 +170,13 @@ def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
     takes a running thread for an ended one.
     """
     results: list[Any] = []
-    device = release("cudaGetDevice")
+    device = try_call("cudaGetDevice")
     finished = threading.Event()
 
     def work() -> None:
         try:
             if device is not None:
-                release("cudaSetDevice", device)
+                try_call("cudaSetDevice", device)
             results.append(build())
         finally:
             finished.set()

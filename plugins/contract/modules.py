@@ -1,4 +1,4 @@
-"""The modules an adapter may target: TensorRT-LLM's names and ids, and their Hugging Face names.
+"""Table of LoRA target modules: TensorRT-LLM's names and ids, and their Hugging Face names.
 
 Ids 0 to 25 are those of TensorRT-LLM's `LoraModuleType`. Two of its names surprise: in a gated MLP
 `mlp_h_to_4h` is the linear under the activation (`gate_proj`) and `mlp_gate` the other factor

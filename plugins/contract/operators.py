@@ -1,4 +1,4 @@
-"""The operators of the domain `trt_lora`: one node for a group of sites that read the same x.
+"""Custom ONNX operators of the domain `trt_lora`: one node per group of sites that share x.
 
 LoraDelta2(x, A_1, B_1, A_2, B_2)        -> d_1, d_2      d_i = (x @ A_i) @ B_i
 LoraAdd2(x, A_1, B_1, A_2, B_2, c_1, c_2) -> z_1, z_2     z_i = c_i + (x @ A_i) @ B_i
@@ -22,24 +22,24 @@ class Operator:
     """One operator; an ONNX function has a fixed number of inputs, so the name says how many."""
 
     sites: int
-    adds: bool  # to a tensor that is there already, its addend; otherwise it returns the delta
+    has_addend: bool  # the delta is added to an existing tensor; otherwise it is returned
 
     @property
     def name(self) -> str:
         """The ONNX operator type, and the name of the TensorRT plugin."""
-        return f"Lora{'Add' if self.adds else 'Delta'}{self.sites}"
+        return f"Lora{'Add' if self.has_addend else 'Delta'}{self.sites}"
 
     @property
     def inputs(self) -> int:
         """The number of inputs."""
-        return 1 + (3 if self.adds else 2) * self.sites
+        return 1 + (3 if self.has_addend else 2) * self.sites
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """What the inputs are, in TensorRT's order: x, every A and B, the addends c."""
+        """Names of the inputs, in TensorRT's order: x, every A and B, the addends c."""
         sites = range(self.sites)
         factors = (name for site in sites for name in (f"a_{site}", f"b_{site}"))
-        return ("x", *factors, *(f"c_{site}" for site in sites if self.adds))
+        return ("x", *factors, *(f"c_{site}" for site in sites if self.has_addend))
 
     def factors(self, site: int) -> tuple[int, int]:
         """Return the inputs that are A [k, r] and B [r, n] of a site, counted from 0."""
@@ -51,7 +51,7 @@ class Operator:
 
 
 OPERATORS = tuple(
-    Operator(sites, adds) for sites in range(1, MAX_SITES + 1) for adds in (False, True)
+    Operator(sites, has_addend) for sites in range(1, MAX_SITES + 1) for has_addend in (False, True)
 )
 
 

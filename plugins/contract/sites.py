@@ -1,4 +1,4 @@
-"""The contract between engine and adapter: the bindings' names and the sites.
+"""Contract between engine and adapter: binding names, sites and rank limits.
 
 y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
 """
@@ -35,7 +35,7 @@ FACTORS: tuple[Factor, Factor] = ("A", "B")
 
 
 class BindingNames(StrEnum):
-    """How an engine spells its LoRA inputs."""
+    """Spelling of an engine's LoRA inputs."""
 
     LORA = "lora"
     EDGELLM = "edgellm"
@@ -45,6 +45,10 @@ class BindingNames(StrEnum):
         if self is BindingNames.LORA:
             return f"lora_{factor}_{path}"
         return f"{path}.lora_{factor}.weight"
+
+    def pair(self, path: str) -> tuple[str, str]:
+        """Return the engine inputs of A and B at the site `path`."""
+        return self.binding("A", path), self.binding("B", path)
 
     def rank_symbol(self, path: str) -> str:
         """Return the symbolic dimension of the site's rank.
@@ -86,7 +90,7 @@ class Site:
 
     @property
     def module(self) -> Module | None:
-        """What an adapter targets here; None for a linear that the module table does not list."""
+        """The target module of this linear; None if the module table does not list it."""
         return module_of(self.path)
 
     @property

@@ -1,1 +1,1 @@
-"""The CUDA kernels: planned, compiled and launched."""
+"""CUDA LoRA kernels: launch plans, NVRTC compilation and launches."""

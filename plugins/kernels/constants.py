@@ -1,4 +1,4 @@
-"""Sizes that the kernels are compiled with and the launches are planned by."""
+"""Tile and block sizes shared by the CUDA kernels and the launch planner."""
 
 from trt_lora.plugins.contract.sites import MAX_SITES
 

@@ -1,4 +1,4 @@
-// The LoRA kernels on CUDA cores, and what all of them share: for up to 8 sites that read one x,
+// LoRA shrink and expand on CUDA cores, and the code shared by all kernels: for up to 8 sites that read one x,
 // out [m, n] = (y [m, n] +) t @ B [rank, n] with t = x [m, k] @ A [k, rank].
 // All matrices are row-major. Sums are float32, t stays float32, and out is rounded once.
 // No atomics: every sum is added in one order, so a call gives the same bits each time.

@@ -1,4 +1,4 @@
-"""One call of the operator: a group of sites that read the same x, as shapes and as addresses."""
+"""Shapes and device addresses of one grouped LoRA call."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class SiteShape:
-    """What one site of a group has: A [k, rank], B [rank, n], an output [m, n]."""
+    """Shapes of one site of a group: A [k, rank], B [rank, n], an output [m, n]."""
 
     n: int
     rank: int
@@ -20,7 +20,7 @@ class GroupShape:
     k: int
     sites: tuple[SiteShape, ...]
     dtype: str  # of every tensor: float16, bfloat16 or float32
-    adds: bool  # whether y [m, n] is read for every site and z = y + delta written, or delta alone
+    has_addend: bool  # reads y [m, n] for every site and writes y + delta; otherwise delta alone
 
     @property
     def total_rank(self) -> int:
@@ -34,6 +34,6 @@ class GroupBuffers(NamedTuple):
     x: int
     a: tuple[int, ...]
     b: tuple[int, ...]
-    y: tuple[int, ...]  # empty where the group does not add
+    y: tuple[int, ...]  # empty without an addend
     out: tuple[int, ...]
     workspace: int

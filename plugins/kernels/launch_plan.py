@@ -1,4 +1,4 @@
-"""Which kernels compute a group, and on what grids: arithmetic alone, no CUDA."""
+"""Kernel choice and grid sizes for a group of sites; pure arithmetic, no CUDA calls."""
 
 import math
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ _MOST_CTAS = 256  # that k is split for, however many multiprocessors: bounds th
 
 
 class Chip(NamedTuple):
-    """What of a GPU decides the launches."""
+    """Compute capability and number of streaming multiprocessors of a GPU."""
 
     compute_capability: tuple[int, int]
     multiprocessors: int
@@ -139,7 +139,7 @@ def workspace_bytes(largest: GroupShape) -> int:
 
 
 def check_shape(shape: GroupShape) -> None:
-    """Raise unless the kernels can compute the group.
+    """Refuse a group that the kernels cannot compute.
 
     Raises:
         ConfigError: the group has no site or too many, or the dtype is unknown.
@@ -206,7 +206,7 @@ def _shrink(kernel: str, shape: GroupShape, rows: int, chip: Chip, shared_bytes:
 
 
 def slices(shape: GroupShape) -> int:
-    """Return the number of CTAs that the loads of B are enough for."""
+    """Return the number of CTAs that the loads of B can keep busy."""
     loads = sum(_vectors(site.n, shape.dtype) * site.rank for site in shape.sites)
     return math.ceil(loads / _LOADS)
 

@@ -1,4 +1,4 @@
-"""Launch the kernels of LoRA through the CUDA driver."""
+"""Launch the LoRA kernels through the CUDA driver API."""
 
 import ctypes
 import functools
@@ -13,7 +13,7 @@ from trt_lora.plugins.kernels.launch_plan import Chip, Launch, plan_launches
 from trt_lora.plugins.kernels.nvrtc import compile_ptx
 
 
-class Site(ctypes.Structure):
+class KernelSite(ctypes.Structure):
     """`Site` of cuda_cores.cu."""
 
     _fields_ = (
@@ -27,7 +27,7 @@ class Site(ctypes.Structure):
     )
 
 
-class Group(ctypes.Structure):
+class KernelGroup(ctypes.Structure):
     """`Group` of cuda_cores.cu: the one argument of every kernel."""
 
     _fields_ = (
@@ -38,18 +38,18 @@ class Group(ctypes.Structure):
         ("sites", ctypes.c_int),
         ("total_rank", ctypes.c_int),
         ("splits", ctypes.c_int),
-        ("site", Site * MAX_SITES),
+        ("site", KernelSite * MAX_SITES),
     )
 
 
-def group_of(shape: GroupShape, buffers: GroupBuffers, splits: int) -> Group:
+def group_of(shape: GroupShape, buffers: GroupBuffers, splits: int) -> KernelGroup:
     """Return the kernels' argument.
 
     Raises:
-        TensorError: the buffers are not one A, B, output and, where it adds, y for each site.
+        TensorError: the buffers are not one A, B, output and, with an addend, y for each site.
     """
     sites = len(shape.sites)
-    expected = (sites, sites, sites if shape.adds else 0, sites)
+    expected = (sites, sites, sites if shape.has_addend else 0, sites)
     given = tuple(map(len, (buffers.a, buffers.b, buffers.y, buffers.out)))
     if given != expected:
         raise TensorError(
@@ -61,7 +61,7 @@ def group_of(shape: GroupShape, buffers: GroupBuffers, splits: int) -> Group:
         rows.append((*pointers, site.n, site.rank, column))
         column += site.rank
     x, workspace = buffers.x, buffers.workspace
-    return Group(x, workspace, shape.m, shape.k, sites, column, splits, tuple(rows))
+    return KernelGroup(x, workspace, shape.m, shape.k, sites, column, splits, tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _function(arch: str, kernel: str) -> Any:
 
 @functools.cache
 def chip_of(device: int) -> Chip:
-    """Return what of a GPU decides the launches, by its number in this process.
+    """Return the launch parameters of a GPU, by its number in this process.
 
     Raises:
         BackendError: there is no such GPU; with NVIDIA's own explanation.

@@ -1,4 +1,4 @@
-"""The kernels of LoRA: their source, and what NVRTC makes of it."""
+"""Source of the LoRA kernels, and its compilation to PTX with NVRTC and a disk cache."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-// Shrink and expand in one launch on tensor cores, for 16-bit elements and a group whose total rank is one column tile.
+// Fused shrink and expand on tensor cores, for 16-bit elements and a total rank of at most one column tile.
 
 constexpr int FEWEST_VECTORS = 4;  // of a step: with fewer, STAGES of them would not fit shared memory
 

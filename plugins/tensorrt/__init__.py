@@ -1,1 +1,1 @@
-"""The LoRA operators as TensorRT plugins."""
+"""LoRA operators as TensorRT plugins."""

@@ -1,4 +1,4 @@
-"""The kernel of an operator as TensorRT calls it ahead of time: inputs, integers, outputs.
+"""CUDA kernel of an operator, with the argument order of TensorRT's ahead-of-time plugins.
 
 LoraAdd2    x a_0 b_0 a_1 b_1 c_0 c_1   m k n_0 rank_0 n_1 rank_1   out_0 out_1
 """
@@ -28,8 +28,9 @@ def kernel_source(operator: Operator, dtype: str, rows: int) -> tuple[str, str]:
     name = f"{operator.name}_{dtype}_{rows}"
     parameters = ", ".join(" ".join(each) for each in kernel_parameters(operator))
     ranks = [f"rank_{i}" for i in range(operator.sites)]
+    addends = [f"c_{i}" if operator.has_addend else "nullptr" for i in range(operator.sites)]
     sites = "".join(
-        f"  group.site[{i}] = {{a_{i}, b_{i}, {f'c_{i}' if operator.adds else 'nullptr'}, out_{i}, "
+        f"  group.site[{i}] = {{a_{i}, b_{i}, {addends[i]}, out_{i}, "
         f"n_{i}, rank_{i}, {' + '.join(ranks[:i]) or '0'}}};\n"
         for i in range(operator.sites)
     )

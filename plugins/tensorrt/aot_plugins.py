@@ -1,4 +1,4 @@
-"""The operators as plugins of full TensorRT that live in the plan as PTX: no Python at run time.
+"""LoRA operators as ahead-of-time TensorRT plugins: PTX in the plan, no Python at run time.
 
 TensorRT calls these quickly deployable plugins with an ahead-of-time implementation. Their rules
 are those of python/packaging/bindings_wheel/tensorrt/plugin in its repository, 10.10 to 11.1.
@@ -106,7 +106,7 @@ class _Plugin:
         """`launch.fused_launch` in expressions."""
         api, cluster = self.api, self.chip.cluster
         symbols = (SiteShape(_Size(api, n), _Size(api, rank)) for n, rank in sites)  # type: ignore[arg-type]
-        shape = GroupShape(1, 1, tuple(symbols), self.dtype, self.operator.adds)
+        shape = GroupShape(1, 1, tuple(symbols), self.dtype, self.operator.has_addend)
         parts: Any = slices(shape)
         shared: Any = fused_bytes(shape, rows)
         placed = self.chip.multiprocessors // cluster
@@ -143,7 +143,7 @@ class _Size:
 
 @dataclass(frozen=True)
 class _Quotient:
-    """What `math.ceil` is asked for."""
+    """A pending division, for `math.ceil`."""
 
     size: _Size
     divisor: int
@@ -215,7 +215,7 @@ def _by_operator(largest: Iterable[GroupShape], chip: Chip) -> dict[Operator, li
     found: dict[Operator, list[GroupShape]] = {}
     for shape in largest:
         plan_launches(shape, chip)  # refuses what no kernel takes
-        found.setdefault(Operator(len(shape.sites), shape.adds), []).append(shape)
+        found.setdefault(Operator(len(shape.sites), shape.has_addend), []).append(shape)
     dtypes = sorted({shape.dtype for shapes in found.values() for shape in shapes})
     if len(dtypes) > 1:
         raise ConfigError(

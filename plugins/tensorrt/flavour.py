@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX: one API in two modules, chosen once and passed down as an object."""
+"""TensorRT and TensorRT-RTX behind one object: module name, extra and features of each."""
 
 import importlib
 import importlib.util
@@ -26,7 +26,7 @@ class Flavour:
 
     @property
     def installed(self) -> bool:
-        """Whether the library can be imported; nothing is imported to find out."""
+        """True if the library can be imported; it is not imported to find out."""
         return importlib.util.find_spec(self.module) is not None
 
     def load(self) -> Any:
@@ -47,7 +47,7 @@ class Flavour:
         return module
 
     def plugin_obstacle(self) -> str:
-        """Why the LoRA plugin cannot be used here; empty if it can."""
+        """Reason why the LoRA plugin cannot be used here; empty if it can."""
         return alias_obstacle() if self.missing_name else ""
 
 

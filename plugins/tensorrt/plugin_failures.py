@@ -1,17 +1,15 @@
-"""What goes wrong in callbacks of the LoRA plugin, for whoever let TensorRT call it."""
+"""Error collection for plugin callbacks, whose exceptions TensorRT does not report."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
-_SHOWN = 3
+from trt_lora.plugins.messages import listed
 
 
 def summary(failures: Sequence[str]) -> str:
     """Return the first few as one line: what fails in a node often fails in hundreds."""
-    each = list(dict.fromkeys(failures))
-    more = [f"{len(each) - _SHOWN} more"] if len(each) > _SHOWN else []
-    return "; ".join([*each[:_SHOWN], *more])
+    return listed(list(dict.fromkeys(failures)), separator="; ", last="; ")
 
 
 class PluginFailures:

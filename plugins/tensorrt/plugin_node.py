@@ -1,4 +1,4 @@
-"""The callbacks of a LoRA node in TensorRT (IPluginV3), for both flavours.
+"""IPluginV3 callbacks of a LoRA node, for TensorRT and TensorRT-RTX.
 
 An exception that leaves a callback is lost or worse: from `get_workspace_size` TensorRT builds an
 engine without workspace, from others it may end the process. So callbacks note what went wrong in
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Owner(Protocol):
-    """What all plugins of a flavour share."""
+    """State shared by all plugins of a flavour."""
 
     @property
     def trt(self) -> Any:
@@ -36,12 +36,12 @@ class Owner(Protocol):
 
     @property
     def kernels(self) -> Kernels:
-        """What launches a group."""
+        """The kernel launcher."""
         ...
 
     @property
     def failures(self) -> PluginFailures:
-        """Where callbacks note what went wrong."""
+        """Collected errors of the callbacks."""
         ...
 
     def make(self, operator: Operator, node: str = "") -> Any:
@@ -112,11 +112,11 @@ class PluginNode:
         return is_float and tensor.format == trt.TensorFormat.LINEAR
 
     def get_valid_tactics(self) -> list[int]:
-        """None: a plan is built without a GPU, so that the launch is chosen when it runs."""
+        """Return no tactics: plans are built without a GPU, launches are chosen at run time."""
         return []
 
     def set_tactic(self, tactic: int) -> None:
-        """Nothing to set."""
+        """Do nothing: there are no tactics."""
 
     @safe()
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -154,7 +154,7 @@ class PluginNode:
         self._planned.launch(_buffers(self.operator, inputs, outputs, workspace), stream)
 
     def get_fields_to_serialize(self) -> Any:
-        values = {"sites": self.operator.sites, "adds": int(self.operator.adds)}
+        values = {"sites": self.operator.sites, "adds": int(self.operator.has_addend)}
         self._arrays = {name: np.array([values[name]], np.int32) for name in FIELDS}
         return plugin_fields(self.owner.trt, self._arrays)
 

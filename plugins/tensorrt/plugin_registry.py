@@ -1,4 +1,4 @@
-"""The operators as TensorRT plugins: creators in the registry, for both flavours.
+"""Plugin creators of the LoRA operators in TensorRT's registry, for both flavours.
 
 They reach a network through the ONNX parser alone: TensorRT-RTX has no other way.
 """
@@ -93,7 +93,7 @@ class _Creator:
 
 
 def _check_fields(operator: Operator, fields: dict[str, int]) -> None:
-    expected = {"sites": operator.sites, "adds": int(operator.adds)}
+    expected = {"sites": operator.sites, "adds": int(operator.has_addend)}
     if fields != expected:
         raise BackendError(
             f"the plan says {fields} of a {operator.name}, expected {expected}; "

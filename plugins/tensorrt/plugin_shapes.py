@@ -1,4 +1,4 @@
-"""What a plugin node's input shapes mean: a group, or an error that names the input."""
+"""Shape checks of a plugin node: a group shape from its inputs, or an error by input name."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def group_shape(operator: Operator, shapes: Sequence[Shape], dtype: str) -> Grou
     """
     x = shapes[0]
     sites = tuple(_site(operator, shapes, site) for site in range(operator.sites))
-    shape = GroupShape(math.prod(x[:-1]), x[-1], sites, dtype, operator.adds)
+    shape = GroupShape(math.prod(x[:-1]), x[-1], sites, dtype, operator.has_addend)
     if shape.m == 0:
         raise TensorError(
             f"{operator.name}: x has shape {list(x)}, an empty batch; run the engine with one "
@@ -60,10 +60,10 @@ def changed_dims(
         for name, before, now in pairs
         if now != before
     ]
-    what = "; ".join(changed) or f"{len(found)} inputs, planned were {len(planned)}"
+    differences = "; ".join(changed) or f"{len(found)} inputs, planned were {len(planned)}"
     return TensorError(
-        f"TensorRT runs the node with other shapes than it told: {what}. Nothing was launched; "
-        "run the prompt again, and report this with the version of TensorRT"
+        f"TensorRT runs the node with other shapes than it told: {differences}. "
+        "Nothing was launched; run the prompt again, and report this with the version of TensorRT"
     )
 
 
@@ -74,12 +74,12 @@ def _site(operator: Operator, shapes: Sequence[Shape], site: int) -> SiteShape:
             f"{operator.name}, site {site}: A {list(a)} and B {list(b)} do not fit x {list(x)}; "
             "expected A [k, r] and B [r, n]"
         )
-    if operator.adds:
+    if operator.has_addend:
         _check_addend([*x[:-1], b[1]], shapes[operator.addend(site)], f"{operator.name}, {site}")
     return SiteShape(b[1], b[0])
 
 
-def _check_addend(expected: Shape, found: Shape, what: str) -> None:
+def _check_addend(expected: Shape, found: Shape, label: str) -> None:
     """The kernels read an addend as the output is written: nothing is broadcast."""
     if list(found) != list(expected):
-        raise TensorError(f"{what}: the addend is {list(found)}, expected {list(expected)}")
+        raise TensorError(f"{label}: the addend is {list(found)}, expected {list(expected)}")

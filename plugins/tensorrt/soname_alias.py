@@ -1,4 +1,4 @@
-"""Give a loaded shared library a second name: no compiler, no file, no environment variable.
+"""Second soname for a loaded shared library; no compiler, file or environment variable.
 
 TensorRT-RTX 1.7.1's ONNX parser calls dlopen("libtensorrt_rtx.so") when it meets a plugin, the
 wheel ships only libtensorrt_rtx.so.1, and the process ends with "terminate called without an active
@@ -30,7 +30,7 @@ _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT, _DT_SONAME 
 
 
 def alias_obstacle() -> str:
-    """Why no alias can be made on this machine; empty if one can."""
+    """Reason why no alias can be made on this machine; empty if one can."""
     if sys.platform != "linux":
         return f"library names are only mended on Linux, and this is {sys.platform}"
     if platform.machine() not in _MACHINES:

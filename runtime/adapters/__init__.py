@@ -1,1 +1,1 @@
-"""One adapter in canonical form: loaded, cast, packed, blended, sharded, saved."""
+"""Adapters in canonical form: load, cast, pack, blend, shard and save."""

@@ -1,4 +1,4 @@
-"""An adapter in canonical form: A [k, r] and B [r, n] per site, the scale meant for B beside it."""
+"""Adapter in canonical form: A [k, r] and B [r, n] per site, with B's scale kept separately."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Factor, parse_binding
+from trt_lora.plugins.contract.sites import BindingNames, Factor, parse_binding
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, weight_of
@@ -24,7 +24,7 @@ class Adapter:
     weights: Mapping[str, Weight]
     base_model: str | None = None  # the name that the adapter's config gives
     base_fingerprint: str | None = None  # that of the engine it was converted for
-    unused: Mapping[str, str] = field(default_factory=dict)  # tensor -> why nothing can take it
+    unusable_keys: Mapping[str, str] = field(default_factory=dict)  # tensor -> why no engine has it
     ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT does not apply it
     targets: Callable[[str], bool | None] | None = None  # what its config says of a path, if it can
     warnings: tuple[str, ...] = ()  # what its file alone makes suspicious, a line each
@@ -33,7 +33,7 @@ class Adapter:
     def __post_init__(self) -> None:
         """Freeze the mappings."""
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
-        object.__setattr__(self, "unused", MappingProxyType(dict(self.unused)))
+        object.__setattr__(self, "unusable_keys", MappingProxyType(dict(self.unusable_keys)))
         object.__setattr__(self, "ignored", MappingProxyType(dict(self.ignored)))
 
     @cached_property
@@ -64,9 +64,9 @@ class Adapter:
     ) -> "Adapter":
         """Return an adapter from A and B of every site, by its path."""
         weights = {
-            BindingNames.LORA.binding(factor, path): weight
+            name: weight
             for path, pair in pairs.items()
-            for factor, weight in zip(FACTORS, pair, strict=True)
+            for name, weight in zip(BindingNames.LORA.pair(path), pair, strict=True)
         }
         return cls(source, weights, base_model)
 
@@ -94,7 +94,7 @@ class Adapter:
         Raises:
             AdapterError: it has one.
         """
-        for name, reason in self.unused.items():
+        for name, reason in self.unusable_keys.items():
             raise AdapterError(f"{self.source}: {name} cannot be used: {reason}")
 
     def in_memory(self) -> "Adapter":

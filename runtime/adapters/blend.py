@@ -1,4 +1,4 @@
-"""A new adapter from loaded ones: their weighted sum.
+"""Weighted sum of loaded adapters, by concatenating their ranks.
 
     w1 (x A1) B1 + w2 (x A2) B2  =  x [A1 | A2] [w1 B1; w2 B2]
 
@@ -33,16 +33,16 @@ def blend_adapters(name: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter
     return replace(summed, targets=sites.__contains__)  # what it lacks, its parts lack
 
 
-def _check_shapes(pairs: Sequence[Pair], what: str) -> None:
-    """Before an engine is known, nothing else has looked at them."""
+def _check_shapes(pairs: Sequence[Pair], label: str) -> None:
+    """Check shapes here too: before an engine is bound nothing else does."""
     shapes = [(a.shape, b.shape) for a, b in pairs]
     if any(len(shape) != 2 for both in shapes for shape in both):
-        raise AdapterError(f"{what}: a factor has a shape that is no matrix's: {shapes}")
+        raise AdapterError(f"{label}: a factor has a shape that is no matrix's: {shapes}")
     for a, b in shapes:
         if a[1] != b[0]:
-            raise AdapterError(f"{what}: A has rank {a[1]} but B has rank {b[0]}")
+            raise AdapterError(f"{label}: A has rank {a[1]} but B has rank {b[0]}")
     if len({(a[0], b[1]) for a, b in shapes}) > 1:
-        raise AdapterError(f"{what}: the parts have other shapes: {shapes}; other base models?")
+        raise AdapterError(f"{label}: the parts have other shapes: {shapes}; other base models?")
 
 
 def _sum(pairs: Sequence[Pair]) -> Pair:

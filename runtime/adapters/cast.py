@@ -1,4 +1,4 @@
-"""Write a weight where an engine reads it: transposed, scaled in float32, cast, and checked.
+"""Cast a weight into the engine's dtype: transpose, scale in float32, round and check.
 
 All in one pass over tiles that stay in the processor's cache: a plain transposed copy of a large
 matrix takes several times as long.
@@ -30,19 +30,19 @@ _TABLE_PAYS = 1 << 19  # values; making a table takes as long as casting so many
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a cast changed."""
+    """Rounding error and flushed values of a cast."""
 
     rounding_error: float = 0.0  # the largest absolute difference of a value
     flushed: int = 0  # values other than zero that became zero
 
     def __or__(self, other: "Conversion") -> "Conversion":
-        """Return what both changed together."""
+        """Return the combined changes of both."""
         error = max(self.rounding_error, other.rounding_error)
         return Conversion(error, self.flushed + other.flushed)
 
     @classmethod
     def of_all(cls, conversions: Iterable["Conversion"]) -> "Conversion":
-        """Return what several changed together."""
+        """Return the combined changes of several casts."""
         return reduce(or_, conversions, cls())
 
 
@@ -62,14 +62,14 @@ class Caster:
         self._tables: dict[tuple[str, str, float], CastTable] = {}
         self._values: Counter[tuple[str, str, float]] = Counter()
 
-    def write(self, weight: Weight, dtype: str, out: Array, what: str) -> Conversion:
+    def write(self, weight: Weight, dtype: str, out: Array, label: str) -> Conversion:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
 
         Args:
             weight: the source, a matrix.
             dtype: float32, float16 or bfloat16.
             out: storage of `dtype`, in any memory order.
-            what: how messages call the weight.
+            label: how messages call the weight.
 
         Raises:
             AdapterError: a value is NaN or infinite, or leaves the range of `dtype`.
@@ -86,7 +86,7 @@ class Caster:
         else:
             conversion = self._round(source, weight.scale, out)
         if conversion is None:
-            raise AdapterError(_not_finite(source, weight, dtype, what))
+            raise AdapterError(_not_finite(source, weight, dtype, label))
         return conversion
 
     def _copy(self, source: Array, out: Array) -> Conversion | None:
@@ -138,7 +138,7 @@ class Caster:
         for tile in _tiles(source.shape):
             bits = source[tile].view(np.uint16)
             entries = self._found[: bits.size].view(np.uint32)
-            self._take(table.entries, bits, entries)
+            self._gather(table.entries, bits, entries)
             out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
             rank, lost = table.add_changes(entries, rank, lost)
         return rank, lost
@@ -183,7 +183,7 @@ class Caster:
             np.copyto(found, stored)
         return stored
 
-    def _take(self, table: Array, bits: Array, out: Array) -> None:
+    def _gather(self, table: Array, bits: Array, out: Array) -> None:
         """Write `table[bits]` to `out` [n]; `bits` may be of any shape."""
         index = self._index[: bits.size]
         np.copyto(index.reshape(bits.shape), bits)
@@ -222,13 +222,13 @@ def _largest(values: Float32) -> np.float32:
 
 
 def _compare(exact: Float32, found: Float32) -> Conversion:
-    """What a cast changed; `found` is overwritten."""
+    """Compare a cast with the exact values; overwrites `found`."""
     zeros = np.count_nonzero(found == 0)
     flushed = int(zeros - np.count_nonzero(exact == 0)) if zeros else 0
     return Conversion(float(_largest(np.subtract(found, exact, out=found))), flushed)
 
 
-def _not_finite(source: Array, weight: Weight, dtype: str, what: str) -> str:
+def _not_finite(source: Array, weight: Weight, dtype: str, label: str) -> str:
     """Tell a damaged source from a range that is too small."""
     largest = 0.0
     for tile in _tiles(source.shape):
@@ -236,8 +236,8 @@ def _not_finite(source: Array, weight: Weight, dtype: str, what: str) -> str:
         largest = float(np.maximum(largest, values.max()))  # NaN stays
     if not math.isfinite(largest):
         why = "the training diverged, the file is damaged, or a scale is too large"
-        return f"{what} holds NaN or infinity: {why}"
+        return f"{label} holds NaN or infinity: {why}"
     scale = "" if weight.scale == 1 else f" after its scale of {weight.scale:.4g}"
     hint = "" if dtype == "float32" else "; build the engine with --dtype bfloat16 or float32"
     value = f"{largest * abs(weight.scale):.4g}"
-    return f"{what} has a value of {value}{scale}, beyond the range of {dtype}{hint}"
+    return f"{label} has a value of {value}{scale}, beyond the range of {dtype}{hint}"

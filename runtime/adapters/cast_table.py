@@ -1,4 +1,4 @@
-"""Cast 16-bit floats by table: there are 65536, and each is cast once, whatever the scale."""
+"""Lookup table for casts between 16-bit floats: all 65536 values, for one scale."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _LOST = 1 << 31
 
 @dataclass(frozen=True)
 class CastTable:
-    """What every float of one 16-bit dtype becomes in another, times a scale."""
+    """Casts of every float of one 16-bit dtype to another, times a scale."""
 
     entries: npt.NDArray[np.uint32]  # [65536]: the new bits, above them the rank of the error, and
     # in the highest bit whether it became zero and was not
@@ -49,7 +49,7 @@ def cast_table(source: str, target: str, scale: float) -> CastTable:
 def _cast_positive(
     source: str, target: str, scale: float
 ) -> tuple[Array, Float32, npt.NDArray[np.intp]]:
-    """What positive floats become, the errors, and which become zero and were not."""
+    """Cast all positive floats; return results, errors, and indices of those flushed to zero."""
     exact = np.arange(_SIGN, dtype=np.uint16).view(storage_dtype(source)).astype(np.float32)
     exact *= np.float32(scale)
     stored = _stored(exact, target)

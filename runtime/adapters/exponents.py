@@ -1,4 +1,4 @@
-"""Multiply 16-bit floats by a power of two: an addition to the exponents of most."""
+"""Multiply 16-bit floats by a power of two: integer addition to their exponents."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Float16 from and to float32, many values at a time: numpy converts them one by one."""
+"""Fast float16 rounding and widening of whole arrays; numpy converts element by element."""
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ def widen(values: Array, scale: float, out: Array, scratch: Array) -> None:
 
 
 def _flushes() -> bool:
-    """Whether this thread's processor takes float32's subnormal numbers for zero."""
+    """True if this thread's processor flushes subnormal float32 to zero."""
     least = np.full(1, 1 << 13, np.int32).view(np.float32)  # float16's least number
     return bool((least * np.float32(_BIASES))[0] != np.float32(2.0**-24))
 

@@ -1,4 +1,4 @@
-"""Load an adapter from disk, whatever its format."""
+"""Load an adapter from disk; detects its format."""
 
 import contextlib
 import os
@@ -62,7 +62,7 @@ def _of_one_version(path: Path, manifest: Manifest | None) -> Adapter:
 
 
 def _versions(path: Path) -> dict[str, tuple[int, ...]]:
-    """What tells one version of each of an adapter's files from another."""
+    """Inode, size and times of each of an adapter's files, to detect a replacement."""
     found: dict[str, tuple[int, ...]] = {}
     for file in path.iterdir() if path.is_dir() else [path]:
         if file.suffix in _SUFFIXES:

@@ -1,4 +1,4 @@
-"""Cast weights into one aligned buffer."""
+"""Cast weights into one aligned host buffer, on several threads if large."""
 
 import os
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ def pack_weights(
     def write(names: list[str]) -> dict[str, Conversion]:
         caster, changes = Caster(), {}
         for name in names:
-            what = f"{source}: {', '.join(weights[name].names)}"
+            label = f"{source}: {', '.join(weights[name].names)}"
             out = tensors[name].storage()
-            changes[name] = caster.write(weights[name], dtypes[name], out, what)
+            changes[name] = caster.write(weights[name], dtypes[name], out, label)
         return changes
 
     threads = _threads(sum(tensor.nbytes for tensor in wanted.values()), len(weights))
@@ -48,7 +48,7 @@ def pack_weights(
 
 
 def _threads(nbytes: int, count: int) -> int:
-    """As many as pay: numpy lets others run while it copies, and waits for them in between."""
+    """Number of threads worth starting: numpy releases the GIL only while it copies."""
     if nbytes <= count * _LARGE:
         return 1
     return max(1, min(_MAX_THREADS, os.cpu_count() or 1, count, nbytes // _SHARE))

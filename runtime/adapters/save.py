@@ -1,4 +1,4 @@
-"""Write an adapter in the format of a peer; each format keeps all it can hold, or refuses."""
+"""Save an adapter in the format of another tool; lossless, or refused."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An adapter's share of one rank in tensor parallelism.
+"""Tensor-parallel shard of an adapter.
 
 Column-parallel: every rank computes some columns of y, so B is split on n and A is whole.
 Row-parallel: every rank reads some columns of x, so A is split on k and B is whole; the ranks' y
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from trt_lora.plugins.contract.modules import PARTS
-from trt_lora.plugins.contract.sites import FACTORS, Site
+from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.fit import match_adapter
@@ -42,7 +42,7 @@ def shard_adapter(adapter: Adapter, manifest: Manifest, tp_rank: int, tp_size: i
     names = manifest.binding_names
     pairs: dict[str, Pair] = {}
     for site in manifest.sites:
-        a, b = (weights.get(names.binding(factor, site.path)) for factor in FACTORS)
+        a, b = map(weights.get, names.pair(site.path))
         if a is not None and b is not None:
             pairs[site.path] = _shard(site, (a, b), manifest.base_model.head_dim, tp_rank, tp_size)
     return Adapter.of_pairs(adapter.source, pairs, adapter.base_model)

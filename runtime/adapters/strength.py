@@ -1,4 +1,4 @@
-"""Every B of an adapter at another strength: times a factor, rounded once, in memory of its own."""
+"""Rescale every B of an adapter into a new buffer."""
 
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.pack import pack_weights

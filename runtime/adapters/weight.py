@@ -1,4 +1,4 @@
-"""One factor of a LoRA pair, as its source stores it: read when needed, scaled when cast."""
+"""One LoRA factor, read lazily from its source and scaled during the cast."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,1 +1,1 @@
-"""Running an engine."""
+"""Engines on TensorRT and ONNX Runtime."""

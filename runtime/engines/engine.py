@@ -1,4 +1,4 @@
-"""Protocols of a running engine, and the checks that both backends share."""
+"""Executor and engine protocols, and input checks shared by the backends."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from trt_lora.plugins.errors import StateError, TensorError
+from trt_lora.plugins.messages import listed
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
@@ -16,17 +17,17 @@ class Executor(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """What the engine takes."""
+        """The engine's manifest: its inputs, sites and limits."""
         ...
 
     @property
     def memory(self) -> Memory:
-        """Where its tensors live."""
+        """Allocator on the engine's device."""
         ...
 
     @property
     def rank_multiple(self) -> int:
-        """What ranks are padded to, with zeros, when an adapter is loaded; 1 pads nothing."""
+        """Multiple that ranks are zero-padded to when an adapter is loaded; 1 pads nothing."""
         ...
 
     def release_inputs(self) -> None:
@@ -87,12 +88,11 @@ class Engine(Executor, Protocol):
 
 
 def check_inputs(tensor_map: TensorMap, input_names: Sequence[str]) -> None:
-    """Raise TensorError if the map lacks an input."""
+    """Refuse a tensor map that lacks an input, with TensorError."""
     missing = [name for name in input_names if name not in tensor_map]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise TensorError(
-            f"the tensor map lacks {', '.join(missing[:3])}{more}; "
+            f"the tensor map lacks {listed(missing)}; "
             "LoRA bindings are written by LoRAManager.refresh_tensor_map"
         )
 

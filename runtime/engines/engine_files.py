@@ -1,4 +1,4 @@
-"""Compare the files of an engine directory with its manifest, in part or whole.
+"""Integrity check of an engine directory against its manifest: sampled or full SHA-256.
 
 They are large, and a copy that ended early or a disk that lost pages answers like any other.
 """
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineFiles:
-    """How the files of an engine directory compare with its manifest."""
+    """Differences between the files of an engine directory and its manifest."""
 
     faults: Mapping[str, str]  # by file of the manifest that is not as recorded
     left_out: tuple[str, ...]  # those of the backend whose files are all missing

@@ -1,4 +1,4 @@
-"""Open an engine directory: TensorRT on a GPU, or ONNX Runtime on the CPU."""
+"""Engine factory: TensorRT on a GPU, with ONNX Runtime on the CPU as fallback."""
 
 import logging
 from pathlib import Path
@@ -57,7 +57,7 @@ def _choice(manifest: Manifest, obstacle: str) -> str:
 
 
 def _tensorrt_obstacle(directory: Path, manifest: Manifest) -> str:
-    """Why TensorRT cannot run this engine here; empty if it can."""
+    """Reason why TensorRT cannot run this engine here; empty if it can."""
     if manifest.flavour == "none":
         return "it was built with --flavour none and has no plan; build it again with another"
     if not (directory / PLAN_FILE).exists():

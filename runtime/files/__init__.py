@@ -1,1 +1,1 @@
-"""Reading untrusted files: unchanged meanwhile, bounded, type-checked."""
+"""Readers of untrusted files: bounded, type-checked, and safe against concurrent writes."""

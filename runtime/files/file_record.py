@@ -1,4 +1,4 @@
-"""What a manifest records of a file, and whether a file is still as recorded."""
+"""File sizes and hashes in a manifest, and their comparison with a file."""
 
 import hashlib
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class FileRecord:
 
     @property
     def known_sample(self) -> str:
-        """What `sampled_sha256` must return; empty where that is not known."""
+        """The expected `sampled_sha256`; empty if unknown."""
         return self.sample or (self.sha256 if self.size_bytes <= BLOCK * BLOCKS else "")
 
 

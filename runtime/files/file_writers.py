@@ -1,4 +1,4 @@
-"""Whether anybody has a file open for writing: what Linux knows, and tells by its leases."""
+"""Detection of concurrent writers to a file, through Linux file leases."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ if sys.platform == "linux":
         return False
 
     def _is_local(descriptor: int) -> bool:
-        """Whether the file system is one of this machine: NFS and SMB refuse leases at will."""
+        """True for a local file system; NFS and SMB refuse leases at will."""
         device = os.fstat(descriptor).st_dev
         if os.major(device):  # of a disk
             return True

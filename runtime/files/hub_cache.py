@@ -1,4 +1,4 @@
-"""Names in the Hugging Face hub's cache: models--org--name/snapshots/revision."""
+"""Model names from Hugging Face hub cache paths: models--org--name/snapshots/revision."""
 
 from pathlib import PurePath
 

@@ -1,30 +1,36 @@
-"""Read `.npy` files row by row, never a pickle, bfloat16 included.
+"""Bounded reads of `.npy` files, bfloat16 included; never unpickles.
 
 Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. bfloat16 is stored
 as two-byte voids (`|V2`), as TensorRT-LLM's converter does.
 """
 
+import io
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.lib.format as npy_format
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.files.untrusted_file import AdapterFile
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.read_buffer import ReadBuffer
 
-_DTYPES = {"<f4": "float32", "<f2": "float16", "|V2": "bfloat16", "<i4": "int32"}
+# By dtype and not by its text: a record of two bytes is `|V2` too.
+_DTYPES = {
+    np.dtype(stored): name
+    for stored, name in (
+        ("<f4", "float32"),
+        ("<f2", "float16"),
+        ("V2", "bfloat16"),
+        ("<i4", "int32"),
+    )
+}
 _MAX_HEADER = 10_000  # numpy's own limit
-_VERSIONS = (b"\x01\x00", b"\x02\x00", b"\x03\x00")
-
-# What numpy and its imitators in C++ write. numpy's own reader evaluates the header as Python, with
-# warnings, and refuses it with exceptions of many kinds.
-_HEADER = re.compile(
-    rb"\{'descr': '(?P<descr>[<>|=]\w{1,8})', 'fortran_order': (?P<columns>True|False), "
-    rb"'shape': \((?P<shape>(\d{1,18}, ?)*(\d{1,18})?)\),? *\}\s*"
-)
+_READERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,11 @@ def open_npy(path: Path) -> NpyFile:
         AdapterError: the file is missing or damaged, holds Python objects, or another dtype.
     """
     file = AdapterFile(path)
-    shape, descr, start = _header(file)
-    name = _DTYPES.get(descr)
+    shape, stored, start = _header(file)
+    name = _DTYPES.get(stored)
     if name is None:
-        raise AdapterError(f"{path} holds {descr!r}; expected one of {', '.join(_DTYPES)}")
+        choices = ", ".join(_DTYPES.values())
+        raise AdapterError(f"{path} holds {stored.str!r}; expected one of {choices}")
     item = storage_dtype(name)
     if file.size != start + math.prod(shape) * item.itemsize:
         raise AdapterError(
@@ -60,18 +67,18 @@ def open_npy(path: Path) -> NpyFile:
     return NpyFile(shape, name, read)
 
 
-def _header(file: AdapterFile) -> tuple[tuple[int, ...], str, int]:
+def _header(file: AdapterFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape, type and the place of the first element."""
-    start = file.read(0, min(file.size, 12)).tobytes()
-    width = 2 if start[6:8] == b"\x01\x00" else 4  # bytes of the header's length
-    if start[:6] != b"\x93NUMPY" or start[6:8] not in _VERSIONS or len(start) < 8 + width:
-        raise AdapterError(f"{file.path} is not a valid .npy file of version 1, 2 or 3")
-    size = int.from_bytes(start[8 : 8 + width], "little")
-    header = file.read(8 + width, min(size, _MAX_HEADER)).tobytes()
-    match = _HEADER.fullmatch(header)
-    if match is None:
-        raise AdapterError(f"{file.path}: {header[:200]!r} is not the header of a plain array")
-    if match["columns"] == b"True":
+    stream = io.BytesIO(file.read(0, min(file.size, 12 + _MAX_HEADER)).tobytes())
+    try:
+        reader = _READERS[npy_format.read_magic(stream)]
+        shape, fortran_order, dtype = reader(stream, max_header_size=_MAX_HEADER)
+    except Exception as error:  # of many kinds, for the header is evaluated as a Python literal
+        raise AdapterError(
+            f"{file.path} is no .npy file of version 1 or 2: {error!s:.200}"
+        ) from error
+    if fortran_order:
         raise AdapterError(f"{file.path} holds an array in column order; save it in row order")
-    shape = tuple(int(part) for part in match["shape"].split(b",") if part.strip())
-    return shape, match["descr"].decode(), 8 + width + size
+    if not all(0 <= size < 1 << 63 for size in shape):
+        raise AdapterError(f"{file.path} has a shape with a size that no array has")
+    return shape, dtype, stream.tell()

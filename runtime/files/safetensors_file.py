@@ -1,4 +1,4 @@
-"""Read a safetensors file tensor by tensor.
+"""Bounded, tensor-by-tensor reads of safetensors files.
 
 The safetensors library checks header and offsets; the bytes are read at the offsets it has checked,
 because the library maps the file (see `adapter_file`). Format: 8 bytes little-endian header length,
@@ -67,7 +67,7 @@ def read_safetensors(path: Path) -> SafetensorsFile:
 
 
 def check_tensor(name: str, shape: tuple[int, ...], path: Path) -> None:
-    """Refuse what no adapter has: a tensor without elements, a name that nobody would give.
+    """Refuse an empty tensor or an implausible tensor name.
 
     Raises:
         AdapterError: the tensor is such.

@@ -1,4 +1,4 @@
-"""A file of an adapter: inside its directory, read piece by piece, unchanged meanwhile.
+"""Untrusted adapter files: confined to their directory, and refused if changed during a read.
 
 What is promised: all pieces are of one version, the one that the file had when it was opened, or
 there is an error. A file that is written to at that moment is waited for, a little while. A file

@@ -1,1 +1,1 @@
-"""Tokens in, tokens out."""
+"""Text generation: prompts, decoding, sampling and detokenization."""

@@ -1,4 +1,4 @@
-"""A model's chat template, rendered as transformers renders it, in jinja2's sandbox.
+"""Jinja chat templates, rendered as transformers does, in a sandbox.
 
 The only file that imports jinja2. A template comes with a model, from anybody: the sandbox lets it
 neither call into Python nor change what it is given.
@@ -134,7 +134,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers defines it: jinja2's own filter escapes HTML."""
+    """The `tojson` filter of transformers; jinja2's own escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""Prefill and decode with the KV cache: token ids in, one token per sequence and step out."""
+"""Prefill and decode with the KV cache: one token per sequence and step."""
 
 import numpy as np
 

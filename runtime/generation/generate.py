@@ -1,4 +1,4 @@
-"""Generate answers with whichever adapter is active."""
+"""Batched text generation with the active adapter."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from trt_lora.plugins.errors import OutputError
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.decoder import Decoder
 from trt_lora.runtime.generation.prompts import Prompt, encoded, is_text, prompt_list
-from trt_lora.runtime.generation.sampling import Logits, Sampling, choose, generator
+from trt_lora.runtime.generation.sampling import Logits, SamplingParams, choose, generator
 from trt_lora.runtime.generation.step_inputs import Ids, left_pad, vocabulary_size
 from trt_lora.runtime.generation.token_ids import token_ids
 from trt_lora.runtime.generation.tokenizer import TextTokenizer
@@ -23,7 +23,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Completion:
-    """What one prompt was answered with."""
+    """The answer to one prompt."""
 
     token_ids: tuple[int, ...]  # without the stop token
     text: str  # empty where the prompts were token ids
@@ -35,7 +35,7 @@ def generate(
     prompts: str | Iterable[Prompt],
     *,
     manager: LoRAManager | None = None,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     tokenizer: TextTokenizer | None = None,
 ) -> list[Completion]:
     """Answer a batch of prompts, all with the manager's active adapter.
@@ -63,7 +63,7 @@ def generate(
             none of the model's, or text is given and the engine has no tokenizer.
         OutputError: the logits are NaN or infinite; the message names the adapter.
     """
-    sampling = sampling or Sampling()
+    sampling = sampling or SamplingParams()
     batch = prompt_list(prompts)
     if tokenizer is None and any(map(is_text, batch)):
         tokenizer = TextTokenizer(engine.directory)
@@ -77,7 +77,7 @@ def _run(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
     manager: LoRAManager | None,
-    sampling: Sampling,
+    sampling: SamplingParams,
 ) -> list[tuple[tuple[int, ...], FinishReason]]:
     stops, pad = _stop_token_ids(engine, sampling), engine.manifest.base_model.pad_token_id
     bindings, weights = _weights(engine, manager)
@@ -105,7 +105,7 @@ def _run(
     return [(tuple(row), "length" if i in cut else "stop") for i, row in enumerate(rows)]
 
 
-def _stop_token_ids(engine: Engine, sampling: Sampling) -> tuple[int, ...]:
+def _stop_token_ids(engine: Engine, sampling: SamplingParams) -> tuple[int, ...]:
     if sampling.stop_token_ids is None:
         return engine.manifest.base_model.stop_token_ids
     vocabulary = vocabulary_size(engine.manifest)
@@ -125,7 +125,7 @@ def _weights(engine: Engine, manager: LoRAManager | None) -> tuple[TensorMap, st
 
 
 def _check_numbers(logits: Logits, rows: npt.NDArray[np.int64], weights: str) -> None:
-    """Where a number is NaN or infinite, so is the largest or the smallest."""
+    """Refuse NaN and infinity: either shows in the maximum or the minimum."""
     finite = np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
     if not finite.all():
         wrong = ", ".join(map(str, rows[~finite]))

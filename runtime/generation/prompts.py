@@ -1,4 +1,4 @@
-"""Prompts to token ids, each checked against what an engine takes."""
+"""Prompt encoding and validation against the engine's limits."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
@@ -39,7 +39,7 @@ def prompt_list(prompts: object) -> list[Prompt]:
 
 
 def is_text(prompt: Prompt) -> bool:
-    """Whether a tokenizer is needed: for a string, and for messages."""
+    """Return whether a prompt needs a tokenizer: a string or messages."""
     return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
 
 

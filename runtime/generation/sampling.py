@@ -1,4 +1,4 @@
-"""Choose the next token: greedy, or drawn after temperature, top-k and top-p, in that order."""
+"""Token sampling: greedy, or temperature, then top-k, then top-p."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ _WHOLE = ("max_new_tokens", "top_k", "seed")
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen and when a sequence ends."""
+class SamplingParams:
+    """Sampling parameters and stop conditions of a generation."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0  # 0 is greedy
@@ -57,7 +57,7 @@ def generator(seed: int, prompt: Sequence[int]) -> np.random.Generator:
     return np.random.default_rng([seed, *prompt])
 
 
-def choose(logits: Logits, sampling: Sampling, draws: Draws) -> Tokens:
+def choose(logits: Logits, sampling: SamplingParams, draws: Draws) -> Tokens:
     """Return one token per row, which depends on that row and its draw alone.
 
     Args:

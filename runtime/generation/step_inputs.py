@@ -1,4 +1,4 @@
-"""Inputs and outputs of one engine step: their names, shapes, token arrays and KV cache.
+"""Names, shapes and arrays of one engine step: token inputs, logits and KV cache.
 
 Inputs   input_ids, position_ids [batch, sequence], attention_mask [batch, total_sequence],
          logits_to_keep [kept] (which positions get logits: decoding needs the last one only),

@@ -1,4 +1,4 @@
-"""Token ids as callers give them: whole numbers of a vocabulary."""
+"""Validation of token ids against a vocabulary."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ import numpy as np
 from trt_lora.plugins.errors import ConfigError
 
 
-def token_ids(what: str, values: object, vocabulary: int | None = None) -> tuple[int, ...]:
+def token_ids(label: str, values: object, vocabulary: int | None = None) -> tuple[int, ...]:
     """Return ids as Python's numbers.
 
     Args:
-        what: what holds them, for messages.
+        label: what holds them, for messages.
         values: a list, tuple, set, numpy array or other collection.
         vocabulary: number of tokens the model knows; None where that is not known yet.
 
@@ -19,15 +19,19 @@ def token_ids(what: str, values: object, vocabulary: int | None = None) -> tuple
         ConfigError: it is no collection, or holds something that is no id of the vocabulary.
     """
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ConfigError(f"{what} is {values!r}, expected a collection of token ids, such as (2,)")
-    return tuple(_token_id(what, value, vocabulary) for value in values)
+        raise ConfigError(
+            f"{label} is {values!r}, expected a collection of token ids, such as (2,)"
+        )
+    return tuple(_token_id(label, value, vocabulary) for value in values)
 
 
-def _token_id(what: str, value: object, vocabulary: int | None) -> int:
+def _token_id(label: str, value: object, vocabulary: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         kind = type(value).__name__
-        raise ConfigError(f"{what} holds {value!r:.80} ({kind}), expected token ids: whole numbers")
+        raise ConfigError(
+            f"{label} holds {value!r:.80} ({kind}), expected token ids: whole numbers"
+        )
     if value < 0 or (vocabulary is not None and value >= vocabulary):
         most = f"to {vocabulary - 1}" if vocabulary is not None else "or more"
-        raise ConfigError(f"{what} holds token id {value}, expected 0 {most}: the vocabulary")
+        raise ConfigError(f"{label} holds token id {value}, expected 0 {most}: the vocabulary")
     return int(value)

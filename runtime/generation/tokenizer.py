@@ -1,4 +1,4 @@
-"""Text to tokens and back, with the tokenizer of an engine directory.
+"""Tokenizer and chat template of an engine directory.
 
 The only file that imports tokenizers.
 """

@@ -1,1 +1,1 @@
-"""Which adapters are resident and which one is active."""
+"""Resident adapters and the active one."""

@@ -1,22 +1,22 @@
-"""Check the names and numbers that a caller gave, whatever their type."""
+"""Validation of adapter names and scales."""
 
 import math
 from numbers import Real
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.json_file import shown
+from trt_lora.plugins.messages import shown
 
 _LONGEST = 1024  # characters of a name
 
 
-def check_string(value: object, what: str) -> None:
+def check_string(value: object, label: str) -> None:
     """Refuse a name that is no string.
 
     Raises:
         AdapterError: it is none.
     """
     if not isinstance(value, str):
-        raise AdapterError(f"{what} is a string, got {_described(value)}")
+        raise AdapterError(f"{label} is a string, got {_described(value)}")
 
 
 def check_new_name(name: object) -> None:
@@ -42,20 +42,20 @@ def check_new_name(name: object) -> None:
         ) from error
 
 
-def checked_scale(scale: object, what: str) -> float:
+def checked_scale(scale: object, label: str) -> float:
     """Return a strength, or the weight of a blend's part, as a float.
 
     Raises:
         AdapterError: it is no number, or not finite.
     """
     if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise AdapterError(f"{what}: a scale is a number, got {_described(scale)}")
+        raise AdapterError(f"{label}: a scale is a number, got {_described(scale)}")
     try:
         value = float(scale)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value):
-        raise AdapterError(f"{what}: a scale is {value}, expected a finite number")
+        raise AdapterError(f"{label}: a scale is {value}, expected a finite number")
     return value
 
 

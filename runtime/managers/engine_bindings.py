@@ -1,55 +1,22 @@
-"""The LoRA inputs of one engine: their rank-1 dummies, and adapters fitted to them."""
+"""LoRA inputs of one engine: rank-1 dummies, and adapters fitted to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
-from trt_lora.runtime.adapters.strength import scaled_factors
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.managers.loaded_adapter import BoundAdapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Memory, Stream
 from trt_lora.runtime.memory.tensor import Tensor
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """An adapter as a manager holds it."""
-
-    adapter: Adapter  # of the tensors below, what blends and strengths are made of
-    tensors: Mapping[str, Tensor]  # by binding; before an engine is known, as the source has them
-    bound: Mapping[str, Tensor]  # every LoRA input of the engine, with dummies; empty before
-    coverage: Coverage | None  # None before
-    strict: bool = True
-
-    @classmethod
-    def pending(cls, adapter: Adapter, *, strict: bool) -> "Loaded":
-        """Hold an adapter until an engine is known; its files are read now."""
-        adapter = adapter.in_memory()
-        tensors = {n: w.tensor for n, w in adapter.weights.items() if w.tensor is not None}
-        return cls(adapter, tensors, {}, None, strict)
-
-    def at_strength(
-        self, scale: float, engine: "EngineBindings | None"
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return `tensors` and `bound` with every B times `scale`, in memory of its own.
-
-        Raises:
-            AdapterError: a product leaves the range of its dtype.
-        """
-        if engine is None:  # whose dtype is not known
-            scaled = scaled_factors(self.adapter, scale, "float32")
-            return {**self.tensors, **scaled}, {}
-        scaled = engine.memory.upload(scaled_factors(self.adapter, scale))
-        return {**self.tensors, **scaled}, {**self.bound, **scaled}
-
-
-@dataclass(frozen=True)
 class EngineBindings:
-    """What a manager knows of its engine."""
+    """An engine as a manager sees it: manifest, memory and dummies."""
 
     manifest: Manifest
     memory: Memory
@@ -59,7 +26,7 @@ class EngineBindings:
     dummies: Mapping[str, Tensor]  # A [k, 1] or B [1, n] by binding, all in one zero buffer
 
     @classmethod
-    def of(cls, executor: Executor) -> "EngineBindings":
+    def from_executor(cls, executor: Executor) -> "EngineBindings":
         """Read the engine's manifest and make the zero buffer on its device."""
         manifest = executor.manifest
         dummy = Tensor(0, (1,), manifest.dtype)
@@ -69,20 +36,20 @@ class EngineBindings:
         }
         zeros = executor.memory.zeros(max(tensor.nbytes for tensor in (dummy, *shapes.values())))
 
-        def placed(tensor: Tensor) -> Tensor:
+        def on_device(tensor: Tensor) -> Tensor:
             return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=zeros)
 
-        dummies = {name: placed(tensor) for name, tensor in shapes.items()}
+        dummies = {name: on_device(tensor) for name, tensor in shapes.items()}
         return cls(
             manifest,
             executor.memory,
             executor.rank_multiple,
             executor.release_inputs,
-            placed(dummy),
+            on_device(dummy),
             dummies,
         )
 
-    def load(self, adapter: Adapter, *, strict: bool = True, stream: Stream = None) -> Loaded:
+    def load(self, adapter: Adapter, *, strict: bool = True, stream: Stream = None) -> BoundAdapter:
         """Return the adapter on the engine's device.
 
         Raises:
@@ -93,5 +60,6 @@ class EngineBindings:
         )
         tensors = self.memory.upload(fitted.tensors, stream)
         weights = {name: weight_of(name, tensor) for name, tensor in tensors.items()}
-        kept = Adapter(adapter.source, weights, adapter.base_model)
-        return Loaded(kept, tensors, {**self.dummies, **tensors}, fitted.coverage, strict)
+        held = Adapter(adapter.source, weights, adapter.base_model)
+        bound = {**self.dummies, **tensors}
+        return BoundAdapter(held, tensors, strict, bound, fitted.coverage, self.memory)

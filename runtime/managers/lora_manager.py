@@ -1,24 +1,21 @@
-"""LoRAManager: which adapters are loaded, which one is active, and what an engine is bound to."""
+"""LoRAManager: load, switch, blend and unload adapters of one engine."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
 from typing import NoReturn
 
 import numpy as np
 
 from trt_lora.plugins.errors import AdapterError, StateError, TensorError, UnknownBindingError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.blend import blend_adapters
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
-from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.files.json_file import shown
-from trt_lora.runtime.managers.arguments import check_new_name, check_string, checked_scale
-from trt_lora.runtime.managers.engine_bindings import EngineBindings, Loaded
-from trt_lora.runtime.managers.manager_state import ManagerState
+from trt_lora.runtime.managers.adapter_registry import AdapterRegistry
+from trt_lora.runtime.managers.arguments import check_string, checked_scale
 from trt_lora.runtime.memory.host import Stream
 from trt_lora.runtime.memory.interop import tensor_from
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
@@ -44,8 +41,7 @@ class LoRAManager:
     """
 
     def __init__(self) -> None:
-        self._state = ManagerState()  # replaced as a whole, by whoever has the lock
-        self._lock = Lock()
+        self._registry = AdapterRegistry()
         self._dummy = tensor_from_numpy(np.zeros(1, np.float32))  # before an engine is bound
 
     def load_weights(
@@ -77,10 +73,10 @@ class LoRAManager:
             AdapterError: the name is taken or is no name, the adapter cannot be read, or the engine
                 (if one is bound) cannot take it. What had the name before keeps it.
         """
-        self._check_name(self._state, name, replace=replace)
-        engine = self._state.engine
+        self._registry.check_name(name, replace=replace)
+        engine = self._registry.state.engine
         adapter = load_adapter(path, engine.manifest if engine else None)
-        return self._register(name, adapter, stream, strict=strict, replace=replace)
+        return self._registry.add(name, adapter, stream, strict=strict, replace=replace)
 
     def add_weights(
         self, name: str, weights: Mapping[str, object], *, replace: bool = False
@@ -102,11 +98,13 @@ class LoRAManager:
                 one is bound) cannot take them.
             TensorError: an object is no tensor, or its dtype or layout is not supported.
         """
-        self._check_name(self._state, name, replace=replace)
+        self._registry.check_name(name, replace=replace)
         if not weights:
             raise AdapterError(f"adapter {name!r} has no weights")
-        taken = {binding: weight_of(binding, _taken(binding, w)) for binding, w in weights.items()}
-        return self._register(name, Adapter(name, taken, owned=False), replace=replace)
+        taken = {
+            binding: weight_of(binding, _as_tensor(binding, w)) for binding, w in weights.items()
+        }
+        return self._registry.add(name, Adapter(name, taken, owned=False), replace=replace)
 
     def blend(
         self, name: str, parts: Mapping[str, float], *, replace: bool = False
@@ -129,8 +127,8 @@ class LoRAManager:
             AdapterError: the name is taken or is no name, a weight is no finite number, there are
                 no parts, or a site's ranks add up to more than the engine's maximum.
         """
-        state = self._state
-        self._check_name(state, name, replace=replace)
+        state = self._registry.state
+        self._registry.check_name(name, replace=replace)
         if not parts:
             raise AdapterError(f"blend {name!r} has no parts; name at least one adapter")
         loaded = {part: state.get(part) for part in parts}
@@ -140,7 +138,7 @@ class LoRAManager:
         }
         blended = blend_adapters(name, [(loaded[part].adapter, scales[part]) for part in parts])
         strict = all(part.strict for part in loaded.values())
-        return self._register(name, blended, strict=strict, replace=replace)
+        return self._registry.add(name, blended, strict=strict, replace=replace)
 
     def unload(self, name: str, *, force: bool = False) -> None:
         """Forget an adapter and let go of its memory; its name is free afterwards.
@@ -156,16 +154,7 @@ class LoRAManager:
             UnknownAdapterError: no adapter of that name is loaded.
             StateError: it is active, and `force` is not given.
         """
-        with self._lock:
-            self._state.get(name)
-            active = self._state.active
-            if active and active.name == name and not force:
-                raise StateError(
-                    f"adapter {name!r} is active; switch to another or call reset_weights first, "
-                    "or pass force=True, which leaves the base model active"
-                )
-            self._state = self._state.without(name)
-            self._release_inputs()
+        self._registry.remove(name, force=force)
 
     def get_coverage(self, name: str) -> Coverage | None:
         """Return what became of an adapter in the engine; None before an engine is bound.
@@ -173,7 +162,7 @@ class LoRAManager:
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
         """
-        return self._state.get(name).coverage
+        return self._registry.state.get(name).coverage
 
     def switch_weights(self, name: str, scale: float = 1.0) -> None:
         """Activate an adapter; O(1) and without device work at a strength of 1.
@@ -194,14 +183,11 @@ class LoRAManager:
             AdapterError: the scale is no finite number, or a weight times it leaves the engine's
                 dtype. In both cases the active adapter stays active.
         """
-        scale = checked_scale(scale, f"adapter {shown(name)}")
-        with self._lock:
-            self._state = self._state.switched(name, scale)
+        self._registry.switch(name, checked_scale(scale, f"adapter {shown(name)}"))
 
     def reset_weights(self) -> None:
         """Deactivate any adapter: the base model answers, through dummies."""
-        with self._lock:
-            self._state = self._state.with_base_active()
+        self._registry.activate_base()
 
     def get_active_weight(self, binding: str) -> Tensor:
         """Return the active adapter's tensor for a binding; a zero of shape [1] if none is active.
@@ -209,7 +195,7 @@ class LoRAManager:
         Raises:
             UnknownBindingError: the active adapter has no weight under that name.
         """
-        state = self._state
+        state = self._registry.state
         if state.active is None:
             return state.engine.dummy if state.engine else self._dummy
         try:
@@ -222,31 +208,33 @@ class LoRAManager:
 
     def get_active_adapter_name(self) -> str:
         """Return the name of the active adapter, or an empty string."""
-        active = self._state.active
+        active = self._registry.state.active
         return active.name if active else ""
 
     @property
     def active_scale(self) -> float:
         """The strength of the active adapter; 1.0 if none is active."""
-        active = self._state.active
+        active = self._registry.state.active
         return active.scale if active else 1.0
 
     def get_binding_names(self) -> list[str]:
         """Return the binding names of all loaded adapters, each once, in the order of loading."""
-        names = (name for loaded in self._state.adapters.values() for name in loaded.tensors)
+        names = (
+            name for loaded in self._registry.state.adapters.values() for name in loaded.tensors
+        )
         return list(dict.fromkeys(names))
 
     def get_adapter_names(self) -> list[str]:
         """Return the names of the loaded adapters, in the order of loading."""
-        return list(self._state.adapters)
+        return list(self._registry.state.adapters)
 
     def has_active_adapter(self) -> bool:
         """Return whether an adapter is active."""
-        return self._state.active is not None
+        return self._registry.state.active is not None
 
     def has_weight_for(self, binding: str) -> bool:
         """Return whether the active adapter has a weight under that name; False if none is."""
-        active = self._state.active
+        active = self._registry.state.active
         return active is not None and binding in active.tensors
 
     def initialize_engine_bindings(self, executor: Executor) -> None:
@@ -259,14 +247,7 @@ class LoRAManager:
             StateError: an engine is bound already.
             AdapterError: an adapter loaded before does not fit; then no engine is bound.
         """
-        with self._lock:
-            if self._state.engine is not None:
-                raise StateError(
-                    "this manager has an engine already; make a LoRAManager per engine"
-                )
-            self._state = self._state.bound_to(executor)
-            for item in self._state.adapters.values():
-                _log(item)
+        self._registry.bind(executor)
 
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
         """Write the active adapter's tensor, or the dummy, for every LoRA binding of the engine.
@@ -277,47 +258,10 @@ class LoRAManager:
         Raises:
             StateError: no engine is bound; call `initialize_engine_bindings` first.
         """
-        state = self._state
+        state = self._registry.state
         if state.engine is None:
             raise StateError("no engine is bound; call initialize_engine_bindings(executor) first")
         tensor_map.update(state.active.bound if state.active else state.engine.dummies)
-
-    def _register(
-        self,
-        name: str,
-        adapter: Adapter,
-        stream: Stream = None,
-        *,
-        strict: bool = True,
-        replace: bool,
-    ) -> Coverage | None:
-        """Do what takes long first, then publish."""
-        engine = self._state.engine
-        loaded = _placed(engine, adapter, stream, strict=strict)
-        with self._lock:
-            if self._state.engine is not engine:  # bound by another thread meanwhile
-                loaded = _placed(self._state.engine, adapter, stream, strict=strict)
-            self._check_name(self._state, name, replace=replace)
-            replaces = name in self._state.adapters
-            self._state = self._state.with_adapter(name, loaded)
-            if replaces:
-                self._release_inputs()
-        _log(loaded)
-        return loaded.coverage
-
-    def _release_inputs(self) -> None:
-        """Let the engine go of what it ran with last, or memory would wait for its next run."""
-        if self._state.engine is not None:
-            self._state.engine.release_inputs()
-
-    @staticmethod
-    def _check_name(state: ManagerState, name: str, *, replace: bool) -> None:
-        check_new_name(name)
-        if name in state.adapters and not replace:
-            raise AdapterError(
-                f"an adapter named {name!r} is loaded already; choose another name than "
-                f"{', '.join(state.adapters)}, or pass replace=True"
-            )
 
     def __copy__(self) -> NoReturn:
         """Refuse: two managers would own one device memory."""
@@ -332,20 +276,7 @@ class LoRAManager:
         self.__copy__()
 
 
-def _placed(
-    engine: EngineBindings | None, adapter: Adapter, stream: Stream, *, strict: bool
-) -> Loaded:
-    if engine is None:
-        return Loaded.pending(adapter, strict=strict)
-    return engine.load(adapter, strict=strict, stream=stream)
-
-
-def _log(loaded: Loaded) -> None:
-    if loaded.coverage is not None:
-        log_warnings(loaded.coverage.source, loaded.coverage.warnings)
-
-
-def _taken(binding: str, weight: object) -> Tensor:
+def _as_tensor(binding: str, weight: object) -> Tensor:
     check_string(binding, "the name of a binding")
     try:
         return tensor_from(weight)

@@ -1,14 +1,14 @@
-"""What a manager holds at one moment; a change makes another, so that no reader sees half of it."""
+"""Immutable snapshot of a manager: engine, resident adapters, and the active one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from trt_lora.plugins.errors import UnknownAdapterError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.files.json_file import shown
 from trt_lora.runtime.managers.arguments import check_string
-from trt_lora.runtime.managers.engine_bindings import EngineBindings, Loaded
-from trt_lora.runtime.memory.tensor import Tensor
+from trt_lora.runtime.managers.engine_bindings import EngineBindings
+from trt_lora.runtime.managers.loaded_adapter import Bindings, LoadedAdapter
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Active:
 
     name: str
     scale: float
-    tensors: Mapping[str, Tensor]  # as in `Loaded`, every B times the scale
-    bound: Mapping[str, Tensor]
+    tensors: Bindings  # as in `LoadedAdapter`, every B times the scale
+    bound: Bindings
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class ManagerState:
     """
 
     engine: EngineBindings | None = None
-    adapters: Mapping[str, Loaded] = field(default_factory=dict)
+    adapters: Mapping[str, LoadedAdapter] = field(default_factory=dict)
     active: Active | None = None  # None is the base model
     scaled: Active | None = None  # the last strength other than 1, for a switch back to it
 
-    def get(self, name: str) -> Loaded:
+    def get(self, name: str) -> LoadedAdapter:
         """Return a loaded adapter.
 
         Raises:
@@ -60,14 +60,14 @@ class ManagerState:
             return replace(self, active=Active(name, 1.0, loaded.tensors, loaded.bound))
         kept = self.scaled
         if kept is None or (kept.name, kept.scale) != (name, scale):
-            kept = Active(name, scale, *loaded.at_strength(scale, self.engine))
+            kept = Active(name, scale, *loaded.at_strength(scale))
         return replace(self, active=kept, scaled=kept)
 
     def with_base_active(self) -> "ManagerState":
         """Deactivate any adapter."""
         return replace(self, active=None)
 
-    def with_adapter(self, name: str, loaded: Loaded) -> "ManagerState":
+    def with_adapter(self, name: str, loaded: LoadedAdapter) -> "ManagerState":
         """Add an adapter, or put it in the place of one; if that is active, so is the new one.
 
         Raises:
@@ -90,7 +90,7 @@ class ManagerState:
         Raises:
             AdapterError: the engine cannot take one of them.
         """
-        engine = EngineBindings.of(executor)
+        engine = EngineBindings.from_executor(executor)
         adapters = {
             name: engine.load(pending.adapter, strict=pending.strict)
             for name, pending in self.adapters.items()

@@ -1,1 +1,1 @@
-"""Tensors, and where their bytes lie."""
+"""Tensors and their memory, on host and device."""

@@ -1,4 +1,4 @@
-"""Calls into the CUDA runtime through cuda-python, and whether there is a GPU at all."""
+"""CUDA runtime calls, events, and the current device."""
 
 import contextlib
 import weakref
@@ -11,7 +11,7 @@ from trt_lora.runtime.memory.dtypes import Array
 
 
 def cuda_obstacle() -> str:
-    """Why no CUDA device can be used here; empty if one can."""
+    """Reason why no CUDA device can be used here; empty if one can."""
     try:
         count = call("cudaGetDeviceCount")
     except BackendError as error:
@@ -39,8 +39,8 @@ def _forget_error() -> None:
         checked("runtime", "cudaGetLastError")
 
 
-def release(function: str, *args: Any) -> Any:
-    """Call a function that gives something back; a device that is lost has raised its error.
+def try_call(function: str, *args: Any) -> Any:
+    """Call a function that may fail, for clean-up: a lost device has raised its error already.
 
     Returns:
         What `call` returns, or None where the function failed.
@@ -50,10 +50,10 @@ def release(function: str, *args: Any) -> Any:
     return None
 
 
-def release_on(device: int, function: str, *args: Any) -> None:
-    """Call `release` on a GPU, from any thread: a finalizer runs wherever garbage is collected."""
-    with on_device(device, release):
-        release(function, *args)
+def try_call_on(device: int, function: str, *args: Any) -> None:
+    """Call `try_call` on a GPU, from any thread: a finalizer runs wherever garbage is collected."""
+    with on_device(device, try_call):
+        try_call(function, *args)
 
 
 def constant(name: str) -> Any:
@@ -66,7 +66,7 @@ class Event:
 
     def __init__(self) -> None:
         self._handle = call("cudaEventCreateWithFlags", constant("cudaEventDisableTiming"))
-        weakref.finalize(self, release, "cudaEventDestroy", self._handle)
+        weakref.finalize(self, try_call, "cudaEventDestroy", self._handle)
 
     def record(self, stream: int) -> None:
         """Stand for all that `stream` has been given."""
@@ -76,8 +76,8 @@ class Event:
         """Wait until the point is passed; not at all before the first `record`."""
         call("cudaEventSynchronize", self._handle)
 
-    def hold(self, stream: int) -> None:
-        """Let the further work of `stream` wait for it; the host goes on."""
+    def make_wait(self, stream: int) -> None:
+        """Make the further work of `stream` wait for it; the host does not wait."""
         call("cudaStreamWaitEvent", stream, self._handle, 0)
 
 
@@ -92,7 +92,7 @@ def on_device(index: int, do: Callable[..., Any] = call) -> Iterator[None]:
 
     Args:
         index: of the GPU.
-        do: `release` where a lost device is no error, as in finalizers.
+        do: `try_call` where a lost device is no error, as in finalizers.
     """
     before = do("cudaGetDevice")
     if before == index:
@@ -103,16 +103,16 @@ def on_device(index: int, do: Callable[..., Any] = call) -> Iterator[None]:
         yield
     finally:
         if before is not None:
-            release("cudaSetDevice", before)
+            try_call("cudaSetDevice", before)
 
 
 @contextlib.contextmanager
-def finished(stream: int) -> Iterator[None]:
-    """Wait for `stream` after the block, also when the block raises: its memory may go then."""
+def synchronized(stream: int) -> Iterator[None]:
+    """Synchronize `stream` after the block, also when it raises: its memory may then be freed."""
     try:
         yield
     except BaseException:
-        release("cudaStreamSynchronize", stream)
+        try_call("cudaStreamSynchronize", stream)
         raise
     call("cudaStreamSynchronize", stream)
 
@@ -120,5 +120,5 @@ def finished(stream: int) -> Iterator[None]:
 def read(device: int, pointer: int, storage: Array) -> None:
     """Copy memory of a GPU at `pointer` into a host array and wait for it."""
     kind = constant("cudaMemcpyKind").cudaMemcpyDeviceToHost
-    with on_device(device), finished(0):
+    with on_device(device), synchronized(0):
         call("cudaMemcpyAsync", storage.ctypes.data, pointer, storage.nbytes, kind, 0)

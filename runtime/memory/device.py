@@ -1,10 +1,10 @@
-"""The memory of one GPU, as the runtime uses it."""
+"""Device memory of one GPU: adapter uploads, per-step staging and outputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError, TensorError
-from trt_lora.runtime.memory.cuda import call, finished, on_device
+from trt_lora.runtime.memory.cuda import call, on_device, synchronized
 from trt_lora.runtime.memory.host import ALIGNMENT, Stream, pack
 from trt_lora.runtime.memory.pool import DeviceBuffer, DevicePool, PooledBuffer
 from trt_lora.runtime.memory.staging import Staging, pieces_of
@@ -13,7 +13,7 @@ from trt_lora.runtime.memory.tensor import HOST, Tensor
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """How much memory is kept for the next step."""
+    """Limits of the memory kept for reuse."""
 
     max_free_bytes: int = 512 << 20  # on the device, in buffers that no tensor lies in; 0: none
     staging_bytes: int = 8 << 20  # of each of two pinned buffers on the host
@@ -61,9 +61,9 @@ class CudaMemory:
             return dict(tensors)
         nbytes, layout = pack(host, self.device)
         buffer = self._pool.allocate(nbytes)
-        with on_device(self.index), finished(int(stream or 0)):
+        with on_device(self.index), synchronized(int(stream or 0)):
             self._staging.copy(pieces_of(host, layout), buffer.pointer, int(stream or 0))
-        return dict(tensors) | _placed(layout, buffer)
+        return dict(tensors) | _in_buffer(layout, buffer)
 
     def stage(self, tensors: Mapping[str, Tensor], stream: int) -> dict[str, Tensor]:
         """Enqueue a copy of host tensors into one buffer of the pool, on a stream of this GPU.
@@ -76,12 +76,12 @@ class CudaMemory:
         nbytes, layout = pack(tensors, self.device)
         buffer = self._pool.take(nbytes)
         self._staging.copy(pieces_of(tensors, layout), buffer.pointer, stream)
-        return _placed(layout, buffer)
+        return _in_buffer(layout, buffer)
 
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         buffer = self._pool.allocate(nbytes)
-        with on_device(self.index), finished(0):
+        with on_device(self.index), synchronized(0):
             call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)
         return Tensor(buffer.pointer, (nbytes,), "bool", self.device, buffer)
 
@@ -90,7 +90,7 @@ class CudaMemory:
         nbytes, layout = pack(
             {name: Tensor(0, shape, dt) for name, dt, shape in shapes}, self.device
         )
-        return _placed(layout, self._pool.take(nbytes))
+        return _in_buffer(layout, self._pool.take(nbytes))
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Return uninitialised memory of its own.
@@ -101,7 +101,7 @@ class CudaMemory:
         return self._pool.allocate(nbytes)
 
     def check(self, name: str, tensor: Tensor) -> None:
-        """Raise TensorError if the tensor is on another GPU, or not aligned as TensorRT asks."""
+        """Refuse a tensor on another GPU, or not aligned for TensorRT, with TensorError."""
         if tensor.device == HOST:
             return
         if tensor.device != self.device:
@@ -118,7 +118,9 @@ class CudaMemory:
         self._pool.close()
 
 
-def _placed(layout: Mapping[str, Tensor], buffer: DeviceBuffer | PooledBuffer) -> dict[str, Tensor]:
+def _in_buffer(
+    layout: Mapping[str, Tensor], buffer: DeviceBuffer | PooledBuffer
+) -> dict[str, Tensor]:
     """Turn the offsets of `pack` into addresses in `buffer`, which the tensors then own."""
     return {
         name: Tensor(buffer.pointer + place.pointer, place.shape, place.dtype, place.device, buffer)

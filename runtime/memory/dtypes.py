@@ -1,4 +1,4 @@
-"""Dtypes of tensors: their names, and how numpy stores them."""
+"""Tensor dtypes: names, numpy storage, and checks for finite values."""
 
 from typing import Any
 

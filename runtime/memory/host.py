@@ -1,4 +1,4 @@
-"""Where an executor's tensors live: the interface, and host memory."""
+"""Memory protocol of executors, host memory, and the layout of packed tensors."""
 
 import contextlib
 import mmap

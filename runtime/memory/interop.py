@@ -1,4 +1,4 @@
-"""Take tensors from other libraries in place: numpy, `__cuda_array_interface__`, DLPack.
+"""Zero-copy tensors from numpy, `__cuda_array_interface__` and DLPack.
 
 DLPack's structs are those of dlpack.h (version 0, the capsule named "dltensor"), read with ctypes
 because numpy can read neither a CUDA tensor nor bfloat16.
@@ -55,7 +55,7 @@ def _tensor_from_cuda_array(obj: Any) -> Tensor:
 
 
 def _cuda_index(obj: Any, pointer: int) -> int:
-    """Which GPU, as the interface does not say: the library that made the object does, or CUDA."""
+    """GPU index of an object; from its library or from CUDA, as the interface lacks it."""
     device = getattr(obj, "device", None)
     index = getattr(device, "index", getattr(device, "id", None))  # torch; CuPy
     if index is None:  # Numba

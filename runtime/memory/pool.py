@@ -1,4 +1,4 @@
-"""Memory of one GPU that is used again: what a step frees waits for the next step of its size."""
+"""Size-class free lists for device memory; reuses the lowest address first."""
 
 import contextlib
 import weakref
@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TypeVar
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.memory.cuda import call, on_device, release, release_on
+from trt_lora.runtime.memory.cuda import call, on_device, try_call, try_call_on
 from trt_lora.runtime.memory.host import ALIGNMENT
 
 _Made = TypeVar("_Made")
@@ -29,7 +29,7 @@ class DeviceBuffer:
 
 
 class PooledBuffer:
-    """As `DeviceBuffer`, but from a pool and back to it."""
+    """Memory of a pool, returned to it when the last tensor in it is gone."""
 
     def __init__(self, pool: "DevicePool", pointer: int, nbytes: int) -> None:
         self.pointer = pointer
@@ -91,7 +91,7 @@ class DevicePool:
         self._settle()
 
     def trim(self) -> bool:
-        """Give all free buffers back to the driver; whether there were any."""
+        """Give all free buffers back to the driver; return whether there were any."""
         with self._sorted():
             found = bool(self.free_bytes)
             self._drop_to(0)
@@ -103,7 +103,7 @@ class DevicePool:
         self.trim()
 
     def _retried(self, make: Callable[[], _Made]) -> _Made:
-        """What `make` allocates; if it cannot, a second time without the free buffers."""
+        """Allocate with `make`; on failure, trim the free lists and retry once."""
         try:
             return make()
         except BackendError:
@@ -172,13 +172,13 @@ def _allocate(device: int, nbytes: int) -> int:
         try:
             call("cudaStreamSynchronize", 0)  # until then the memory is there for stream 0 only
         except BaseException:
-            release("cudaFreeAsync", pointer, 0)
+            try_call("cudaFreeAsync", pointer, 0)
             raise
     return pointer
 
 
 def _free(device: int, pointer: int) -> None:
-    release_on(device, "cudaFreeAsync", pointer, 0)
+    try_call_on(device, "cudaFreeAsync", pointer, 0)
 
 
 def _free_all(device: int, free: _Free, returned: _Returned) -> None:

@@ -1,4 +1,4 @@
-"""Memory that one reader after another writes to: fresh memory costs as much as reading."""
+"""Reusable read buffer: a fresh allocation costs as much as the read."""
 
 from typing import Protocol
 

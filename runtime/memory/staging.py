@@ -1,4 +1,4 @@
-"""Copies from host to device memory, through two pinned buffers that are used in turn."""
+"""Host-to-device copies through two pinned staging buffers."""
 
 import ctypes
 import weakref
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from threading import Lock
 
-from trt_lora.runtime.memory.cuda import Event, call, constant, on_device, release
+from trt_lora.runtime.memory.cuda import Event, call, constant, on_device, try_call
 from trt_lora.runtime.memory.tensor import Tensor
 
 
@@ -99,7 +99,7 @@ class _Slot:
 
     def __init__(self, nbytes: int) -> None:
         self.pointer = int(call("cudaMallocHost", nbytes))
-        weakref.finalize(self, release, "cudaFreeHost", self.pointer)
+        weakref.finalize(self, try_call, "cudaFreeHost", self.pointer)
         self.copied = Event()
 
 

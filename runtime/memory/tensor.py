@@ -1,4 +1,4 @@
-"""A tensor the way an engine sees it: an address, a shape, a dtype and a device."""
+"""Tensor as an engine sees it: address, shape, dtype and device."""
 
 import math
 from dataclasses import dataclass, field

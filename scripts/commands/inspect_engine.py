@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.contract.sites import FACTORS
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
@@ -69,7 +68,7 @@ def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> Non
 
 
 def _refused(coverage: Coverage) -> bool:
-    return bool(coverage.unbound) or not coverage.adapted
+    return bool(coverage.unexpected_keys) or not coverage.adapted
 
 
 def _as_json(manifest: Manifest, coverage: Coverage | None) -> dict[str, Any]:
@@ -108,13 +107,12 @@ def _print_engine(directory: Path, manifest: Manifest) -> None:
 def _print_coverage(coverage: Coverage, manifest: Manifest) -> None:
     for site in coverage.adapted:
         print(_site_line(site))
-        for factor in FACTORS:
-            binding = manifest.binding_names.binding(factor, site.path)
+        for binding in manifest.binding_names.pair(site.path):
             print(f"  {binding} <- {', '.join(coverage.bindings[binding])}")
     for site in coverage.sites:
         if not site.rank:
             print(f"{site.path}: dummy")
-    for name, reason in coverage.unbound.items():
+    for name, reason in coverage.unexpected_keys.items():
         print(f"not bound: {name}: {reason}")
     for name, reason in coverage.ignored.items():
         print(f"ignored: {name}: {reason}")
@@ -137,7 +135,7 @@ def _summary(coverage: Coverage, manifest: Manifest) -> str:
     verdict = "the engine refuses it" if _refused(coverage) else "the engine takes it"
     return (
         f"{coverage.source}: {verdict}; {len(coverage.bound)} tensors bound, "
-        f"{len(coverage.unbound)} not, {len(coverage.ignored)} ignored; "
+        f"{len(coverage.unexpected_keys)} not, {len(coverage.ignored)} ignored; "
         f"{len(coverage.adapted)} of {len(coverage.sites)} sites adapted, "
         f"{coverage.nbytes} bytes in {executor}{padding}"
     )

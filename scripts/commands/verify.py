@@ -63,7 +63,7 @@ def _verify(args: argparse.Namespace) -> None:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
         coverage = manager.load_weights(ADAPTER, args.adapter)
-        missing = coverage.missing if coverage else ()
+        missing = coverage.missing_sites if coverage else ()
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
         reference = _reference(args.model, args.adapter, engine.manifest.dtype)
         prompts = _prompts(args, engine)

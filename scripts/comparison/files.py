@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.adapters.fitting.match import listed
+from trt_lora.plugins.messages import listed
 from trt_lora.runtime.memory.dtypes import Array
 
 Steps = Sequence[Mapping[str, Array]]  # the outputs of every step

@@ -9,7 +9,14 @@ from rich.table import Table
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.errors import ManifestError
-from trt_lora.runtime import LoRAManager, Manifest, Sampling, generate, open_engine, read_manifest
+from trt_lora.runtime import (
+    LoRAManager,
+    Manifest,
+    SamplingParams,
+    generate,
+    open_engine,
+    read_manifest,
+)
 from trt_lora.scripts.demo.model import ensure_demo_model
 from trt_lora.scripts.terminal.adapters import BASE, timed_switch
 from trt_lora.scripts.terminal.build_progress import BuildProgress, build_progress
@@ -21,7 +28,7 @@ MODULES = (
     "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate",
 )  # fmt: skip
 PROMPTS = ("What is the capital of Portugal?", "Name a vegetable.", "What color is snow?")
-SAMPLING = Sampling(max_new_tokens=32)
+SAMPLING = SamplingParams(max_new_tokens=32)
 
 
 def main() -> None:

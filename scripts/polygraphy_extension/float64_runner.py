@@ -33,7 +33,7 @@ def lora_float64(operator: Operator, *operands: Array) -> tuple[Array, ...]:
     for site in range(operator.sites):
         a, b = (wide[index] for index in operator.factors(site))
         delta = x @ a @ b
-        result = wide[operator.addend(site)] + delta if operator.adds else delta
+        result = wide[operator.addend(site)] + delta if operator.has_addend else delta
         results.append(result.astype(operands[0].dtype))
     return tuple(results)
 

@@ -67,7 +67,7 @@ def use_tolerance(groups: Any, manifest: Manifest, sites: Mapping[str, Operator]
     compare.rtol = {"": limit.rtol}
     # A few channels of the residual stream are 10000 times the others, and so is their rounding:
     # a sum with it is judged by its mean error.
-    sums = {name: "mean" for name, operator in sites.items() if operator.adds}
+    sums = {name: "mean" for name, operator in sites.items() if operator.has_addend}
     compare.check_error_stat = {"": "elemwise", **sums} if sums else None
     G_LOGGER.info(
         f"Tolerances for {manifest.dtype}: --atol {limit.atol} {LOGITS}:{limit.logits_atol} "

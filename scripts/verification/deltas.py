@@ -17,7 +17,7 @@ def engine_factors(manager: LoRAManager, manifest: Manifest) -> dict[str, Factor
     """Return what the active adapter of a manager binds, by site; sites with dummies left out."""
     factors: dict[str, Factors] = {}
     for site in manifest.sites:
-        a, b = (manifest.binding_names.binding(factor, site.path) for factor in ("A", "B"))
+        a, b = manifest.binding_names.pair(site.path)
         if manager.has_weight_for(a):
             factors[site.path] = (_values(manager, a), _values(manager, b))
     return factors

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.runtime import Engine, LoRAManager, Sampling, TensorMap, generate
+from trt_lora.runtime import Engine, LoRAManager, SamplingParams, TensorMap, generate
 from trt_lora.runtime.generation.decoder import Decoder
 from trt_lora.runtime.generation.step_inputs import Ids, vocabulary_size
 from trt_lora.runtime.generation.tokenizer import TextTokenizer
@@ -68,7 +68,7 @@ def _prompt_and_answer(
         count = min(RANDOM_IDS, engine.manifest.max_input_len)
         return np.random.default_rng(seed).integers(0, vocabulary_size(engine.manifest), (1, count))
     activate(manager, name)
-    sampling = Sampling(max_new_tokens=length)
+    sampling = SamplingParams(max_new_tokens=length)
     (answer,) = generate(engine, [prompt], manager=manager, sampling=sampling)
     return np.array(
         [[*TextTokenizer(engine.directory).encode(prompt), *answer.token_ids]], np.int64

@@ -10,7 +10,7 @@ RUN_BY_CI = ("make demo", "make test")  # .ci/run calls them; a test cannot
 PRINTED = {
     "--dry-run": "60 sites, 151 left alone",
     "switch_adapters.py": "[pirate, switched in",
-    "Sampling(max": '{"answer": "',
+    "SamplingParams(max": '{"answer": "',
     "engine.execute": "420 LoRA bindings of 484 inputs",
     "manager.blend": "60 of 210 sites adapted",
     "--kernels": "602    120            4.0                  0",

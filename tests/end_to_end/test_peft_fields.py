@@ -526,7 +526,7 @@ def test_an_adapter_that_is_taken_answers_as_in_peft(
     for site in coverage.adapted:
         scale = layers[site.path].scaling["a"]
         assert list(site.scales) == pytest.approx([scale], rel=1e-12)
-    assert coverage.unbound == {}
+    assert coverage.unexpected_keys == {}
     assert [case.warning in warning for warning in coverage.warnings] == [True] * bool(case.warning)
 
 
@@ -598,8 +598,8 @@ def test_an_unused_copy_of_a_base_weight_is_listed_where_strict_is_false(
     adapter = save_adapter(llama.model, tmp_path / "a", target_modules=Q_AND_HEAD)
     coverage, ours = loaded(llama, adapter, strict=False)
     assert_answers_as_peft(llama, adapter, ours)
-    assert coverage.unbound.keys() == {HEAD_COPY}
-    assert SAVE_AGAIN in coverage.unbound[HEAD_COPY]
+    assert coverage.unexpected_keys.keys() == {HEAD_COPY}
+    assert SAVE_AGAIN in coverage.unexpected_keys[HEAD_COPY]
     assert [site.rank for site in coverage.sites if site.path == "lm_head"] == [8]
 
 
@@ -615,8 +615,8 @@ def test_copies_of_both_embeddings_are_refused_by_name_and_listed_where_strict_i
     assert_refused(llama, tmp_path / "a", *copies, SAVE_AGAIN)
     coverage, ours = loaded(llama, tmp_path / "a", strict=False)
     assert_answers_as_peft(llama, tmp_path / "a", ours)
-    assert coverage.unbound.keys() == copies
-    assert [name for name, why in coverage.unbound.items() if SAVE_AGAIN not in why] == []
+    assert coverage.unexpected_keys.keys() == copies
+    assert [name for name, why in coverage.unexpected_keys.items() if SAVE_AGAIN not in why] == []
 
 
 # ------------------------------------------------------------------------------------ other files

@@ -84,7 +84,7 @@ def test_an_engine_ignores_what_peft_ignores_and_answers_as_it_does(
     manager = manager_of(full)
     coverage = manager.load_weights("a", adapter)
     assert coverage is not None
-    assert coverage.unbound == {}
+    assert coverage.unexpected_keys == {}
     assert coverage.ignored.keys() == unexpected_in_peft(full, adapter) != set()
     ids = np.random.default_rng(0).integers(3, tiny.VOCABULARY, (2, 12))
     ours = engine_logits(full.engine, manager, "a", ids, prompt=8)

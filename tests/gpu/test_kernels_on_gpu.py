@@ -18,7 +18,7 @@ from trt_lora.scripts.bench.gpu.workloads.gpu_tests import WORST
 pytestmark = pytest.mark.gpu
 
 M, K, N, RANK = 4, 512, 768, 16
-SHAPE = GroupShape(M, K, (SiteShape(N, RANK),), "float32", adds=False)
+SHAPE = GroupShape(M, K, (SiteShape(N, RANK),), "float32", has_addend=False)
 
 
 @pytest.mark.parametrize("sizes", list(checked_sizes()), ids=lambda sizes: sizes.name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
-from trt_lora.runtime import Engine, LoRAManager, Sampling, generate, open_engine
+from trt_lora.runtime import Engine, LoRAManager, SamplingParams, generate, open_engine
 
 THREADS = 4
 PROMPTS = ([[5, 6, 7, 8, 9, 10, 11]], [[40, 41], [3]], [[3, 4, 5] * 7])
@@ -74,7 +74,7 @@ def answerer(engine: Engine, adapters: Mapping[str, Path]) -> Callable[[Case], A
     def answer(case: Case) -> Answer:
         adapter, prompt, temperature = case
         manager.switch_weights(adapter) if adapter else manager.reset_weights()
-        sampling = Sampling(max_new_tokens=8, temperature=temperature, stop_token_ids=())
+        sampling = SamplingParams(max_new_tokens=8, temperature=temperature, stop_token_ids=())
         answers = generate(engine, PROMPTS[prompt], manager=manager, sampling=sampling)
         return [completion.token_ids for completion in answers]
 

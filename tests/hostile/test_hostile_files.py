@@ -378,7 +378,15 @@ def test_an_npy_header_of_another_kind_keeps_the_promise(tmp_path: Path, header:
     assert_kept("npy", tmp_path, npy_of(header))
 
 
-@pytest.mark.parametrize("version", [(0, 0), (4, 0), (9, 9), (1, 1)])
+@pytest.mark.parametrize("descr", ["[('x', '<i2')]", "[('x', '|u1', (2,))]", "('|u1', (2,))"])
+def test_a_record_of_two_bytes_is_not_taken_for_bfloat16(tmp_path: Path, descr: str) -> None:
+    _, config = (npy_bytes(array) for array in trtllm_arrays())
+    write(tmp_path, {TRTLLM_WEIGHTS: npy_of(npy_header(descr))[:-56], TRTLLM_CONFIG: config})
+    with pytest.raises(AdapterError, match=r"holds '\|V2'|is no \.npy file"):
+        manager_with().load_weights("hostile", tmp_path)
+
+
+@pytest.mark.parametrize("version", [(0, 0), (3, 0), (4, 0), (9, 9), (1, 1)])
 def test_an_npy_version_that_does_not_exist_is_refused(
     tmp_path: Path, version: tuple[int, int]
 ) -> None:

@@ -33,7 +33,7 @@ class Sizes:
         """The sizes, to be read."""
         shape = self.shape
         sites = ",".join(f"{site.n}r{site.rank}" for site in shape.sites)
-        form = "add" if shape.adds else "delta"
+        form = "add" if shape.has_addend else "delta"
         shift = f"-shifted{self.shift}" if self.shift else ""
         return f"{shape.dtype}-m{shape.m}-k{shape.k}-{sites}-{form}{shift}"
 
@@ -42,8 +42,8 @@ def checked_sizes() -> Iterator[Sizes]:
     """Yield dtypes x ranks x rows in both forms, unaligned ones, and Llama-3-8B's own groups."""
     for dtype, ranks, rows in itertools.product(DTYPES, _RANKS, _ROWS):
         sites = tuple(SiteShape(n, rank) for n, rank in zip((264, 72, 33), ranks, strict=False))
-        for adds in (False, True):
-            yield Sizes(GroupShape(rows, 1096, sites, dtype, adds))
+        for has_addend in (False, True):
+            yield Sizes(GroupShape(rows, 1096, sites, dtype, has_addend))
     for dtype, rows in itertools.product(DTYPES, (1, 8, 40)):
         shape = GroupShape(rows, 523, (SiteShape(136, 16),), dtype, True)
         yield Sizes(shape, shift=storage_dtype(dtype).itemsize)
@@ -84,7 +84,7 @@ def random_call(shape: GroupShape) -> Call:
         normal(shape.m, shape.k),
         tuple(normal(shape.k, site.rank, shape.k**-0.5) for site in shape.sites),
         tuple(normal(site.rank, site.n, site.rank**-0.5) for site in shape.sites),
-        tuple(normal(shape.m, site.n) for site in shape.sites) if shape.adds else (),
+        tuple(normal(shape.m, site.n) for site in shape.sites) if shape.has_addend else (),
     )
     return Call(shape, inputs)
 
@@ -95,8 +95,8 @@ def make_call(
     sites: Sequence[tuple[int, int]],  # (n, rank) of each
     dtype: str,
     *,
-    adds: bool = True,
+    has_addend: bool = True,
 ) -> Call:
     """Return a random call of these sizes."""
     shapes = tuple(SiteShape(n, rank) for n, rank in sites)
-    return random_call(GroupShape(m, k, shapes, dtype, adds))
+    return random_call(GroupShape(m, k, shapes, dtype, has_addend))

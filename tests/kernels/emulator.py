@@ -17,7 +17,7 @@ from kernels.guarded_buffer import Guarded, HostMemory
 from trt_lora.plugins.kernels.constants import constant_declarations
 from trt_lora.plugins.kernels.group_call import GroupBuffers
 from trt_lora.plugins.kernels.launch_plan import Launch
-from trt_lora.plugins.kernels.launcher import Group, group_of
+from trt_lora.plugins.kernels.launcher import KernelGroup, group_of
 from trt_lora.plugins.kernels.nvrtc import KERNELS, entry_point
 from trt_lora.runtime.memory.dtypes import Array
 
@@ -70,7 +70,11 @@ def run(
 
 
 def emulate(
-    library: ctypes.CDLL, launch: Launch, group: Group, ranges: Sequence[Range], order: int = 0
+    library: ctypes.CDLL,
+    launch: Launch,
+    group: KernelGroup,
+    ranges: Sequence[Range],
+    order: int = 0,
 ) -> None:
     """Run one launch, which may touch these ranges.
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from trt_lora.runtime.memory.cuda import call, constant, release
+from trt_lora.runtime.memory.cuda import call, constant, try_call
 from trt_lora.runtime.memory.dtypes import Array
 
 GUARD_BYTES = 256  # before and behind every buffer
@@ -42,7 +42,7 @@ class CudaMemory:
 
     def free(self, address: int) -> None:
         """See `Memory`."""
-        release("cudaFree", address)
+        try_call("cudaFree", address)
 
     def write(self, address: int, content: Array) -> None:
         """See `Memory`."""

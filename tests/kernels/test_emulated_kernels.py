@@ -39,8 +39,8 @@ def check(call: Call, chip: Chip, *, shift: int = 0) -> None:
 def test_every_rank_and_number_of_rows_is_computed(
     chip: Chip, dtype: str, m: int, rank: int
 ) -> None:
-    check(make_call(m, 136, [(136, rank), (40, 8)], dtype, adds=True), chip)
-    check(make_call(m, 136, [(136, rank)], dtype, adds=False), chip)
+    check(make_call(m, 136, [(136, rank), (40, 8)], dtype, has_addend=True), chip)
+    check(make_call(m, 136, [(136, rank)], dtype, has_addend=False), chip)
 
 
 @pytest.mark.parametrize("rank", [1, 8, 17, 64])
@@ -64,14 +64,14 @@ def test_each_site_of_a_group_has_its_own_rank(chip: Chip, dtype: str, m: int) -
         (n, rank) for n, rank in zip(range(1, 40, 5), (1, 16, 3, 8, 1, 32, 9, 24), strict=True)
     ]
     check(make_call(m, 96, qkv, dtype), chip)
-    check(make_call(m, 50, eight, dtype, adds=False), chip)
+    check(make_call(m, 50, eight, dtype, has_addend=False), chip)
 
 
 @pytest.mark.parametrize("rank", [rank for rank in RANKS if rank <= 64])
 @pytest.mark.parametrize("m", [9, 16, 17, 64])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_few_tiles_of_rows_are_one_launch_on_tensor_cores(dtype: str, m: int, rank: int) -> None:
-    call = make_call(m, 203, [(133, rank), (40, 8)], dtype, adds=m != 16)
+    call = make_call(m, 203, [(133, rank), (40, 8)], dtype, has_addend=m != 16)
     assert [launch.kernel for launch in plan_launches(call.shape, H200)] == [f"fused_tiles_{dtype}"]
     check(call, H200)
 
@@ -108,7 +108,7 @@ def test_prefill_in_float32_is_computed() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
 def test_a_long_k_is_split(chip: Chip, dtype: str, m: int) -> None:
-    call = make_call(m, 4360, [(40, 136)], dtype, adds=False)
+    call = make_call(m, 4360, [(40, 136)], dtype, has_addend=False)
     assert plan_launches(call.shape, chip)[0].splits > 1
     check(call, chip)
 
@@ -177,7 +177,7 @@ def test_a_zero_adapter_changes_no_bit(chip: Chip, dtype: str, m: int) -> None:
     zero = Call(call.shape, Inputs(call.inputs.x, call.inputs.a, zeros, minus))
     for z, y in zip(run(zero, plan_launches(call.shape, chip)), minus, strict=True):
         assert z.tobytes() == y.tobytes()
-    delta = Call(replace(call.shape, adds=False), Inputs(call.inputs.x, call.inputs.a, zeros))
+    delta = Call(replace(call.shape, has_addend=False), Inputs(call.inputs.x, call.inputs.a, zeros))
     for out in run(delta, plan_launches(delta.shape, chip)):
         assert not np.any(out)
 
@@ -187,7 +187,7 @@ def test_a_zero_adapter_changes_no_bit(chip: Chip, dtype: str, m: int) -> None:
 @pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
 def test_a_large_t_does_not_overflow(chip: Chip, dtype: str, m: int) -> None:
     """T is far beyond float16, the output is not; next to it a row whose t is tiny."""
-    call = make_call(m, 64, [(48, 16), (24, 80)], dtype, adds=False)
+    call = make_call(m, 64, [(48, 16), (24, 80)], dtype, has_addend=False)
     large, small = (2.0**9, 2.0**-12) if dtype == "float16" else (2.0**60, 2.0**-70)
     by, down = storage_dtype(dtype).type(large), storage_dtype(dtype).type(small)
     x = call.inputs.x * by

@@ -16,7 +16,7 @@ import pytest
 from trt_lora.plugins import cuda_bindings as cuda_library
 from trt_lora.plugins.kernels import launcher as kernels
 from trt_lora.plugins.kernels.launch_plan import Chip
-from trt_lora.plugins.kernels.launcher import Group
+from trt_lora.plugins.kernels.launcher import KernelGroup
 
 ATTRIBUTES = ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT")
 
@@ -121,7 +121,7 @@ class FakeDriver:
         assert extra == 0
         address = ctypes.c_void_p.from_address(arguments).value
         assert address is not None
-        group = ctypes.string_at(address, ctypes.sizeof(Group))
+        group = ctypes.string_at(address, ctypes.sizeof(KernelGroup))
         device = self.device_of(stream) if stream else self.current()
         name, grid, block = self._names[kernel - 1], tuple(sizes[:3]), tuple(sizes[3:])
         self.launched.append(Launched(device, name, grid, block, shared_bytes, stream, group))

@@ -1,1 +1,1 @@
-"""An adapter against a manifest: which tensor goes to which binding."""
+"""Fit an adapter to a manifest: one engine binding for every tensor."""

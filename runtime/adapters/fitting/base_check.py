@@ -1,4 +1,4 @@
-"""Is an adapter for this engine's base model? By fingerprint, and by what its config targets."""
+"""Base model check of an adapter: fingerprint, and target modules of its config."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ def check_fingerprint(adapter: Adapter, manifest: Manifest) -> None:
         )
 
 
-def missing_sites(
+def find_missing_sites(
     adapter: Adapter, manifest: Manifest, weights: Mapping[str, Weight]
 ) -> tuple[str, ...]:
     """Return the sites that the adapter's config targets and that no tensor adapts."""

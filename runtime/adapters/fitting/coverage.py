@@ -1,4 +1,4 @@
-"""What became of an adapter in an engine: every tensor, every binding, every cast."""
+"""Load report of an adapter: bindings, unexpected keys, ranks and cast errors per site."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,9 +24,9 @@ class Coverage:
 
     source: str
     bindings: Mapping[str, tuple[str, ...]]  # every LoRA input -> the adapter's tensors; () = dummy
-    unbound: Mapping[str, str]  # tensor of the adapter -> why it has no binding
+    unexpected_keys: Mapping[str, str]  # tensor of the adapter -> why it has no binding
     sites: tuple[SiteCoverage, ...]  # every site of the engine, in its order
-    missing: tuple[str, ...] = ()  # sites that its config targets and its file leaves out
+    missing_sites: tuple[str, ...] = ()  # sites that its config targets and its file leaves out
     ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT ignores it too
     warnings: tuple[str, ...] = ()  # a line each
 

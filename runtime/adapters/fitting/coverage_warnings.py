@@ -1,12 +1,11 @@
-"""What is suspicious about an adapter in an engine: a line each, for the log."""
+"""Log warnings about a loaded adapter: other base model, missing sites, flushed values."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator
 
+from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
-from trt_lora.runtime.adapters.fitting.match import listed
-from trt_lora.runtime.files.json_file import shown
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
@@ -24,7 +23,7 @@ def log_warnings(source: str, warnings: Iterable[str]) -> None:
 def coverage_warnings(
     adapter: Adapter,
     manifest: Manifest,
-    unbound: Collection[str],
+    unexpected_keys: Collection[str],
     sites: Collection[SiteCoverage],
     missing: Collection[str],
 ) -> tuple[str, ...]:
@@ -34,7 +33,7 @@ def coverage_warnings(
         *_missing(missing),
         *_few(adapter, sites),
         *adapter.warnings,
-        *_unbound(unbound),
+        *_unexpected(unexpected_keys),
         *_flushed(sites),
     )
 
@@ -75,9 +74,10 @@ def _module(site: SiteCoverage) -> str:
     return site.path.rpartition(".")[2]
 
 
-def _unbound(unbound: Collection[str]) -> Iterator[str]:
-    if unbound:
-        yield f"{len(unbound)} of its tensors have no binding in the engine: {listed([*unbound])}"
+def _unexpected(unexpected_keys: Collection[str]) -> Iterator[str]:
+    if unexpected_keys:
+        names = listed([*unexpected_keys])
+        yield f"{len(unexpected_keys)} of its tensors have no binding in the engine: {names}"
 
 
 def _flushed(sites: Collection[SiteCoverage]) -> Iterator[str]:

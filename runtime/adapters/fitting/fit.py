@@ -1,7 +1,7 @@
-"""Fit an adapter to an engine: every tensor finds its binding, or the adapter is refused by name.
+"""Fit an adapter to an engine: match bindings, check shapes, pad ranks and cast.
 
-Also the one place that knows how a weight must look: A [k, r] and B [r, n] of one rank from 1 to
-the engine's maximum.
+Every tensor finds its binding, or the adapter is refused by name. Weights are A [k, r] and B [r, n]
+of one rank from 1 to the engine's maximum.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.fitting.base_check import check_fingerprint, missing_sites
+from trt_lora.runtime.adapters.fitting.base_check import check_fingerprint, find_missing_sites
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
 from trt_lora.runtime.adapters.fitting.match import match_weights, refusal
@@ -48,10 +48,10 @@ def fit_adapter(
             mode), a wrong shape or a rank beyond the engine's; or a value is not finite or leaves
             the range of the engine's dtype.
     """
-    weights, unbound = match_adapter(adapter, manifest, strict=strict)
+    weights, unexpected_keys = match_adapter(adapter, manifest, strict=strict)
     padded_weights = _with_padded_ranks(adapter, weights, manifest, rank_multiple)
-    tensors, conversions = _take(adapter, padded_weights, manifest)
-    coverage = _coverage(adapter, manifest, weights, unbound, tensors, conversions)
+    tensors, conversions = _bind_or_cast(adapter, padded_weights, manifest)
+    coverage = _coverage(adapter, manifest, weights, unexpected_keys, tensors, conversions)
     return Fitted(tensors, coverage)
 
 
@@ -61,10 +61,10 @@ def preview_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True
     Raises:
         AdapterError: as `match_adapter`.
     """
-    weights, unbound = match_adapter(adapter, manifest, strict=strict)
+    weights, unexpected_keys = match_adapter(adapter, manifest, strict=strict)
     dtypes = {name: manifest.lora_bindings[name][0].dtype for name in weights}
     tensors = {name: Tensor(0, weight.shape, dtypes[name]) for name, weight in weights.items()}
-    return _coverage(adapter, manifest, weights, unbound, tensors, {})
+    return _coverage(adapter, manifest, weights, unexpected_keys, tensors, {})
 
 
 def match_adapter(
@@ -79,35 +79,37 @@ def match_adapter(
         AdapterError: as `fit_adapter`.
     """
     check_fingerprint(adapter, manifest)
-    weights, unbound = match_weights(adapter, manifest)
+    weights, unexpected_keys = match_weights(adapter, manifest)
     for name, weight in weights.items():
         site, factor = manifest.lora_bindings[name]
-        what = f"{adapter.source}: {', '.join(weight.names)}"
-        _check_shape(weight, site, factor, manifest, what)
+        label = f"{adapter.source}: {', '.join(weight.names)}"
+        _check_shape(weight, site, factor, manifest, label)
     for site in manifest.sites:
         _check_ranks(weights, site, manifest, adapter.source)
-    if strict and unbound:
-        raise AdapterError(refusal(adapter, manifest, unbound))
+    if strict and unexpected_keys:
+        raise AdapterError(refusal(adapter, manifest, unexpected_keys))
     if strict and not weights:
         why = next(iter(adapter.warnings), "save the adapter again")
         raise AdapterError(f"{adapter.source} holds no tensors for this engine; {why}")
-    return weights, unbound
+    return weights, unexpected_keys
 
 
-def _check_shape(weight: Weight, site: Site, factor: Factor, manifest: Manifest, what: str) -> None:
+def _check_shape(
+    weight: Weight, site: Site, factor: Factor, manifest: Manifest, label: str
+) -> None:
     if len(weight.shape) != 2:
-        raise AdapterError(f"{what} has shape {list(weight.shape)}, expected a matrix")
+        raise AdapterError(f"{label} has shape {list(weight.shape)}, expected a matrix")
     rank = weight.shape[1 if factor == "A" else 0]
     if weight.shape != site.shape(factor, rank):
         expected = "[k, r]" if factor == "A" else "[r, n]"
         raise AdapterError(
-            f"{what} has shape {list(weight.shape)}, expected {expected} with k={site.k} and "
+            f"{label} has shape {list(weight.shape)}, expected {expected} with k={site.k} and "
             f"n={site.n}: the adapter was trained on another base model than "
             f"{manifest.base_model.name}, or its factors are transposed"
         )
     if not MIN_RANK <= rank <= manifest.max_lora_rank:
         raise AdapterError(
-            f"{what} has rank {rank}; this engine takes {MIN_RANK} to {manifest.max_lora_rank}"
+            f"{label} has rank {rank}; this engine takes {MIN_RANK} to {manifest.max_lora_rank}"
             + (f". Build it with --max-lora-rank {rank} or more" if rank else "")
         )
 
@@ -115,7 +117,7 @@ def _check_shape(weight: Weight, site: Site, factor: Factor, manifest: Manifest,
 def _check_ranks(
     weights: Mapping[str, Weight], site: Site, manifest: Manifest, source: str
 ) -> None:
-    names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
+    names = manifest.binding_names.pair(site.path)
     a, b = (weights.get(name) for name in names)
     if a is not None and b is not None and a.shape[1] != b.shape[0]:
         raise AdapterError(
@@ -129,7 +131,7 @@ def _with_padded_ranks(
     """Pad ranks as the executor's kernels like them; what is taken in place stays as it is."""
     taken = dict(weights)
     for site in manifest.sites:
-        names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
+        names = manifest.binding_names.pair(site.path)
         pair = [weights[name] for name in names if name in weights]
         if len(pair) == 2 and all(_is_read(weight, adapter) for weight in pair):
             rank = -(-pair[0].shape[1] // multiple) * multiple
@@ -144,7 +146,7 @@ def _is_read(weight: Weight, adapter: Adapter) -> bool:
     return weight.tensor is None or (adapter.owned and weight.tensor.device == HOST)
 
 
-def _take(
+def _bind_or_cast(
     adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest
 ) -> tuple[dict[str, Tensor], dict[str, Conversion]]:
     """Bind what is in memory already; cast the rest.
@@ -167,15 +169,15 @@ def _take(
 
 
 def _check_borrowed(adapter: Adapter, name: str, tensor: Tensor, dtype: str) -> None:
-    """What an owned adapter holds in memory was checked when it was read."""
+    """Check borrowed memory; an owned adapter was checked when it was read."""
     if adapter.owned:
         return
-    what = f"{adapter.source}: {name}"
+    label = f"{adapter.source}: {name}"
     if tensor.device == HOST and not is_finite(tensor.storage()):
-        raise AdapterError(f"{what} holds NaN or infinity")
+        raise AdapterError(f"{label} holds NaN or infinity")
     if tensor.dtype != dtype:
         raise AdapterError(
-            f"{what} is {tensor.dtype}, this engine takes {dtype}; convert the weights first, "
+            f"{label} is {tensor.dtype}, this engine takes {dtype}; convert the weights first, "
             "for they are taken in place and never copied"
         )
 
@@ -184,7 +186,7 @@ def _coverage(
     adapter: Adapter,
     manifest: Manifest,
     weights: Mapping[str, Weight],
-    unbound: Mapping[str, str],
+    unexpected_keys: Mapping[str, str],
     tensors: Mapping[str, Tensor],
     conversions: Mapping[str, Conversion],
 ) -> Coverage:
@@ -192,7 +194,7 @@ def _coverage(
     bindings = {
         name: weights[name].names if name in weights else () for name in manifest.lora_bindings
     }
-    missing = missing_sites(adapter, manifest, weights)
+    missing_sites = find_missing_sites(adapter, manifest, weights)
 
     def of_site(site: Site) -> SiteCoverage:
         return _of_site(site, manifest, weights, sources, tensors, conversions)
@@ -201,11 +203,11 @@ def _coverage(
     return Coverage(
         source=adapter.source,
         bindings=bindings,
-        unbound=unbound,
+        unexpected_keys=unexpected_keys,
         sites=sites,
-        missing=missing,
+        missing_sites=missing_sites,
         ignored=dict(adapter.ignored),
-        warnings=coverage_warnings(adapter, manifest, unbound, sites, missing),
+        warnings=coverage_warnings(adapter, manifest, unexpected_keys, sites, missing_sites),
     )
 
 
@@ -217,7 +219,7 @@ def _of_site(
     tensors: Mapping[str, Tensor],
     conversions: Mapping[str, Conversion],
 ) -> SiteCoverage:
-    names = [manifest.binding_names.binding(factor, site.path) for factor in FACTORS]
+    names = manifest.binding_names.pair(site.path)
     if names[0] not in weights:
         return SiteCoverage(site.path)
     a, b = (weights[name] for name in names)

@@ -1,4 +1,4 @@
-"""Map fused and split modules onto each other: q, k, v and qkv; gate, up and gate_up.
+"""Map between fused and split modules: q, k, v and qkv; gate, up and gate_up.
 
 A fused linear stacks the outputs of its parts, `y = [y_q | y_k | y_v]`. Its delta is therefore
 
@@ -26,20 +26,20 @@ def map_pairs(
     Returns:
         (site path, pair) for every site reached; and path -> reason for pairs that reach none.
     """
-    known = {place: site for site in sites if (place := _place(site.path))}
+    known = {key: site for site in sites if (key := _sibling_key(site.path))}
     wholes = _wholes(sites)
     mapped: list[tuple[str, Pair]] = []
     reasons: dict[str, str] = {}
     fused: dict[str, dict[int, Pair]] = defaultdict(dict)
     for path, pair in pairs.items():
-        place = _place(path)
+        key = _sibling_key(path)
         if parts := _parts(path, known):
             if reason := _why_no_pair(pair) or _why_not_whole(pair[1], parts):
                 reasons[path] = reason
             else:
                 mapped += _split(pair, parts)
-        elif place in wholes:
-            site, part = wholes[place]
+        elif key in wholes:
+            site, part = wholes[key]
             if reason := _why_no_pair(pair) or _why_not_part(pair, site, part):
                 reasons[path] = reason
             else:
@@ -48,7 +48,7 @@ def map_pairs(
     return mapped + [(site.path, _fuse(fused[site.path], site)) for site in whole_sites], reasons
 
 
-def _place(path: str) -> tuple[str, str] | None:
+def _sibling_key(path: str) -> tuple[str, str] | None:
     """(the parent's path, the module's name): siblings share the first."""
     module = module_of(path)
     return (path.rpartition(".")[0], module.name) if module else None
@@ -62,7 +62,7 @@ def _parts(path: str, known: Mapping[tuple[str, str], Site]) -> list[Site | None
 
 
 def _wholes(sites: Sequence[Site]) -> dict[tuple[str, str], tuple[Site, int]]:
-    """The fused site and the number of every part, by the part's place."""
+    """The fused site and the number of every part, by the part's key."""
     return {
         (site.path.rpartition(".")[0], name): (site, number)
         for site in sites

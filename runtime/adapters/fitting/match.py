@@ -1,15 +1,14 @@
-"""Find the binding of every tensor of an adapter: either spelling, fused and split modules."""
+"""Match adapter tensors to engine bindings: both spellings, fused and split modules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from trt_lora.plugins.contract.sites import FACTORS, Factor, parse_binding
+from trt_lora.plugins.contract.sites import Factor, parse_binding
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.messages import listed
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.fused_modules import map_pairs
 from trt_lora.runtime.adapters.weight import Pair, Weight
 from trt_lora.runtime.manifest import Manifest
-
-_SHOWN = 3  # tensors that a message lists
 
 
 def match_weights(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weight], dict[str, str]]:
@@ -23,14 +22,14 @@ def match_weights(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weigh
     """
     found: list[tuple[str, Weight]] = []
     elsewhere: dict[str, dict[Factor, Weight]] = {}
-    unbound = dict(adapter.unused)
+    unexpected_keys = dict(adapter.unusable_keys)
     for name, weight in adapter.weights.items():
         parsed = parse_binding(name)
         binding = manifest.binding_names.binding(*parsed) if parsed else name
         if name in manifest.lora_bindings or binding in manifest.lora_bindings:
             found.append((name if name in manifest.lora_bindings else binding, weight))
         elif parsed is None:
-            unbound |= dict.fromkeys(weight.names, f"{name!r} is no binding of this engine")
+            unexpected_keys |= dict.fromkeys(weight.names, f"{name!r} is no binding of this engine")
         else:
             elsewhere.setdefault(parsed[1], {})[parsed[0]] = weight
     mapped, reasons = _match_factors(elsewhere, manifest)
@@ -38,7 +37,7 @@ def match_weights(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weigh
     if len(dict(found)) < len(found):
         raise AdapterError(f"{adapter.source}: two of its tensors are for one binding")
     weights = dict(found)
-    return weights, unbound | reasons | _drop_single_factors(weights, manifest)
+    return weights, unexpected_keys | reasons | _drop_single_factors(weights, manifest)
 
 
 def _match_factors(
@@ -51,11 +50,7 @@ def _match_factors(
     matrices = {path: pair for path, pair in pairs.items() if _are_matrices(pair)}
     mapped, why = map_pairs(matrices, manifest.sites)
     names = manifest.binding_names
-    found = [
-        (names.binding(factor, path), weight)
-        for path, pair in mapped
-        for factor, weight in zip(FACTORS, pair, strict=True)
-    ]
+    found = [item for path, pair in mapped for item in zip(names.pair(path), pair, strict=True)]
     reached = {name for _, weight in found for name in weight.names}
     reasons = {
         name: f"module {path} has no site in this engine{_because(why.get(path))}"
@@ -79,7 +74,7 @@ def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict
     """Take out every A without its B and the other way round; return why."""
     dropped: dict[str, str] = {}
     for site in manifest.sites:
-        a, b = (manifest.binding_names.binding(factor, site.path) for factor in FACTORS)
+        a, b = manifest.binding_names.pair(site.path)
         if (a in weights) != (b in weights):
             present, missing = (a, b) if a in weights else (b, a)
             weight = weights.pop(present)
@@ -87,20 +82,14 @@ def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict
     return dropped
 
 
-def refusal(adapter: Adapter, manifest: Manifest, unbound: Mapping[str, str]) -> str:
+def refusal(adapter: Adapter, manifest: Manifest, unexpected_keys: Mapping[str, str]) -> str:
     """Return the message that refuses an adapter for its unbound tensors."""
     modules = sorted({site.path.rsplit(".", 1)[-1] for site in manifest.sites})
     build = f", or build an engine with --lora-dir {adapter.source}" if adapter.owned else ""
     return (
-        f"{adapter.source}: {len(unbound)} of its tensors have no binding: "
-        f"{listed([f'{name} ({why})' for name, why in unbound.items()])}. "
+        f"{adapter.source}: {len(unexpected_keys)} of its tensors have no binding: "
+        f"{listed([f'{name} ({why})' for name, why in unexpected_keys.items()])}. "
         f"This engine takes LoRA on {', '.join(modules)} of {manifest.base_model.name} "
         f"({len(manifest.sites)} sites). Check that the adapter is for this base model{build}; "
         "strict=False leaves such tensors out"
     )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -1,1 +1,1 @@
-"""One file for each on-disk format of adapters."""
+"""Adapter file formats, one module each."""

@@ -36,9 +36,8 @@ def save_edgellm(
         AdapterError: a value leaves the range of `dtype`.
     """
     weights: dict[str, Weight] = {}
-    for path, (a, b) in adapter.pairs().items():
-        weights[BindingNames.EDGELLM.binding("A", path)] = a
-        weights[BindingNames.EDGELLM.binding("B", path)] = b
+    for path, pair in adapter.pairs().items():
+        weights |= zip(BindingNames.EDGELLM.pair(path), pair, strict=True)
     tensors, conversions = pack_weights(weights, dict.fromkeys(weights, dtype), adapter.source)
     save_safetensors(tensors, directory / PROCESSED_FILE, fingerprint)
     rank = max(adapter.ranks.values())

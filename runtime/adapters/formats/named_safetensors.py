@@ -1,4 +1,4 @@
-"""Safetensors files whose tensor names are binding names: A [k, r], B [r, n], the scale in B."""
+"""Safetensors files keyed by binding name: A [k, r], B [r, n], the scale folded into B."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""ONNX Runtime's `.onnx_adapter` files, read and written by ONNX Runtime itself.
+"""ONNX Runtime's `.onnx_adapter` files, read and written through ONNX Runtime.
 
 Parameters are named as the engine's inputs, so that `RunOptions.add_active_adapter` feeds them.
 """

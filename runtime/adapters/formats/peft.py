@@ -1,4 +1,4 @@
-"""PEFT LoRA directories: transposed by key, each module's scale beside its B."""
+"""PEFT LoRA directories: adapter_model.safetensors with adapter_config.json, sharded or not."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trt_lora.plugins.contract.sites import FACTORS, BindingNames
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.formats.named_safetensors import FINGERPRINT_KEY, save_safetensors
@@ -16,7 +17,7 @@ from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE, read_peft
 from trt_lora.runtime.adapters.formats.peft_ignored import targeting_of
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
-from trt_lora.runtime.files.json_file import read_json, shown
+from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.safetensors_file import StoredTensor, read_safetensors
 from trt_lora.runtime.files.untrusted_file import file_inside
 
@@ -57,13 +58,13 @@ def adapter_from_peft(directory: Path) -> Adapter:
     if not stored:
         raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
     targeting = targeting_of(config.targeting, names)
-    weights, unused = {}, {}
+    weights, unusable_keys = {}, {}
     for path, tensor in stored:
         match = _KEY.fullmatch(tensor.name)
         if tensor.name in targeting.ignored or tensor.name.endswith(_TRAINING_ONLY):
             continue
         if match is None:
-            unused[tensor.name] = _why_unusable(tensor.name)
+            unusable_keys[tensor.name] = _why_unusable(tensor.name)
         else:
             site, is_a = match["path"], match["factor"] == "A"
             _check_rank(tensor, is_a, config.rank(site), f"{path}: tensor {tensor.name!r}")
@@ -75,7 +76,7 @@ def adapter_from_peft(directory: Path) -> Adapter:
         weights,
         config.base_model,
         metadata.get(FINGERPRINT_KEY),
-        unused,
+        unusable_keys,
         targeting.ignored,
         targeting.targets,
         targeting.warnings,
@@ -148,15 +149,15 @@ def _weight_map(index: Path) -> dict[str, str]:
     return names
 
 
-def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, what: str) -> None:
+def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, label: str) -> None:
     """A [r, k] and B [n, r], as PEFT stores them, must have the rank that the config says."""
     shape = list(tensor.shape)
     if len(shape) != 2:
-        raise AdapterError(f"{what} has shape {shape}, expected a matrix")
+        raise AdapterError(f"{label} has shape {shape}, expected a matrix")
     found = shape[0 if is_a else 1]
     if found != rank:
         raise AdapterError(
-            f"{what} has shape {shape}, rank {found}, but the config says rank {rank}; if several "
+            f"{label} has shape {shape}, rank {found}, but the config says rank {rank}; if several "
             "patterns match the module, write its whole path: PEFT saves patterns sorted"
         )
 

@@ -1,4 +1,4 @@
-"""What a PEFT `adapter_config.json` asks for: honoured, without effect on inference, or refused.
+"""PEFT `adapter_config.json`: honoured, ignored and refused fields.
 
 The fields are those of PEFT 0.21's `LoraConfig`. A field that is not in any of the lists comes from
 another release; it is refused unless it is unset, for nobody knows what it does to the result.
@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.formats.peft_patterns import (
     MAX_STEPS,
     ModulePatterns,
     pattern_problem,
 )
 from trt_lora.runtime.adapters.formats.peft_targets import FIELDS
-from trt_lora.runtime.files.json_file import read_json, shown
+from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.untrusted_file import file_inside
 
 CONFIG_FILE = "adapter_config.json"

@@ -1,4 +1,4 @@
-"""The tensors of a PEFT adapter that PEFT itself would not apply."""
+"""PEFT tensors that PEFT itself ignores."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from trt_lora.runtime.adapters.fitting.match import listed
+from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.adapters.formats.peft_targets import Rule, target_rule
-from trt_lora.runtime.files.json_file import shown
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_.*")  # of any kind
 _UNTARGETED = "its config does not target the module, so that PEFT does not apply it either"
@@ -16,7 +15,7 @@ _UNTARGETED = "its config does not target the module, so that PEFT does not appl
 
 @dataclass(frozen=True)
 class Targeting:
-    """What a config says of the modules in its file."""
+    """Target rule, ignored tensors and warnings of a PEFT config for its own file."""
 
     targets: Rule
     ignored: Mapping[str, str]  # tensor -> why it is not applied

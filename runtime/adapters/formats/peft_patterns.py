@@ -1,7 +1,7 @@
-"""PEFT's patterns for modules, from files that nobody has checked.
+"""Bounded evaluation of PEFT's module regexes from untrusted configs.
 
-They are regular expressions. One that backtracks without end would hang the process, so only those
-are used whose work is bounded: few repetitions, none of a group, and not too many for all paths.
+A regex with catastrophic backtracking would hang the process, so only those with bounded work are
+used: few repetitions, none of a group, and not too many for all paths.
 Plain names, which may be thousands, are looked up.
 """
 

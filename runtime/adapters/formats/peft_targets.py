@@ -1,4 +1,4 @@
-"""Which modules a PEFT config targets: PEFT's own rule, as far as it can be told without the model.
+"""PEFT's target module rule, evaluated without the model.
 
 PEFT applies no tensor of a module that the config does not target, and says nothing about it.
 """
@@ -51,7 +51,7 @@ def target_rule(fields: Mapping[str, Any], modules: int = _USUAL) -> Rule:
 
 
 def _named(names: object, limit: int) -> Rule:
-    """Whether a list of ends, or one pattern for the whole, names a path."""
+    """Rule of `target_modules`: a list of path suffixes, or one regex for the whole path."""
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         known = frozenset(names)
         return lambda path: any(end in known for end in ends_of(path))
@@ -73,7 +73,7 @@ def _is_no_head(path: str) -> bool:
 
 
 def _in_layers(names: object, layers: object, prefixes: object, limit: int) -> Rule:
-    """Whether a path is in one of the layers; PEFT asks this of names in a list alone."""
+    """Rule of `layers_to_transform`; PEFT applies it only to names in a list."""
     if not isinstance(names, list):
         return _always
     numbers = layers if isinstance(layers, list) else [layers]

@@ -55,11 +55,13 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
     layers = _by_layer(manifest)
     pairs: dict[str, Pair] = {}
     for number, row in enumerate(rows):
-        what = f"{directory}: row {number} of {TRTLLM_CONFIG}"
-        path, k, n = _place(row[0], row[1], layers, f"{what}, for {manifest.base_model.name},")
+        label = f"{directory}: row {number} of {TRTLLM_CONFIG}"
+        path, k, n = _locate_site(
+            row[0], row[1], layers, f"{label}, for {manifest.base_model.name},"
+        )
         if path in pairs:
-            raise AdapterError(f"{what} is for {path}, and so is another row")
-        pairs[path] = _pair(weights, number, row, (k, n), what)
+            raise AdapterError(f"{label} is for {path}, and so is another row")
+        pairs[path] = _pair(weights, number, row, (k, n), label)
     return Adapter.of_pairs(str(directory), pairs)
 
 
@@ -86,14 +88,14 @@ def _rows(config: NpyFile, weights: NpyFile, directory: Path, *, most: int) -> l
     return [[int(value) for value in row] for row in values]
 
 
-def _pair(weights: NpyFile, number: int, row: list[int], size: tuple[int, int], what: str) -> Pair:
+def _pair(weights: NpyFile, number: int, row: list[int], size: tuple[int, int], label: str) -> Pair:
     module, rank, (k, n), width = _MODULES[row[0]], row[2], size, weights.shape[-1]
     if len(row) == 4 and row[3]:
-        raise AdapterError(f"{what} is DoRA's, which an engine cannot apply; train a plain LoRA")
+        raise AdapterError(f"{label} is DoRA's, which an engine cannot apply; train a plain LoRA")
     if rank < 1 or rank * (k + n) > width:
         raise AdapterError(
-            f"{what} has rank {rank} for k={k} and n={n}, which takes {rank * (k + n)} values; the "
-            f"row has {width}: it is for another base model"
+            f"{label} has rank {rank} for k={k} and n={n}, which takes {rank * (k + n)} values; "
+            f"the row has {width}: it is for another base model"
         )
     first = number * width
 
@@ -103,7 +105,7 @@ def _pair(weights: NpyFile, number: int, row: list[int], size: tuple[int, int], 
     def read_b(buffer: ReadBuffer | None = None) -> Array:
         rest = weights.read(first + rank * k, width - rank * k, buffer)
         if rest[rank * n :].any():
-            raise AdapterError(f"{what}: the row goes on after rank {rank}: another base model's?")
+            raise AdapterError(f"{label}: the row goes on after rank {rank}: another base model's?")
         return rest[: rank * n].reshape(n, rank).T
 
     names = tuple(f"{TRTLLM_WEIGHTS}[{number}].{factor}" for factor in "AB")
@@ -130,23 +132,23 @@ def _by_layer(manifest: Manifest) -> dict[int | None, list[Site]]:
     return layers
 
 
-def _place(
-    module_id: int, layer: int, layers: Mapping[int | None, list[Site]], what: str
+def _locate_site(
+    module_id: int, layer: int, layers: Mapping[int | None, list[Site]], label: str
 ) -> tuple[str, int, int]:
     """(path, k, n) of a module of a layer: a site, a part of one, or made of some."""
     module = _MODULES.get(module_id)
     if module is None:
-        raise AdapterError(f"{what} has module id {module_id}; known are 0 to {max(_MODULES)}")
+        raise AdapterError(f"{label} has module id {module_id}; known are 0 to {max(_MODULES)}")
     sites = layers.get(layer, [])
-    found = [*_direct(module, sites), *_whole(module, sites), *_part(module, sites)]
-    if len(found) != 1:
+    matches = [*_direct(module, sites), *_whole(module, sites), *_part(module, sites)]
+    if len(matches) != 1:
         raise AdapterError(
-            f"{what} is {module.name} of layer {layer}, for which the engine has "
-            f"{len(found) or 'no'} sites"
+            f"{label} is {module.name} of layer {layer}, for which the engine has "
+            f"{len(matches) or 'no'} sites"
         )
-    if module.name in PARTS and not parts_of(found[0][0]):
-        raise AdapterError(f"{what}: {found[0][0]} alternates heads, TensorRT-LLM does not")
-    return found[0]
+    if module.name in PARTS and not parts_of(matches[0][0]):
+        raise AdapterError(f"{label}: {matches[0][0]} alternates heads, TensorRT-LLM does not")
+    return matches[0]
 
 
 def _direct(module: Module, sites: list[Site]) -> Iterator[tuple[str, int, int]]:
@@ -210,14 +212,14 @@ def _numbered(adapter: Adapter) -> Mapping[tuple[int, int], Pair]:
             )
         if module.name in PARTS and not parts_of(path):
             raise AdapterError(f"{adapter.source}: {path} alternates heads, TensorRT-LLM does not")
-        place = (layer, module.id)
-        if place in found:
+        key = (layer, module.id)
+        if key in found:
             raise AdapterError(
-                f"{adapter.source}: {path} and {found[place][0]} are both {module.name} of layer "
+                f"{adapter.source}: {path} and {found[key][0]} are both {module.name} of layer "
                 f"{layer} to TensorRT-LLM"
             )
-        found[place] = path, (a, _exchanged(b) if module.name == _SWAPPED else b)
-    return {place: pair for place, (_, pair) in sorted(found.items())}
+        found[key] = path, (a, _exchanged(b) if module.name == _SWAPPED else b)
+    return {key: pair for key, (_, pair) in sorted(found.items())}
 
 
 def _write_row(pair: Pair, row: Array, dtype: str, source: str) -> Conversion:

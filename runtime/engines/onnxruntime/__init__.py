@@ -1,1 +1,1 @@
-"""The engine on ONNX Runtime."""
+"""ONNX Runtime backend."""

@@ -1,4 +1,4 @@
-"""An ONNX Runtime session and what is bound to it, so that only what changed is bound again."""
+"""ONNX Runtime session with an IOBinding that re-binds only changed inputs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Run an engine's ONNX graph on the CPU with ONNX Runtime: the same inputs, outputs and numbers."""
+"""CPU engine on ONNX Runtime, with the same inputs and outputs as the TensorRT engine."""
 
 from pathlib import Path
 from threading import Lock

@@ -1,4 +1,4 @@
-"""One ONNX Runtime session for any number of threads, each run with bindings of its own."""
+"""Pool of IOBindings over one ONNX Runtime session, for concurrent runs."""
 
 from threading import Condition, get_ident
 from typing import Any
@@ -10,7 +10,7 @@ from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 
 class SessionPool:
-    """As many sets of bindings as ever ran at once; each keeps its last inputs.
+    """One IOBinding per concurrent run; each keeps its last inputs.
 
     A thread is given the bindings of its last run where they are free, for most of the next run's
     inputs are bound there.
@@ -29,7 +29,7 @@ class SessionPool:
         Raises:
             StateError: the pool is closed.
         """
-        idle, bound = self._take()
+        idle, bound = self._acquire()
         try:
             outputs = bound.run(tensor_map)
             idle[get_ident()] = bound  # the bindings of a run that failed are forgotten
@@ -49,7 +49,7 @@ class SessionPool:
             self._changed.wait_for(lambda: not self._running)
             self._idle.clear()
 
-    def _take(self) -> tuple[dict[int, BoundSession], BoundSession]:
+    def _acquire(self) -> tuple[dict[int, BoundSession], BoundSession]:
         """Return bindings that no other run has, and where to put them afterwards."""
         with self._changed:
             if self._closed:

@@ -1,1 +1,1 @@
-"""The engine on TensorRT and TensorRT-RTX."""
+"""TensorRT and TensorRT-RTX backend."""

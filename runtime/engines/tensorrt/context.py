@@ -1,10 +1,10 @@
-"""An execution context and what is set on it, so that only what changed is set again."""
+"""Execution context that re-binds only changed inputs."""
 
 from collections.abc import Collection
 from typing import Any
 
 from trt_lora.plugins.errors import BackendError, TensorError
-from trt_lora.runtime.engines.tensorrt.run_key import Place, RunKey
+from trt_lora.runtime.engines.tensorrt.run_key import BoundAddress, RunKey
 
 
 class BoundContext:
@@ -18,7 +18,7 @@ class BoundContext:
         self._outputs = frozenset(outputs)
         self._stream = stream
         self._profile = 0
-        self._set: dict[str, Place] = {}
+        self._set: dict[str, BoundAddress] = {}
 
     def run(self, key: RunKey) -> None:
         """Set what differs from the run before, and enqueue.
@@ -34,11 +34,11 @@ class BoundContext:
         """Set what differs from the run before; see `run`."""
         if key.profile != self._profile:
             self._use_profile(key.profile)
-        for name, place in key.places.items():
-            if self._set.get(name) != place:
-                self._bind(name, place)
+        for name, address in key.addresses.items():
+            if self._set.get(name) != address:
+                self._bind(name, address)
         for name in self._outputs:
-            self._check_shape(name, key.places[name][1])
+            self._check_shape(name, key.addresses[name][1])
 
     def enqueue(self) -> None:
         """Enqueue a run with what is set.
@@ -56,14 +56,14 @@ class BoundContext:
             raise BackendError(f"TensorRT refuses optimization profile {index} of this engine")
         self._profile = index
 
-    def _bind(self, name: str, place: Place) -> None:
-        pointer, shape = place
+    def _bind(self, name: str, address: BoundAddress) -> None:
+        pointer, shape = address
         self._set.pop(name, None)  # unknown until both are set
         if name not in self._outputs and not self.context.set_input_shape(name, shape):
             raise TensorError(f"TensorRT refuses shape {list(shape)} for {name}")
         if not self.context.set_tensor_address(name, pointer):
             raise TensorError(f"TensorRT refuses address {pointer:#x} for {name}")
-        self._set[name] = place
+        self._set[name] = address
 
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         """A smaller buffer than the engine writes would be silent damage."""

@@ -1,4 +1,4 @@
-"""Run an engine's plan on a GPU with TensorRT or TensorRT-RTX."""
+"""GPU engine on TensorRT or TensorRT-RTX: one stream, CUDA graphs for repeated runs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
 from trt_lora.runtime.manifest import Manifest, Range
-from trt_lora.runtime.memory.cuda import Event, call, constant, finished, on_device, release
+from trt_lora.runtime.memory.cuda import Event, call, constant, on_device, synchronized, try_call
 from trt_lora.runtime.memory.device import CudaMemory, MemoryOptions
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
@@ -92,7 +92,7 @@ class TensorRTEngine:
         with self._lock:
             engine, self._open = self._open, None
             if engine is not None:
-                with on_device(self.memory.index, release):
+                with on_device(self.memory.index, try_call):
                     engine.close()
             self.memory.close()
 
@@ -144,7 +144,7 @@ class TensorRTEngine:
 
 
 class _OpenEngine:
-    """What an engine has between `__enter__` and `__exit__`."""
+    """Stream, contexts and graphs of an engine inside `with`."""
 
     def __init__(
         self, engine: TensorRTEngine, plan: Plan, memory: CudaMemory, graphs: GraphOptions
@@ -168,11 +168,11 @@ class _OpenEngine:
         outputs: dict[str, Tensor] = {}
         staged: dict[str, Tensor] = {}  # held, as the outputs are, until the stream has passed
         try:
-            with finished(self._stream):
+            with synchronized(self._stream):
                 self._written.record(_DEFAULT_STREAM)
-                self._written.hold(self._stream)
+                self._written.make_wait(self._stream)
                 staged.update(self._stage(tensor_map))
-                outputs.update(self._memory.empty(output_shapes.of(self._state.places)))
+                outputs.update(self._memory.empty(output_shapes.infer(self._state.addresses)))
                 self._put(outputs)
                 self._enqueue(self._state.key(profile))
         except BackendError:
@@ -188,10 +188,10 @@ class _OpenEngine:
 
     def close(self) -> None:
         """Release all but the memory of tensors."""
-        release("cudaStreamSynchronize", self._stream)  # a run that failed may have left work
+        try_call("cudaStreamSynchronize", self._stream)  # a run that failed may have left work
         self._graphs.clear()
         del self._context, self._graphs  # contexts go before the plan, and compile no more
-        release("cudaStreamDestroy", self._stream)
+        try_call("cudaStreamDestroy", self._stream)
         self._plan.save_cache()
         del self._plan
 

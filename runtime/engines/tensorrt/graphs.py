@@ -1,4 +1,4 @@
-"""Captured CUDA graphs of an engine's runs: one launch instead of one for every kernel."""
+"""LRU cache of captured CUDA graphs, keyed by run."""
 
 import contextlib
 import logging
@@ -10,8 +10,8 @@ from typing import Any
 
 from trt_lora.plugins.errors import BackendError, ConfigError, TensorError
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
-from trt_lora.runtime.engines.tensorrt.run_key import RunKey, kept
-from trt_lora.runtime.memory.cuda import call, constant, release
+from trt_lora.runtime.engines.tensorrt.run_key import RunKey, frozen_copy
+from trt_lora.runtime.memory.cuda import call, constant, try_call
 
 _GIVE_UP_AFTER = 3  # captures that failed where none succeeded
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """Which runs are captured."""
+    """Limits of the CUDA graph cache."""
 
     max_graphs: int = 32  # at a time, each with an execution context; 0 captures none
 
@@ -74,10 +74,10 @@ class GraphCache:
         if key in self._refused:
             return False
         if key not in self._once:
-            self._remember(self._once, kept(key))
+            self._remember(self._once, frozen_copy(key))
             return False
         del self._once[key]
-        return self._capture(kept(key))
+        return self._capture(frozen_copy(key))
 
     def clear(self) -> None:
         """Destroy all graphs and their contexts; their stream has passed."""
@@ -100,7 +100,7 @@ class GraphCache:
             self._graphs[key] = _Graph(context, self._stream)
             self._succeeded = True
         except BaseException as error:
-            release("cudaStreamSynchronize", self._stream)  # the context must not go before
+            try_call("cudaStreamSynchronize", self._stream)  # the context must not go before
             if not isinstance(error, BackendError | TensorError):
                 raise
             self._refuse(key, error)
@@ -127,7 +127,7 @@ class _Graph:
     def __init__(self, context: BoundContext, stream: int) -> None:
         self._context = context
         self._launchable = _captured(context, stream)
-        weakref.finalize(self, release, "cudaGraphExecDestroy", self._launchable)
+        weakref.finalize(self, try_call, "cudaGraphExecDestroy", self._launchable)
 
     def launch(self, stream: int) -> None:
         call("cudaGraphLaunch", self._launchable, stream)
@@ -150,13 +150,13 @@ def _captured(context: BoundContext, stream: int) -> Any:
         context.enqueue()
     except BaseException:
         with contextlib.suppress(BackendError):  # the stream must not stay in capture
-            release("cudaGraphDestroy", call("cudaStreamEndCapture", stream))
+            try_call("cudaGraphDestroy", call("cudaStreamEndCapture", stream))
         raise
     graph = call("cudaStreamEndCapture", stream)
     try:
         return call("cudaGraphInstantiate", graph, 0)
     finally:
-        release("cudaGraphDestroy", graph)
+        try_call("cudaGraphDestroy", graph)
 
 
 def _check_capturable(context: Any, stream: int) -> None:

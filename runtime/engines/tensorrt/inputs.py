@@ -1,4 +1,4 @@
-"""The inputs of a run: what changed since the run before is checked, and the profile chosen."""
+"""Input checks of a run, for changed inputs only, and choice of the optimization profile."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -49,11 +49,11 @@ class RunInputs:
             tensor = tensor_map[name]
             found = _describe(tensor)
             if seen.get(name) != found:
-                self._take(name, tensor, state)
+                self._check_changed(name, tensor, state)
                 seen[name] = found  # last: an input that was refused is looked at again
         return self._profile(tensor_map)
 
-    def _take(self, name: str, tensor: Tensor, state: RunState) -> None:
+    def _check_changed(self, name: str, tensor: Tensor, state: RunState) -> None:
         if tensor.dtype != self._dtypes[name]:
             raise TensorError(f"{name} is {tensor.dtype}; this engine takes {self._dtypes[name]}")
         self._memory.check(name, tensor)
@@ -91,7 +91,7 @@ def select_profile(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> i
 
 
 def allows(allowed: Range, shape: Sequence[int]) -> bool:
-    """Whether a shape lies in a range."""
+    """Return whether a shape lies in a range."""
     return (
         len(shape) == len(allowed.min)
         and all(map(le, allowed.min, shape))

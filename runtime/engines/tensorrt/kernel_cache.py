@@ -1,4 +1,4 @@
-"""The kernels that TensorRT-RTX compiles while it runs, kept in a file beside the plan."""
+"""Persistent runtime cache of the kernels that TensorRT-RTX compiles just in time."""
 
 import hashlib
 import logging

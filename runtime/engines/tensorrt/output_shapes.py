@@ -1,14 +1,14 @@
-"""Shapes of an engine's outputs from those of its inputs, without asking TensorRT."""
+"""Output shape inference from input shapes, without an execution context."""
 
 from collections.abc import Mapping
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.engines.tensorrt.run_key import Place
+from trt_lora.runtime.engines.tensorrt.run_key import BoundAddress
 from trt_lora.runtime.manifest import Dimension, Manifest
 
 
 class OutputShapes:
-    """Where each dimension of each output is found among the inputs.
+    """Source of each output dimension: an input and its axis.
 
     TensorRT knows the shapes too, but only of a context on which all inputs are set; a captured
     graph is launched without touching one. Where a context is set, it must agree.
@@ -31,7 +31,7 @@ class OutputShapes:
             b.shape: [_source(b.name, size, found) for size in b.shape] for b in manifest.outputs
         }
 
-    def of(self, inputs: Mapping[str, Place]) -> list[tuple[str, str, tuple[int, ...]]]:
+    def infer(self, inputs: Mapping[str, BoundAddress]) -> list[tuple[str, str, tuple[int, ...]]]:
         """Return (name, dtype, shape) of every output."""
         shapes = {
             symbols: tuple(d if isinstance(d, int) else inputs[d[0]][1][d[1]] for d in sizes)

@@ -1,4 +1,4 @@
-"""A plan on the GPU: what its execution contexts are made of and share."""
+"""Deserialized TensorRT plan, and the activation memory shared by its execution contexts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,7 +85,7 @@ class Plan:
             self._cache.save()
 
     def _how(self, *, for_graph: bool) -> Any:
-        """What `create_execution_context` takes: a strategy, for TensorRT-RTX a configuration."""
+        """Argument of `create_execution_context`: a strategy, or a config for TensorRT-RTX."""
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         if self._cache is None:
             return strategy

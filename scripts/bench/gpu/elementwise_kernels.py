@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from trt_lora.plugins.cuda_bindings import bindings, checked
-from trt_lora.plugins.kernels.launcher import Group
+from trt_lora.plugins.kernels.launcher import KernelGroup
 from trt_lora.plugins.kernels.nvrtc import compile_source, source
 from trt_lora.scripts.bench.gpu.machine import architecture
 
@@ -194,9 +194,9 @@ class CudaElementwiseKernels:
     def nothing(self, *, clusters: bool = False) -> None:
         """See `ElementwiseKernels`."""
         name = "nothing_in_clusters" if clusters else "nothing"
-        self._launch(name, Group(), (8, 1))  # one cluster
+        self._launch(name, KernelGroup(), (8, 1))  # one cluster
 
-    def _launch(self, name: str, group: Group, grid: tuple[int, int]) -> None:
+    def _launch(self, name: str, group: KernelGroup, grid: tuple[int, int]) -> None:
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(group))
         stream = torch.cuda.current_stream().cuda_stream
         shared_bytes = 4 * THREADS // 32
@@ -211,18 +211,18 @@ class CudaElementwiseKernels:
 
 def norm_group(
     residual: torch.Tensor, product: torch.Tensor | None, weight: torch.Tensor, out: torch.Tensor
-) -> Group:
+) -> KernelGroup:
     """Return the argument of `rms_norm`."""
-    group = Group(m=residual.shape[0], k=residual.shape[1], sites=2)
+    group = KernelGroup(m=residual.shape[0], k=residual.shape[1], sites=2)
     group.site[0].a, group.site[0].out = weight.data_ptr(), out.data_ptr()
     group.site[0].b = None if product is None else product.data_ptr()
     group.site[1].out = residual.data_ptr()
     return group
 
 
-def split_group(y: Tensors, deltas: Tensors, outs: Tensors) -> Group:
+def split_group(y: Tensors, deltas: Tensors, outs: Tensors) -> KernelGroup:
     """Return the argument of `split`."""
-    group = Group(m=len(outs[0]), sites=len(outs))
+    group = KernelGroup(m=len(outs[0]), sites=len(outs))
     for index, (each, out) in enumerate(zip(y, outs, strict=True)):
         site = group.site[index]
         site.a, site.n, site.rank = each.data_ptr(), out.shape[1], each.stride(0)
@@ -231,7 +231,7 @@ def split_group(y: Tensors, deltas: Tensors, outs: Tensors) -> Group:
     return group
 
 
-def gated_group(y: Tensors, deltas: Tensors, out: torch.Tensor) -> Group:
+def gated_group(y: Tensors, deltas: Tensors, out: torch.Tensor) -> KernelGroup:
     """Return the argument of `gated`."""
     group = split_group(y, deltas, (out,) * 2)
     group.site[1].out = None

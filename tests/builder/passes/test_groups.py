@@ -196,7 +196,7 @@ def input_names(operator: Operator) -> Iterator[str]:
     yield "x"
     for site in range(operator.sites):
         yield from (f"A_{site}", f"B_{site}")
-    if operator.adds:
+    if operator.has_addend:
         yield from (f"c_{site}" for site in range(operator.sites))
 
 
@@ -206,7 +206,7 @@ def test_the_function_of_an_operator_is_its_meaning(operator: Operator) -> None:
     assert (function.domain, function.name) == (DOMAIN, operator.name)
     assert [value.name for value in function.inputs] == list(input_names(operator))
     assert len(function.outputs) == operator.sites
-    one = ["MatMul", "MatMul", *(["Add"] if operator.adds else [])]
+    one = ["MatMul", "MatMul", *(["Add"] if operator.has_addend else [])]
     assert [node.op_type for node in function] == one * operator.sites
     assert operator_named(operator.name) == operator
 

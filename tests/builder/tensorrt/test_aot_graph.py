@@ -53,7 +53,7 @@ def test_every_node_asks_for_the_plugin_at_its_largest_shapes(
     profiles = read_manifest(tiny_engine.engine).profiles
     asked = with_aot_plugins("tensorrt", model, profiles)
     # A prompt of 32 tokens in a batch of 2; q [32, 32] and v [32, 16] of two layers; rank 16.
-    group = GroupShape(64, 32, (SiteShape(32, 16), SiteShape(16, 16)), "float32", adds=False)
+    group = GroupShape(64, 32, (SiteShape(32, 16), SiteShape(16, 16)), "float32", has_addend=False)
     assert calls == [("tensorrt", [group, group], CHIP)]
     assert attributes(asked) == [{"plugin_namespace": b"trt_lora", "aot": 1}] * 2
     assert attributes(model) == [{}, {}]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trt_lora.plugins.contract.sites import BindingNames, Factor, Site, parse_binding
+from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Factor, Site, parse_binding
 
 PATH = "model.layers.3.self_attn.q_proj"
 PATHS = (PATH, "transformer.h.11.attn.c_proj", "lm_head", "x.lora_A_y", "a b/c:0")
@@ -25,6 +25,7 @@ def test_a_binding_is_spelled_as_its_profile_says(
     names: BindingNames, factor: Factor, expected: str
 ) -> None:
     assert names.binding(factor, PATH) == expected
+    assert names.pair(PATH)[FACTORS.index(factor)] == expected
 
 
 @pytest.mark.parametrize("names", BindingNames)

@@ -34,13 +34,13 @@ shapes = st.builds(
     k=sizes,
     sites=st.lists(st.builds(SiteShape, sizes, ranks), min_size=1, max_size=MAX_SITES).map(tuple),
     dtype=st.sampled_from(sorted(ITEM_BYTES)),
-    adds=st.booleans(),
+    has_addend=st.booleans(),
 )
 
 
 def qkv(m: int, rank: int, dtype: str = "bfloat16") -> GroupShape:
     sites = (SiteShape(4096, rank), SiteShape(1024, rank), SiteShape(1024, rank))
-    return GroupShape(m, 4096, sites, dtype, adds=True)
+    return GroupShape(m, 4096, sites, dtype, has_addend=True)
 
 
 def strips(width: int, dtype: str) -> int:
@@ -105,7 +105,7 @@ narrow = st.builds(
         st.builds(SiteShape, sizes, st.integers(1, 40)), min_size=1, max_size=MAX_SITES
     ).map(tuple),
     dtype=st.sampled_from(sorted(ITEM_BYTES)),
-    adds=st.booleans(),
+    has_addend=st.booleans(),
 )
 
 

@@ -11,9 +11,9 @@ from support.fake_driver import FakeDriver
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
 from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
-from trt_lora.plugins.kernels.launcher import Group, Kernels, Site, group_of
+from trt_lora.plugins.kernels.launcher import KernelGroup, Kernels, KernelSite, group_of
 
-SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", adds=True)
+SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", has_addend=True)
 BUFFERS = GroupBuffers(0x1000, (0x2000, 0x3000), (0x4000, 0x5000), (0x6000, 0x7000), (8, 9), 10)
 
 
@@ -25,8 +25,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(compiler() is None, reason="needs g++")
 def test_the_argument_is_laid_out_as_the_compiler_does() -> None:
-    expected = [ctypes.sizeof(Group), ctypes.sizeof(Site)]
-    for structure in (Group, Site):
+    expected = [ctypes.sizeof(KernelGroup), ctypes.sizeof(KernelSite)]
+    for structure in (KernelGroup, KernelSite):
         expected += [getattr(structure, field[0]).offset for field in structure._fields_]
     found = (ctypes.c_int * len(expected))()
     load().layout(found)
@@ -42,7 +42,7 @@ def test_a_group_has_each_sites_addresses_and_first_column() -> None:
 
 
 def test_a_delta_has_no_y() -> None:
-    shape = GroupShape(2, 64, SHAPE.sites, "float16", adds=False)
+    shape = GroupShape(2, 64, SHAPE.sites, "float16", has_addend=False)
     buffers = GroupBuffers(1, (1, 2), (3, 4), (), (5, 6), 7)
     assert [site.y for site in group_of(shape, buffers, 1).site[:2]] == [None, None]
     with pytest.raises(TensorError, match=r"takes \(2, 2, 0, 2\) .* given \(2, 2, 2, 2\)"):
@@ -109,7 +109,10 @@ def test_a_planned_call_asks_the_driver_for_nothing_but_its_launch(driver: FakeD
     for x in (0x1000, 0x9000):
         planned.launch(BUFFERS._replace(x=x), 77)
     assert driver.calls == ["cuLaunchKernel"] * 2
-    assert [Group.from_buffer_copy(each.group).x for each in driver.launched] == [0x1000, 0x9000]
+    assert [KernelGroup.from_buffer_copy(each.group).x for each in driver.launched] == [
+        0x1000,
+        0x9000,
+    ]
 
 
 def test_a_refused_launch_has_nvidias_words(driver: FakeDriver) -> None:

@@ -15,7 +15,7 @@ from kernels.emulator import BUILD
 from trt_lora.plugins import cuda_bindings as cuda_library
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels import nvrtc as compile_kernels
-from trt_lora.plugins.kernels.launcher import Group
+from trt_lora.plugins.kernels.launcher import KernelGroup
 from trt_lora.plugins.kernels.nvrtc import KERNELS, compile_ptx, compile_source, entry_point, source
 
 SMALL = ("expand_float32_1",)  # one that compiles quickly
@@ -98,7 +98,7 @@ def test_every_kernel_is_in_the_ptx_with_its_argument_and_cluster(
     entries = re.findall(r"\.entry (\w+)\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]\s*\)([^{]*){", ptx)
     assert {name for name, _, _ in entries} == set(KERNELS)
     for name, nbytes, directives in entries:
-        assert int(nbytes) == ctypes.sizeof(Group)
+        assert int(nbytes) == ctypes.sizeof(KernelGroup)
         in_clusters = re.search(r"\.reqnctapercluster 8, 1, 1|\.explicitcluster", directives)
         assert bool(in_clusters) == (clusters and not name.startswith("expand"))
 

@@ -22,7 +22,7 @@ from trt_lora.plugins.contract.operators import OPERATORS, Operator
 from trt_lora.plugins.errors import BackendError, ConfigError, TensorError
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
 from trt_lora.plugins.kernels.launch_plan import TILES, Chip, Launch, fused_launch
-from trt_lora.plugins.kernels.launcher import Group
+from trt_lora.plugins.kernels.launcher import KernelGroup
 from trt_lora.plugins.tensorrt import aot_plugins as qdp
 from trt_lora.plugins.tensorrt.aot_kernel import kernel_parameters, kernel_ptx, kernel_source
 from trt_lora.plugins.tensorrt.aot_plugins import NODE_ATTRIBUTES, register_aot_plugins
@@ -49,7 +49,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def group(kind: Operator, *, m: int = 8, rank: int = 64, dtype: str = "float16") -> GroupShape:
     """A group of the operator, with a different n and rank at each site."""
     sites = (SiteShape(WIDTHS[i], max(1, rank - i)) for i in range(kind.sites))
-    return GroupShape(m, 4096, tuple(sites), dtype, kind.adds)
+    return GroupShape(m, 4096, tuple(sites), dtype, kind.has_addend)
 
 
 def symbolic_shapes(kind: Operator, shape: GroupShape) -> list[list[str | int]]:
@@ -59,7 +59,7 @@ def symbolic_shapes(kind: Operator, shape: GroupShape) -> list[list[str | int]]:
     for i, site in enumerate(shape.sites):
         a, b = kind.factors(i)
         shapes[a], shapes[b] = [shape.k, f"rank_{i}"], [f"rank_{i}", site.n]
-        if kind.adds:
+        if kind.has_addend:
             shapes[kind.addend(i)] = ["batch", "sequence", site.n]
     return shapes
 
@@ -87,7 +87,7 @@ def test_an_operator_is_registered_with_the_signature_that_tensorrt_reads(
     assert plugin.outputs == kind.sites
     for i in range(kind.sites):
         assert [plugin.inputs[j] for j in kind.factors(i)] == [f"a_{i}", f"b_{i}"]
-        if kind.adds:
+        if kind.has_addend:
             assert plugin.inputs[kind.addend(i)] == f"c_{i}"
 
 
@@ -97,7 +97,7 @@ def test_a_node_asks_for_the_ahead_of_time_plugin_of_our_namespace() -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_a_later_registration_replaces_the_first(trt: FakeTensorRT) -> None:
-    kind = Operator(1, adds=True)
+    kind = Operator(1, has_addend=True)
     for dtype in ("float16", "bfloat16", "bfloat16"):
         shape = group(kind, dtype=dtype)
         register_aot_plugins(trt, [shape], H200)
@@ -191,7 +191,7 @@ def test_the_largest_shapes_stay_within_what_a_launch_may_have_unasked(
 def test_tensorrt_times_the_tiles_that_fit_and_that_m_fills(
     trt: FakeTensorRT, m: int, rank: int, tiles: tuple[int, ...]
 ) -> None:
-    kind = Operator(8, adds=False)
+    kind = Operator(8, has_addend=False)
     shape = replace(group(kind, m=m), sites=(SiteShape(64, rank),) * 8)
     register_aot_plugins(trt, [shape], H200)
     assert tuple(build_node(trt, kind, shape)) == tiles
@@ -199,7 +199,7 @@ def test_tensorrt_times_the_tiles_that_fit_and_that_m_fills(
 
 @pytest.mark.usefixtures("no_compiler")
 def test_tiles_fit_the_largest_node_of_an_operator(trt: FakeTensorRT) -> None:
-    kind = Operator(8, adds=True)
+    kind = Operator(8, has_addend=True)
     small, large = (replace(group(kind), sites=(SiteShape(64, r),) * 8) for r in (8, 512))
     register_aot_plugins(trt, [small, large, small], H200)
     assert tuple(build_node(trt, kind, small)) == (1,)
@@ -219,7 +219,7 @@ def entry_of(ptx: str, name: str) -> tuple[list[str], str]:
 @CHIPS
 @pytest.mark.parametrize(
     "kind",
-    [Operator(1, adds=False), Operator(3, adds=True), Operator(8, adds=True)],
+    [Operator(1, has_addend=False), Operator(3, has_addend=True), Operator(8, has_addend=True)],
     ids=lambda kind: kind.name,
 )
 def test_the_ptx_takes_the_arguments_that_tensorrt_passes(
@@ -240,7 +240,7 @@ def test_the_ptx_takes_the_arguments_that_tensorrt_passes(
 
 def test_a_kernel_has_no_shared_memory_of_its_own() -> None:
     """It would count in the 48 KB and is not in the launch."""
-    _, ptx = kernel_ptx(Operator(1, adds=False), "float32", 1, "compute_80")
+    _, ptx = kernel_ptx(Operator(1, has_addend=False), "float32", 1, "compute_80")
     assert re.findall(rb"^\s*\.shared .*", ptx, re.MULTILINE) == []
 
 
@@ -257,7 +257,7 @@ template <class... Types> void spread(void (*kernel)(Types...)) {
   spread(kernel, std::index_sequence_for<Types...>());
 }
 """
-EMULATED = [(Operator(3, adds=True), "float16"), (Operator(2, adds=False), "float32")]
+EMULATED = [(Operator(3, has_addend=True), "float16"), (Operator(2, has_addend=False), "float32")]
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +276,7 @@ def inputs_of(kind: Operator, call: Call) -> list[Array]:
     for i in range(kind.sites):
         a, b = kind.factors(i)
         inputs[a], inputs[b] = call.inputs.a[i], call.inputs.b[i]
-        if kind.adds:
+        if kind.has_addend:
             inputs[kind.addend(i)] = call.inputs.y[i]
     return inputs
 
@@ -295,7 +295,7 @@ def call_kernel(
     pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     library.set_arguments(pointers)
     launch = launch_of(kernel, call.shape, chip, f"spread_{kernel.name}")
-    emulate(library, launch, Group(), list(map(range_of, (*inputs, *outputs))))
+    emulate(library, launch, KernelGroup(), list(map(range_of, (*inputs, *outputs))))
     assert all(each.is_intact() for each in (*inputs, *outputs))
     return [each.read().view(x.dtype).reshape(len(x), -1) for each in outputs]
 
@@ -315,7 +315,7 @@ def test_the_kernel_computes_from_the_arguments_that_tensorrt_passes(
 ) -> None:
     monkeypatch.setattr(qdp, "kernel_ptx", lambda *key: (kernel_source(*key[:3])[0], b""))
     widths_and_ranks = [(72, 8), (40, 3), (64, 16)][: kind.sites]
-    call = make_call(m, 136, widths_and_ranks, dtype, adds=kind.adds)
+    call = make_call(m, 136, widths_and_ranks, dtype, has_addend=kind.has_addend)
     register_aot_plugins(trt, [call.shape], chip)
     for kernel in build_node(trt, kind, call.shape).values():
         assert call.worst(call_kernel(library, kernel, kind, call, chip)) <= 1
@@ -337,9 +337,9 @@ def refusal(
 
 @pytest.mark.usefixtures("no_compiler")
 def test_a_group_too_large_for_one_launch_is_refused_with_the_choices(trt: FakeTensorRT) -> None:
-    kind = Operator(8, adds=True)
+    kind = Operator(8, has_addend=True)
     shape = replace(group(kind, m=100_000), sites=(SiteShape(64, 512),) * 8)
-    message = refusal(trt, [group(Operator(1, adds=True)), shape], H200, ConfigError)
+    message = refusal(trt, [group(Operator(1, has_addend=True)), shape], H200, ConfigError)
     for word in (
         "LoraAdd8",
         "100000",
@@ -353,18 +353,19 @@ def test_a_group_too_large_for_one_launch_is_refused_with_the_choices(trt: FakeT
 
 def test_groups_of_several_dtypes_are_refused(trt: FakeTensorRT) -> None:
     groups = [
-        group(Operator(1, adds), dtype=d) for adds, d in ((True, "float16"), (False, "float32"))
+        group(Operator(1, has_addend), dtype=d)
+        for has_addend, d in ((True, "float16"), (False, "float32"))
     ]
     assert "float16 and float32" in refusal(trt, groups, H200, ConfigError)
 
 
 def test_an_old_gpu_is_refused(trt: FakeTensorRT) -> None:
-    largest = [group(Operator(1, adds=True))]
+    largest = [group(Operator(1, has_addend=True))]
     assert "7.5" in refusal(trt, largest, Chip((7, 5), 40), ConfigError)
 
 
 def test_sizes_that_no_kernel_takes_are_refused(trt: FakeTensorRT) -> None:
-    kind = Operator(1, adds=True)
+    kind = Operator(1, has_addend=True)
     assert "513" in refusal(trt, [group(kind, rank=513)], H200, TensorError)
     assert "int8" in refusal(trt, [group(kind, dtype="int8")], H200, ConfigError)
 
@@ -379,6 +380,6 @@ def test_a_library_without_ahead_of_time_plugins_is_refused(
     if has_plugins:  # as TensorRT 10.7 has them, run by Python
         name = f"{trt.__name__}.plugin"
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    message = refusal(trt, [group(Operator(1, adds=True))], H200, BackendError)
+    message = refusal(trt, [group(Operator(1, has_addend=True))], H200, BackendError)
     assert "1.7.1" in message
     assert "10.10" in message

@@ -24,7 +24,7 @@ from trt_lora.plugins.tensorrt.plugin_shapes import check_ranges, group_shape
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
 
-ADD, DELTA = Operator(2, adds=True), Operator(2, adds=False)
+ADD, DELTA = Operator(2, has_addend=True), Operator(2, has_addend=False)
 SHAPES = [(2, 3, 8), (8, 4), (4, 16), (8, 1), (1, 6), (2, 3, 16), (2, 3, 6)]  # of ADD
 
 
@@ -180,7 +180,9 @@ def test_integers_are_not_taken(trt: Any, plugins: LoraPlugins) -> None:
     assert not plugins.make(ADD).supports_format_combination(0, tensors, 7)
 
 
-SHAPE = GroupShape(6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", adds=True)  # of SHAPES
+SHAPE = GroupShape(
+    6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", has_addend=True
+)  # of SHAPES
 ADDRESSES = ([10, 11, 12, 21, 22, 13, 23], [14, 24], 99)
 BUFFERS = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99)
 
@@ -302,7 +304,7 @@ def test_a_plan_says_all_that_makes_the_plugin_again(
         fields = plugins.make(operator).get_fields_to_serialize()
         assert {field.name: int(field.data[0]) for field in fields} == {
             "sites": operator.sites,
-            "adds": int(operator.adds),
+            "adds": int(operator.has_addend),
         }
         again = creators[operator].create_plugin("node", fields, trt.TensorRTPhase.RUNTIME)
         assert again.label == f"{operator.name} node"

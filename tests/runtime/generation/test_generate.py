@@ -12,7 +12,15 @@ from support.tiny_models import POSITIONS, VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trt_lora.plugins.errors import ConfigError, OutputError
-from trt_lora.runtime import Engine, LoRAManager, Sampling, Tensor, TensorMap, generate, open_engine
+from trt_lora.runtime import (
+    Engine,
+    LoRAManager,
+    SamplingParams,
+    Tensor,
+    TensorMap,
+    generate,
+    open_engine,
+)
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -35,7 +43,7 @@ def manager(engine: Engine, tiny_engine: TinyEngine) -> LoRAManager:
 
 def tokens(engine: Engine, *prompts: list[int], **options: object) -> list[tuple[int, ...]]:
     """Token ids of each answer; stop tokens are off unless given."""
-    sampling = Sampling(**{"max_new_tokens": 8, "stop_token_ids": ()} | options)  # type: ignore[arg-type]
+    sampling = SamplingParams(**{"max_new_tokens": 8, "stop_token_ids": ()} | options)  # type: ignore[arg-type]
     return [answer.token_ids for answer in generate(engine, prompts, sampling=sampling)]
 
 
@@ -53,7 +61,7 @@ def test_a_greedy_answer_is_that_of_transformers_with_the_active_adapter(
     engine: Engine, manager: LoRAManager, tiny_engine: TinyEngine
 ) -> None:
     manager.switch_weights("a")
-    sampling = Sampling(max_new_tokens=8, stop_token_ids=())
+    sampling = SamplingParams(max_new_tokens=8, stop_token_ids=())
     (answer,) = generate(engine, [PROMPTS[0]], manager=manager, sampling=sampling)
     assert list(answer.token_ids) == greedy_by_transformers(tiny_engine, PROMPTS[0], 8)
     assert (answer.text, answer.finish_reason) == ("", "length")
@@ -70,7 +78,7 @@ def test_a_stop_token_ends_one_sequence_and_not_the_other(engine: Engine) -> Non
     stop = long[3]
     assert stop not in long[:3]
     assert stop not in other
-    sampling = Sampling(max_new_tokens=8, stop_token_ids=(stop,))
+    sampling = SamplingParams(max_new_tokens=8, stop_token_ids=(stop,))
     stopped, whole = generate(engine, PROMPTS[:2], sampling=sampling)
     assert (stopped.token_ids, stopped.finish_reason) == (long[:3], "stop")
     assert (whole.token_ids, whole.finish_reason) == (other, "length")
@@ -78,7 +86,7 @@ def test_a_stop_token_ends_one_sequence_and_not_the_other(engine: Engine) -> Non
 
 def test_the_models_own_stop_token_is_used_unless_others_are_given(engine: Engine) -> None:
     assert engine.manifest.base_model.stop_token_ids == (2,)
-    answers = generate(engine, PROMPTS[:2], sampling=Sampling(max_new_tokens=30))
+    answers = generate(engine, PROMPTS[:2], sampling=SamplingParams(max_new_tokens=30))
     assert all(2 not in answer.token_ids for answer in answers)
 
 
@@ -147,7 +155,9 @@ def test_what_the_engine_cannot_take_is_refused(engine: Engine, prompts: Any, me
     ],
 )
 def test_prompts_and_token_ids_may_come_in_other_sequences(engine: Engine, prompts: Any) -> None:
-    (answer,) = generate(engine, prompts, sampling=Sampling(max_new_tokens=4, stop_token_ids=[]))
+    (answer,) = generate(
+        engine, prompts, sampling=SamplingParams(max_new_tokens=4, stop_token_ids=[])
+    )
     assert answer.token_ids == tokens(engine, [40, 41], max_new_tokens=4)[0]
 
 
@@ -158,7 +168,7 @@ def test_a_string_is_one_prompt(tiny_engine: TinyEngine, tmp_path: Path) -> None
     for file in tiny_engine.engine.iterdir():
         (tmp_path / file.name).symlink_to(file)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    sampling = Sampling(max_new_tokens=4, stop_token_ids=())
+    sampling = SamplingParams(max_new_tokens=4, stop_token_ids=())
     with open_engine(tmp_path) as engine:
         (answer,) = generate(engine, "w40 w41", sampling=sampling)
         assert [answer] == generate(engine, ["w40 w41"], sampling=sampling)
@@ -178,7 +188,7 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused(
 def test_logits_that_are_no_numbers_name_the_adapter_and_its_strength(
     engine: Engine, temperature: float
 ) -> None:
-    manager, sampling = LoRAManager(), Sampling(temperature=temperature)
+    manager, sampling = LoRAManager(), SamplingParams(temperature=temperature)
     manager.initialize_engine_bindings(engine)
     shapes = {name: site.shape(f, 1) for name, (site, f) in engine.manifest.lora_bindings.items()}
     huge = {name: np.full(shape, 1e30, np.float32) for name, shape in shapes.items()}
@@ -211,7 +221,7 @@ def test_a_single_value_that_is_no_number_is_an_error_of_its_prompt(
     tmp_path: Path, value: float
 ) -> None:
     engine: Any = Spoiled(tmp_path, 7, value)
-    sampling = Sampling(max_new_tokens=4, stop_token_ids=())
+    sampling = SamplingParams(max_new_tokens=4, stop_token_ids=())
     with pytest.raises(OutputError, match=r"logits of prompt 1 are NaN or infinite with no adap"):
         generate(engine, [[1], [6]], sampling=sampling)
 
@@ -219,7 +229,7 @@ def test_a_single_value_that_is_no_number_is_an_error_of_its_prompt(
 def test_what_an_ended_sequence_goes_on_with_need_be_no_number(tmp_path: Path) -> None:
     pad = FakeExecutor().manifest.base_model.pad_token_id
     engine: Any = Spoiled(tmp_path, pad, np.nan)
-    sampling = Sampling(max_new_tokens=4, stop_token_ids=[7])
+    sampling = SamplingParams(max_new_tokens=4, stop_token_ids=[7])
     ended, whole = generate(engine, [[6], [1]], sampling=sampling)
     assert (ended.token_ids, ended.finish_reason) == ((), "stop")
     assert (whole.token_ids, whole.finish_reason) == ((2, 3, 4, 5), "length")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.sampling import Draws, Logits, Sampling, choose, generator
+from trt_lora.runtime.generation.sampling import Draws, Logits, SamplingParams, choose, generator
 
 VOCAB = 12
 
@@ -18,7 +18,7 @@ def some_logits(rows: int = 1, *, seed: int = 0) -> Logits:
     return np.random.default_rng(seed).normal(0, 2, (rows, VOCAB)).astype(np.float32)
 
 
-def expected(logits: npt.NDArray[np.float32], sampling: Sampling) -> dict[int, float]:
+def expected(logits: npt.NDArray[np.float32], sampling: SamplingParams) -> dict[int, float]:
     """Probability by token of one row, by definition: temperature, then top-k, then top-p."""
     weights = {t: math.exp(float(x) / sampling.temperature) for t, x in enumerate(logits)}
     ranked = sorted(weights, key=lambda token: -weights[token])
@@ -38,7 +38,7 @@ def uniform(rows: int, *, seed: int = 0) -> Draws:
     return np.random.default_rng(seed).random(rows)
 
 
-def drawn(logits: Logits, sampling: Sampling, draws: int) -> npt.NDArray[np.float64]:
+def drawn(logits: Logits, sampling: SamplingParams, draws: int) -> npt.NDArray[np.float64]:
     """Share of every token in many draws from one row."""
     tokens = choose(np.repeat(logits, draws, axis=0), sampling, uniform(draws))
     return np.bincount(tokens, minlength=VOCAB) / draws
@@ -54,7 +54,7 @@ def test_tokens_are_drawn_as_often_as_their_definition_says(
     temperature: float, top_k: int, top_p: float
 ) -> None:
     logits = some_logits()
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     share, probability = drawn(logits, sampling, 4000), np.zeros(VOCAB)
     for token, value in expected(logits[0], sampling).items():
         probability[token] = value
@@ -67,7 +67,9 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept() -> None:
     logits = np.log(np.array([[0.1, 0.5, 0.15, 0.25]], np.float32))
     kept = {
         top_p: set(
-            choose(np.repeat(logits, 500, 0), Sampling(temperature=1, top_p=top_p), uniform(500))
+            choose(
+                np.repeat(logits, 500, 0), SamplingParams(temperature=1, top_p=top_p), uniform(500)
+            )
         )
         for top_p in (0.4, 0.6, 0.8, 0.95)
     }
@@ -77,14 +79,14 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(),
-        Sampling(top_k=5, top_p=0.5),
-        Sampling(temperature=100, top_k=1),
-        Sampling(temperature=100, top_p=1e-6),
-        Sampling(temperature=1e-4),
+        SamplingParams(),
+        SamplingParams(top_k=5, top_p=0.5),
+        SamplingParams(temperature=100, top_k=1),
+        SamplingParams(temperature=100, top_p=1e-6),
+        SamplingParams(temperature=1e-4),
     ],
 )
-def test_one_token_to_choose_from_is_the_greedy_one(sampling: Sampling) -> None:
+def test_one_token_to_choose_from_is_the_greedy_one(sampling: SamplingParams) -> None:
     logits = some_logits(50)
     np.testing.assert_array_equal(choose(logits, sampling, uniform(50)), logits.argmax(axis=1))
 
@@ -93,19 +95,21 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = some_logits(2000)
     logits[:, 3:] = -np.inf
     for top_k, top_p in itertools.product((0, 5), (1.0, 0.999)):
-        tokens = choose(logits, Sampling(temperature=5, top_k=top_k, top_p=top_p), uniform(2000))
+        tokens = choose(
+            logits, SamplingParams(temperature=5, top_k=top_k, top_p=top_p), uniform(2000)
+        )
         assert set(tokens) == {0, 1, 2}
 
 
 def test_large_logits_do_not_overflow() -> None:
     logits = np.array([[3e38, -3e38, 0]], np.float32)
-    assert choose(logits, Sampling(temperature=1), uniform(1)) == [0]
+    assert choose(logits, SamplingParams(temperature=1), uniform(1)) == [0]
 
 
 @pytest.mark.parametrize("temperature", [1e-8, 1e-300, 1e-308])
 def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     logits = some_logits(20)
-    tokens = choose(logits, Sampling(temperature=temperature), uniform(20))
+    tokens = choose(logits, SamplingParams(temperature=temperature), uniform(20))
     np.testing.assert_array_equal(tokens, logits.argmax(axis=1))
 
 
@@ -113,20 +117,22 @@ def test_greedy_takes_the_first_of_equal_tokens_whatever_is_drawn() -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[1, [4, 7]] = 1
     for seed in range(5):
-        tokens = choose(logits, Sampling(), uniform(2, seed=seed))
+        tokens = choose(logits, SamplingParams(), uniform(2, seed=seed))
         np.testing.assert_array_equal(tokens, [0, 4])
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.25, 0.5, 1 - 2**-53])
 def test_the_ends_of_what_can_be_drawn_are_tokens_with_a_probability(draw: float) -> None:
     logits = np.array([[-np.inf, 0, 0, 0, 0, -np.inf]], np.float32)
-    token = choose(logits, Sampling(temperature=1), np.array([draw]))
+    token = choose(logits, SamplingParams(temperature=1), np.array([draw]))
     assert token == [1 + int(draw * 4)]
 
 
 @pytest.mark.parametrize("rows", [[0], [1, 0], [0, 1, 2], [2, 2, 0]])
-@pytest.mark.parametrize("sampling", [Sampling(temperature=2, top_k=7, top_p=0.9), Sampling()])
-def test_a_row_is_chosen_as_if_alone(sampling: Sampling, rows: list[int]) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=2, top_k=7, top_p=0.9), SamplingParams()]
+)
+def test_a_row_is_chosen_as_if_alone(sampling: SamplingParams, rows: list[int]) -> None:
     logits, draws = some_logits(3), uniform(3)
     alone = [choose(logits[[row]], sampling, draws[[row]])[0] for row in rows]
     np.testing.assert_array_equal(choose(logits[rows], sampling, draws[rows]), alone)
@@ -136,14 +142,14 @@ def test_a_row_is_chosen_as_if_alone(sampling: Sampling, rows: list[int]) -> Non
 def test_there_is_one_token_per_row_and_the_logits_stay(temperature: float) -> None:
     logits = some_logits(7)
     before = logits.copy()
-    tokens = choose(logits, Sampling(temperature=temperature, top_k=3, top_p=0.5), uniform(7))
+    tokens = choose(logits, SamplingParams(temperature=temperature, top_k=3, top_p=0.5), uniform(7))
     assert tokens.shape == (7,)
     assert tokens.dtype == np.int64
     np.testing.assert_array_equal(logits, before)
 
 
 def test_rows_are_drawn_independently() -> None:
-    tokens = choose(np.zeros((200, VOCAB), np.float32), Sampling(temperature=1), uniform(200))
+    tokens = choose(np.zeros((200, VOCAB), np.float32), SamplingParams(temperature=1), uniform(200))
     assert len(set(tokens)) == VOCAB
 
 
@@ -164,7 +170,7 @@ def test_a_sequence_draws_by_its_seed_and_its_prompt() -> None:
 
 
 def test_the_default_is_greedy() -> None:
-    assert Sampling().temperature == 0
+    assert SamplingParams().temperature == 0
 
 
 @pytest.mark.parametrize(
@@ -193,11 +199,11 @@ def test_a_value_without_a_meaning_is_refused_with_the_choices(
 ) -> None:
     given = value.strip("'") if isinstance(value, str) else value
     with pytest.raises(ConfigError, match=f"{name} is {value}, expected .*{choices}"):
-        Sampling(**{name: given})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        SamplingParams(**{name: given})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    sampling = Sampling(np.int64(3), np.float32(0.5), np.int32(2), np.float64(1), np.uint8(7))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    sampling = SamplingParams(np.int64(3), np.float32(0.5), np.int32(2), np.float64(1), np.uint8(7))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert choose(some_logits(4), sampling, uniform(4)).shape == (4,)
 
 
@@ -206,7 +212,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     [[2, 9], (2, 9), {2: "two", 9: "nine"}.keys(), np.array([2, 9]), range(2, 10, 7), {9, 2}],
 )
 def test_stop_tokens_may_come_in_any_collection(stops: Collection[int]) -> None:
-    assert sorted(Sampling(stop_token_ids=stops).stop_token_ids or ()) == [2, 9]
+    assert sorted(SamplingParams(stop_token_ids=stops).stop_token_ids or ()) == [2, 9]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +229,7 @@ def test_stop_tokens_may_come_in_any_collection(stops: Collection[int]) -> None:
 )
 def test_stop_tokens_that_are_none_are_refused_by_name(stops: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Sampling(stop_token_ids=stops)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        SamplingParams(stop_token_ids=stops)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -231,4 +237,4 @@ def test_stop_tokens_that_are_none_are_refused_by_name(stops: object, message: s
     [{"max_new_tokens": 1}, {"temperature": 1e-9}, {"top_k": 10**9}, {"top_p": 1.0}, {"seed": 0}],
 )
 def test_the_ends_of_the_ranges_are_taken(fields: dict[str, float]) -> None:
-    assert vars(Sampling(**fields)).items() >= fields.items()  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert vars(SamplingParams(**fields)).items() >= fields.items()  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -23,7 +23,7 @@ from support.fake_cuda_state import (
 )
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.memory.cuda import call, cuda_obstacle, finished, on_device, release
+from trt_lora.runtime.memory.cuda import call, cuda_obstacle, on_device, synchronized, try_call
 
 TO_DEVICE, TO_HOST = CopyKind.cudaMemcpyHostToDevice, CopyKind.cudaMemcpyDeviceToHost
 
@@ -88,9 +88,9 @@ def test_an_error_is_forgotten_where_others_would_take_it_for_theirs(cuda: FakeC
 
 
 def test_a_stream_is_waited_for_after_a_block_and_when_the_block_raises(cuda: FakeCuda) -> None:
-    with finished(0):
+    with synchronized(0):
         assert not cuda.calls
-    with pytest.raises(KeyboardInterrupt), finished(0):
+    with pytest.raises(KeyboardInterrupt), synchronized(0):
         raise KeyboardInterrupt
 
     assert cuda.calls == [("cudaStreamSynchronize", (0,))] * 2
@@ -98,7 +98,7 @@ def test_a_stream_is_waited_for_after_a_block_and_when_the_block_raises(cuda: Fa
 
 def test_an_error_of_a_block_is_not_hidden_by_one_of_waiting(cuda: FakeCuda) -> None:
     cuda.fail("cudaStreamSynchronize", Status.cudaErrorIllegalAddress)
-    with pytest.raises(BackendError, match="of the block"), finished(0):
+    with pytest.raises(BackendError, match="of the block"), synchronized(0):
         raise BackendError("of the block")
 
 
@@ -117,10 +117,10 @@ def test_a_block_on_a_gpu_gives_the_thread_its_own_back_and_sets_no_more_than_it
 
 def test_releasing_forgives_a_failed_call_but_no_broken_rule(cuda: FakeCuda) -> None:
     cuda.fail("cudaStreamDestroy", Status.cudaErrorIllegalAddress)
-    release("cudaStreamDestroy", 1)
+    try_call("cudaStreamDestroy", 1)
 
     with pytest.raises(Violation, match="there is no stream 1"):
-        release("cudaStreamDestroy", 1)
+        try_call("cudaStreamDestroy", 1)
     cuda.violations.clear()
 
 

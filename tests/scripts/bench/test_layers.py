@@ -13,7 +13,7 @@ from support.cpu_device import ANYWHERE, TINY, CpuDevice
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.kernels.launch_plan import Launch
-from trt_lora.plugins.kernels.launcher import Group
+from trt_lora.plugins.kernels.launcher import KernelGroup
 from trt_lora.plugins.kernels.nvrtc import compile_source, source
 from trt_lora.scripts.bench.gpu import device as gpu_device
 from trt_lora.scripts.bench.gpu import elementwise_kernels as gpu_glue
@@ -60,7 +60,7 @@ def library() -> Any:
     return emulator.build(text, ())
 
 
-def emulate(library: Any, kernel: str, group: Group, *grid: int) -> None:
+def emulate(library: Any, kernel: str, group: KernelGroup, *grid: int) -> None:
     launch = Launch(kernel, (*grid, 1), 256, 1, 32, 1)  # type: ignore[arg-type] # two axes
     emulator.emulate(library, launch, group, [ANYWHERE])
 

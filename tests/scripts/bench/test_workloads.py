@@ -86,7 +86,7 @@ def test_our_nodes_have_the_forms_that_the_builder_inserts(bench: Bench) -> None
     device = bench.device
     assert isinstance(device, CpuDevice)
     decode_step.measure(bench, bench.weights, decode_step.StepCell(1, 8))
-    forms = {(len(shape.sites), shape.adds) for shape in device.kernels.shapes}
+    forms = {(len(shape.sites), shape.has_addend) for shape in device.kernels.shapes}
     assert forms == {(3, False), (1, True), (2, False)}  # q k v; o and down; gate and up
 
 

@@ -41,7 +41,7 @@ def test_the_reference_is_the_definition_rounded_once(operator: Operator, dtype:
     for site in range(operator.sites):
         a, b = (operands[i].astype(dtype).astype("f8") for i in operator.factors(site))
         expected.append(np.einsum("bsk,kr,rn->bsn", operands[0].astype("f8"), a, b))
-        if operator.adds:
+        if operator.has_addend:
             operands.append(rng.standard_normal((2, 3, 4)))
             expected[-1] += operands[-1].astype(dtype).astype("f8")
     found = lora_float64(operator, *(operand.astype(dtype) for operand in operands))

@@ -74,7 +74,9 @@ class TrtLoraKernels:
             streams: 1, or 2 to run every node beside its group's product.
         """
         self._calls = {
-            name: GroupCall(device, shape_of(factors, m, device.dtype, adds=adds_to_residual(name)))
+            name: GroupCall(
+                device, shape_of(factors, m, device.dtype, has_addend=adds_to_residual(name))
+            )
             for name, factors in adapter[0].items()
         }
         self._device, self._adapter, self._streams = device, adapter, streams
@@ -137,10 +139,14 @@ class GroupCall:
         self._device.kernels.launch(self._shape, buffers, self._device.stream())
 
 
-def shape_of(factors: Sequence[Factors], m: int, dtype: torch.dtype, *, adds: bool) -> GroupShape:
+def shape_of(
+    factors: Sequence[Factors], m: int, dtype: torch.dtype, *, has_addend: bool
+) -> GroupShape:
     """Return the shapes of a call for m rows."""
     sites = tuple(SiteShape(each.b.shape[1], each.rank) for each in factors)
-    return GroupShape(m, factors[0].a.shape[0], sites, str(dtype).removeprefix("torch."), adds)
+    return GroupShape(
+        m, factors[0].a.shape[0], sites, str(dtype).removeprefix("torch."), has_addend
+    )
 
 
 def addmm(adapter: Sequence[LayerFactors]) -> LoraMethod:

@@ -13,7 +13,7 @@ from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
 from trt_lora.runtime.manifest import read_manifest
-from trt_lora.runtime.memory.cuda import call, constant, finished, release
+from trt_lora.runtime.memory.cuda import call, constant, synchronized, try_call
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.tensor import TensorMap
 
@@ -50,13 +50,13 @@ class TimedRun:
         del self._graphs, self._context, self._plan
 
     def _launches_graph(self) -> bool:
-        with finished(self._stream), self._plan.plugin_calls():
+        with synchronized(self._stream), self._plan.plugin_calls():
             return self._graphs.run(self._key)
 
     def _us(self, enqueue: Callable[[], object]) -> float:
         start, end = (call("cudaEventCreateWithFlags", 0) for _ in range(2))  # with their times
         try:
-            with finished(self._stream), self._plan.plugin_calls():
+            with synchronized(self._stream), self._plan.plugin_calls():
                 call("cudaEventRecord", start, self._stream)
                 enqueue()
                 call("cudaEventRecord", end, self._stream)
@@ -86,7 +86,7 @@ def timed_run(directory: Path, inputs: TensorMap) -> Iterator[tuple[TimedRun, st
         state = RunState()
         for name, tensor in given.items():
             state.put(name, (tensor.pointer, tensor.shape))
-        outputs = memory.empty(OutputShapes(manifest).of(state.places))
+        outputs = memory.empty(OutputShapes(manifest).infer(state.addresses))
         for name, tensor in outputs.items():
             state.put(name, (tensor.pointer, tensor.shape))
         index = select_profile(manifest, {name: tensor.shape for name, tensor in given.items()})
@@ -96,10 +96,10 @@ def timed_run(directory: Path, inputs: TensorMap) -> Iterator[tuple[TimedRun, st
         finally:
             run.close()
     finally:
-        release("cudaStreamDestroy", stream)
+        try_call("cudaStreamDestroy", stream)
         memory.close()
 
 
 def _destroy(*events: Any) -> None:
     for event in events:
-        release("cudaEventDestroy", event)
+        try_call("cudaEventDestroy", event)

@@ -87,8 +87,8 @@ def _bindings(adapter: Sequence[LayerFactors]) -> dict[str, object]:
         in_order = [factors for group in layer.values() for factors in group]
         for name, factors in zip(MODULES, in_order, strict=True):
             path = site_path(index, name)
-            tensors[BindingNames.LORA.binding("A", path)] = factors.a
-            tensors[BindingNames.LORA.binding("B", path)] = factors.b
+            a, b = BindingNames.LORA.pair(path)
+            tensors |= {a: factors.a, b: factors.b}
     return tensors
 
 

@@ -129,10 +129,10 @@ class _GroupMethods:
         self._y = device.random(cell.m, sum(linear.n for linear in self._linears))
         self._ys = [device.random(cell.m, linear.n) for linear in self._linears]
         self._outs = [device.empty(cell.m, linear.n) for linear in self._linears]
-        adds = adds_to_residual(cell.group)
-        shape = shape_of(self._adapter[0][cell.group], cell.m, device.dtype, adds=adds)
+        has_addend = adds_to_residual(cell.group)
+        shape = shape_of(self._adapter[0][cell.group], cell.m, device.dtype, has_addend=has_addend)
         self._call = GroupCall(device, shape)
-        self._addends = self._ys if adds else []
+        self._addends = self._ys if has_addend else []
 
     def versions(self) -> dict[str, Callable[[], None]]:
         return {

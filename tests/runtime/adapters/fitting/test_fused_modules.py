@@ -257,7 +257,7 @@ def test_what_is_refused_can_be_left_out(tmp_path: Path) -> None:
     adapter = load_adapter(write_peft(tmp_path / "a", tensors))
     fitted = fit_adapter(adapter, split_engine(("q_proj", "v_proj")), strict=False)
     assert len(fitted.tensors) == 4
-    reasons = fitted.coverage.unbound
+    reasons = fitted.coverage.unexpected_keys
     assert reasons.keys() == {PATH.format(f"{ATTN}qkv_proj", factor) for factor in "AB"}
     assert all("of its 3 parts" in reason for reason in reasons.values())
 
@@ -278,7 +278,7 @@ def test_the_coverage_of_a_fused_site_names_every_part(tmp_path: Path) -> None:
         assert coverage.bindings[f"lora_{factor}_{MLP}gate_up_proj"] == ()
         for name in expected:
             assert coverage.bound[name] == (f"lora_{factor}_{qkv}",)
-    assert (coverage.unbound, coverage.source) == ({}, str(source))
+    assert (coverage.unexpected_keys, coverage.source) == ({}, str(source))
     (site,) = coverage.adapted
     assert (site.path, site.rank, site.dtype) == (qkv, 5, "float32")
     assert site.scales == (3, 2)  # alpha / rank of q and of k

@@ -173,8 +173,8 @@ def test_a_tensor_that_is_no_factor_of_a_linear_is_set_aside_with_a_reason(
     extra = {**factors(), key: np.ones((2, 4), np.float32)}
     adapter = adapter_from_peft(write_peft(tmp_path, extra))
     assert adapter.weights.keys() == {A, B}
-    assert [*adapter.unused] == [f"base_model.model.{key}.weight"]
-    assert adapter.unused[f"base_model.model.{key}.weight"].startswith("it ")
+    assert [*adapter.unusable_keys] == [f"base_model.model.{key}.weight"]
+    assert adapter.unusable_keys[f"base_model.model.{key}.weight"].startswith("it ")
 
 
 def test_a_key_without_pefts_prefix_is_set_aside(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_key_without_pefts_prefix_is_set_aside(tmp_path: Path) -> None:
     save_torch_file(
         {f"{Q}.lora_A.weight": torch.ones(2, 4)}, tmp_path / "adapter_model.safetensors"
     )
-    assert adapter_from_peft(tmp_path).unused.keys() == {f"{Q}.lora_A.weight"}
+    assert adapter_from_peft(tmp_path).unusable_keys.keys() == {f"{Q}.lora_A.weight"}
 
 
 @pytest.mark.parametrize("factor", ["A", "B"])

@@ -1,12 +1,12 @@
 """`runtime/engines/tensorrt/run_key.py`: when two runs are one."""
 
-from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState, kept
+from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState, frozen_copy
 
 
-def state_of(**places: int) -> RunState:
+def state_of(**addresses: int) -> RunState:
     """Return a state with tensors of shape [1] at these addresses."""
     state = RunState()
-    for name, pointer in places.items():
+    for name, pointer in addresses.items():
         state.put(name, (pointer, (1,)))
     return state
 
@@ -18,7 +18,7 @@ def test_runs_are_equal_however_they_came_about() -> None:
     direct = state_of(c=3, b=2, a=1).key(0)
 
     assert state.key(0) == direct
-    assert {kept(direct): "found"}[state.key(0)] == "found"
+    assert {frozen_copy(direct): "found"}[state.key(0)] == "found"
 
 
 def test_runs_differ_by_profile_address_shape_and_name() -> None:
@@ -42,8 +42,8 @@ def test_keys_with_the_same_digest_are_different_if_any_place_is() -> None:
 
 def test_a_key_changes_with_its_run_unless_it_is_kept() -> None:
     state = state_of(a=1)
-    live, copy = state.key(0), kept(state.key(0))
+    live, copy = state.key(0), frozen_copy(state.key(0))
     state.put("a", (2, (1,)))
 
-    assert live.places["a"] == (2, (1,))
-    assert copy.places["a"] == (1, (1,))
+    assert live.addresses["a"] == (2, (1,))
+    assert copy.addresses["a"] == (1, (1,))

@@ -246,7 +246,7 @@ def test_kernels_are_planned_for_the_gpu_that_runs_them(
     described = [
         SimpleNamespace(dims=list(shape), type=SimpleNamespace(name="HALF")) for shape in SHAPES
     ]
-    plugin: PluginNode = plugins.make(Operator(1, adds=False))
+    plugin: PluginNode = plugins.make(Operator(1, has_addend=False))
     plugin.on_shape_change(described, [])
     nodes = [plugin.attach_to_context(None) for _ in (0, 1)]
     trt.call_plugin = lambda: nodes[cuda.device_of(trt.stream)].enqueue(
@@ -263,7 +263,7 @@ def test_kernels_are_planned_for_the_gpu_that_runs_them(
             tensor_map = bound_prompt(engine)
             for _ in range(2):
                 assert PRESENT in in_a_thread(cuda, partial(engine.execute, tensor_map))
-            shape = group_shape(Operator(1, adds=False), SHAPES, "float16")
+            shape = group_shape(Operator(1, has_addend=False), SHAPES, "float16")
             planned = [(index, each.kernel, each.grid) for each in plan_launches(shape, chip)]
             expected += planned * 3  # the second run is captured after it ran
         trt.call_plugin = lambda: None

@@ -1,0 +1,19 @@
+"""Messages show the beginning of what is long, and say how much was left out."""
+
+from trt_lora.plugins.messages import listed, shown
+
+
+def test_a_short_list_is_whole() -> None:
+    assert listed([]) == ""
+    assert listed(["a", "b", "c"]) == "a, b, c"
+
+
+def test_a_long_list_says_how_many_more_there_are() -> None:
+    assert listed([*"abcde"]) == "a, b, c and 2 more"
+    assert listed([*"abcd"], separator="; ", last="; ") == "a; b; c; 1 more"
+
+
+def test_a_long_value_is_shortened() -> None:
+    assert shown("x") == "'x'"
+    assert len(shown("x" * 10_000)) <= 200
+    assert shown(list(range(1000))).endswith("18, 19, ...]")
