@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from support.doc_blocks import ROOT, build_block, run_block
-from support.tiny_models import save_adapter, save_model, tiny_config
+from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY, ensure_demo_model

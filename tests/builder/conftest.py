@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.tiny_models import save_model
+from support.models.tiny_models import save_model
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
-from support.tiny_models import POSITIONS, save_adapter, save_model, tiny_config
+from support.models.tiny_models import POSITIONS, save_adapter, save_model, tiny_config
 from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
 from trt_lora.builder import BuildConfig, build_engine

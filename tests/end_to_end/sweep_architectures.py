@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
-from support.architecture_check import check_architecture
-from support.architectures import MODEL_TYPES
-from support.supported_models import Results, read_results, write_results
+from support.models.architecture_check import check_architecture
+from support.models.architectures import MODEL_TYPES
+from support.models.supported_models import Results, read_results, write_results
 
 TIMEOUT_S = 900
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import transformers
-from support.architecture_check import Verdict, check_architecture
-from support.architectures import MODEL_TYPES
-from support.supported_models import PAGE_FILE, RESULTS_FILE, page, read_results, reason_of
+from support.models.architecture_check import Verdict, check_architecture
+from support.models.architectures import MODEL_TYPES
+from support.models.supported_models import PAGE_FILE, RESULTS_FILE, page, read_results, reason_of
 
 # One of each kind: ALiBi, learned positions, positions from another start, attention of its own,
 # parallel blocks, fused and latent projections, keys wider than values, windows, caches shared

@@ -13,9 +13,9 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
-from support import tiny_models as tiny
-from support.peft_cases import CONFIGS, NOWHERE, Q
-from support.tiny_models import save_adapter, save_model, tiny_config
+from support.adapters.peft_cases import CONFIGS, NOWHERE, Q
+from support.models import tiny_models as tiny
+from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.builder.suppress_output import suppress_output

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.architecture_check import Logits, batch, engine_logits, largest_error
-from support.tiny_models import ARCHITECTURES, save_adapter, save_model, tiny_config
+from support.models.architecture_check import Logits, batch, engine_logits, largest_error
+from support.models.tiny_models import ARCHITECTURES, save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.builder.build import list_sites

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from support.tiny_models import save_adapter, save_model, tiny_config
+from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.runtime import Engine, LoRAManager, SamplingParams, generate, open_engine

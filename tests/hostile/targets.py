@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
-from support.fake_engine import FakeExecutor, make_manifest
-from support.manager_setup import MANIFEST, SITE, manager_with, pair, refreshed, state_of
+from support.adapters.manager_setup import MANIFEST, SITE, manager_with, pair, refreshed, state_of
+from support.fakes.fake_engine import FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.adapters.formats.edgellm import PROCESSED_FILE

@@ -3,27 +3,21 @@
 import io
 import json
 import os
-import signal
 import struct
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import flatbuffers
 import numpy as np
 import pytest
+from hostile.limits import assert_kept, assert_refused, entry, with_header
 from hostile.targets import (
     CONFIG,
-    SHARD,
     TARGETS,
     encoded,
     full_config,
-    index_of,
-    load,
     manifest_fields,
-    named,
     npy_bytes,
     peft_weights,
     seeds,
@@ -32,21 +26,11 @@ from hostile.targets import (
 )
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save
-from support.manager_setup import SITE, manager_with, pair
+from support.adapters.manager_setup import SITE, manager_with, pair
 
 from trt_lora.plugins.errors import AdapterError, ManifestError
-from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE
-from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.formats.trtllm import TRTLLM_CONFIG, TRTLLM_WEIGHTS
-from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.manifest import read_manifest
-
-CONSTANT = 2 << 20  # bytes that a load may take whatever the size of the file
-JSON_GROWTH = 28  # times: what Python's objects take of the text that they are read from
-SECONDS = 5  # of processor time, for what takes milliseconds
-_WAITING = 20  # times as long on the clock of a busy machine
 
 STABLE = settings(
     max_examples=60,
@@ -55,59 +39,6 @@ STABLE = settings(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # every example writes all files
 )
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Fail what takes more processor time, or hangs; other processes may slow this one down.
-
-    The matching of a regular expression looks for signals too.
-    """
-
-    def stop(*_: object) -> None:
-        raise AssertionError(f"still at work after {seconds} s")
-
-    timers = [
-        (signal.ITIMER_PROF, signal.SIGPROF, seconds),
-        (signal.ITIMER_REAL, signal.SIGALRM, seconds * _WAITING),
-    ]
-    before = [signal.signal(number, stop) for _, number, _ in timers]
-    for timer, _, limit in timers:
-        signal.setitimer(timer, limit)
-    try:
-        yield
-    finally:
-        for (timer, number, _), handler in zip(timers, before, strict=True):
-            signal.setitimer(timer, 0)
-            signal.signal(number, handler)
-
-
-def assert_kept(kind: str, directory: Path, data: bytes) -> None:
-    """The promise for one file: by the target, within the time and the memory."""
-    with within(SECONDS):
-        assert_memory(lambda: TARGETS[kind](directory, data), len(data))
-
-
-def assert_memory(call: Callable[[], object], size: int) -> None:
-    """A call takes no more than twice the file and a constant."""
-    tracemalloc.start()
-    try:
-        call()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak <= 2 * size + CONSTANT, f"{peak} bytes for a file of {size}"
-
-
-def assert_refused(path: Path, *messages: str) -> None:
-    """Refused by a bound and by a new manager, in no time, with the path and the messages."""
-    for bound in (True, False):
-        with within(SECONDS), pytest.raises(AdapterError) as caught:
-            manager_with(bound).load_weights("hostile", path)
-        assert [text for text in (str(path), *messages) if text not in str(caught.value)] == []
-
-
-# --------------------------------------------------------------------------------------- mutations
 
 
 @st.composite
@@ -156,8 +87,6 @@ def test_files_cut_at_any_byte_keep_the_promise(tmp_path: Path, kind: str) -> No
         TARGETS[kind](tmp_path, whole[:size])
 
 
-# -------------------------------------------------------------------------------------------- JSON
-
 NUMBERS = st.one_of(
     st.integers(-(2**70), 2**70),
     st.floats(),
@@ -171,18 +100,9 @@ JSON = st.recursive(
 )
 
 
-def with_header(header: object, data: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else encoded(header)
-    return struct.pack("<Q", len(text)) + text + data
-
-
 def header_of(file: bytes) -> tuple[dict[str, Any], bytes]:
     (size,) = struct.unpack("<Q", file[:8])
     return json.loads(file[8 : 8 + size]), file[8 + size :]
-
-
-def entry(shape: list[int], *offsets: int, dtype: str = "F32") -> dict[str, object]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
 SIZES = st.integers(0, 9) | st.sampled_from([2**31, 2**40, 2**50, 2**62, 2**63, 2**64 - 1, -1])
@@ -326,9 +246,6 @@ def test_a_manifest_s_file_name_may_be_anything(
         read_manifest(tmp_path)
 
 
-# -------------------------------------------------------------------------------------------- npy
-
-
 def npy_of(header: str, size: int | None = None) -> bytes:
     text = header.encode("latin1", "replace")
     length = struct.pack("<H", len(text) if size is None else size)
@@ -422,9 +339,6 @@ def test_a_pickle_is_never_loaded(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "loaded").exists()
 
 
-# ------------------------------------------------------------------------------------ .onnx_adapter
-
-
 def onnx_adapter_of(names: list[str], raw: bytes, dims: list[int]) -> bytes:
     """Every name with the same elements: FlatBuffers allows what safetensors forbids."""
     builder = flatbuffers.Builder(0)
@@ -469,275 +383,3 @@ def test_parameters_that_share_their_elements_do_not_multiply_them(tmp_path: Pat
 def test_a_parameter_of_any_shape_keeps_the_promise(tmp_path: Path, dims: list[int]) -> None:
     size = max(0, int(np.prod(dims, dtype=object))) * 4
     assert_kept("onnx_adapter", tmp_path, onnx_adapter_of(["lora_A_q"], b"\0" * size, dims))
-
-
-# --------------------------------------------------------------------------------- time and memory
-
-ATTACKS = [
-    "(a+)+$",
-    "(a|aa)+$",
-    "(.*)*x",
-    "(.*.*)*x",
-    "(?x:(a+) +)b",
-    "(?x:(a+)#\n+)b",
-    "(a+)(?#)+b",
-    "(?:a+){9}b",
-    "((a*)*)*b",
-    ".*.*.*.*x",
-    "(?=(a+))\\1*b",
-    "(?P<x>a+)(?P=x)*b",
-    "a{65535}{65535}",
-    ".*.*(" + "|".join(["aa"] * 330) + ")x",
-    ".*.*.?.?.?.?x",
-]
-
-
-@pytest.mark.parametrize("pattern", ATTACKS)
-@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern", "target_modules"])
-def test_a_pattern_cannot_stop_the_loader(tmp_path: Path, field: str, pattern: str) -> None:
-    value = pattern if field == "target_modules" else {pattern: 2}
-    for path in ("a" * 10_000, "a" * 200, "." * 10_000, "." * 200, "a." * 100):
-        names = [f"base_model.model.{path}.lora_{factor}.weight" for factor in "AB"]
-        files = {
-            CONFIG_FILE: encoded(CONFIG | {field: value}),
-            WEIGHTS_FILE: save({name: np.ones((2, 2), np.float32) for name in names}),
-        }
-        with within(1):
-            loaded(write(tmp_path, files))
-
-
-def loaded(path: Path) -> Adapter | None:
-    """The adapter, None if it is refused by name; a target rule is asked for long paths too."""
-
-    def call() -> Adapter:
-        adapter = load_adapter(path)
-        if adapter.targets is not None:
-            for long in ("a" * 256, "." * 256):
-                adapter.targets(long)
-        return adapter
-
-    found = named(path, call)
-    return found if isinstance(found, Adapter) else None
-
-
-def peft_of(directory: Path, config: bytes, tensors: int = 1) -> Path:
-    names = [f"base_model.model.model.layers.{i}.mlp.lora_A.weight" for i in range(tensors)]
-    weights = save({name: np.ones((2, 2), np.float32) for name in names})
-    return write(directory, {CONFIG_FILE: config, WEIGHTS_FILE: weights})
-
-
-@pytest.mark.parametrize("pattern", ["layers.%d.x", ".*.*x%d", "%d"])
-def test_many_patterns_and_many_tensors_do_not_multiply(tmp_path: Path, pattern: str) -> None:
-    patterns = {pattern % number: 2 for number in range(2000)}
-    path = peft_of(tmp_path, encoded(CONFIG | {"rank_pattern": patterns}), tensors=420)
-    with within(SECONDS):
-        loaded(path)
-
-
-def test_a_rank_for_each_of_many_modules_is_read_in_time(tmp_path: Path) -> None:
-    ranks = {f"model.layers.{number}.mlp": 2 for number in range(1500)}
-    path = peft_of(tmp_path, encoded(CONFIG | {"rank_pattern": ranks}), tensors=1500)
-    with within(SECONDS):
-        assert len(load_adapter(path).weights) == 1500
-
-
-@pytest.mark.parametrize("count", [10_000, 1_000_000])
-def test_a_name_of_many_parts_is_matched_in_time(tmp_path: Path, count: int) -> None:
-    weights = {f"lora_{f}_{'.' * count}": np.ones((1, 1), np.float32) for f in "AB"}
-    path = write(tmp_path, {"a.safetensors": save(weights)}) / "a.safetensors"
-    with within(SECONDS), pytest.raises(AdapterError):
-        manager_with().load_weights("hostile", path)
-
-
-def test_many_empty_tensors_take_little_time_and_memory(tmp_path: Path) -> None:
-    data = with_header({f"lora_A_{number}": entry([0, 0], 0, 0) for number in range(100_000)})
-    path = write(tmp_path, {"a.safetensors": data}) / "a.safetensors"
-    with within(2 * SECONDS):
-        assert_memory(lambda: loaded(path), len(data))
-
-
-LARGE = 1_300_000
-JSON_BOMBS = {
-    "lists": b'{"peft_type":"LORA","schema_version":1,"loftq_config":[' + b"[]," * LARGE + b"0]}",
-    "objects": b'{"peft_type":"LORA","schema_version":1,"x":[' + b"{}," * LARGE + b"0]}",
-    "texts": b'{"peft_type":[' + b'"",' * LARGE + b"0]}",
-    "wide text": b'{"schema_version":1,"x":"' + b"x" * LARGE + "\U0001f600".encode() + b'"}',
-    "no text": b'{"schema_version":1,"x":"' + b"\xff" * LARGE,
-}
-
-
-@pytest.mark.parametrize("data", JSON_BOMBS.values(), ids=JSON_BOMBS)
-def test_the_json_of_an_adapter_cannot_take_much_more_memory_than_its_file(
-    tmp_path: Path, data: bytes
-) -> None:
-    assert_kept("peft", tmp_path, data)
-
-
-@pytest.mark.parametrize("data", JSON_BOMBS.values(), ids=JSON_BOMBS)
-def test_a_manifest_takes_no_more_than_python_s_objects_for_its_text(
-    tmp_path: Path, data: bytes
-) -> None:
-    with within(SECONDS):
-        assert_memory(lambda: TARGETS["manifest"](tmp_path, data), JSON_GROWTH // 2 * len(data))
-
-
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("last", [b"\0\0", b"\xff\x7f"], ids=["finite", "NaN"])
-def test_values_cannot_take_much_more_memory_than_their_file(
-    tmp_path: Path, dtype: str, last: bytes
-) -> None:
-    size = 4 << 20
-    width = size // (4 if dtype == "F32" else 2) // 1024
-    data = with_header(
-        {"lora_A_q": entry([1024, width], 0, size, dtype=dtype)}, b"\0" * (size - 2) + last
-    )
-    path = write(tmp_path, {"a.safetensors": data}) / "a.safetensors"
-
-    manager = manager_with(bound=False)
-    assert_memory(lambda: named(path, lambda: manager.load_weights("a", path)), len(data))
-
-
-def test_many_rows_for_one_site_are_refused_in_time_and_memory(tmp_path: Path) -> None:
-    rows = 200_000
-    weights, config = npy_bytes(np.ones((rows, 0), np.float32)), np.tile([1, 0, 2, 0], (rows, 1))
-    files = {TRTLLM_WEIGHTS: weights, TRTLLM_CONFIG: npy_bytes(config.astype(np.int32))}
-    write(tmp_path, files)
-    with within(SECONDS):
-        assert_memory(lambda: load(tmp_path), sum(map(len, files.values())))
-
-
-def test_an_index_of_many_names_for_one_empty_shard_is_refused_in_time(tmp_path: Path) -> None:
-    names = [f"{'./' * number}{SHARD}" for number in range(2000)]
-    write(sharded(tmp_path, *names), {SHARD: with_header({})})
-    with within(SECONDS), pytest.raises(AdapterError):
-        load_adapter(tmp_path)
-
-
-# ------------------------------------------------------------------------------------------- places
-
-
-def sharded(directory: Path, *names: object) -> Path:
-    return write(directory, {CONFIG_FILE: encoded(CONFIG), INDEX_FILE: encoded(index_of(*names))})
-
-
-@pytest.mark.parametrize("name", ["../secret.safetensors", "a/../../secret.safetensors", "{}"])
-def test_an_index_cannot_name_a_file_elsewhere(tmp_path: Path, name: str) -> None:
-    secret = write(tmp_path, {"secret.safetensors": peft_weights()}) / "secret.safetensors"
-    assert_refused(sharded(tmp_path / "adapter", name.format(secret)), "leads out of the adapter")
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "\0", "\ud800", "x" * 300, "nowhere", 1, None, []])
-def test_an_index_must_name_files(tmp_path: Path, name: object) -> None:
-    assert_refused(sharded(tmp_path / "adapter", name))
-
-
-def test_an_index_that_names_shards_of_the_directory_is_accepted(tmp_path: Path) -> None:
-    write(sharded(tmp_path, SHARD), {SHARD: peft_weights()})
-    manager_with().load_weights("a", tmp_path)
-
-
-def test_an_index_that_names_a_tensor_no_file_holds_is_refused(tmp_path: Path) -> None:
-    write(sharded(tmp_path, SHARD, SHARD), {SHARD: peft_weights()})
-    assert_refused(tmp_path, "names 1 tensors that its files do not hold")
-
-
-DIRECTORIES = {
-    "peft": {CONFIG_FILE: encoded(CONFIG), WEIGHTS_FILE: peft_weights()},
-    "sharded": {
-        CONFIG_FILE: encoded(CONFIG),
-        INDEX_FILE: encoded(index_of(SHARD)),
-        SHARD: peft_weights(),
-    },
-    "trtllm": dict(
-        zip((TRTLLM_WEIGHTS, TRTLLM_CONFIG), map(npy_bytes, trtllm_arrays()), strict=True)
-    ),
-    "edgellm": {"processed_adapter_model.safetensors": save(pair())},
-}
-FILES = [(layout, name) for layout, files in DIRECTORIES.items() for name in files]
-
-
-@pytest.mark.parametrize(("layout", "name"), FILES)
-def test_a_link_out_of_the_directory_is_refused(tmp_path: Path, layout: str, name: str) -> None:
-    directory = write(tmp_path / "adapter", DIRECTORIES[layout])
-    manager_with().load_weights("valid", directory)
-    (directory / name).rename(tmp_path / name)
-    (directory / name).symlink_to(tmp_path / name)
-    with pytest.raises(AdapterError, match="leads out of the adapter") as caught:
-        manager_with().load_weights("hostile", directory)
-    assert str(directory) in str(caught.value)
-
-
-@pytest.mark.parametrize(("layout", "name"), FILES)
-def test_a_link_within_the_directory_is_followed(tmp_path: Path, layout: str, name: str) -> None:
-    directory = write(tmp_path / "adapter", DIRECTORIES[layout])
-    (directory / name).rename(directory / "data")
-    (directory / name).symlink_to("data")
-    manager_with().load_weights("a", directory)
-
-
-@pytest.mark.parametrize(("layout", "name"), FILES)
-@pytest.mark.parametrize("place", ["pipe", "directory", "link to itself", "link to nothing"])
-def test_what_is_no_file_is_refused(tmp_path: Path, layout: str, name: str, place: str) -> None:
-    directory = write(tmp_path / "adapter", DIRECTORIES[layout])
-    no_file(directory / name, place)
-    assert_refused(directory)
-
-
-@pytest.mark.parametrize("name", ["a.safetensors", "a.onnx_adapter"])
-@pytest.mark.parametrize("place", ["pipe", "directory", "link to itself", "link to nothing"])
-def test_a_path_that_is_no_file_is_refused(tmp_path: Path, name: str, place: str) -> None:
-    no_file(tmp_path / name, place)
-    assert_refused(tmp_path / name)
-
-
-@pytest.mark.parametrize("place", ["pipe", "directory", "link to itself", "link to nothing"])
-@pytest.mark.parametrize("name", ["manifest.json", "engine.plan"])
-def test_an_engine_s_files_must_be_files(tmp_path: Path, name: str, place: str) -> None:
-    files = {"manifest.json": encoded(manifest_fields()), "engine.plan": b"not really a plan"}
-    no_file(write(tmp_path, files) / name, place)
-    with within(SECONDS), pytest.raises(ManifestError) as caught:
-        read_manifest(tmp_path)
-    assert str(tmp_path) in str(caught.value)
-
-
-def no_file(path: Path, place: str) -> None:
-    path.unlink(missing_ok=True)
-    if place == "pipe":
-        os.mkfifo(path)
-    elif place == "directory":
-        path.mkdir()
-    else:
-        path.symlink_to(path.name if place == "link to itself" else "nowhere")
-
-
-def cached(root: Path, layout: str, snapshot: str) -> Path:
-    """The files as the cache of the Hugging Face hub lays them out."""
-    directory, blobs = root / "snapshots" / snapshot, root / "blobs"
-    blobs.mkdir(parents=True)
-    directory.mkdir(parents=True)
-    for name, data in DIRECTORIES[layout].items():
-        (blobs / f"{len(name):064x}").write_bytes(data)
-        up = "/".join([".."] * (len(Path(snapshot).parts) + 1))
-        (directory / name).symlink_to(f"{up}/blobs/{len(name):064x}")
-    return directory
-
-
-@pytest.mark.parametrize("layout", DIRECTORIES)
-@pytest.mark.parametrize("snapshot", ["0123abcd", "0123abcd/checkpoint-1"])
-def test_the_cache_of_the_hub_is_accepted(tmp_path: Path, layout: str, snapshot: str) -> None:
-    manager_with().load_weights("a", cached(tmp_path / "models--a--b", layout, snapshot))
-
-
-def test_a_snapshot_cannot_reach_another_repository(tmp_path: Path) -> None:
-    directory = cached(tmp_path / "models--a--b", "peft", "0123abcd")
-    other = cached(tmp_path / "models--c--d", "peft", "0123abcd").parent.parent / "blobs"
-    (directory / WEIGHTS_FILE).unlink()
-    (directory / WEIGHTS_FILE).symlink_to(other / f"{len(WEIGHTS_FILE):064x}")
-    assert_refused(directory, "leads out of the adapter")
-
-
-def test_a_directory_may_itself_be_a_link(tmp_path: Path) -> None:
-    write(tmp_path / "real", DIRECTORIES["peft"])
-    (tmp_path / "link").symlink_to("real")
-    load(tmp_path / "link")
-    manager_with().load_weights("a", tmp_path / "link")

@@ -11,7 +11,7 @@ import pytest
 import safetensors
 from hostile.stress_rewrites import run
 from safetensors.numpy import save_file
-from support.fake_engine import write_peft
+from support.fakes.fake_engine import write_peft
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.formats import peft as peft_format

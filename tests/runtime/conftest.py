@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.fake_cuda import FakeCuda
-from support.fake_tensorrt import FakeTensorRT
-from support.tiny_engine import engine_directory, small_manifest
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import engine_directory, small_manifest
 
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions

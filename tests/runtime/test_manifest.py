@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_engine import make_manifest
+from support.fakes.fake_engine import make_manifest
 
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ManifestError

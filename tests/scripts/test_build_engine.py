@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TinyEngine
-from support.checkpoints import POINTER, in_hub_cache, with_config, with_file, with_weights
+from support.models.checkpoints import POINTER, in_hub_cache, with_config, with_file, with_weights
 
 from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.contract.sites import Site

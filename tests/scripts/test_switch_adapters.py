@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
-from support.tiny_models import save_adapter, save_model
+from support.models.tiny_models import save_adapter, save_model
 
 from trt_lora.scripts.switch_adapters import main
 

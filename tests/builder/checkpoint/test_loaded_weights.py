@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import (
+from support.models.checkpoints import (
     EMBEDDINGS,
     HEAD,
     UP,
@@ -17,7 +17,7 @@ from support.checkpoints import (
     with_config,
     with_weights,
 )
-from support.tiny_models import save_model
+from support.models.tiny_models import save_model
 from transformers import LlamaModel, YoutuConfig, YoutuForCausalLM
 
 from trt_lora.builder.suppress_output import suppress_output

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.checkpoints import (
+from support.models.checkpoints import (
     POINTER,
     WEIGHTS_FILE,
     check_loads,
@@ -16,7 +16,7 @@ from support.checkpoints import (
     with_config,
     with_file,
 )
-from support.tiny_models import save_adapter
+from support.models.tiny_models import save_adapter
 
 from trt_lora.builder.checkpoint.base_model import describe
 from trt_lora.builder.checks.model_config import read_config

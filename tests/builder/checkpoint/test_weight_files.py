@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoints import (
+from support.models.checkpoints import (
     INDEX_FILE,
     POINTER,
     WEIGHTS_FILE,

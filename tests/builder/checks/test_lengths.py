@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.architectures import small_config
-from support.tiny_models import POSITIONS
+from support.models.architectures import small_config
+from support.models.tiny_models import POSITIONS
 from transformers import AutoModelForCausalLM, GPT2Config, MptConfig, RobertaConfig
 
 from trt_lora.builder import BuildConfig

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.architectures import small_config
+from support.models.architectures import small_config
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from trt_lora.builder.checks.config_fields import REFUSED_TYPES, read_fields

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.architectures import small_config
-from support.tiny_models import ARCHITECTURES
+from support.models.architectures import small_config
+from support.models.tiny_models import ARCHITECTURES
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trt_lora.builder.export.attention import ATTENTION

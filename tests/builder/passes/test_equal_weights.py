@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.architecture_check import batch, engine_logits, largest_error
-from support.tiny_models import ARCHITECTURES, save_adapter, save_model, tiny_config
+from support.models.architecture_check import batch, engine_logits, largest_error
+from support.models.tiny_models import ARCHITECTURES, save_adapter, save_model, tiny_config
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from trt_lora.builder import build_engine

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx_ir.passes.common import ShapeInferencePass
-from support.exporter_metadata import come_from
+from support.models.exporter_metadata import come_from
 
 from trt_lora.builder.passes.insert_lora import InsertLoRA
 from trt_lora.builder.passes.lora_function import lora_function

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx_ir.passes.common import ShapeInferencePass
-from support.exporter_metadata import LINEAR, come_from
+from support.models.exporter_metadata import LINEAR, come_from
 
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.targets import Targets

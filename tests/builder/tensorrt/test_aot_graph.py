@@ -7,8 +7,8 @@ from typing import Any
 import onnx
 import pytest
 from conftest import TinyEngine
-from support.fake_cuda import FakeCuda
-from support.tiny_models import tiny_config
+from support.fakes.fake_cuda import FakeCuda
+from support.models.tiny_models import tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.builder.tensorrt import aot_graph as aot_plugin

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from onnx_ir.passes.common import ShapeInferencePass
-from support.exporter_metadata import come_from
+from support.models.exporter_metadata import come_from
 
 from trt_lora.builder.passes.insert_lora import InsertLoRA
 from trt_lora.builder.progress import NoProgress

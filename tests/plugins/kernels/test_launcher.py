@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from kernels.emulator import BUILD, compiler, load
-from support.fake_driver import FakeDriver
+from support.fakes.fake_driver import FakeDriver
 
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape

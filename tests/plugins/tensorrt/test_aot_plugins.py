@@ -15,8 +15,8 @@ import pytest
 from kernels.calls import Call, make_call
 from kernels.emulator import build, compiler, emulate, kernel_text, range_of
 from kernels.guarded_buffer import Guarded, HostMemory
-from support import fake_aot_api as fake_qdp
-from support.fake_aot_api import FakeTensorRT, Kernel
+from support.fakes import fake_aot_api as fake_qdp
+from support.fakes.fake_aot_api import FakeTensorRT, Kernel
 
 from trt_lora.plugins.contract.operators import OPERATORS, Operator
 from trt_lora.plugins.errors import BackendError, ConfigError, TensorError

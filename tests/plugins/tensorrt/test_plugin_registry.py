@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from support.tiny_models import save_model, tiny_config
+from support.models.tiny_models import save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.contract.operators import OPERATORS, Operator

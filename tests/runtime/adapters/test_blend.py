@@ -7,47 +7,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from peft.tuners.lora import LoraLayer
 from safetensors.numpy import save_file
-from support.fake_engine import FakeExecutor, make_manifest, make_weights
-from support.manager_setup import MANIFEST, SITE, A, B, manager_with, pair, refreshed, state_of
-from support.tiny_models import save_adapter, save_model
+from support.adapters.blended_adapters import assert_near, delta, product, random_pair
+from support.adapters.manager_setup import (
+    MANIFEST,
+    SITE,
+    A,
+    B,
+    manager_with,
+    pair,
+    refreshed,
+    state_of,
+)
+from support.fakes.fake_engine import FakeExecutor, make_manifest
+from support.models.tiny_models import save_adapter, save_model
 
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, LoRAError, UnknownAdapterError
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 ELSEWHERE = "model.layers.0.self_attn.q_proj"
-
-
-def delta(manager: LoRAManager, path: str) -> Array:
-    """A @ B that an engine would apply at a site, in float64; zero from dummies."""
-    tensors = refreshed(manager)
-    a, b = (tensors[f"lora_{factor}_{path}"].numpy().astype(np.float64) for factor in "AB")
-    return a @ b
-
-
-def random_pair(seed: int, rank: int = 2, path: str = SITE) -> dict[str, Array]:
-    rng = np.random.default_rng(seed)
-    a, b = rng.standard_normal((8, rank), np.float32), rng.standard_normal((rank, 6), np.float32)
-    return {f"lora_A_{path}": a, f"lora_B_{path}": b}
-
-
-def product(weights: dict[str, Array], path: str = SITE) -> Array:
-    a, b = (weights[f"lora_{factor}_{path}"].astype(np.float64) for factor in "AB")
-    return a @ b
-
-
-def assert_near(found: Array, expected: Array) -> None:
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-
-
-# ------------------------------------------------------------------------------------ against PEFT
 
 
 @dataclass(frozen=True)
@@ -162,9 +145,6 @@ def test_a_blend_before_an_engine_is_the_blend_after(tiny: Tiny) -> None:
     coverage = manager.get_coverage("sum")
     assert coverage is not None
     assert {site.rank for site in coverage.adapted} == {2, 4, 6}
-
-
-# ------------------------------------------------------------------------------------------- blend
 
 
 @pytest.mark.parametrize("bound", [True, False])
@@ -310,141 +290,3 @@ def test_a_blend_of_an_adapter_that_leaves_tensors_out_leaves_them_out_too(tmp_p
     manager.initialize_engine_bindings(FakeExecutor(MANIFEST))
     manager.switch_weights("half")
     assert_near(delta(manager, SITE), 0.5 * product(weights))
-
-
-# ---------------------------------------------------------------------------------------- strength
-
-
-def pointers(tensors: TensorMap) -> dict[str, int]:
-    return {name: tensor.pointer for name, tensor in tensors.items()}
-
-
-def test_a_strength_of_one_is_the_adapter_in_place() -> None:
-    manager = manager_with(a=random_pair(0))
-    manager.switch_weights("a")
-    before = list(refreshed(manager).items())
-    manager.switch_weights("a", scale=1.0)
-    assert list(refreshed(manager).items()) == before  # Tensor compares by identity
-    manager.switch_weights("a", scale=2)
-    manager.switch_weights("a")
-    assert list(refreshed(manager).items()) == before
-
-
-def test_another_strength_changes_b_alone() -> None:
-    manager = manager_with(a=make_weights(MANIFEST))
-    manager.switch_weights("a")
-    before = pointers(refreshed(manager))
-    manager.switch_weights("a", scale=0.5)
-    after = pointers(refreshed(manager))
-    assert {name for name in before if before[name] != after[name]} == {
-        name for name, (_, factor) in MANIFEST.lora_bindings.items() if factor == "B"
-    }
-
-
-def test_the_second_switch_to_a_strength_makes_nothing_new() -> None:
-    manager = manager_with(a=random_pair(0), b=random_pair(1))
-    manager.switch_weights("a", scale=0.5)
-    before = list(refreshed(manager).items())
-    manager.switch_weights("b")
-    manager.switch_weights("a")
-    manager.reset_weights()
-    manager.switch_weights("a", scale=0.5)
-    assert list(refreshed(manager).items()) == before
-
-
-def test_every_strength_is_of_the_weights_as_loaded() -> None:
-    weights = random_pair(0)
-    manager = manager_with(a=weights)
-    for scale in (0.0, 1e-3, 7.0, -1.0, 1.0, 0.5):
-        manager.switch_weights("a", scale=scale)
-        assert_near(delta(manager, SITE), scale * product(weights))
-    np.testing.assert_array_equal(weights[B], random_pair(0)[B])  # nor are they written to
-
-
-def test_a_strength_given_before_an_engine_is_bound_is_kept() -> None:
-    weights = random_pair(0)
-    manager = manager_with(False, a=weights)
-    manager.switch_weights("a", scale=0.5)
-    assert manager.get_active_adapter_name() == "a"
-    np.testing.assert_allclose(manager.get_active_weight(B).numpy(), weights[B] * np.float32(0.5))
-    manager.initialize_engine_bindings(FakeExecutor(MANIFEST))
-    assert_near(delta(manager, SITE), 0.5 * product(weights))
-
-
-def test_a_strength_of_a_half_precision_engine_is_rounded_once() -> None:
-    weights = {name: array.astype(np.float16) for name, array in random_pair(0).items()}
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(FakeExecutor(make_manifest(dtype="float16")))
-    manager.add_weights("a", weights)
-    manager.switch_weights("a", scale=0.3)
-    exact = weights[B].astype(np.float32) * np.float32(0.3)
-    np.testing.assert_array_equal(manager.get_active_weight(B).numpy(), exact.astype(np.float16))
-
-
-def test_a_strength_beyond_float16_is_refused_and_the_active_adapter_stays() -> None:
-    half = {name: array.astype(np.float16) for name, array in pair(value=100).items()}
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(FakeExecutor(make_manifest(dtype="float16")))
-    manager.add_weights("a", half)
-    manager.add_weights("b", {name: array.copy() for name, array in half.items()})
-    manager.switch_weights("b", scale=2)
-    before = state_of(manager)
-    with pytest.raises(AdapterError, match="beyond the range of float16"):
-        manager.switch_weights("a", scale=1000)
-    assert state_of(manager) == before
-    with pytest.raises(AdapterError, match="beyond the range of float16"):
-        manager.switch_weights("b", scale=1000)
-    assert state_of(manager) == before
-
-
-def test_a_strength_that_the_engine_cannot_hold_leaves_it_unbound() -> None:
-    manager = manager_with(False, a=pair(value=100))
-    manager.switch_weights("a", scale=1000)
-    executor = FakeExecutor(make_manifest(dtype="float16"))
-    half = {name: array.astype(np.float16) for name, array in pair(value=100).items()}
-    manager = manager_with(False, a=half)
-    manager.switch_weights("a", scale=1000)  # in float32, which holds it
-    with pytest.raises(AdapterError, match="beyond the range of float16"):
-        manager.initialize_engine_bindings(executor)
-    manager.switch_weights("a")
-    manager.initialize_engine_bindings(executor)
-    assert manager.get_active_adapter_name() == "a"
-
-
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("bound", [True, False])
-def test_a_strength_that_is_not_finite_is_refused(bound: bool, scale: float) -> None:
-    manager = manager_with(bound, a=random_pair(0), b=random_pair(1))
-    manager.switch_weights("b")
-    with pytest.raises(AdapterError, match=f"a scale is {scale}, expected a finite number"):
-        manager.switch_weights("a", scale=scale)
-    assert manager.get_active_adapter_name() == "b"
-    assert manager.get_active_weight(A) is not None
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_an_unknown_adapter_at_any_strength_is_refused(scale: float) -> None:
-    manager = manager_with(a=random_pair(0))
-    manager.switch_weights("a", scale=2)
-    before = state_of(manager)
-    with pytest.raises(UnknownAdapterError):
-        manager.switch_weights("b", scale=scale)
-    assert state_of(manager) == before
-
-
-def test_reset_ends_a_strength() -> None:
-    manager = manager_with(a=random_pair(0))
-    manager.switch_weights("a", scale=3)
-    manager.reset_weights()
-    assert not manager.has_active_adapter()
-    assert not delta(manager, SITE).any()
-    manager.switch_weights("a")
-    assert_near(delta(manager, SITE), product(random_pair(0)))
-
-
-def test_a_strength_of_an_adapter_of_the_engine_is_torch_memory_in_place() -> None:
-    weights = {name: torch.from_numpy(array) for name, array in random_pair(0).items()}
-    manager = manager_with(a=weights)
-    manager.switch_weights("a", scale=2)
-    assert manager.get_active_weight(A).pointer == weights[A].data_ptr()
-    assert_near(delta(manager, SITE), 2 * product(random_pair(0)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import save, save_file
 from safetensors.torch import save_file as save_torch_file
-from support.fake_engine import write_peft
+from support.fakes.fake_engine import write_peft
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter

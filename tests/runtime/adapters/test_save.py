@@ -13,50 +13,24 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
-from support.fake_engine import make_manifest, write_peft
-from support.tiny_models import save_adapter as save_random_peft
-from support.tiny_models import save_model
+from safetensors.numpy import load_file
+from support.adapters.saved_adapters import CONFIG, MANIFEST, PATHS, RANKS, WEIGHTS, peft, place
+from support.fakes.fake_engine import make_manifest, write_peft
+from support.models.tiny_models import save_adapter as save_random_peft
+from support.models.tiny_models import save_model
 from transformers import AutoModelForCausalLM
 
 from trt_lora.builder.suppress_output import suppress_output
-from trt_lora.plugins.contract.sites import FACTORS, BindingNames
-from trt_lora.plugins.errors import AdapterError, ConfigError
-from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.plugins.contract.sites import BindingNames
+from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
-from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
-MANIFEST = make_manifest()
-PATHS = [site.path for site in MANIFEST.sites]
-RANKS = dict(zip(PATHS, (2, 3, 1, 2), strict=True))
 ALPHAS = dict(zip(PATHS, (4.0, 4.0, 0.5, 7.0), strict=True))
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OTHER_FINGERPRINT = "f" * 64
-
-
-def peft(directory: Path, *, rslora: bool = False, **fields: object) -> Path:
-    """A PEFT adapter whose sites differ in rank and alpha, by patterns as people write them."""
-    rng = np.random.default_rng(0)
-    tensors = {}
-    for path, rank in RANKS.items():
-        tensors[f"{path}.lora_A"] = rng.standard_normal((rank, 8), np.float32)
-        tensors[f"{path}.lora_B"] = rng.standard_normal((6, rank), np.float32)
-    patterns = {
-        "rank_pattern": {r"0.*v_proj": 3, "layers.1.self_attn.q_proj": 1},
-        "alpha_pattern": {"layers.1.self_attn.v_proj": 7, "1.self_attn.q_proj": 0.5},
-    }
-    options: dict[str, Any] = {
-        "r": 2,
-        "lora_alpha": 4,
-        "use_rslora": rslora,
-        "base_model_name_or_path": "org/tiny",
-    }
-    return write_peft(directory, tensors, **options | patterns | fields)
 
 
 def expected_deltas(directory: Path, *, rslora: bool = False) -> dict[str, Array]:
@@ -97,18 +71,11 @@ def assert_equal(found: Mapping[str, Array], expected: Mapping[str, Array]) -> N
         np.testing.assert_allclose(found[path], values, rtol=0, atol=2e-6)
 
 
-def place(directory: Path, name: str, format: str) -> Path:
-    return directory / (f"{name}.onnx_adapter" if format == "onnxruntime" else name)
-
-
 @pytest.fixture(autouse=True)
 def no_scratch_files(tmp_path: Path) -> Iterator[None]:
     """Whatever a test does, nothing hidden is left behind."""
     yield
     assert [path.name for path in tmp_path.rglob(".*")] == []
-
-
-# ------------------------------------------------------------------------------------ round trips
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -195,9 +162,6 @@ def test_an_onnx_adapter_for_an_engine_has_every_lora_input(tmp_path: Path) -> N
         assert weights[name].values().any() == own
 
 
-# --------------------------------------------------------------------------------- against PEFT
-
-
 @suppress_output()
 def peft_deltas(model: Path, adapter: Path) -> dict[str, torch.Tensor]:
     """What PEFT itself adds to every weight."""
@@ -259,9 +223,6 @@ def test_one_path_that_ends_as_another_keeps_its_own_rank_and_scale(tmp_path: Pa
         np.testing.assert_array_equal(back.weights[name].values(), weight.values())
 
 
-# ----------------------------------------------------------------------------------------- dtype
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_format_is_written_in_the_dtype_that_is_asked_for(
@@ -278,9 +239,6 @@ def test_every_format_is_written_in_the_dtype_that_is_asked_for(
         parsed = BindingNames.EDGELLM.binding("A" if "lora_A" in name else "B", name[7:])
         other = found.weights.get(name) or found.weights[parsed]
         np.testing.assert_allclose(other.values(), weight.values(), rtol=2.0**-bits, atol=1e-7)
-
-
-# ----------------------------------------------------------------------------------- fingerprint
 
 
 def fingerprint_of(path: Path) -> str | None:
@@ -321,94 +279,3 @@ def test_an_adapter_converted_for_another_engine_is_refused(tmp_path: Path, form
     with pytest.raises(AdapterError, match="converted for a base model"):
         save_adapter(converted, tmp_path / "again", "peft", manifest=other_engine())
     assert not (tmp_path / "again").exists()
-
-
-# ----------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("format", "dtype", "message"),
-    [
-        ("gguf", None, "format is 'gguf'; choose from: peft, trtllm, edgellm, onnxruntime"),
-        ("peft", "int8", "dtype is 'int8'; choose from: float32, float16, bfloat16"),
-    ],
-)
-def test_another_format_or_dtype_is_refused(
-    tmp_path: Path, format: str, dtype: str | None, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        save_adapter(load_adapter(peft(tmp_path / "a")), tmp_path / "out", format, dtype=dtype)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("directory", [True, False])
-def test_what_is_there_already_is_never_replaced(
-    tmp_path: Path, format: str, directory: bool
-) -> None:
-    adapter, path = load_adapter(peft(tmp_path / "source")), tmp_path / "out"
-    if directory:
-        path.mkdir()
-    else:
-        path.write_text("mine", encoding="utf-8")
-    with pytest.raises(ConfigError, match="out exists; choose another place"):
-        save_adapter(adapter, path, format)
-    assert list(path.iterdir()) == [] if directory else path.read_text(encoding="utf-8") == "mine"
-
-
-def names_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, format: str) -> None:
-    arrays = {
-        f"lora_{factor}_{site.path}": np.full(site.shape(factor, 2), 1e6, np.float32)
-        for site in MANIFEST.sites
-        for factor in FACTORS
-    }
-    weights = {name: weight_of(name, tensor_from_numpy(array)) for name, array in arrays.items()}
-    out = tmp_path / "folder" / "out"
-    out.parent.mkdir()
-    with pytest.raises(AdapterError, match="beyond the range of float16"):
-        save_adapter(
-            Adapter("memory", weights), tmp_path / "folder" / "out", format, dtype="float16"
-        )
-    assert names_in(out.parent) == []
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "save", fail)
-    with pytest.raises(OSError, match="No space left"):
-        save_adapter(load_adapter(peft(tmp_path / "source")), tmp_path / "out", "trtllm")
-    assert names_in(tmp_path) == ["source"]
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_an_adapter_that_does_not_fit_the_engine_is_not_written(
-    tmp_path: Path, format: str
-) -> None:
-    adapter = load_adapter(peft(tmp_path / "source"))
-    with pytest.raises(AdapterError, match="another base model"):
-        save_adapter(adapter, tmp_path / "out", format, manifest=make_manifest(k=9))
-    assert names_in(tmp_path) == ["source"]
-
-
-def test_a_tensor_that_nothing_can_take_is_refused_by_its_name(tmp_path: Path) -> None:
-    source = peft(tmp_path / "source")
-    name = "base_model.model.model.embed_tokens.lora_embedding_A"
-    save_file({**load_file(source / WEIGHTS), name: np.ones((2, 3), np.float32)}, source / WEIGHTS)
-    for format in FORMATS:
-        with pytest.raises(AdapterError, match=f"{name} cannot be used: it adapts an embed"):
-            save_adapter(load_adapter(source), tmp_path / "out", format)
-    assert names_in(tmp_path) == ["source"]
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_name_that_is_no_binding_is_refused(tmp_path: Path, format: str) -> None:
-    save_file({"any name": np.ones((2, 3), np.float32)}, tmp_path / "a.safetensors")
-    with pytest.raises(AdapterError, match="'any name' is not the name of a LoRA binding"):
-        save_adapter(load_adapter(tmp_path / "a.safetensors"), tmp_path / "out", format)
-    assert names_in(tmp_path) == ["a.safetensors"]

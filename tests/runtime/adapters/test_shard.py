@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from support.fake_engine import make_manifest
+from support.fakes.fake_engine import make_manifest
 
 from trt_lora.plugins.contract.sites import BindingNames, Site
 from trt_lora.plugins.errors import AdapterError, ConfigError

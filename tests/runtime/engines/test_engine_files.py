@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import TinyEngine
-from support.fake_engine import make_manifest
-from support.fake_tensorrt import FakeTensorRT
+from support.fakes.fake_engine import make_manifest
+from support.fakes.fake_tensorrt import FakeTensorRT
 
 from trt_lora.plugins.errors import ConfigError, ManifestError
 from trt_lora.runtime import open_engine

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import Status
-from support.fake_tensorrt import FakeTensorRT
-from support.tiny_engine import engine_directory, small_manifest
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import engine_directory, small_manifest
 
 from trt_lora.plugins.errors import BackendError, ManifestError, TensorError
 from trt_lora.runtime import open_engine

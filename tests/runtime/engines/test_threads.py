@@ -14,11 +14,11 @@ import onnxruntime
 import pytest
 from conftest import TinyEngine
 from hostile.stress_threads import stress
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import Status
-from support.fake_tensorrt import FakeTensorRT
-from support.tiny_engine import UP, engine_directory, small_manifest
-from support.tiny_model_runs import adapter, bound_prompt, close, manager_of, prompt
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import UP, engine_directory, small_manifest
+from support.models.tiny_model_runs import adapter, bound_prompt, close, manager_of, prompt
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.fake_engine import VOCAB, FakeExecutor, make_manifest
+from support.fakes.fake_engine import VOCAB, FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.generation.decoder import Decoder

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import TinyEngine
-from support.fake_engine import FakeExecutor
-from support.tiny_models import POSITIONS, VOCABULARY
+from support.fakes.fake_engine import FakeExecutor
+from support.models.tiny_models import POSITIONS, VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trt_lora.plugins.errors import ConfigError, OutputError

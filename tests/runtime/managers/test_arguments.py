@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.manager_setup import A, B, manager_with, pair, refreshed, state_of
+from support.adapters.manager_setup import A, B, manager_with, pair, refreshed, state_of
 
 from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
 from trt_lora.runtime.managers.lora_manager import LoRAManager

@@ -16,8 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from safetensors.numpy import save_file
-from support.fake_cuda import FakeCuda
-from support.fake_engine import FakeExecutor, make_manifest
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_engine import FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import AdapterError, StateError, UnknownAdapterError
 from trt_lora.runtime.managers.lora_manager import LoRAManager

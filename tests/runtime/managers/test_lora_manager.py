@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from support.fake_engine import (
-    FakeExecutor,
-    FakeExecutorWithMemory,
-    FakeMemory,
-    make_manifest,
-    make_weights,
-    write_peft,
-)
-from support.manager_setup import (
+from support.adapters.manager_setup import (
     ANY,
     BINDINGS,
     MANIFEST,
@@ -28,6 +20,14 @@ from support.manager_setup import (
     refreshed,
     state_of,
 )
+from support.fakes.fake_engine import (
+    FakeExecutor,
+    FakeExecutorWithMemory,
+    FakeMemory,
+    make_manifest,
+    make_weights,
+    write_peft,
+)
 
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import (
@@ -39,8 +39,6 @@ from trt_lora.plugins.errors import (
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
-
-# ------------------------------------------------------------------------------- load_weights
 
 
 @pytest.mark.parametrize("as_text", [True, False])
@@ -78,9 +76,6 @@ def test_registering_an_adapter_does_not_activate_it(tmp_path: Path) -> None:
     manager = manager_with(added=pair())
     manager.load_weights("loaded", tmp_path / "a.safetensors")
     assert manager.get_active_adapter_name() == ""
-
-
-# -------------------------------------------------------------------------------- add_weights
 
 
 @pytest.mark.parametrize("bound", [True, False])
@@ -139,9 +134,6 @@ def test_later_changes_to_the_mapping_do_not_reach_the_manager() -> None:
     assert manager.has_weight_for(A)
 
 
-# ---------------------------------------------------------------------------- switch and reset
-
-
 def test_nothing_is_active_at_first() -> None:
     manager = LoRAManager()
     assert not manager.has_active_adapter()
@@ -198,9 +190,6 @@ def test_the_strength_of_the_active_adapter_can_be_asked_for() -> None:
     assert manager.active_scale == 1
 
 
-# --------------------------------------------------------------------------- asking for weights
-
-
 @pytest.mark.parametrize("bound", [True, False])
 def test_a_zero_of_shape_1_stands_in_while_no_adapter_is_active(bound: bool) -> None:
     manager = manager_with(bound, a=pair())
@@ -244,9 +233,6 @@ def test_only_the_active_adapter_has_weights() -> None:
     assert manager.has_weight_for(ANY)
     manager.reset_weights()
     assert not manager.has_weight_for(ANY)
-
-
-# ------------------------------------------------------------------- initialize_engine_bindings
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -331,71 +317,3 @@ def test_an_adapter_loaded_before_that_does_not_fit_leaves_the_manager_without_a
     manager.reset_weights()
     assert_zero(manager.get_active_weight(A), (1,))
     assert manager.get_active_weight(A).device == "cpu"
-
-
-# ---------------------------------------------------------------------------- refresh_tensor_map
-
-
-def test_a_map_needs_an_engine() -> None:
-    tensor_map = TensorMap()
-    with pytest.raises(StateError, match="call initialize_engine_bindings"):
-        manager_with(False, a=pair()).refresh_tensor_map(tensor_map)
-    assert tensor_map == {}
-
-
-def test_every_binding_gets_the_adapters_tensor_or_the_dummy() -> None:
-    manager = manager_with(a=pair(rank=3))
-    dummies = refreshed(manager)
-    manager.switch_weights("a")
-    bound = refreshed(manager)
-    assert list(bound) == BINDINGS
-    assert {name: bound[name] for name in (A, B)} == {
-        name: manager.get_active_weight(name) for name in (A, B)
-    }
-    for name in set(BINDINGS) - {A, B}:
-        assert bound[name] is dummies[name]
-
-
-def test_a_switch_leaves_nothing_of_the_adapter_before() -> None:
-    manager, tensor_map = manager_with(full=make_weights(MANIFEST), a=pair()), TensorMap()
-    manager.refresh_tensor_map(tensor_map)
-    dummies = dict(tensor_map)
-    manager.switch_weights("full")
-    manager.refresh_tensor_map(tensor_map)
-    manager.switch_weights("a")
-    manager.refresh_tensor_map(tensor_map)
-    assert tensor_map[ANY] is dummies[ANY]
-    manager.reset_weights()
-    manager.refresh_tensor_map(tensor_map)
-    assert tensor_map == dummies
-
-
-def test_a_map_changes_only_when_it_is_refreshed() -> None:
-    manager = manager_with(a=pair())
-    tensor_map = refreshed(manager)
-    before = dict(tensor_map)
-    manager.switch_weights("a")
-    assert tensor_map == before
-
-
-def test_many_switches_bind_the_same_tensors_again() -> None:
-    manager = manager_with(a=make_weights(MANIFEST), b=make_weights(MANIFEST, rank=9, seed=1))
-    seen: dict[str, dict[str, Tensor]] = {}
-    tensor_map = TensorMap()
-    for _ in range(50):
-        for name in ("a", "", "b"):
-            manager.switch_weights(name) if name else manager.reset_weights()
-            manager.refresh_tensor_map(tensor_map)
-            assert tensor_map == seen.setdefault(name, dict(tensor_map))
-    pointers = {name: [t.pointer for t in bound.values()] for name, bound in seen.items()}
-    assert len({*pointers["a"], *pointers["b"], *pointers[""]}) == 8 + 8 + 1
-
-
-def test_other_keys_of_the_map_are_not_touched() -> None:
-    other = tensor_from_numpy(np.arange(3))
-    tensor_map = TensorMap({"input_ids": other, "lora_A_of_another_engine": other})
-    manager = manager_with(a=pair())
-    manager.switch_weights("a")
-    manager.refresh_tensor_map(tensor_map)
-    assert tensor_map["input_ids"] is tensor_map["lora_A_of_another_engine"] is other
-    assert len(tensor_map) == len(BINDINGS) + 2

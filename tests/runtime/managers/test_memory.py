@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from conftest import TinyEngine
 from safetensors.numpy import save_file
-from support.fake_cuda import FakeCuda
-from support.fake_engine import FakeExecutor, make_manifest, make_weights
-from support.manager_setup import (
+from support.adapters.manager_setup import (
     MANIFEST,
     SITE,
     A,
@@ -20,7 +18,9 @@ from support.manager_setup import (
     refreshed,
     state_of,
 )
-from support.tiny_models import with_padding_plan
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
+from support.models.tiny_models import with_padding_plan
 
 from trt_lora.plugins.errors import AdapterError, StateError
 from trt_lora.runtime import TensorMap, open_engine

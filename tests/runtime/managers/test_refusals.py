@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.fake_engine import (
-    FakeExecutorWithMemory,
-)
-from support.manager_setup import (
+from support.adapters.manager_setup import (
     MANIFEST,
     A,
     B,
     manager_with,
     pair,
     state_of,
+)
+from support.fakes.fake_engine import (
+    FakeExecutorWithMemory,
 )
 
 from trt_lora.plugins.errors import AdapterError, TensorError

@@ -8,8 +8,8 @@ from threading import Event
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.fake_engine import FakeExecutor, FakeExecutorWithMemory, FakeMemory, make_weights
-from support.manager_setup import BINDINGS, MANIFEST, manager_with, pair, refreshed
+from support.adapters.manager_setup import BINDINGS, MANIFEST, manager_with, pair, refreshed
+from support.fakes.fake_engine import FakeExecutor, FakeExecutorWithMemory, FakeMemory, make_weights
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from support import fake_cuda_state
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import (
+from support.fakes import fake_cuda_state
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import (
     ALIGNMENT,
     CaptureMode,
     CopyKind,

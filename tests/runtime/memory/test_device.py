@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import fake_cuda
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import ALIGNMENT, CopyKind, Status, Work
+from support.fakes import fake_cuda
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import ALIGNMENT, CopyKind, Status, Work
 
 from trt_lora.plugins.errors import BackendError, ConfigError, TensorError
 from trt_lora.runtime.memory.cuda import call
@@ -221,7 +221,7 @@ def test_memory_of_a_lost_device_is_let_go_of_in_silence(cuda: FakeCuda) -> None
 def test_memory_alive_when_python_ends_is_freed_in_silence() -> None:
     program = """
         import atexit, sys
-        from support import fake_cuda
+        from support.fakes import fake_cuda
         cuda = fake_cuda.FakeCuda()
         atexit.register(lambda: print("left:", cuda.live_blocks(), cuda.violations))
         sys.modules["cuda.bindings.runtime"] = cuda
@@ -231,7 +231,7 @@ def test_memory_alive_when_python_ends_is_freed_in_silence() -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=Path(fake_cuda.__file__).parents[1],
+        cwd=Path(fake_cuda.__file__).parents[2],
         capture_output=True,
         text=True,
         check=True,

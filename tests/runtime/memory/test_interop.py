@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import Work
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Work
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.memory.cuda import call

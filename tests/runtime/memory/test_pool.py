@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import Status
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
 
 from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime.memory.pool import DevicePool, size_class

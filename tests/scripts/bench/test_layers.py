@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kernels import emulator
-from support.cpu_device import ANYWHERE, TINY, CpuDevice
+from support.fakes.cpu_device import ANYWHERE, TINY, CpuDevice
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.kernels.launch_plan import Launch
@@ -190,7 +190,7 @@ def test_a_folder_without_vllm_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def vllm_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Files with the imports and the signatures of vLLM's, computing by torch."""
-    folder = Path(__file__).parents[2] / "support" / "like_vllm"
+    folder = Path(__file__).parents[2] / "support" / "fakes" / "like_vllm"
     for name in FILES:
         (tmp_path / name).write_text((folder / f"{name}.txt").read_text())
     before = dict(sys.modules)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.cpu_device import H200
+from support.fakes.cpu_device import H200
 
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
 from trt_lora.plugins.kernels.launch_plan import plan_launches

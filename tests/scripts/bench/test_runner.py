@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from gpu.failing_workloads import aborting, good, hanging, raising
 from kernels.calls import checked_sizes
-from support.cpu_device import TINY
+from support.fakes.cpu_device import TINY
 
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.plugins.kernels import nvrtc as compile_kernels

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from kernels import emulator
-from support.cpu_device import TINY, CpuDevice
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import SUCCESS, Status
-from support.fake_tensorrt import FakeTensorRT
-from support.tiny_engine import PAST as PAST_NAME
-from support.tiny_engine import engine_directory, small_manifest
+from support.fakes.cpu_device import TINY, CpuDevice
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import SUCCESS, Status
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import PAST as PAST_NAME
+from support.fakes.tiny_engine import engine_directory, small_manifest
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.progress import NoProgress

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.tiny_models import save_adapter, save_model, tiny_config
+from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.runtime.adapters.adapter import Adapter

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from support.planted_faults import copy_of, cross_wires, scale_weight
-from support.tiny_models import save_adapter, save_model, tiny_config
+from support.fakes.planted_faults import copy_of, cross_wires, scale_weight
+from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage

@@ -16,8 +16,8 @@ import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
 from support.compare_command import ONNXRT, compare
-from support.planted_faults import copy_of, cross_wires
-from support.tiny_models import tiny_config
+from support.fakes.planted_faults import copy_of, cross_wires
+from support.models.tiny_models import tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.contract.sites import BindingNames

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from support.tiny_models import save_adapter, save_model, tiny_config
+from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest

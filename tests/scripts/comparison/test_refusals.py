@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import TinyEngine
 from support.compare_command import compare
-from support.planted_faults import copy_of
-from support.tiny_models import save_adapter, save_model
+from support.fakes.planted_faults import copy_of
+from support.models.tiny_models import save_adapter, save_model
 
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest

@@ -2,8 +2,8 @@
 
 import pytest
 from conftest import TinyEngine
+from support.models.tiny_models import save_adapter, tiny_config
 from support.polygraphy_subject import Subject
-from support.tiny_models import save_adapter, tiny_config
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trt_lora.builder import build_engine

@@ -9,9 +9,9 @@ import polygraphy as polygraphy_package
 import pytest
 from conftest import TinyEngine
 from polygraphy.tools._main import main
+from support.models.tiny_models import save_adapter, save_model
 from support.polygraphy_command import POLYGRAPHY_WARNINGS
 from support.polygraphy_subject import Subject
-from support.tiny_models import save_adapter, save_model
 
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.runtime import read_manifest

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from polygraphy.exception import PolygraphyException
-from support.fake_cuda import FakeCuda
-from support.fake_tensorrt import FakeTensorRT
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import engine_directory, tiny_model
 from support.polygraphy_command import POLYGRAPHY_WARNINGS
 from support.polygraphy_subject import Subject
-from support.tiny_engine import engine_directory, tiny_model
 
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.contract.operators import OPERATORS, Operator

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from conftest import TinyEngine
 from support.doc_blocks import ROOT
+from support.models.tiny_models import tiny_config
 from support.polygraphy_command import polygraphy, script
-from support.tiny_models import tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.contract.operators import DOMAIN

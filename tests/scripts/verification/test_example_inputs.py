@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import TinyEngine
-from support.tiny_models import save_adapter, save_model, tiny_config
+from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.builder.passes.remove_lora import engine_without_lora

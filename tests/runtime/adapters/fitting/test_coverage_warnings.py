@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.fake_engine import FakeExecutor, make_manifest, make_weights, write_peft
+from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights, write_peft
 
 from trt_lora.runtime import LoRAManager
 from trt_lora.runtime.adapters.adapter import Adapter

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.fake_engine import make_manifest, make_weights
+from support.fakes.fake_engine import make_manifest, make_weights
 
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import AdapterError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.fake_engine import make_manifest, write_peft
+from support.fakes.fake_engine import make_manifest, write_peft
 
 from trt_lora.plugins.contract.sites import BindingNames, Site
 from trt_lora.plugins.errors import AdapterError

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch_file
-from support.fake_engine import write_peft
+from support.fakes.fake_engine import write_peft
 
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import AdapterError

@@ -11,8 +11,8 @@ import pytest
 import torch
 from conftest import TinyEngine
 from safetensors.numpy import load_file
-from support.fake_engine import make_manifest, make_weights, write_peft
-from support.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.fakes.fake_engine import make_manifest, make_weights, write_peft
+from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import AdapterError

@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file as save_torch_file
-from support.fake_engine import write_peft
+from support.fakes.fake_engine import write_peft
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from trt_lora.plugins.errors import AdapterError

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from peft import LoraConfig
 from peft.tuners.tuners_utils import check_target_module_exists
-from support.peft_cases import CONFIGS, NOWHERE, UNTOLD
+from support.adapters.peft_cases import CONFIGS, NOWHERE, UNTOLD
 
 from trt_lora.runtime.adapters.formats.peft_targets import FIELDS, target_rule
 

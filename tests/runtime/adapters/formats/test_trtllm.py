@@ -1,68 +1,39 @@
 """TensorRT-LLM's two files: read as its documentation lays them out, written as its converter."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.numpy import save_file
-from support.fake_engine import make_manifest, write_peft
+from support.adapters.trtllm_files import (
+    CONFIG,
+    FUSED_QKV,
+    LAYER,
+    MLP,
+    PARTS,
+    WEIGHTS,
+    Q,
+    delta,
+    factors,
+    manifest_of,
+    rows_of,
+    site,
+    stored,
+)
 
-from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
-from trt_lora.runtime.adapters.save import save_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-
-WEIGHTS, CONFIG = "model.lora_weights.npy", "model.lora_config.npy"
-LAYER = "model.layers.{}.self_attn.{}"
 
 # Document 004: four layers, hidden size 4; q of every layer, k of the first two.
 EXAMPLE = [[1, 0, 2], [2, 0, 4], [1, 1, 2], [2, 1, 4], [1, 2, 2], [1, 3, 8]]
 
 
-def manifest_of(*sites: Site) -> Manifest:
-    return replace(make_manifest(), sites=sites)
-
-
-def site(path: str, k: int = 4, n: int = 4, parts: tuple[int, ...] = ()) -> Site:
-    return Site(path, k, n, "float32", parts)
-
-
 EXAMPLE_ENGINE = manifest_of(
     *(site(LAYER.format(i, name)) for i in range(4) for name in ("q_proj", "k_proj"))
 )
-Q = LAYER.format(0, "q_proj")
 ONE_SITE = manifest_of(site(Q, 3, 5))
-
-
-def factors(rank: int, k: int = 4, n: int = 4, seed: int = 0) -> tuple[Array, Array]:
-    """A [r, k] and B [n, r] of small integers other than zero, which every dtype holds."""
-    rng = np.random.default_rng(seed)
-    values = rng.integers(1, 9, rank * (k + n)) * rng.choice([-1.0, 1.0], rank * (k + n))
-    values = values.astype(np.float32)
-    return values[: rank * k].reshape(rank, k), values[rank * k :].reshape(n, rank)
-
-
-def rows_of(pairs: Sequence[tuple[Array, Array]]) -> Array:
-    """[rows, width]: A and then B, flattened, zeros behind."""
-    flat = [np.concatenate([a.reshape(-1), b.reshape(-1)]) for a, b in pairs]
-    rows = np.zeros((len(flat), max(row.size for row in flat)), np.float32)
-    for row, values in zip(rows, flat, strict=True):
-        row[: values.size] = values
-    return rows
-
-
-def stored(values: Array, dtype: str) -> Array:
-    """The values as TensorRT-LLM's converter stores them; bfloat16 as two-byte voids."""
-    if dtype != "bfloat16":
-        return values.astype(dtype)
-    bits = torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16).view(torch.int16)
-    return bits.numpy().view("V2")
 
 
 def write(directory: Path, weights: Array, config: object) -> Path:
@@ -82,20 +53,12 @@ def deltas(directory: Path, manifest: Manifest) -> dict[str, Array]:
     }
 
 
-def delta(a: Array, b: Array) -> Array:
-    """[k, n] of A [r, k] and B [n, r]."""
-    return (b.astype(np.float64) @ a.astype(np.float64)).T
-
-
 def assert_refused(directory: Path, manifest: Manifest | None, *messages: str) -> None:
     """Refused with the directory and every one of the messages."""
     with pytest.raises(AdapterError) as caught:
         load_adapter(directory, manifest).in_memory()
     text = str(caught.value)
     assert [message for message in (str(directory), *messages) if message not in text] == []
-
-
-# ---------------------------------------------------------------------------------- worked example
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -129,9 +92,6 @@ def test_the_documented_example_fits_its_engine_and_leaves_two_sites_alone(tmp_p
     assert found.keys() == expected.keys()
     for path, values in expected.items():
         np.testing.assert_array_equal(found[path], values)
-
-
-# ----------------------------------------------------------------------------------------- modules
 
 
 @pytest.mark.parametrize(
@@ -170,9 +130,7 @@ def test_a_module_id_and_a_layer_name_a_site(tmp_path: Path, module: int, path: 
     np.testing.assert_array_equal(found[path], delta(a, b))
 
 
-PARTS = {"q_proj": 6, "k_proj": 2, "v_proj": 2}
 SPLIT_QKV = manifest_of(*(site(LAYER.format(0, name), 3, n) for name, n in PARTS.items()))
-FUSED_QKV = manifest_of(site(LAYER.format(0, "qkv_proj"), 3, 10, (6, 2, 2)))
 
 
 def test_a_fused_row_goes_onto_split_sites(tmp_path: Path) -> None:
@@ -198,9 +156,6 @@ def test_split_rows_go_onto_a_fused_site(tmp_path: Path, modules: tuple[int, ...
     )
 
 
-MLP = "model.layers.0.mlp."
-
-
 def test_the_halves_of_a_fused_mlp_are_the_other_way_round_in_the_file(tmp_path: Path) -> None:
     a, b = factors(2, 3, 10)
     swapped = np.concatenate([b[5:], b[:5]])  # in the file up comes first, in transformers gate
@@ -219,9 +174,6 @@ def test_gate_and_up_go_onto_a_fused_mlp(tmp_path: Path) -> None:
     fused = manifest_of(site(f"{MLP}gate_up_proj", 3, 10, (5, 5)))
     expected = np.concatenate([delta(*gate), delta(*up)], axis=1)
     np.testing.assert_array_equal(deltas(directory, fused)[f"{MLP}gate_up_proj"], expected)
-
-
-# ---------------------------------------------------------------------------------------- refusals
 
 
 def test_without_an_engine_the_files_cannot_be_read(tmp_path: Path) -> None:
@@ -401,109 +353,3 @@ def test_flipped_bytes_end_in_a_refusal_or_an_adapter(tmp_path: Path) -> None:
                 refused += 1
         (directory / name).write_bytes(data)
     assert refused > 100
-
-
-# ----------------------------------------------------------------------------------------- writing
-
-
-def peft(directory: Path, pairs: dict[str, tuple[Array, Array]], **fields: object) -> Path:
-    tensors = {
-        f"{path}.lora_{factor}": array
-        for path, pair in pairs.items()
-        for factor, array in zip("AB", pair, strict=True)
-    }
-    return write_peft(directory, tensors, **fields)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_what_is_written_is_what_tensorrt_llm_converts_to(tmp_path: Path, dtype: str) -> None:
-    q1, k0 = factors(2, 3, 5, seed=1), factors(1, 3, 4, seed=2)
-    gate_up, down = factors(2, 3, 6, seed=3), factors(3, 3, 3, seed=4)
-    pairs = {
-        LAYER.format(1, "q_proj"): q1,
-        f"{MLP}gate_up_proj": gate_up,
-        f"{MLP}down_proj": down,
-        LAYER.format(0, "k_proj"): k0,
-    }
-    ranks = {LAYER.format(0, "k_proj"): 1, f"{MLP}down_proj": 3}
-    source = peft(tmp_path / "peft", pairs, r=2, lora_alpha=3, rank_pattern=ranks)
-    save_adapter(load_adapter(source), tmp_path / "out", "trtllm", dtype=dtype)
-
-    # scale = alpha / rank goes into B; module id, layer, rank, whether it is DoRA's
-    swapped = np.concatenate([gate_up[1][3:], gate_up[1][:3]])
-    rows = rows_of([
-        (k0[0], k0[1] * np.float32(3)),
-        (down[0], down[1] * np.float32(1)),
-        (gate_up[0], swapped * np.float32(1.5)),
-        (q1[0], q1[1] * np.float32(1.5)),
-    ])  # fmt: skip
-    weights = np.load(tmp_path / "out" / WEIGHTS, allow_pickle=False)
-    config = np.load(tmp_path / "out" / CONFIG, allow_pickle=False)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {WEIGHTS, CONFIG}
-    assert weights.dtype == np.dtype("V2" if dtype == "bfloat16" else dtype)
-    assert weights.shape == (1, 4, 18)
-    assert weights.tobytes() == stored(rows, dtype).tobytes()
-    assert config.dtype == np.int32
-    assert config.tolist() == [[[2, 0, 1, 0], [6, 0, 3, 0], [18, 0, 2, 0], [1, 1, 2, 0]]]
-
-
-def test_the_scale_is_folded_in_float32_before_the_cast(tmp_path: Path) -> None:
-    a, b = np.ones((1, 3), np.float32), np.full((5, 1), 1 + 2**-10, np.float32)
-    source = peft(tmp_path / "peft", {Q: (a, b)}, r=1, lora_alpha=3)
-    save_adapter(load_adapter(source), tmp_path / "out", "trtllm", dtype="bfloat16")
-    weights = np.load(tmp_path / "out" / WEIGHTS).view(np.uint16)[0, 0]
-    exact = stored(b[:, 0] * np.float32(3), "bfloat16").view(np.uint16)
-    np.testing.assert_array_equal(weights[3:], exact)
-
-
-def test_the_dtype_is_kept_unless_another_is_asked_for(tmp_path: Path) -> None:
-    half = (factors(2, 3, 5)[0].astype(np.float16), factors(2, 3, 5)[1].astype(np.float16))
-    source = peft(tmp_path / "peft", {Q: half})
-    save_adapter(load_adapter(source), tmp_path / "out", "trtllm")
-    assert np.load(tmp_path / "out" / WEIGHTS).dtype == np.float16
-
-
-def test_a_manifest_makes_the_rows_those_of_its_engine(tmp_path: Path) -> None:
-    pairs = {LAYER.format(0, name): factors(2, 3, n, seed=n) for name, n in PARTS.items()}
-    adapter = load_adapter(peft(tmp_path / "peft", pairs))
-    save_adapter(adapter, tmp_path / "out", "trtllm", manifest=FUSED_QKV)
-    assert np.load(tmp_path / "out" / CONFIG).tolist() == [[[0, 0, 6, 0]]]
-    row = np.load(tmp_path / "out" / WEIGHTS)[0, 0]
-    found = delta(row[:18].reshape(6, 3), row[18:].reshape(10, 6))
-    expected = np.concatenate([delta(*pair) for pair in pairs.values()], axis=1)
-    np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [
-        (["lm_head"], "no module id or no layer for lm_head"),
-        (["model.self_attn.q_proj"], "no layer for model.self_attn.q_proj"),
-        (["model.layers.0.adapter_proj"], "no module id"),
-        (
-            [f"model.layers.0.moe.experts.{i}.w1" for i in (0, 1)],
-            "are both moe_h_to_4h of layer 0 to TensorRT-LLM",
-        ),
-        (["gpt_neox.layers.0.attention.query_key_value"], "alternates heads"),
-    ],
-)
-def test_what_the_format_cannot_hold_is_refused(
-    tmp_path: Path, paths: list[str], message: str
-) -> None:
-    adapter = load_adapter(peft(tmp_path / "peft", {path: factors(2, 3, 9) for path in paths}))
-    with pytest.raises(AdapterError, match=message):
-        save_adapter(adapter, tmp_path / "out", "trtllm")
-    assert [path.name for path in tmp_path.iterdir()] == ["peft"]
-
-
-def test_a_value_beyond_the_range_is_refused(tmp_path: Path) -> None:
-    a, b = factors(1, 3, 5)
-    adapter = load_adapter(peft(tmp_path / "peft", {Q: (a, b * 1000)}, r=1, lora_alpha=100))
-    with pytest.raises(AdapterError, match="beyond the range of float16"):
-        save_adapter(adapter, tmp_path / "out", "trtllm", dtype="float16")
-
-
-def test_a_factor_without_its_other_is_refused(tmp_path: Path) -> None:
-    save_file({f"lora_A_{Q}": factors(2)[0].T.copy()}, tmp_path / "a.safetensors")
-    with pytest.raises(AdapterError, match=f"{Q} has no B"):
-        save_adapter(load_adapter(tmp_path / "a.safetensors"), tmp_path / "out", "trtllm")

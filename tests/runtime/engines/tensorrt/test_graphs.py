@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import fake_tensorrt
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import Status
-from support.fake_tensorrt import FakeTensorRT, SpecializationStrategy
-from support.tiny_engine import engine_directory, small_manifest
-from support.tiny_model_runs import (
+from support.fakes import fake_tensorrt
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_tensorrt import FakeTensorRT, SpecializationStrategy
+from support.fakes.tiny_engine import engine_directory, small_manifest
+from support.models.tiny_model_runs import (
     FIRST,
     IDS,
     NO_ADAPTER,

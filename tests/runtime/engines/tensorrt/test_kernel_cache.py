@@ -4,10 +4,10 @@ import logging
 from pathlib import Path
 
 import pytest
-from support.fake_cuda import FakeCuda
-from support.fake_tensorrt import FakeTensorRT
-from support.tiny_engine import engine_directory, small_manifest
-from support.tiny_model_runs import bound_prompt
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import engine_directory, small_manifest
+from support.models.tiny_model_runs import bound_prompt
 
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import Status
-from support.fake_driver import FakeDriver
-from support.fake_tensorrt import FakeTensorRT
-from support.tiny_engine import PRESENT, engine_directory, small_manifest
-from support.tiny_model_runs import (
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_driver import FakeDriver
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import PRESENT, engine_directory, small_manifest
+from support.models.tiny_model_runs import (
     FIRST,
     NO_ADAPTER,
     SECOND,

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from support.architecture_check import Verdict
 from support.doc_blocks import ROOT
+from support.models.architecture_check import Verdict
 
 RESULTS_FILE = ROOT / "docs" / "supported-models.json"
 PAGE_FILE = ROOT / "docs" / "supported-models.md"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from support.fake_cuda_state import (
+from support.fakes.fake_cuda_state import (
     ALIGNMENT,
     DEVICE_BASE,
     GARBAGE,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from support.tiny_engine import DOWN, UP, expected_logits
+from support.fakes.tiny_engine import DOWN, UP, expected_logits
 
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import LoRAManager, TensorMap

@@ -22,6 +22,7 @@ from trt_lora.runtime.memory.dtypes import Array
 Floats = npt.NDArray[np.float64]
 
 VOCABULARY, WIDTH, INNER = 11, 4, 6
+DECODE, PREFILL = 0, 1  # its profiles
 MAX_BATCH, MAX_PROMPT, MAX_TOKENS, MAX_RANK = 2, 8, 16, 4
 UP = Site("model.layers.0.up", WIDTH, INNER, "float32")
 DOWN = Site("model.layers.0.down", INNER, VOCABULARY, "float32")

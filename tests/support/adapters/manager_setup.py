@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from support.fake_engine import (
+from support.fakes.fake_engine import (
     FakeExecutor,
     make_manifest,
 )

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from support.architectures import small_model
-from support.tiny_models import VOCABULARY, save_adapter, tiny_config
+from support.models.architectures import small_model
+from support.models.tiny_models import VOCABULARY, save_adapter, tiny_config
 from transformers import AutoModelForCausalLM
 
 from trt_lora.builder import build_engine

@@ -17,8 +17,8 @@
 from dataclasses import replace
 from typing import Any
 
-from support.fake_cuda_memory import FakeCudaMemory
-from support.fake_cuda_state import SUCCESS, CaptureMode, Event, Graph, Status, Stream, Work
+from support.fakes.fake_cuda_memory import FakeCudaMemory
+from support.fakes.fake_cuda_state import SUCCESS, CaptureMode, Event, Graph, Status, Stream, Work
 
 
 class FakeCuda(FakeCudaMemory):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from support.tiny_models import POSITIONS, VOCABULARY
+from support.models.tiny_models import POSITIONS, VOCABULARY
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

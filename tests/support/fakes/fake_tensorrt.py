@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_cuda import FakeCuda
-from support.fake_cuda_state import ALIGNMENT, Block, Work
-from support.tiny_engine import (
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import ALIGNMENT, Block, Work
+from support.fakes.tiny_engine import (
     ACTIVATION_BYTES,
     PLAN,
     small_manifest,

@@ -1,0 +1,348 @@
+"""Runs of a TensorRT engine that fail or are refused: an error by name; the next run is right."""
+
+import importlib
+import importlib.util
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.fakes import fake_tensorrt
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_tensorrt import FakeTensorRT, signature_of
+from support.fakes.tiny_engine import (
+    DECODE,
+    MAX_PROMPT,
+    PAST,
+    PREFILL,
+    UP,
+    VOCABULARY,
+    engine_directory,
+    small_manifest,
+)
+from support.models.tiny_model_runs import (
+    FIRST,
+    IDS,
+    NO_ADAPTER,
+    bound_prompt,
+    close,
+    logits_of,
+    manager_of,
+    prompt,
+)
+
+from trt_lora.plugins.errors import BackendError, TensorError
+from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.engines.tensorrt.inputs import select_profile
+from trt_lora.runtime.manifest import Range
+from trt_lora.runtime.memory.tensor import tensor_from_numpy
+
+# Errors of a run.
+
+
+def test_a_map_that_lacks_inputs_is_refused(engine: TensorRTEngine) -> None:
+    with engine, pytest.raises(TensorError, match=r"lacks lora_A.* 1 more; .*refresh_tensor_map"):
+        engine.execute(prompt(engine))
+
+
+def test_a_wrong_dtype_is_refused_before_anything_is_uploaded(
+    engine: TensorRTEngine, cuda: FakeCuda
+) -> None:
+    with engine:
+        tensor_map = bound_prompt(engine)
+        tensor_map["input_ids"] = tensor_from_numpy(IDS[None].astype(np.int32))
+        cuda.calls.clear()
+        with pytest.raises(TensorError, match="input_ids is int32; this engine takes int64"):
+            engine.execute(tensor_map)
+        assert cuda.names() == ["cudaGetDevice"]
+
+
+def test_a_tensor_of_another_gpu_is_refused_at_run_time_too(engine: TensorRTEngine) -> None:
+    with engine:
+        tensor_map = bound_prompt(engine)
+        name = f"lora_A_{UP.path}"
+        tensor_map[name] = replace(tensor_map[name], device="cuda:1")
+        with pytest.raises(TensorError, match=f"{name} is on cuda:1, the engine on cuda:0"):
+            engine.execute(tensor_map)
+
+
+def test_an_address_that_is_not_aligned_never_reaches_tensorrt(
+    engine: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    with engine:
+        tensor_map = bound_prompt(engine)
+        name = f"lora_A_{UP.path}"
+        tensor_map[name] = replace(tensor_map[name], pointer=tensor_map[name].pointer + 4)
+        with pytest.raises(TensorError, match=f"{name} is at address .* no multiple of 256"):
+            engine.execute(tensor_map)
+        assert not trt.bound
+
+
+def test_a_shape_beyond_all_profiles_is_refused_with_what_they_allow(
+    engine: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    with engine:
+        tensor_map = bound_prompt(engine)
+        tensor_map.update(prompt(engine, np.zeros(MAX_PROMPT + 1, np.int64)))
+        with pytest.raises(TensorError) as caught:
+            engine.execute(tensor_map)
+
+    assert str(caught.value) == (
+        "input_ids has shape [1, 9]; this engine allows "
+        "decode: [1, 1] to [2, 1]; prefill: [1, 1] to [2, 8]"
+    )
+    assert not trt.profiles
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        ("set_input_shape", TensorError, r"refuses shape \[4, 1\] for lora_A"),
+        ("set_tensor_address", TensorError, r"refuses address 0x[0-9a-f]+ for lora_A"),
+        ("set_optimization_profile_async", BackendError, "refuses optimization profile 1"),
+        ("execute_async_v3", BackendError, "the engine failed to run; its own log says why"),
+    ],
+)
+def test_a_refusal_of_tensorrt_is_an_error_and_the_next_run_is_right(
+    engine: TensorRTEngine,
+    trt: FakeTensorRT,
+    method: str,
+    error: type[Exception],
+    message: str,
+) -> None:
+    with engine:
+        tensor_map = bound_prompt(engine)
+        trt.refusals.add(method)
+        with pytest.raises(error, match=message):
+            engine.execute(tensor_map)
+
+        trt.refusals.clear()
+        assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+
+
+def test_a_profile_that_was_refused_is_not_taken_for_the_one_before(
+    plain: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    with plain as engine:
+        tensor_map = bound_prompt(engine)
+        trt.refusals.add("set_optimization_profile_async")
+        with pytest.raises(BackendError, match="refuses optimization profile 1"):
+            engine.execute(tensor_map)
+
+        trt.refusals.clear()
+        tensor_map.update(prompt(engine, IDS[:1]))
+        tensor_map[PAST] = tensor_from_numpy(np.zeros((1, 1, 3, 4), np.float32))
+        tensor_map["attention_mask"] = tensor_from_numpy(np.ones((1, 4), np.int64))
+        engine.execute(tensor_map)
+    assert trt.profiles == [DECODE]
+
+
+def test_an_address_refused_after_its_shape_was_set_is_not_taken_for_bound(
+    plain: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    with plain as engine:
+        manager, tensor_map = manager_of(engine, a=FIRST), prompt(engine)
+        manager.refresh_tensor_map(tensor_map)
+        tensor_map.update(engine.memory.upload(tensor_map))
+        engine.execute(tensor_map)
+        manager.switch_weights("a")
+        manager.refresh_tensor_map(tensor_map)
+        trt.refusals.add("set_tensor_address")
+        with pytest.raises(TensorError, match="refuses address"):
+            engine.execute(tensor_map)
+
+        trt.refusals.clear()
+        assert close(logits_of(engine, tensor_map), FIRST)
+        manager.reset_weights()
+        manager.refresh_tensor_map(tensor_map)
+        assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+
+
+def test_a_run_that_cannot_get_memory_leaves_none_behind(
+    engine: TensorRTEngine, cuda: FakeCuda
+) -> None:
+    with engine:
+        tensor_map = bound_prompt(engine)
+        before = len(cuda.live_blocks())
+        cuda.fail("cudaMallocAsync", Status.cudaErrorMemoryAllocation)
+        with pytest.raises(BackendError, match="out of memory"):
+            engine.execute(tensor_map)
+
+        assert len(cuda.live_blocks()) == before
+        assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+
+
+def test_a_lost_device_is_reported_by_the_run_and_not_hidden_by_the_way_out(
+    engine: TensorRTEngine, cuda: FakeCuda
+) -> None:
+    def run() -> None:
+        with engine:
+            tensor_map = bound_prompt(engine)
+            tensor_map.update(engine.memory.upload(tensor_map))
+            cuda.lose_device_at("cudaMallocAsync")
+            engine.execute(tensor_map)
+
+    with pytest.raises(BackendError, match="cudaMallocAsync: an illegal memory access") as caught:
+        run()
+
+    assert caught.value.__context__ is None
+    assert "cudaStreamDestroy" in cuda.names()
+
+
+def test_an_output_whose_shape_stays_unknown_is_an_error_and_not_a_small_buffer(
+    engine: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    logits, present = trt.manifest.outputs
+    counted = replace(logits, shape=("batch", "found", VOCABULARY))
+    trt.manifest = replace(trt.manifest, outputs=(counted, present))
+
+    with (
+        engine,
+        pytest.raises(BackendError, match=r"logits has shape \[1, -1, 11\]; .*\[1, 5, 11\]"),
+    ):
+        engine.execute(bound_prompt(engine))
+
+
+# The choice of a profile.
+
+
+def shapes_of(sequence: int, past: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a run of the base model."""
+    manifest = small_manifest()
+    sizes = {
+        "batch": 1,
+        "sequence": sequence,
+        "past": past,
+        "total": past + sequence,
+        "kept": 1,
+        "rank": 1,
+    }
+    return {
+        binding.name: tuple(sizes[d] if isinstance(d, str) else d for d in binding.shape)
+        for binding in manifest.inputs
+    }
+
+
+@pytest.mark.parametrize(
+    ("sequence", "past", "profile"),
+    [(1, 3, DECODE), (5, 0, PREFILL), (1, 0, PREFILL), (2, 3, PREFILL)],
+)
+def test_the_first_profile_that_allows_the_shapes_is_taken(
+    sequence: int, past: int, profile: int
+) -> None:
+    assert select_profile(small_manifest(), shapes_of(sequence, past)) == profile
+
+
+def test_a_tensor_with_another_number_of_dimensions_fits_no_profile() -> None:
+    shapes = shapes_of(1, 3) | {"logits_to_keep": (1, 1)}
+
+    with pytest.raises(TensorError, match=r"logits_to_keep has shape \[1, 1\]"):
+        select_profile(small_manifest(), shapes)
+
+
+def test_a_range_is_inclusive_at_both_ends() -> None:
+    manifest = replace(small_manifest(), profiles={"only": {"x": Range((1, 2), (1, 2), (3, 2))}})
+
+    assert select_profile(manifest, {"x": (1, 2)}) == select_profile(manifest, {"x": (3, 2)}) == 0
+    for shape in ((0, 2), (4, 2), (3, 1), (3, 3)):
+        with pytest.raises(TensorError, match=r"allows only: \[1, 2\] to \[3, 2\]"):
+            select_profile(manifest, {"x": shape})
+
+
+# The fake.
+
+
+REAL_KINDS = {"IRuntimeConfigOfRTX": "IRuntimeConfig", "ContextOfRTX": "IExecutionContext"}
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("tensorrt_rtx"), reason="needs tensorrt-rtx")
+def test_the_fake_strategies_and_properties_are_the_real_ones() -> None:
+    real = importlib.import_module("tensorrt_rtx")
+
+    for ours, theirs in (
+        (fake_tensorrt.AllocationStrategy, real.ExecutionContextAllocationStrategy),
+        (
+            fake_tensorrt.SpecializationStrategy,
+            real.DynamicShapesKernelSpecializationStrategy,
+        ),
+    ):
+        assert {kind.name: int(kind) for kind in ours} == {
+            name: int(kind) for name, kind in theirs.__members__.items()
+        }
+    assert hasattr(real.ICudaEngine, "device_memory_size_v2")
+    assert hasattr(real.IRuntimeConfig, "dynamic_shapes_kernel_specialization_strategy")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("tensorrt_rtx"), reason="needs tensorrt-rtx")
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("Runtime", "deserialize_cuda_engine"),
+        ("ICudaEngine", "create_execution_context"),
+        ("ICudaEngine", "create_runtime_config"),
+        ("IRuntimeConfig", "set_execution_context_allocation_strategy"),
+        ("IRuntimeConfigOfRTX", "create_runtime_cache"),
+        ("IRuntimeConfigOfRTX", "set_runtime_cache"),
+        ("IRuntimeCache", "serialize"),
+        ("IRuntimeCache", "deserialize"),
+        ("ContextOfRTX", "is_stream_capturable"),
+        ("IExecutionContext", "set_device_memory"),
+        ("IExecutionContext", "set_optimization_profile_async"),
+        ("IExecutionContext", "set_input_shape"),
+        ("IExecutionContext", "set_tensor_address"),
+        ("IExecutionContext", "get_tensor_shape"),
+        ("IExecutionContext", "execute_async_v3"),
+    ],
+)
+def test_the_fake_methods_have_the_parameters_of_the_real_ones(kind: str, method: str) -> None:
+    real = importlib.import_module("tensorrt_rtx")
+
+    ours = list(inspect.signature(getattr(getattr(fake_tensorrt, kind), method)).parameters)
+    theirs = signature_of(getattr(getattr(real, REAL_KINDS.get(kind, kind)), method))
+
+    assert any(ours == names[: len(ours)] for names in theirs), theirs
+
+
+# The LoRA plugin, whose failures TensorRT does not report.
+
+
+def test_a_failure_of_the_plugin_fails_the_run_and_no_graph_is_kept_of_it(
+    trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
+    plugins = SimpleNamespace(failures=PluginFailures())
+    monkeypatch.setattr(
+        "trt_lora.runtime.engines.tensorrt.plan.register_plugins", lambda module: plugins
+    )
+    manifest = replace(small_manifest(), lora_plugin="plugin")
+    with TensorRTEngine(engine_directory(tmp_path / "engine"), manifest) as engine:
+        tensor_map = bound_prompt(engine)
+        expected = logits_of(engine, tensor_map)
+        trt.call_plugin = lambda: [plugins.failures.note("LoraAdd1: no kernel") for _ in range(2)]
+        for _ in range(2):  # the second time it comes, a run is captured
+            with pytest.raises(BackendError, match=r"plugin failed: LoraAdd1: no kernel$"):
+                engine.execute(tensor_map)
+        trt.call_plugin = lambda: None
+        cuda.calls.clear()
+        assert np.array_equal(logits_of(engine, tensor_map), expected)
+        assert "cudaGraphLaunch" not in cuda.names()
+
+
+def test_a_plan_whose_plugin_cannot_be_made_is_refused_with_its_reason(
+    trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = SimpleNamespace(failures=PluginFailures())
+    monkeypatch.setattr(
+        "trt_lora.runtime.engines.tensorrt.plan.register_plugins", lambda module: plugins
+    )
+    trt.call_plugin = lambda: plugins.failures.note("LoraAdd1: another release")
+    trt.refusals.add("deserialize_cuda_engine")
+    manifest = replace(small_manifest(), lora_plugin="plugin")
+    with (
+        pytest.raises(BackendError, match=r"plugin failed: LoraAdd1: another release$"),
+        TensorRTEngine(engine_directory(tmp_path / "engine"), manifest),
+    ):
+        pass

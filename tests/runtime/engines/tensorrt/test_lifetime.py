@@ -1,0 +1,208 @@
+"""Opening and closing a TensorRT engine: nothing is left, whatever fails."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.fakes import fake_tensorrt
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import (
+    engine_directory,
+    small_manifest,
+)
+from support.models.tiny_model_runs import (
+    FIRST,
+    NO_ADAPTER,
+    bound_prompt,
+    close,
+    logits_of,
+    manager_of,
+    prompt,
+)
+
+from trt_lora.plugins.errors import BackendError, StateError
+from trt_lora.runtime import TensorMap
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.manifest import PLAN_FILE
+
+# Lifetimes.
+
+
+def test_an_engine_that_is_open_is_not_opened_again(engine: TensorRTEngine) -> None:
+    with engine, pytest.raises(StateError, match="open already"):
+        engine.__enter__()
+
+
+def session(engine: TensorRTEngine) -> None:
+    """All that an engine does: open, load, warm up, run as a graph, switch, decode, close."""
+    with engine:
+        engine.warm_up()
+        manager, tensor_map = manager_of(engine, a=FIRST), prompt(engine)
+        for name in ("", "a", "a", "a"):
+            manager.switch_weights(name) if name else manager.reset_weights()
+            manager.refresh_tensor_map(tensor_map)
+            outputs = engine.execute(tensor_map)
+            assert close(outputs["logits"].numpy()[0], FIRST if name else NO_ADAPTER)
+        decoder = Decoder(engine, tensor_map, batch_size=2)
+        decoder.step(np.array([[1, 2], [3, 4]]), np.ones((2, 2), np.int64))
+        decoder.step(np.array([[5], [6]]), np.ones((2, 1), np.int64))
+
+
+def test_a_session_frees_as_much_as_it_allocates(engine: TensorRTEngine, cuda: FakeCuda) -> None:
+    session(engine)
+
+    names = cuda.names()
+    for make, give_back in (
+        ("cudaMallocAsync", "cudaFreeAsync"),
+        ("cudaMallocHost", "cudaFreeHost"),
+        ("cudaEventCreateWithFlags", "cudaEventDestroy"),
+        ("cudaStreamCreateWithFlags", "cudaStreamDestroy"),
+        ("cudaStreamEndCapture", "cudaGraphDestroy"),
+        ("cudaGraphInstantiate", "cudaGraphExecDestroy"),
+    ):
+        assert names.count(make) == names.count(give_back) > 0
+
+
+def test_whichever_call_fails_nothing_is_left_and_no_answer_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failed = succeeded = 0
+    directory, index, done = engine_directory(tmp_path / "engine"), 0, False
+    while not done:
+        cuda = FakeCuda()
+        cuda.install(monkeypatch)
+        trt = FakeTensorRT(cuda)
+        trt.install(monkeypatch)
+        cuda.fail_call(index)
+        try:
+            session(TensorRTEngine(directory, small_manifest()))
+            succeeded += 1
+        except BackendError:
+            failed += 1
+        done = index >= len(cuda.calls)
+        name = cuda.names()[min(index, len(cuda.calls) - 1)]
+        if "Free" not in name and "Destroy" not in name:  # what could not be freed is still there
+            cuda.check()
+            assert not list(trt.contexts)
+        index += 1
+
+    assert failed > 40
+    assert succeeded > 5  # without a graph, or with what could not be freed
+
+
+def test_outputs_outlive_the_engine_and_are_freed_when_released(
+    engine: TensorRTEngine, cuda: FakeCuda
+) -> None:
+    with engine:
+        outputs = engine.execute(bound_prompt(engine))
+
+    assert len(cuda.live_blocks()) == 1
+    assert close(outputs["logits"].numpy()[0], NO_ADAPTER)
+    del outputs
+    assert not cuda.live_blocks()
+
+
+def test_repeated_runs_allocate_no_more_than_one(engine: TensorRTEngine, cuda: FakeCuda) -> None:
+    with engine:
+        tensor_map = bound_prompt(engine)
+        sizes = []
+        for _ in range(3):
+            outputs = engine.execute(tensor_map)
+            sizes.append(len(cuda.live_blocks()))
+            del outputs
+
+    assert sizes == [5, 5, 5]  # activations, zeros, tokens, outputs; pinned memory
+
+
+def test_leaving_with_gives_back_context_and_stream_but_keeps_the_adapters(
+    engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT
+) -> None:
+    with engine:
+        manager = manager_of(engine, a=FIRST)
+        assert len(list(trt.contexts)) == len(cuda.live_streams()) == 1
+
+    assert not list(trt.contexts)
+    assert not cuda.live_streams()
+    manager.switch_weights("a")
+    for name, values in FIRST.items():
+        np.testing.assert_array_equal(manager.get_active_weight(name).numpy(), values)
+
+
+def test_an_interrupted_run_is_waited_for_before_its_memory_is_freed(
+    engine: TensorRTEngine, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = fake_tensorrt.IExecutionContext.execute_async_v3
+
+    def interrupted(self: fake_tensorrt.IExecutionContext, stream_handle: int) -> bool:
+        start(self, stream_handle)
+        raise KeyboardInterrupt
+
+    with engine:
+        tensor_map = bound_prompt(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(fake_tensorrt.IExecutionContext, "execute_async_v3", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.execute(tensor_map)
+
+        engine.memory.close()
+        assert len(cuda.live_blocks()) == 2  # activations and zeros
+        assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+
+
+# Errors on the way in.
+
+
+def test_a_plan_that_is_refused_says_what_built_it_and_leaves_nothing_open(
+    engine: TensorRTEngine, cuda: FakeCuda
+) -> None:
+    (engine.directory / PLAN_FILE).write_bytes(b"a plan of another version")
+
+    with pytest.raises(BackendError, match=r"tensorrt-rtx refuses .*'1\.7'.*build it on this"):
+        engine.__enter__()
+
+    assert not cuda.live_streams()
+
+
+@pytest.mark.parametrize("method", ["deserialize_cuda_engine", "create_execution_context"])
+def test_an_engine_that_cannot_be_loaded_stays_closed_and_can_be_tried_again(
+    engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT, method: str
+) -> None:
+    trt.refusals.add(method)
+    with pytest.raises(BackendError), engine:
+        pytest.fail("the engine is open")
+    with pytest.raises(StateError, match="closed"):
+        engine.execute(TensorMap())
+    assert not cuda.live_streams()
+    assert not list(trt.contexts)
+
+    trt.refusals.clear()
+    with engine:
+        assert close(logits_of(engine, bound_prompt(engine)), NO_ADAPTER)
+
+
+@pytest.mark.parametrize(
+    "function", ["cudaGetDevice", "cudaMallocAsync", "cudaStreamCreateWithFlags"]
+)
+def test_an_engine_without_a_stream_stays_closed_and_keeps_no_context(
+    engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT, function: str
+) -> None:
+    cuda.fail(function, Status.cudaErrorMemoryAllocation)
+    with pytest.raises(BackendError, match=f"{function}: out of memory"), engine:
+        pytest.fail("the engine is open")
+    with pytest.raises(StateError, match="closed"):
+        engine.execute(TensorMap())
+
+    assert not list(trt.contexts)
+
+
+def test_a_library_that_is_missing_is_named_with_the_way_to_install_it(
+    engine: TensorRTEngine, trt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, trt.__name__, None)
+
+    with pytest.raises(BackendError, match=r"tensorrt-rtx cannot be imported.*trt-lora\[rtx\]"):
+        engine.__enter__()
