@@ -22,7 +22,7 @@ test-fast: $(VENV)/ready   ## what one runs while editing: no engine is built, n
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
 
 architectures: $(VENV)/ready  ## build and compare every architecture, write docs/supported-models.md
-	$(BIN)/python tests/end_to_end/sweep_architectures.py
+	PYTHONPATH=tests $(BIN)/python tests/end_to_end/sweep_architectures.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
