@@ -5,13 +5,16 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import safetensors
-import torch
 
 from trt_lora.builder.checkpoint.model_directory import NEXT_STEP, check_content, read_object
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import listed, shown
+
+if TYPE_CHECKING:  # torch takes seconds to import, and headers need none
+    import torch
 
 _SAFETENSORS = ".safetensors"
 _FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
@@ -89,8 +92,10 @@ def read_header(path: Path) -> list[StoredWeight]:
         ) from error
 
 
-def read_weights(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read_weights(path: Path) -> "Iterator[tuple[str, torch.Tensor]]":
     """Yield the weights of a file whose header has been read, one at a time."""
+    import torch
+
     if path.suffix == _SAFETENSORS:
         with safetensors.safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
@@ -107,6 +112,8 @@ def _read_safetensors(path: Path) -> Iterator[StoredWeight]:
 
 
 def _read_pickle(path: Path) -> Iterator[StoredWeight]:
+    import torch
+
     weights = torch.load(path, map_location="meta", weights_only=True)
     for name, weight in weights.items():
         dtype = str(weight.dtype).removeprefix("torch.")
