@@ -5,7 +5,7 @@ from typing import Any
 
 from trt_lora.builder.checks.config_fields import read_fields, stated_positions
 from trt_lora.builder.checks.lengths import Lengths, choose_lengths
-from trt_lora.builder.checks.weight_names import check_target_names
+from trt_lora.builder.checks.weight_names import check_weight_names
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.targets import SiteList
@@ -31,7 +31,7 @@ def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
     """
     fields = read_fields(config.model)
     choose_lengths(config, stated_positions(fields))
-    check_target_names(config.model, fields, lora.targets)
+    check_weight_names(config.model, fields, lora.targets)
     # torch and transformers take seconds: not for what the files tell by themselves.
     with extra("export", "reading a model"):
         from trt_lora.builder.checks.meta_model import find_sites, meta_model

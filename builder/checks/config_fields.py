@@ -14,7 +14,12 @@ POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, an
 _QUANTISATION = ("quantization_config", "compression_config")
 
 _STATE = "layers keep a state (state space or linear attention), not keys and values"
-_EXPERTS = "it is a mixture of experts"
+EXPERTS = "it is a mixture of experts"
+_ENCODER = "its layers attend to an encoder (cross attention)"
+_ENCODER_TYPES = (
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp"),
+    *("pegasus", "plbart", "prophetnet", "trocr", "whisper"),
+)
 _STATEFUL_TYPES = (
     *("bailing_hybrid", "bamba", "deepseek_v4", "falcon_h1", "falcon_mamba", "granitemoehybrid"),
     *("jamba", "kimi_linear", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5"),
@@ -34,8 +39,9 @@ REFUSED_TYPES: Mapping[str, str] = {
     "reformer": "its attention hashes, and its cache holds hidden states",
     "xlm": "it has no cache of keys and values",
     "xlnet": "it is not a decoder, and its cache holds hidden states",
+    **dict.fromkeys(_ENCODER_TYPES, _ENCODER),
     **dict.fromkeys(_STATEFUL_TYPES, _STATE),
-    **dict.fromkeys(_EXPERT_TYPES, _EXPERTS),
+    **dict.fromkeys(_EXPERT_TYPES, EXPERTS),
 }
 
 
@@ -57,7 +63,7 @@ def read_fields(directory: Path) -> dict[str, Any]:
         )
     model_type = fields.get("model_type")
     if isinstance(model_type, str) and (reason := REFUSED_TYPES.get(model_type)):
-        raise unsupported(_architecture(fields) or f"a model of type {model_type}", reason)
+        raise unsupported(architecture(fields), reason)
     return fields
 
 
@@ -88,9 +94,12 @@ def stated_positions(fields: Mapping[str, Any]) -> int | None:
     return next((count for count in stated if type(count) is int and count > 0), None)
 
 
-def _architecture(fields: Mapping[str, Any]) -> str:
+def architecture(fields: Mapping[str, Any]) -> str:
+    """Return the first class that a config.json names, else its type in words."""
     names = fields.get("architectures")
-    return next((str(name) for name in names), "") if isinstance(names, list) else ""
+    if isinstance(names, list) and names:
+        return str(names[0])
+    return f"a model of type {fields.get('model_type')}"
 
 
 def _mappings(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,10 +1,15 @@
-"""Refuse targets that no layer has by the names in the weight files: before torch is imported."""
+"""Refuse what the names in the weight files say: experts, and targets that no layer has.
 
-from collections.abc import Iterator, Mapping
+Headers are read alone, before torch is imported.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trt_lora.builder.checkpoint.weight_files import read_header, weight_files
+from trt_lora.builder.checkpoint.weight_files import StoredWeight, read_header, weight_files
+from trt_lora.builder.checks.config_fields import EXPERTS, architecture
+from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.targets import Targets, check_targets_matched
 from trt_lora.plugins.contract.modules import module_of
 from trt_lora.plugins.contract.sites import Site
@@ -18,11 +23,11 @@ PLAIN_TYPES = (
 _HEAD = "lm_head"  # no weight of its own where it is tied to the embedding
 
 
-def check_target_names(directory: Path, fields: Mapping[str, Any], targets: Targets) -> None:
-    """Refuse targets that no weight of the model belongs to; headers are read alone.
+def check_weight_names(directory: Path, fields: Mapping[str, Any], targets: Targets) -> None:
+    """Refuse experts, and targets that no weight belongs to.
 
-    Nothing is refused of a type that is not in `PLAIN_TYPES`, or without `.safetensors` files: what
-    follows tells.
+    Targets are left to the modules for a type that is not in `PLAIN_TYPES`, and everything without
+    `.safetensors` files.
 
     Args:
         directory: of the model.
@@ -31,17 +36,21 @@ def check_target_names(directory: Path, fields: Mapping[str, Any], targets: Targ
 
     Raises:
         ConfigError: a target matches no linear of the model.
-        ModelError: the weight files are damaged or incomplete.
+        ModelError: it is a mixture of experts, or its weight files are damaged or incomplete.
     """
-    if fields.get("model_type") in PLAIN_TYPES and any(directory.glob("*.safetensors")):
-        sites = [Site(path, 0, 0, "") for path in (_HEAD, *_linear_paths(directory))]
+    if not any(directory.glob("*.safetensors")):
+        return
+    weights = [weight for file in weight_files(directory) for weight in read_header(file)]
+    if any("experts" in weight.name.split(".") for weight in weights):
+        raise unsupported(architecture(fields), EXPERTS)
+    if fields.get("model_type") in PLAIN_TYPES:
+        sites = [Site(path, 0, 0, "") for path in (_HEAD, *_linear_paths(weights))]
         check_targets_matched(targets, sites, ())
 
 
-def _linear_paths(directory: Path) -> Iterator[str]:
-    """The module paths of weights that are matrices of modules we know by name."""
-    for file in weight_files(directory):
-        for weight in read_header(file):
-            path = weight.name.removesuffix(".weight")
-            if len(weight.shape) == 2 and module_of(path):
-                yield path
+def _linear_paths(weights: Iterable[StoredWeight]) -> Iterator[str]:
+    """The module paths of matrices whose modules are known by name."""
+    for weight in weights:
+        path = weight.name.removesuffix(".weight")
+        if len(weight.shape) == 2 and module_of(path):
+            yield path

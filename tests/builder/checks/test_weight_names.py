@@ -13,11 +13,11 @@ from support.models.architectures import small_config
 from transformers import AutoModelForCausalLM
 
 from trt_lora.builder.checks.meta_model import find_sites
-from trt_lora.builder.checks.weight_names import PLAIN_TYPES, check_target_names
+from trt_lora.builder.checks.weight_names import PLAIN_TYPES, check_weight_names
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.builder.targets import Targets
 from trt_lora.plugins.contract.modules import module_of
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.errors import ConfigError, ModelError
 
 ALL = Targets.from_names(["all-linear"])
 
@@ -39,9 +39,9 @@ def test_the_weights_of_these_types_are_named_as_their_modules(
     paths = [site.path for site in sites.sites] + [item.path for item in sites.left_alone]
     modules = {module.name for module in map(module_of, paths) if module}
     for name in modules:
-        check_target_names(tmp_path, {"model_type": model_type}, Targets.from_names([name]))
+        check_weight_names(tmp_path, {"model_type": model_type}, Targets.from_names([name]))
     with pytest.raises(ConfigError, match="no layer for the LoRA target module 'mamba_in_proj'"):
-        check_target_names(
+        check_weight_names(
             tmp_path, {"model_type": model_type}, Targets.from_names(["mamba_in_proj"])
         )
 
@@ -49,13 +49,25 @@ def test_the_weights_of_these_types_are_named_as_their_modules(
 def test_types_whose_weights_are_renamed_wait_for_their_modules(tmp_path: Path) -> None:
     save_file({"x.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     targets = Targets.from_names(["attn_q"])
-    check_target_names(tmp_path, {"model_type": "gpt_neox"}, targets)
+    check_weight_names(tmp_path, {"model_type": "gpt_neox"}, targets)
     with pytest.raises(ConfigError, match="it has: lm_head"):
-        check_target_names(tmp_path, {"model_type": "llama"}, targets)
+        check_weight_names(tmp_path, {"model_type": "llama"}, targets)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "olmoe", "gpt_oss"])
+def test_experts_are_seen_in_the_names_of_their_weights(model_type: str, tmp_path: Path) -> None:
+    saved(model_type, tmp_path)
+    with pytest.raises(ModelError, match="cannot be built: it is a mixture of experts"):
+        check_weight_names(tmp_path, {"model_type": model_type}, ALL)
+
+
+def test_a_dense_deepseek_has_no_experts(tmp_path: Path) -> None:
+    saved("deepseek_v3", tmp_path)
+    check_weight_names(tmp_path, {"model_type": "deepseek_v3"}, ALL)
 
 
 def test_a_folder_without_safetensors_waits_for_its_modules(tmp_path: Path) -> None:
-    check_target_names(tmp_path, {"model_type": "llama"}, Targets.from_names(["attn_q"]))
+    check_weight_names(tmp_path, {"model_type": "llama"}, Targets.from_names(["attn_q"]))
 
 
 def test_a_target_that_no_layer_has_is_refused_without_torch(tiny_engine: TinyEngine) -> None:
