@@ -1,7 +1,6 @@
-"""Every field of PEFT's LoraConfig, and what becomes of it."""
+"""Engines and answers that the tests of PEFT's fields and files compare."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,10 @@ from peft import (
     LoraConfig,
 )
 from support.models import tiny_models as tiny
-from support.models.tiny_models import save_adapter, save_model, tiny_config
+from support.models.tiny_models import save_adapter
 
-from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime import Engine, LoRAManager, TensorMap
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.generation.decoder import Decoder
 from trt_lora.runtime.generation.sampling import Logits
@@ -65,27 +63,6 @@ class Running:
     model: Path
     engine: Engine
     base: Logits
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
-    """Both engines, by architecture; seconds each."""
-    folder = tmp_path_factory.mktemp("fields")
-    with ExitStack() as stack:
-        found = {}
-        for name in ("Llama", "GPT2"):
-            model = save_model(name, folder / name / "model")
-            output, targets = folder / name / "engine", ("all-linear", "lm_head")
-            build_engine(tiny_config(model, output, target_modules=targets))
-            engine = stack.enter_context(open_engine(output))
-            found[name] = Running(model, engine, logits(engine, bound_manager(engine)))
-        yield found
-
-
-@pytest.fixture
-def llama(running: dict[str, Running]) -> Running:
-    """The Llama, whose lm_head has a weight of its own."""
-    return running["Llama"]
 
 
 def bound_manager(engine: Engine) -> LoRAManager:

@@ -1,0 +1,32 @@
+"""The engines that adapters by PEFT are tried on."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from support.adapters.peft_fields import Running, bound_manager, logits
+from support.models.tiny_models import save_model, tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.runtime import open_engine
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
+    """Both engines, by architecture; seconds each."""
+    folder = tmp_path_factory.mktemp("fields")
+    with ExitStack() as stack:
+        found = {}
+        for name in ("Llama", "GPT2"):
+            model = save_model(name, folder / name / "model")
+            output, targets = folder / name / "engine", ("all-linear", "lm_head")
+            build_engine(tiny_config(model, output, target_modules=targets))
+            engine = stack.enter_context(open_engine(output))
+            found[name] = Running(model, engine, logits(engine, bound_manager(engine)))
+        yield found
+
+
+@pytest.fixture
+def llama(running: dict[str, Running]) -> Running:
+    """The Llama, whose lm_head has a weight of its own."""
+    return running["Llama"]
