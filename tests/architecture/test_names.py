@@ -13,3 +13,28 @@ def test_no_two_classes_of_the_product_have_one_name() -> None:
                 places.setdefault(node.name, []).append(str(path))
     assert places
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+INPUTS = ("input_ids", "position_ids", "attention_mask", "logits_to_keep")
+TRANSFORMERS = {  # they call a model of transformers, whose arguments have these names
+    "scripts/demo/train_adapters.py",
+    "scripts/verification/peft_reference.py",
+}
+
+
+def test_one_file_names_the_inputs_of_an_engine() -> None:
+    found = {}
+    for path in product_files():
+        strings = {
+            node.value
+            for node in ast.walk(ast.parse((ROOT / path).read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        if names := strings & {*INPUTS, "past_key_values.", "present."}:
+            found[path.as_posix()] = names
+    assert found.pop("runtime/generation/step_inputs.py") == {
+        *INPUTS,
+        "past_key_values.",
+        "present.",
+    }
+    assert set(found) <= TRANSFORMERS

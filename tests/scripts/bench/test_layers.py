@@ -33,13 +33,6 @@ from trt_lora.scripts.bench.gpu.workloads import decode_step
 needs_compiler = pytest.mark.skipif(emulator.compiler() is None, reason="there is no g++")
 
 
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
-
-
 # ---- the kernels between the products
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from kernels import emulator
 from support.fakes.cpu_device import TINY, CpuDevice
 from support.fakes.fake_cuda import FakeCuda
@@ -46,13 +45,6 @@ from trt_lora.scripts.bench.gpu.workloads import (
 from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer
 
 needs_compiler = pytest.mark.skipif(emulator.compiler() is None, reason="there is no g++")
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture
