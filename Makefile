@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := builder plugins runtime scripts
+PYTEST := $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 FAST := $(addprefix tests/,architecture plugins runtime builder/passes builder/checks builder/checkpoint)
 
 # torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
@@ -16,10 +17,10 @@ demo: $(VENV)/ready        ## build an engine for a real model and answer as thr
 	$(BIN)/python -m trt_lora.scripts.demo
 
 test: $(VENV)/ready        ## run the whole test suite, one file per process at a time
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile
+	$(PYTEST)
 
 test-fast: $(VENV)/ready   ## what one runs while editing: no engine is built, no kernel emulated
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile -m "not slow" $(FAST)
+	$(PYTEST) -m "not slow" $(FAST)
 
 architectures: $(VENV)/ready  ## build and compare every architecture, write docs/supported-models.md
 	PYTHONPATH=tests $(BIN)/python tests/end_to_end/sweep_architectures.py

@@ -14,6 +14,22 @@ from support.models.tiny_models import save_adapter, save_model, tiny_config
 from trt_lora.builder import build_engine
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY, ensure_demo_model
 
+# A process takes whole files: those that take minutes go first, so that none is left at the end.
+LONGEST = (
+    *("scripts/comparison/test_bisect", "end_to_end/test_architectures", "docs"),
+    *("scripts/comparison", "end_to_end", "builder"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; within a file the order stays."""
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    path = item.path.relative_to(ROOT / "tests").as_posix()
+    return next((i for i, start in enumerate(LONGEST) if path.startswith(start)), len(LONGEST))
+
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
