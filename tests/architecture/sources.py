@@ -1,6 +1,5 @@
-"""The Python files and packages of the checkout, as git knows them."""
+"""The files of the checkout: what it holds, less what tools leave in it."""
 
-import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -8,12 +7,17 @@ PACKAGES = ("builder", "plugins", "runtime", "scripts")
 
 
 def files(*patterns: str) -> list[Path]:
-    """Return the tracked files that match, relative to the checkout."""
-    command = ["git", "-C", str(ROOT), "ls-files", *patterns]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [Path(line) for line in listed.splitlines() if (ROOT / line).is_file()]
+    """Return the files that match, relative to the checkout; `**` is any number of folders."""
+    found = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+    return sorted(path.relative_to(ROOT) for path in found if "__pycache__" not in path.parts)
 
 
 def product_files() -> list[Path]:
     """Return the Python files of the four packages."""
-    return files(*(f"{package}/*.py" for package in PACKAGES))
+    return files(*(f"{package}/**/*.py" for package in PACKAGES))
+
+
+def data_files() -> list[Path]:
+    """Return what the wheel holds beside Python: kernel sources and the mark of typed packages."""
+    kinds = ("**/*.cu", "**/*.cuh", "py.typed")
+    return files(*(f"{package}/{kind}" for package in PACKAGES for kind in kinds))

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from architecture.sources import ROOT, files, product_files
+from architecture.sources import ROOT, data_files, files, product_files
 
 OUTSIDE = ("scripts/bench", "scripts/demo")  # what only a checkout has
 LARGEST = 400_000  # bytes of a wheel
@@ -20,9 +20,9 @@ def is_outside(path: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the files that git knows: a build folder in the checkout would be packed too."""
+    """Built from a copy: a build folder in the checkout would be packed too."""
     source, folder = (tmp_path_factory.mktemp(name) for name in ("source", "wheel"))
-    for path in files("*.py", "*.cu", "*.cuh", "*py.typed", "pyproject.toml", "README.md"):
+    for path in (*product_files(), *data_files(), *files("pyproject.toml", "README.md")):
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
@@ -47,8 +47,7 @@ def test_every_folder_with_python_files_has_an_init() -> None:
 def test_the_wheel_holds_every_module_and_kernel_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
-    sources = files("*.cu", "*.cuh", "*py.typed")
-    shipped = [path for path in (*product_files(), *sources) if not is_outside(path)]
+    shipped = [path for path in (*product_files(), *data_files()) if not is_outside(path)]
     assert packed == {f"trt_lora/{path.as_posix()}" for path in shipped}
     assert any(name.endswith(".cu") for name in packed)
 

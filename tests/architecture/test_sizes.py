@@ -22,7 +22,7 @@ def test_no_folder_of_the_product_has_more_than_twelve_files() -> None:
 
 @pytest.mark.parametrize(
     ("paths", "most"),
-    [(product_files(), MOST_LINES), (files("tests/*.py"), MOST_TEST_LINES)],
+    [(product_files(), MOST_LINES), (files("tests/**/*.py"), MOST_TEST_LINES)],
     ids=["product", "tests"],
 )
 def test_no_file_is_too_long(paths: list[Path], most: int) -> None:
