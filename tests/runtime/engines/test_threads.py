@@ -26,7 +26,7 @@ from trt_lora.runtime import Engine, LoRAManager, Tensor, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
-SOON = 20  # seconds, in which everything has happened that will
+SOON = 60  # seconds, in which everything has happened that will
 HELD = 0.2  # seconds, in which what is not held back would have happened
 
 
