@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError, TensorError
-from trt_lora.runtime.memory.cuda import call, on_device, synchronized
+from trt_lora.runtime.memory.cuda import call, constant, on_device, synchronized
 from trt_lora.runtime.memory.host import ALIGNMENT, Stream, pack
 from trt_lora.runtime.memory.pool import DeviceBuffer, DevicePool, PooledBuffer
 from trt_lora.runtime.memory.staging import Staging, pieces_of
@@ -84,6 +84,17 @@ class CudaMemory:
         with on_device(self.index), synchronized(0):
             call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)
         return Tensor(buffer.pointer, (nbytes,), "bool", self.device, buffer)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy bytes from address to address on the device; the ranges do not overlap."""
+        kind = constant("cudaMemcpyKind").cudaMemcpyDeviceToDevice
+        with on_device(self.index), synchronized(0):
+            call("cudaMemcpyAsync", target, source, nbytes, kind, 0)
+
+    def clear(self, pointer: int, nbytes: int) -> None:
+        """Write zeros to an address of the device."""
+        with on_device(self.index), synchronized(0):
+            call("cudaMemsetAsync", pointer, 0, nbytes, 0)
 
     def empty(self, shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
         """Return uninitialised tensors in one buffer of the pool, from (name, dtype, shape)."""

@@ -1,6 +1,7 @@
 """Memory protocol of executors, host memory, and the layout of packed tensors."""
 
 import contextlib
+import ctypes
 import mmap
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -32,6 +33,14 @@ class Memory(Protocol):
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         ...
 
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy bytes from address to address on the device; the ranges do not overlap."""
+        ...
+
+    def clear(self, pointer: int, nbytes: int) -> None:
+        """Write zeros to an address of the device."""
+        ...
+
 
 class HostMemory:
     """The executor reads host memory: nothing needs to move."""
@@ -55,6 +64,14 @@ class HostMemory:
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         return tensor_from_numpy(np.zeros(nbytes, np.bool_))
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy bytes from address to address; the ranges do not overlap."""
+        ctypes.memmove(target, source, nbytes)
+
+    def clear(self, pointer: int, nbytes: int) -> None:
+        """Write zeros to an address."""
+        ctypes.memset(pointer, 0, nbytes)
 
 
 def host_buffer(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -28,7 +28,7 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.builder.versions import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.static_decoder import StaticDecoder
 from trt_lora.scripts.bench.seconds import seconds_of
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY
@@ -239,15 +239,13 @@ def _decode_seconds(engine: Engine, manager: LoRAManager, name: str) -> float:
     activate(manager, name)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
-    decoder = Decoder(engine, tensor_map, 1)
-    prompt = _prompt()
-    logits = decoder.step(prompt, np.ones_like(prompt))
+    decoder = StaticDecoder(engine, tensor_map, 1)
+    logits = decoder.run(_prompt())
 
     def run() -> None:
         nonlocal logits
         for _ in range(DECODE_STEPS):
-            token = logits[:, -1].argmax(-1)[:, None]
-            logits = decoder.step(token, np.ones_like(token))
+            logits = decoder.run(logits.argmax(-1)[:, None])
 
     return seconds_of(run).wall
 

@@ -27,7 +27,7 @@ from support.models.tiny_models import with_padding_plan
 
 from trt_lora.plugins.errors import AdapterError, StateError
 from trt_lora.runtime import TensorMap, open_engine
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.static_decoder import StaticDecoder
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.host import ALIGNMENT, Memory
@@ -144,9 +144,9 @@ def test_an_engine_that_ran_with_an_adapter_does_not_keep_it(
         manager.load_weights("a", tiny_engine.adapter)
         manager.switch_weights("a")
         manager.refresh_tensor_map(tensor_map)
-        decoder = Decoder(engine, tensor_map, 1)
+        decoder = StaticDecoder(engine, tensor_map, 1)
         ids = np.array([[3, 1, 4]])
-        decoder.step(ids, np.ones_like(ids))
+        decoder.run(ids)
         memory = weakref.ref(manager.get_active_weight(manager.get_binding_names()[0]).owner)
         if replaces:
             manager.load_weights("a", tiny_engine.adapter, replace=True)
@@ -155,7 +155,7 @@ def test_an_engine_that_ran_with_an_adapter_does_not_keep_it(
         manager.refresh_tensor_map(tensor_map)
         del decoder
         assert memory() is None
-        Decoder(engine, tensor_map, 1).step(ids, np.ones_like(ids))
+        StaticDecoder(engine, tensor_map, 1).run(ids)
 
 
 # ----------------------------------------------------------------------------------------- replace

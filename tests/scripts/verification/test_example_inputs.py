@@ -13,7 +13,7 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine, read_manifest
 from trt_lora.runtime.engines.tensorrt.inputs import allows
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.static_decoder import StaticDecoder
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import tensor_from_storage
 from trt_lora.scripts.verification.example_inputs import Inputs, InputSpec, lora_inputs, make_inputs
@@ -61,11 +61,11 @@ def test_masked_positions_do_not_count_and_do_not_matter(
     tiny_engine: TinyEngine, manifest: Manifest
 ) -> None:
     step = make_inputs(tiny_engine.engine, manifest, InputSpec())[1]
-    assert step["attention_mask"].sum(axis=1).tolist() == [17, 12]
-    assert step["position_ids"].tolist() == [[16], [11]]
+    assert step["lengths"].tolist() == [16, 11]
+    assert step["bound"].shape == (64,)  # what the decode profile takes
     before = run(tiny_engine.engine, step)["logits"]
-    step["past_key_values.0.value"] = step["past_key_values.0.value"].copy()
-    step["past_key_values.0.value"][1, :, :5] = 9.0
+    step["cache.0.value"] = step["cache.0.value"].copy()
+    step["cache.0.value"][1, :, 12:] = 9.0
     assert np.array_equal(before, run(tiny_engine.engine, step)["logits"])
 
 
@@ -83,7 +83,7 @@ def test_an_engine_computes_of_a_prefill_step_what_a_decoder_does(
         for name, tensor in tensor_map.items():
             assert np.array_equal(step[name], tensor.numpy())
         ids = step["input_ids"]
-        expected = Decoder(engine, tensor_map, len(ids)).step(ids, np.ones_like(ids))
+        expected = StaticDecoder(engine, tensor_map, len(ids)).run(ids)
     assert np.array_equal(run(tiny_engine.engine, step)["logits"], expected)
 
 

@@ -120,6 +120,12 @@ class FakeMemory:
     def zeros(self, nbytes: int) -> Tensor:
         return replace(HostMemory().zeros(nbytes), device=self.device)
 
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        HostMemory().copy(target, source, nbytes)
+
+    def clear(self, pointer: int, nbytes: int) -> None:
+        HostMemory().clear(pointer, nbytes)
+
 
 class FakeExecutorWithMemory(FakeExecutor):
     """An executor whose tensors live elsewhere."""
