@@ -77,6 +77,9 @@ class PluginNode:
         self.plugin_name, self.plugin_version = operator.name, VERSION
         self.plugin_namespace = NAMESPACE
         self.num_outputs = operator.sites
+        self._forget_shapes()
+
+    def _forget_shapes(self) -> None:
         # Of the calls to come; set when TensorRT knows the shapes.
         self._dims: list[list[int]] = []  # of every input
         self._shape: GroupShape | None = None
@@ -120,6 +123,7 @@ class PluginNode:
 
     @safe()
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self._forget_shapes()  # nothing else changes the types of a node, and dims tell none
         check_ranges(self.operator, inputs)
 
     @safe(otherwise=0)
@@ -130,8 +134,12 @@ class PluginNode:
 
     @safe()
     def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self._shape = self._planned = None
-        self._dims = [list(tensor.dims[:]) for tensor in inputs]
+        """Note the shapes; TensorRT tells them also where an address alone has changed."""
+        dims = [tensor.dims for tensor in inputs]
+        if dims == self._dims and self._shape is not None:
+            return
+        self._forget_shapes()
+        self._dims = [list(each[:]) for each in dims]
         self._shape = group_shape(self.operator, self._dims, _dtype(inputs[0].type))
 
     @safe()
@@ -147,7 +155,7 @@ class PluginNode:
         if self._shape is None:
             raise TensorError("TensorRT runs the node before it has told the shapes")
         dims = [tensor.dims for tensor in input_desc]
-        if dims != self._dims:  # each by TensorRT, in a microsecond; tuple() would take six
+        if dims != self._dims:  # by TensorRT, ten times as fast as tuple() reads each
             raise changed_dims(self.operator, self._dims, dims)
         if self._planned is None:
             self._planned = self.owner.kernels.planned(self._shape, stream)
@@ -189,7 +197,7 @@ def _dtype(kind: Any) -> str:
 def _buffers(
     operator: Operator, inputs: Sequence[int], outputs: Sequence[int], workspace: int
 ) -> GroupBuffers:
-    x, *others = map(int, inputs)
-    factors, y = others[: 2 * operator.sites], others[2 * operator.sites :]
-    a, b = tuple(factors[::2]), tuple(factors[1::2])
-    return GroupBuffers(x, a, b, tuple(y), tuple(map(int, outputs)), int(workspace))
+    x, factors, y = inputs[0], inputs[1 : 1 + 2 * operator.sites], inputs[1 + 2 * operator.sites :]
+    return GroupBuffers(
+        x, tuple(factors[::2]), tuple(factors[1::2]), tuple(y), tuple(outputs), workspace
+    )
