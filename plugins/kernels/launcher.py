@@ -60,7 +60,7 @@ class PackedArgument:
         sites, total_rank = len(shape.sites), shape.total_rank
         self.group = KernelGroup(None, None, shape.m, shape.k, sites, total_rank, splits)
         self._sites = tuple(self.group.site[site] for site in range(sites))  # views of the group
-        self._has_addend = shape.has_addend
+        self._adding = self._sites if shape.has_addend else ()
         column = 0
         for site, sizes in zip(self._sites, shape.sites, strict=True):
             site.n, site.rank, site.column = sizes.n, sizes.rank, column
@@ -73,18 +73,21 @@ class PackedArgument:
             TensorError: they are not one A, B, output and, with an addend, y for each site.
         """
         x, every_a, every_b, every_y, every_out, workspace = buffers
-        sites = len(self._sites)
-        expected = (sites, sites, sites if self._has_addend else 0, sites)
-        given = (len(every_a), len(every_b), len(every_y), len(every_out))
-        if given != expected:
-            raise TensorError(
-                f"the group takes {expected} addresses of A, B, y and out, and was given {given}"
-            )
         self.group.x, self.group.workspace = x, workspace
-        for site, a, b, out in zip(self._sites, every_a, every_b, every_out, strict=True):
-            site.a, site.b, site.out = a, b, out
-        for site, y in zip(self._sites, every_y, strict=False):  # none without an addend
-            site.y = y
+        try:
+            for site, a, b, out in zip(self._sites, every_a, every_b, every_out, strict=True):
+                site.a, site.b, site.out = a, b, out
+            for site, y in zip(self._adding, every_y, strict=True):
+                site.y = y
+        except ValueError as error:
+            raise self._miscounted(buffers) from error
+
+    def _miscounted(self, buffers: GroupBuffers) -> TensorError:
+        expected = tuple(map(len, (self._sites, self._sites, self._adding, self._sites)))
+        given = tuple(map(len, (buffers.a, buffers.b, buffers.y, buffers.out)))
+        return TensorError(
+            f"the group takes {expected} addresses of A, B, y and out, and was given {given}"
+        )
 
 
 class PlannedCall:

@@ -197,7 +197,6 @@ def _dtype(kind: Any) -> str:
 def _buffers(
     operator: Operator, inputs: Sequence[int], outputs: Sequence[int], workspace: int
 ) -> GroupBuffers:
-    x, factors, y = inputs[0], inputs[1 : 1 + 2 * operator.sites], inputs[1 + 2 * operator.sites :]
-    return GroupBuffers(
-        x, tuple(factors[::2]), tuple(factors[1::2]), tuple(y), tuple(outputs), workspace
-    )
+    x, end = inputs[0], 1 + 2 * operator.sites
+    a, b, y = tuple(inputs[1:end:2]), tuple(inputs[2:end:2]), tuple(inputs[end:])
+    return GroupBuffers(x, a, b, y, tuple(outputs), workspace)

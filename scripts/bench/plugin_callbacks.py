@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from time import process_time
 from timeit import timeit
 from types import SimpleNamespace
@@ -49,23 +50,11 @@ class Step:
         factors = [shape for each in linears for shape in ([each.k, RANK], [RANK, each.n])]
         self.shapes = [[batch, 1, linears[0].k], *factors, *(outputs if adds else ())]
         self.inputs = [_described(trt, shape) for shape in self.shapes]
-        self.outputs = [_described(trt, shape) for shape in outputs]
+        described = [_described(trt, shape) for shape in outputs]
         first = 0x7F00_0000_0000
-        self._addresses = [first + 256 * index for index in range(len(self.inputs))]
-
-    def tell(self, node: Any) -> None:
-        """Call `on_shape_change`."""
-        node.on_shape_change(self.inputs, self.outputs)
-
-    def enqueue(self, node: Any) -> None:
-        """Call `enqueue`."""
-        addresses, outputs = self._addresses, self._addresses[: len(self.outputs)]
-        node.enqueue(self.inputs, self.outputs, addresses, outputs, addresses[0], 7)
-
-    def run(self, node: Any) -> None:
-        """Call both, as TensorRT does when an address or a shape has changed."""
-        self.tell(node)
-        self.enqueue(node)
+        addresses = [first + 256 * index for index in range(len(self.inputs))]
+        self.told = self.inputs, described
+        self.given = self.inputs, described, addresses, addresses[: len(outputs)], first, 7
 
     def read(self) -> bool:
         """Read and compare every dimension once, and do nothing else."""
@@ -78,15 +67,22 @@ def measure(plugins: LoraPlugins, name: str, rounds: int) -> dict[str, float]:
     node = plugins.make(Operator(len(linears), adds), name)
     one, two = (Step(plugins.trt, linears, adds, batch) for batch in (1, 2))
 
+    tell, enqueue = node.on_shape_change, node.enqueue
+
+    def run(step: Step) -> None:
+        """Call both, as TensorRT does when an address or a shape has changed."""
+        tell(*step.told)
+        enqueue(*step.given)
+
     def change() -> None:
-        two.run(node)
-        one.run(node)
+        run(two)
+        run(one)
 
     change()  # compiles the kernel, and ends with the dims of the next calls
     calls: dict[str, Callable[[], object]] = {
-        "both": lambda: one.run(node),
-        "on_shape_change": lambda: one.tell(node),
-        "enqueue": lambda: one.enqueue(node),
+        "both": partial(run, one),
+        "on_shape_change": partial(tell, *one.told),
+        "enqueue": partial(enqueue, *one.given),
         "both_reads": lambda: (one.read(), one.read()),
         "both_changed": change,
     }
