@@ -16,6 +16,8 @@ from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes.attention_masks import FULL, attention_window, boolean_mask
 from trt_lora.builder.passes.standard_attention import ATTENTION, SOFTCAP, replace_node
+from trt_lora.runtime.generation.static_inputs import BOUND
+from trt_lora.runtime.generation.step_inputs import INPUT_IDS
 
 DOMAIN = "com.microsoft"
 OPERATOR = "GroupQueryAttention"
@@ -78,7 +80,7 @@ class GroupQueryAttention(ir.passes.InPlacePass):
         """Tokens of each row less one [batch], and of the longest [], int32; for all layers."""
         if self._counts is None:
             tape = Tape()
-            ids, bound = (_input(model, name) for name in ("input_ids", "bound"))
+            ids, bound = (_input(model, name) for name in (INPUT_IDS, BOUND))
             new = tape.op("Shape", [ids], {"start": 1, "end": 2})
             last = tape.op("Sub", [tape.op("Add", [keys.lengths, new]), _constant(tape, [1])])
             longest = tape.op("Squeeze", [tape.op("Shape", [bound])])

@@ -123,10 +123,12 @@ class Batch:
             OutputError: logits are NaN or infinite; the message names the adapter. The sequences
                 that they belong to are removed, and the others may go on.
         """
-        tokens = {row: s.tokens[-1] for row, s in self._sequences.items() if s.tokens}
         if not self._sequences:
             return []
+        tokens = {row: s.tokens[-1] for row, s in self._sequences.items() if s.tokens}
         found = self._rows.step(tokens)
+        if not found.rows:  # chunks of prompts alone
+            return []
         self._check_numbers(found)
         return [
             self._advance(row, token)

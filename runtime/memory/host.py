@@ -63,7 +63,7 @@ class HostMemory:
 
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
-        return tensor_from_numpy(np.zeros(nbytes, np.bool_))
+        return tensor_from_numpy(host_buffer(nbytes).view(np.bool_))
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Copy bytes from address to address; the ranges do not overlap."""

@@ -1,9 +1,10 @@
 """CPU benchmark: ratios within one run on one machine, as tables and JSON.
 
-    python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|strength|load|build|compare ...]
+    python -m trt_lora.scripts.bench.cpu [NAME ...]
 
-Needs the demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a
-noisy neighbour slows both.
+A NAME is decode, dummies, switch, strength, load, callbacks, build or compare. All but strength,
+load and callbacks need the demo's model and engine (`make demo`). Every ratio alternates the two
+sides, so that a noisy neighbour slows both.
 """
 
 import argparse
@@ -155,6 +156,20 @@ def _in_process(script: str, *arguments: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+def callbacks() -> Results:
+    """`on_shape_change` + `enqueue` of Llama-3-8B's LoRA nodes, as without a CUDA graph."""
+    nodes: dict[str, dict[str, float]] = json.loads(_in_process("plugin_callbacks", 40))
+    results: Results = {}
+    for name, times in nodes.items():
+        results[f"{name}: plugin callbacks, us a node (target: under 8)"] = times["both"]
+        results[f"{name}: on_shape_change, us"] = times["on_shape_change"]
+        results[f"{name}: enqueue, us"] = times["enqueue"]
+        results[f"{name}: of these, reading and comparing dims, us"] = times["both_reads"]
+        results[f"{name}: plugin callbacks after changed dims, us"] = times["both_changed"]
+    mean = statistics.mean(times["both"] for times in nodes.values())
+    return results | {"plugin callbacks, us a node, mean of a layer (target: under 8)": mean}
+
+
 def build() -> Results:
     """Time and peak memory of every stage of a build of the demo, in its own process."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -182,7 +197,7 @@ def compare() -> Results:
 
 MEASUREMENTS: dict[str, Callable[[], Results]] = {
     function.__name__: function
-    for function in (decode, dummies, switch, strength, load, build, compare)
+    for function in (decode, dummies, switch, strength, load, callbacks, build, compare)
 }
 
 

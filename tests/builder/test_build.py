@@ -76,7 +76,9 @@ def test_the_manifest_names_sites_bindings_and_profiles(tiny_engine: TinyEngine)
     assert {(site.k, site.n) for site in manifest.sites} == {(32, 32), (32, 16)}
     inputs = {binding.name: binding for binding in manifest.inputs}
     assert inputs["input_ids"].shape == ("batch", "sequence")
-    assert inputs["past_key_values.1.key"].shape == ("batch", 2, "past_sequence", 8)
+    assert inputs["cache.1.key"].shape == ("batch", 2, POSITIONS, 8)
+    assert {o.name: o.in_place_of for o in manifest.outputs}["new_cache.1.key"] == "cache.1.key"
+    assert manifest.profiles["decode"]["bound"].min == (POSITIONS,)
     a = "lora_A_model.layers.0.self_attn.q_proj"
     assert inputs[a].shape == (32, "rank_model.layers.0.self_attn.q_proj")
     for name in ("decode", "prefill"):

@@ -132,3 +132,30 @@ class FakeExecutorWithMemory(FakeExecutor):
 
     def __init__(self, manifest: Manifest | None = None) -> None:
         super().__init__(manifest, FakeMemory())
+
+
+def static_manifest() -> Manifest:
+    """`make_manifest` with a static cache whose keys and values have widths of their own."""
+    growing = make_manifest()
+    loras = [binding for binding in growing.inputs if binding.name in growing.lora_bindings]
+    length = growing.max_seq_len
+    shapes = {"key": ("batch", 2, length, 3), "value": ("batch", 2, length, 5)}
+    return replace(
+        growing,
+        kv_cache="static",
+        inputs=(
+            Binding("input_ids", "int64", ("batch", "sequence")),
+            Binding("lengths", "int64", ("batch",)),
+            Binding("kept", "int64", ("kept",)),
+            Binding("bound", "bool", ("bound",)),
+            *(Binding(f"cache.0.{kind}", "float32", shape) for kind, shape in shapes.items()),
+            *loras,
+        ),
+        outputs=(
+            Binding("logits", "float32", ("kept", VOCAB)),
+            *(
+                Binding(f"new_cache.0.{kind}", "float32", shape, f"cache.0.{kind}")
+                for kind, shape in shapes.items()
+            ),
+        ),
+    )
