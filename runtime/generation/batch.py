@@ -51,6 +51,7 @@ class Batch:
         *,
         manager: LoRAManager | None = None,
         rows: int | None = None,
+        cache_bytes: int | None = None,
         prefill_chunk: int | None = None,
     ) -> None:
         """Make room for sequences.
@@ -60,6 +61,7 @@ class Batch:
             manager: holds the adapters; its active one answers, or the base model.
             rows: sequences at a time, most; the engine's largest batch by default. A static cache
                 is allocated for so many.
+            cache_bytes: instead of `rows`: as many sequences as a static cache of this size holds.
             prefill_chunk: tokens of a prompt that one step runs, most, so that a long prompt keeps
                 others waiting for less; whole prompts by default. Of a static cache alone.
 

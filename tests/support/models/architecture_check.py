@@ -16,6 +16,7 @@ from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.generation.step_inputs import vocabulary_size
+from trt_lora.runtime.manifest import ONNX_CPU_FILE
 from trt_lora.scripts.terminal.adapters import activate
 from trt_lora.scripts.verification.peft_reference import PeftReference
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
@@ -51,6 +52,8 @@ class Verdict:
     adapter_error: float = 0.0
     effect: float = 0.0  # what the adapter changes: the largest difference to the base model
     sites: int = 0
+    kv_cache: str = ""  # one of KV_CACHES
+    grouped: bool = False  # ONNX Runtime's own attention, which reads what each row holds
 
     @property
     def is_built(self) -> bool:
@@ -122,6 +125,8 @@ def check_architecture(model_type: str, folder: Path) -> Verdict:
         adapter_error=largest_error(adapted, reference.logits("a", *batch())),
         effect=largest_error(plain, adapted),
         sites=len(manifest.sites),
+        kv_cache=manifest.kv_cache,
+        grouped=ONNX_CPU_FILE in manifest.files,
     )
 
 
