@@ -4,9 +4,9 @@ Rows in use lie at the front, so that a step of n sequences binds the first n ro
 its sequence has written up to its length; what lies behind is never looked at.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from trt_lora.runtime.generation.static_inputs import CACHE
 from trt_lora.runtime.generation.step_inputs import Ids
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
-from trt_lora.runtime.memory.host import ALIGNMENT, Memory
+from trt_lora.runtime.memory.host import ALIGNMENT, Blocks, Memory
 from trt_lora.runtime.memory.tensor import Tensor
 
 _CACHED_VIEWS = 64  # first row and number of rows, the pairs in use
@@ -50,9 +50,10 @@ class KVCache:
         self._owners: list[Hashable] = []
         self._memory = memory
         self._regions = tuple(_regions(manifest, rows))
+        self._row_blocks = tuple(_row_blocks(self._regions))
         self.nbytes = sum(_padded(region.row_bytes * rows) for region in self._regions)
         self._block = memory.zeros(self.nbytes)
-        self.views = lru_cache(_CACHED_VIEWS)(self._views)
+        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     @property
     def owners(self) -> tuple[Hashable, ...]:
@@ -106,9 +107,9 @@ class KVCache:
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy a row with its length: a prefix that two sequences share, or a row that moves."""
-        for region in self._regions:
-            to, of = (self._pointer(region, row) for row in (target, source))
-            self._memory.copy(to, of, region.row_bytes)
+        for first, blocks in self._row_blocks:
+            to, of = (self._pointer(first, row) for row in (target, source))
+            self._memory.copy(to, of, blocks)
         self.lengths[target] = self.lengths[source]
 
     def check_room(self, first: int, tokens: Ids) -> None:
@@ -138,8 +139,15 @@ class KVCache:
         if self.lengths[used:].any() or self.lengths.min() < 0 or self.lengths.max() > self.max_len:
             raise StateError(f"rows have lengths {self.lengths.tolist()} of {self.max_len}")
 
-    def _views(self, first: int, count: int) -> dict[str, Tensor]:
+    def views(self, first: int, count: int) -> Mapping[str, Tensor]:
         """Every cache input over rows [first, first + count); the same objects at every call."""
+        if (first, count) not in self._views:
+            if len(self._views) == _CACHED_VIEWS:
+                del self._views[next(iter(self._views))]
+            self._views[first, count] = self._new_views(first, count)
+        return self._views[first, count]
+
+    def _new_views(self, first: int, count: int) -> dict[str, Tensor]:
         return {
             region.binding.name: Tensor(
                 self._pointer(region, first),
@@ -152,8 +160,8 @@ class KVCache:
         }
 
     def _clear(self, row: int) -> None:
-        for region in self._regions:
-            self._memory.clear(self._pointer(region, row), region.row_bytes)
+        for first, blocks in self._row_blocks:
+            self._memory.clear(self._pointer(first, row), blocks)
 
     def _pointer(self, region: _Region, row: int) -> int:
         return self._block.pointer + region.offset + row * region.row_bytes
@@ -168,6 +176,26 @@ def _regions(manifest: Manifest, rows: int) -> Iterator[_Region]:
                 row_bytes *= int(size)
             yield _Region(binding, offset, row_bytes)
             offset += _padded(row_bytes * rows)
+
+
+def _row_blocks(regions: Sequence[_Region]) -> Iterator[tuple[_Region, Blocks]]:
+    """The places of one row: the first region of each size, and how many follow how far apart.
+
+    Layers repeat, so that regions of one size are equally far apart, and a row is one copy, or one
+    for the keys and one for the values. Where they are not, each is copied by itself.
+    """
+    by_size = sorted(regions, key=_row_bytes)  # stable: in the order of their offsets
+    for nbytes, same in groupby(by_size, key=_row_bytes):
+        group = list(same)
+        strides = {after.offset - before.offset for before, after in pairwise(group)}
+        if len(strides) == 1:
+            yield group[0], Blocks(nbytes, len(group), *strides)
+        else:
+            yield from ((region, Blocks(nbytes)) for region in group)
+
+
+def _row_bytes(region: _Region) -> int:
+    return region.row_bytes
 
 
 def _padded(nbytes: int) -> int:
