@@ -4,30 +4,23 @@ Rows in use lie at the front, so that a step of n sequences binds the first n ro
 its sequence has written up to its length; what lies behind is never looked at.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
 from trt_lora.plugins.errors import ConfigError, StateError, TensorError
-from trt_lora.runtime.generation.static_inputs import CACHE
+from trt_lora.runtime.generation.cache_regions import (
+    Region,
+    cache_regions,
+    check_alignment,
+    row_blocks,
+)
 from trt_lora.runtime.generation.step_inputs import Ids
-from trt_lora.runtime.manifest import Binding, Manifest
-from trt_lora.runtime.memory.dtypes import storage_dtype
-from trt_lora.runtime.memory.host import ALIGNMENT, Blocks, Memory
-from trt_lora.runtime.memory.tensor import Tensor
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.memory.tensor import HOST, Tensor
 
 _CACHED_VIEWS = 64  # first row and number of rows, the pairs in use
-
-
-@dataclass(frozen=True)
-class _Region:
-    """One cache input: its rows lie one after another from `offset`."""
-
-    binding: Binding
-    offset: int  # bytes from the start of the allocation
-    row_bytes: int
 
 
 class KVCache:
@@ -37,7 +30,8 @@ class KVCache:
         """Allocate zeros for `rows` sequences of `manifest.max_seq_len` tokens.
 
         Raises:
-            ConfigError: there are none, or more than the engine takes.
+            ConfigError: there are none, or more than the engine takes, or a GPU cannot be given the
+                address of a row.
             BackendError: the device is out of memory.
         """
         if not 1 <= rows <= manifest.max_batch_size:
@@ -49,9 +43,11 @@ class KVCache:
         self.lengths: Ids = np.zeros(rows, np.int64)  # tokens in each row
         self._owners: list[Hashable] = []
         self._memory = memory
-        self._regions = tuple(_regions(manifest, rows))
-        self._row_blocks = tuple(_row_blocks(self._regions))
-        self.nbytes = sum(_padded(region.row_bytes * rows) for region in self._regions)
+        self._regions = tuple(cache_regions(manifest, rows))
+        self._row_blocks = tuple(row_blocks(self._regions))
+        if memory.device != HOST and rows > 1:
+            check_alignment(self._regions, self.max_len)
+        self.nbytes = sum(region.nbytes(rows) for region in self._regions)
         self._block = memory.zeros(self.nbytes)
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
 
@@ -163,40 +159,5 @@ class KVCache:
         for first, blocks in self._row_blocks:
             self._memory.clear(self._pointer(first, row), blocks)
 
-    def _pointer(self, region: _Region, row: int) -> int:
+    def _pointer(self, region: Region, row: int) -> int:
         return self._block.pointer + region.offset + row * region.row_bytes
-
-
-def _regions(manifest: Manifest, rows: int) -> Iterator[_Region]:
-    offset = 0
-    for binding in manifest.inputs:
-        if binding.name.startswith(CACHE):
-            row_bytes = storage_dtype(binding.dtype).itemsize
-            for size in binding.shape[1:]:
-                row_bytes *= int(size)
-            yield _Region(binding, offset, row_bytes)
-            offset += _padded(row_bytes * rows)
-
-
-def _row_blocks(regions: Sequence[_Region]) -> Iterator[tuple[_Region, Blocks]]:
-    """The places of one row: the first region of each size, and how many follow how far apart.
-
-    Layers repeat, so that regions of one size are equally far apart, and a row is one copy, or one
-    for the keys and one for the values. Where they are not, each is copied by itself.
-    """
-    by_size = sorted(regions, key=_row_bytes)  # stable: in the order of their offsets
-    for nbytes, same in groupby(by_size, key=_row_bytes):
-        group = list(same)
-        strides = {after.offset - before.offset for before, after in pairwise(group)}
-        if len(strides) == 1:
-            yield group[0], Blocks(nbytes, len(group), *strides)
-        else:
-            yield from ((region, Blocks(nbytes)) for region in group)
-
-
-def _row_bytes(region: _Region) -> int:
-    return region.row_bytes
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -9,6 +9,7 @@ from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import MAX_PITCH
 from support.fakes.tiny_static_engine import KEY, VALUE, static_manifest
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.kv_cache import KVCache
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.device import CudaMemory
@@ -19,13 +20,13 @@ ROWS = 4
 
 
 def manifest_of(*heads: int) -> Manifest:
-    """Layers [batch, heads, 5, 4] in turns of so many heads, three times."""
+    """Layers [batch, heads, 16, 8] in turns of so many heads, three times."""
     caches = tuple(
-        Binding(f"cache.{layer}.{index}", "float16", ("batch", count, 5, 4))
+        Binding(f"cache.{layer}.{index}", "float16", ("batch", count, 16, 8))
         for layer in range(3)
         for index, count in enumerate(heads)
     )
-    return replace(static_manifest(5), inputs=caches)
+    return replace(static_manifest(16), inputs=caches)
 
 
 def filled(memory: Memory, manifest: Manifest) -> KVCache:
@@ -138,3 +139,13 @@ def test_the_memory_goes_with_the_cache_and_waits_for_no_garbage_collector(cuda:
     assert cuda.live_device_bytes() == cache.nbytes
     del cache
     assert cuda.live_device_bytes() == 0
+
+
+def test_rows_that_tensorrt_cannot_be_given_the_address_of_are_refused_with_a_length_that_does(
+    cuda: FakeCuda,
+) -> None:
+    manifest = static_manifest(24)  # places of 16 bytes
+    assert KVCache(manifest, HostMemory(), 2).rows == 2
+    with pytest.raises(ConfigError, match=r"a row of cache.0.key has 384 bytes.* multiple of 16$"):
+        KVCache(manifest, CudaMemory(), 2)
+    assert KVCache(manifest, CudaMemory(), 1).rows == 1
