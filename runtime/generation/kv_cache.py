@@ -4,30 +4,23 @@ Rows in use lie at the front, so that a step of n sequences binds the first n ro
 its sequence has written up to its length; what lies behind is never looked at.
 """
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 
 from trt_lora.plugins.errors import ConfigError, StateError, TensorError
-from trt_lora.runtime.generation.static_inputs import CACHE
+from trt_lora.runtime.generation.cache_regions import (
+    Region,
+    cache_regions,
+    check_alignment,
+    row_blocks,
+)
 from trt_lora.runtime.generation.step_inputs import Ids
-from trt_lora.runtime.manifest import Binding, Manifest
-from trt_lora.runtime.memory.dtypes import storage_dtype
-from trt_lora.runtime.memory.host import ALIGNMENT, Memory
-from trt_lora.runtime.memory.tensor import Tensor
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.memory.tensor import HOST, Tensor
 
 _CACHED_VIEWS = 64  # first row and number of rows, the pairs in use
-
-
-@dataclass(frozen=True)
-class _Region:
-    """One cache input: its rows lie one after another from `offset`."""
-
-    binding: Binding
-    offset: int  # bytes from the start of the allocation
-    row_bytes: int
 
 
 class KVCache:
@@ -37,7 +30,8 @@ class KVCache:
         """Allocate zeros for `rows` sequences of `manifest.max_seq_len` tokens.
 
         Raises:
-            ConfigError: there are none, or more than the engine takes.
+            ConfigError: there are none, or more than the engine takes, or a GPU cannot be given the
+                address of a row.
             BackendError: the device is out of memory.
         """
         if not 1 <= rows <= manifest.max_batch_size:
@@ -49,10 +43,13 @@ class KVCache:
         self.lengths: Ids = np.zeros(rows, np.int64)  # tokens in each row
         self._owners: list[Hashable] = []
         self._memory = memory
-        self._regions = tuple(_regions(manifest, rows))
-        self.nbytes = sum(_padded(region.row_bytes * rows) for region in self._regions)
+        self._regions = tuple(cache_regions(manifest, rows))
+        self._row_blocks = tuple(row_blocks(self._regions))
+        if memory.device != HOST and rows > 1:
+            check_alignment(self._regions, self.max_len)
+        self.nbytes = sum(region.nbytes(rows) for region in self._regions)
         self._block = memory.zeros(self.nbytes)
-        self.views = lru_cache(_CACHED_VIEWS)(self._views)
+        self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     @property
     def owners(self) -> tuple[Hashable, ...]:
@@ -106,9 +103,9 @@ class KVCache:
 
     def copy_row(self, source: int, target: int) -> None:
         """Copy a row with its length: a prefix that two sequences share, or a row that moves."""
-        for region in self._regions:
-            to, of = (self._pointer(region, row) for row in (target, source))
-            self._memory.copy(to, of, region.row_bytes)
+        for first, blocks in self._row_blocks:
+            to, of = (self._pointer(first, row) for row in (target, source))
+            self._memory.copy(to, of, blocks)
         self.lengths[target] = self.lengths[source]
 
     def check_room(self, first: int, tokens: Ids) -> None:
@@ -138,8 +135,15 @@ class KVCache:
         if self.lengths[used:].any() or self.lengths.min() < 0 or self.lengths.max() > self.max_len:
             raise StateError(f"rows have lengths {self.lengths.tolist()} of {self.max_len}")
 
-    def _views(self, first: int, count: int) -> dict[str, Tensor]:
+    def views(self, first: int, count: int) -> Mapping[str, Tensor]:
         """Every cache input over rows [first, first + count); the same objects at every call."""
+        if (first, count) not in self._views:
+            if len(self._views) == _CACHED_VIEWS:
+                del self._views[next(iter(self._views))]
+            self._views[first, count] = self._new_views(first, count)
+        return self._views[first, count]
+
+    def _new_views(self, first: int, count: int) -> dict[str, Tensor]:
         return {
             region.binding.name: Tensor(
                 self._pointer(region, first),
@@ -152,23 +156,8 @@ class KVCache:
         }
 
     def _clear(self, row: int) -> None:
-        for region in self._regions:
-            self._memory.clear(self._pointer(region, row), region.row_bytes)
+        for first, blocks in self._row_blocks:
+            self._memory.clear(self._pointer(first, row), blocks)
 
-    def _pointer(self, region: _Region, row: int) -> int:
+    def _pointer(self, region: Region, row: int) -> int:
         return self._block.pointer + region.offset + row * region.row_bytes
-
-
-def _regions(manifest: Manifest, rows: int) -> Iterator[_Region]:
-    offset = 0
-    for binding in manifest.inputs:
-        if binding.name.startswith(CACHE):
-            row_bytes = storage_dtype(binding.dtype).itemsize
-            for size in binding.shape[1:]:
-                row_bytes *= int(size)
-            yield _Region(binding, offset, row_bytes)
-            offset += _padded(row_bytes * rows)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

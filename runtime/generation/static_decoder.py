@@ -3,7 +3,8 @@
 import numpy as np
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.engines.engine import Executor, PreparesRuns
+from trt_lora.runtime.generation.decode_steps import DecodeSteps
 from trt_lora.runtime.generation.kv_cache import KVCache
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.generation.static_inputs import static_token_inputs
@@ -23,11 +24,16 @@ class StaticDecoder:
             rows: sequences at a time, most.
         """
         self._executor = executor
+        self._adapter = TensorMap(tensor_map)
         self._map = TensorMap(tensor_map)
         self.cache = KVCache(executor.manifest, executor.memory, rows)
+        self._steps: DecodeSteps | None = None
+        if isinstance(executor, PreparesRuns):
+            self._steps = DecodeSteps(executor, executor.memory, self.cache)
 
     def use_adapter(self, tensor_map: TensorMap) -> None:
         """Take other LoRA bindings from the next run on; what is in the cache stays."""
+        self._adapter = TensorMap(self._adapter | tensor_map)
         self._map.update(tensor_map)
 
     def run(
@@ -62,6 +68,32 @@ class StaticDecoder:
         logits = self._executor.execute(self._map)[LOGITS].numpy()
         lengths += new  # in place
         return logits.astype(np.float32, copy=False)
+
+    def decode(self, tokens: Ids, *, rows: Ids | None = None) -> Logits:
+        """Append a token to each of the first rows; run the engine once.
+
+        Args:
+            tokens: [n].
+            rows: those of the n that get their token and logits [k]; all by default. The others
+                stay as they were.
+
+        Returns:
+            Logits [k, vocab] as float32, until the next call.
+
+        Raises:
+            TensorError: a row would be longer than the engine allows.
+        """
+        count = len(tokens)
+        new = np.ones(count, np.int64)
+        if rows is not None:
+            new[:] = 0
+            new[rows] = 1
+        if self._steps is None:
+            return self.run(tokens[:, None], new=new, kept=rows)
+        self.cache.check_room(0, np.ones(self._steps.rows(count), np.int64))
+        logits = self._steps.run(tokens, self._adapter)
+        self.cache.lengths[:count] += new
+        return logits if rows is None else logits[rows]
 
     def _bound(self, lengths: Ids, width: int) -> int:
         """Positions looked at: as few as needed on the host, few different ones on a GPU."""

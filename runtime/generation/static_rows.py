@@ -68,11 +68,11 @@ class StaticRows:
         """
         places = {self._cache.row_of(row): row for row in tokens}
         count = max(places) + 1
-        ids, new = np.zeros((count, 1), np.int64), np.zeros(count, np.int64)
+        ids = np.zeros(count, np.int64)
         for place, row in places.items():
-            ids[place], new[place] = tokens[row], 1
-        kept = np.array(sorted(places))
-        logits = self._decoder.run(ids, new=new, kept=kept)
+            ids[place] = tokens[row]
+        rows = None if len(places) == count else np.array(sorted(places))
+        logits = self._decoder.decode(ids, rows=rows)
         return {places[place]: row for place, row in zip(sorted(places), logits, strict=True)}
 
     def _prefill(self) -> dict[Hashable, Logits]:
@@ -117,4 +117,4 @@ class StaticRows:
         )
 
 
-_NOTHING: Logits = np.zeros((0, 0), np.float32)
+_NOTHING: Logits = np.zeros((0, 1), np.float32)  # no rows, of which a maximum can be taken

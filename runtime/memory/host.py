@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import mmap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,20 @@ from trt_lora.runtime.memory.tensor import HOST, Tensor, tensor_from_numpy
 ALIGNMENT = 256  # bytes; what TensorRT asks of the address of every input and output
 
 Stream = Any  # a CUDA stream handle: an int, or an object that int() takes; None is the default
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Pieces of memory of one size, equally far apart."""
+
+    nbytes: int  # of each
+    count: int = 1
+    stride: int = 0  # bytes from the start of one to the start of the next
+
+    @property
+    def offsets(self) -> range:
+        """Where each begins, in bytes from the first."""
+        return range(0, self.count * self.stride, self.stride) if self.count > 1 else range(1)
 
 
 class Memory(Protocol):
@@ -33,12 +48,12 @@ class Memory(Protocol):
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         ...
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy bytes from address to address on the device; the ranges do not overlap."""
+    def copy(self, target: int, source: int, blocks: Blocks) -> None:
+        """Copy blocks from address to address on the device; they do not overlap."""
         ...
 
-    def clear(self, pointer: int, nbytes: int) -> None:
-        """Write zeros to an address of the device."""
+    def clear(self, pointer: int, blocks: Blocks) -> None:
+        """Write zeros to the blocks at an address of the device."""
         ...
 
 
@@ -65,13 +80,15 @@ class HostMemory:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         return tensor_from_numpy(host_buffer(nbytes).view(np.bool_))
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy bytes from address to address; the ranges do not overlap."""
-        ctypes.memmove(target, source, nbytes)
+    def copy(self, target: int, source: int, blocks: Blocks) -> None:
+        """Copy blocks from address to address; they do not overlap."""
+        for offset in blocks.offsets:
+            ctypes.memmove(target + offset, source + offset, blocks.nbytes)
 
-    def clear(self, pointer: int, nbytes: int) -> None:
-        """Write zeros to an address."""
-        ctypes.memset(pointer, 0, nbytes)
+    def clear(self, pointer: int, blocks: Blocks) -> None:
+        """Write zeros to the blocks at an address."""
+        for offset in blocks.offsets:
+            ctypes.memset(pointer + offset, 0, blocks.nbytes)
 
 
 def host_buffer(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -40,8 +40,8 @@ def _static(
         prompt = np.array([row[: len(row) - decoded]], np.int64)
         found.append([decoder.run(prompt, first=place, kept=np.arange(prompt.size))])
     for column in _columns(rows, decoded):
-        for place, logits in enumerate(decoder.run(column)):
-            found[place].append(logits[None])
+        for place, logits in enumerate(decoder.decode(column[:, 0])):
+            found[place].append(logits[None].copy())
     return [np.concatenate(parts) for parts in found]
 
 

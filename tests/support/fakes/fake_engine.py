@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
 from trt_lora.runtime.manifest import BaseModel, Binding, Manifest, Range
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
-from trt_lora.runtime.memory.host import HostMemory, Memory, Stream
+from trt_lora.runtime.memory.host import Blocks, HostMemory, Memory, Stream
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_storage
 
 FACTORS: tuple[Factor, Factor] = ("A", "B")
@@ -120,11 +120,11 @@ class FakeMemory:
     def zeros(self, nbytes: int) -> Tensor:
         return replace(HostMemory().zeros(nbytes), device=self.device)
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        HostMemory().copy(target, source, nbytes)
+    def copy(self, target: int, source: int, blocks: Blocks) -> None:
+        HostMemory().copy(target, source, blocks)
 
-    def clear(self, pointer: int, nbytes: int) -> None:
-        HostMemory().clear(pointer, nbytes)
+    def clear(self, pointer: int, blocks: Blocks) -> None:
+        HostMemory().clear(pointer, blocks)
 
 
 class FakeExecutorWithMemory(FakeExecutor):

@@ -1,6 +1,6 @@
 """Runs of the tiny model of `fake_tensorrt`: adapters, inputs and expected answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -73,3 +73,13 @@ def logits_of(engine: Engine, tensor_map: TensorMap) -> Array:
 def close(actual: Array, weights: Mapping[str, Array], ids: npt.NDArray[np.int64] = IDS) -> bool:
     """Whether logits [s, vocab] are those of the base model with these weights."""
     return np.allclose(actual, expected_logits(ids, weights)[-len(actual) :], rtol=1e-4, atol=1e-4)
+
+
+def expected_answer(
+    prompt: Sequence[int], tokens: int, weights: Mapping[str, Array] = NO_ADAPTER
+) -> list[int]:
+    """Return the greedy answer: in float64, without a cache, and with no token to stop at."""
+    ids = list(prompt)
+    for _ in range(tokens):
+        ids.append(int(expected_logits(np.array(ids), weights)[-1].argmax()))
+    return ids[len(prompt) :]
