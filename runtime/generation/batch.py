@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError, OutputError
 from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.generation.cache_regions import rows_within
 from trt_lora.runtime.generation.growing_rows import GrowingRows
 from trt_lora.runtime.generation.prompts import check_prompt
 from trt_lora.runtime.generation.rows import RowLogits, Rows
-from trt_lora.runtime.generation.sampling import SamplingParams, choose, generator
+from trt_lora.runtime.generation.sampling import Logits, SamplingParams, choose, generator
 from trt_lora.runtime.generation.static_rows import StaticRows
 from trt_lora.runtime.generation.step_inputs import vocabulary_size
 from trt_lora.runtime.generation.token_ids import token_ids
@@ -72,6 +74,9 @@ class Batch:
         manifest = engine.manifest
         self._manifest = manifest
         self._manager = manager or _without_adapters(engine)
+        if cache_bytes is not None:
+            _check_budget(manifest, rows)
+            rows = rows_within(manifest, cache_bytes)
         rows = manifest.max_batch_size if rows is None else rows
         chunk = manifest.max_input_len if prefill_chunk is None else prefill_chunk
         _check("rows", rows, manifest.max_batch_size)
@@ -84,6 +89,7 @@ class Batch:
             else GrowingRows(engine, bindings)
         )
         self._sequences: dict[Hashable, _Sequence] = {}
+        self._held: list[Token] = []  # of a step in which another sequence had no numbers
         self._free = rows
         self._next = 0
 
@@ -123,19 +129,22 @@ class Batch:
 
         Raises:
             OutputError: logits are NaN or infinite; the message names the adapter. The sequences
-                that they belong to are removed, and the others may go on.
+                that they belong to are removed; the tokens of the others come with the next step.
         """
-        if not self._sequences:
-            return []
+        if self._held or not self._sequences:
+            held, self._held = self._held, []
+            return held
         tokens = {row: s.tokens[-1] for row, s in self._sequences.items() if s.tokens}
         found = self._rows.step(tokens)
-        if not found.rows:  # chunks of prompts alone
-            return []
-        self._check_numbers(found)
-        return [
-            self._advance(row, token)
-            for row, token in zip(found.rows, self._choose(found), strict=True)
-        ]
+        finite = _are_numbers(found.logits)
+        wrong = [row for row, is_finite in zip(found.rows, finite, strict=True) if not is_finite]
+        if not wrong:
+            return self._advance(found)
+        for row in wrong:
+            self._remove(row, clear=True)
+        right = tuple(row for row in found.rows if row not in wrong)
+        self._held = self._advance(RowLogits(right, found.logits[finite]))
+        raise self._not_numbers(wrong)
 
     def remove(self, row: int) -> None:
         """Let a sequence go before its end.
@@ -161,16 +170,15 @@ class Batch:
         self._weights = f"adapter {name!r} at strength {scale:g}" if name else "no adapter"
         return tensor_map
 
-    def _choose(self, found: RowLogits) -> list[int]:
+    def _advance(self, found: RowLogits) -> list[Token]:
+        """Choose the next token of sequences, and remove those that end with it."""
         sequences = [self._sequences[row] for row in found.rows]
         draws = np.array([sequence.draws.random() for sequence in sequences])
-        chosen = np.zeros(len(sequences), np.int64)
-        for sampling in dict.fromkeys(sequence.sampling for sequence in sequences):
-            same = np.array([sequence.sampling == sampling for sequence in sequences])
-            chosen[same] = choose(found.logits[same], sampling, draws[same])
-        return [int(token) for token in chosen]
+        sampling = [sequence.sampling for sequence in sequences]
+        chosen = choose(found.logits, sampling, draws) if sequences else ()
+        return [self._append(row, int(token)) for row, token in zip(found.rows, chosen, strict=True)]
 
-    def _advance(self, row: Hashable, token: int) -> Token:
+    def _append(self, row: Hashable, token: int) -> Token:
         assert isinstance(row, int)  # as `add` named it
         sequence = self._sequences[row]
         if token in sequence.stop_token_ids:
@@ -187,19 +195,19 @@ class Batch:
         self._rows.remove(row, clear=clear)
         del self._sequences[row]
 
-    def _check_numbers(self, found: RowLogits) -> None:
-        """Refuse NaN and infinity: either shows in the maximum or the minimum."""
-        logits = found.logits
-        finite = np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
-        wrong = [row for row, is_finite in zip(found.rows, finite, strict=True) if not is_finite]
-        if wrong:
-            for row in wrong:
-                self._remove(row, clear=True)
-            raise OutputError(
-                f"the logits of prompt {', '.join(map(str, wrong))} are NaN or infinite with "
-                f"{self._weights}: a value left the engine's number range; use a lower strength, "
-                "or build with --dtype float32 or bfloat16"
-            )
+    def _not_numbers(self, rows: Sequence[Hashable]) -> OutputError:
+        return OutputError(
+            f"the logits of prompt {', '.join(map(str, rows))} are NaN or infinite with "
+            f"{self._weights}: a value left the engine's number range; use a lower strength, or "
+            "build with --dtype float32 or bfloat16"
+        )
+
+
+def _are_numbers(logits: Logits) -> npt.NDArray[np.bool_]:
+    """Which rows are finite [rows]: NaN and infinity show in the maximum or the minimum."""
+    if not logits.size:
+        return np.zeros(len(logits), np.bool_)
+    return np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
 
 
 def _without_adapters(engine: Executor) -> LoRAManager:
@@ -212,6 +220,16 @@ def _stop_token_ids(manifest: Manifest, sampling: SamplingParams) -> tuple[int, 
     if sampling.stop_token_ids is None:
         return manifest.base_model.stop_token_ids
     return token_ids("stop_token_ids", sampling.stop_token_ids, vocabulary_size(manifest))
+
+
+def _check_budget(manifest: Manifest, rows: int | None) -> None:
+    if rows is not None:
+        raise ConfigError("rows and cache_bytes both say how many sequences; pass one of them")
+    if manifest.kv_cache != STATIC:
+        raise ConfigError(
+            "cache_bytes is for a static cache, and this engine's grows; pass rows, or build with "
+            "--kv-cache static"
+        )
 
 
 def _check(name: str, value: int, most: int) -> None:

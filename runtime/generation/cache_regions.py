@@ -38,6 +38,21 @@ def cache_regions(manifest: Manifest, rows: int) -> Iterator[Region]:
             offset += region.nbytes(rows)
 
 
+def rows_within(manifest: Manifest, nbytes: int) -> int:
+    """Return how many sequences a cache of so many bytes holds, as far as the engine takes them.
+
+    Raises:
+        ConfigError: not even one.
+    """
+    row = sum(region.row_bytes for region in cache_regions(manifest, 1))
+    if nbytes < row:
+        raise ConfigError(
+            f"cache_bytes is {nbytes}, and one sequence of {manifest.max_seq_len} tokens takes "
+            f"{row}; allow more, or build with a smaller --max-seq-len"
+        )
+    return min(nbytes // max(row, 1), manifest.max_batch_size)
+
+
 def check_alignment(regions: Sequence[Region], max_len: int) -> None:
     """Refuse rows that no engine on a GPU can be given the address of.
 

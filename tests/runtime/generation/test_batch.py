@@ -221,6 +221,22 @@ def test_a_full_batch_and_wrong_numbers_are_refused(served: Served) -> None:
         batch.add([3] * 33)
 
 
+def test_a_budget_of_bytes_is_as_many_rows_as_it_holds(served: Served) -> None:
+    row = 4 * sum(
+        int(np.prod([int(size) for size in binding.shape[1:]]))
+        for binding in served.engine.manifest.inputs
+        if binding.name.startswith("cache.")
+    )
+    found = [Batch(served.engine, cache_bytes=rows * row + 1).free_rows for rows in (1, 3, 99)]
+    assert found == [1, 3, 4]
+    with pytest.raises(ConfigError, match=rf"one sequence of 64 tokens takes {row}; allow more"):
+        Batch(served.engine, cache_bytes=row - 1)
+    with pytest.raises(ConfigError, match="pass one of them"):
+        Batch(served.engine, cache_bytes=row, rows=1)
+    with pytest.raises(ConfigError, match="this engine's grows"):
+        Batch(FakeExecutor(), cache_bytes=row)
+
+
 def test_a_sequence_without_numbers_leaves_the_others_alone(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,8 +253,8 @@ def test_a_sequence_without_numbers_leaves_the_others_alone(
     del watched.ids[bad]
     replacing = watched.batch.add([9, 8, 7], ENDLESS)
     watched.ids[replacing], watched.logits[replacing] = [9, 8, 7], []
-    del watched.logits[good][-1]  # of the step that was refused
-    watched.step(5)
+    watched.step(6)  # the first hands out what was held back
+    assert len(watched.ids[good]) == 6 + 7
     assert watched.error(served) < TOLERANCE
 
 
