@@ -93,7 +93,7 @@ def _run(
             logits = logits[running]  # a copy: padding may be no number
         _check_numbers(logits, running, weights)
         draws = np.array([generators[row].random() for row in running])
-        tokens = choose(logits, sampling, draws)
+        tokens = choose(logits, [sampling] * len(draws), draws)
         going_on = ~np.isin(tokens, stops)
         running, tokens = running[going_on], tokens[going_on]
         for row, token in zip(running, tokens, strict=True):

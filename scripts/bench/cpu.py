@@ -1,6 +1,6 @@
 """CPU benchmark: ratios within one run on one machine, as tables and JSON.
 
-    python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|strength|load|build|compare ...]
+    python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|sampling|strength|load|...]
 
 Needs the demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a
 noisy neighbour slows both.
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from trt_lora.builder.versions import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.sampling import SamplingParams, choose
 from trt_lora.scripts.bench.seconds import seconds_of
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY
@@ -108,6 +110,24 @@ def switch() -> Results:
     }
 
 
+def sampling() -> Results:
+    """Choose a token for each of 8 rows of random logits, as many as Llama-3's vocabulary."""
+    rng = np.random.default_rng(0)
+    logits, draws = rng.normal(0, 2.5, (8, 128256)).astype(np.float32), rng.random(8)
+    ways = {
+        "greedy, ms": SamplingParams(),
+        "top-k 50 and top-p 0.9, ms (target: under 3)": SamplingParams(
+            temperature=0.8, top_k=50, top_p=0.9
+        ),
+        "top-p 0.9 of a flat row, ms": SamplingParams(temperature=0.8, top_p=0.9),
+        "temperature 0.8 alone, ms": SamplingParams(temperature=0.8),
+    }
+    calls = {label: partial(choose, logits, [way] * 8, draws) for label, way in ways.items()}
+    return {
+        label: min(seconds_of(call).wall for _ in range(20)) * 1e3 for label, call in calls.items()
+    }
+
+
 def load() -> Results:
     """Load adapters of Llama-3-8B's shapes from the page cache, against safetensors' reader."""
     results: Results = {}
@@ -182,7 +202,7 @@ def compare() -> Results:
 
 MEASUREMENTS: dict[str, Callable[[], Results]] = {
     function.__name__: function
-    for function in (decode, dummies, switch, strength, load, build, compare)
+    for function in (decode, dummies, switch, sampling, strength, load, build, compare)
 }
 
 
