@@ -5,6 +5,7 @@ As in CUDA, a kernel runs on the GPU of its stream; the default stream is that o
 
 # functions and constants have NVIDIA's names
 import ctypes
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from typing import Any
 import pytest
 
 from trt_lora.plugins import cuda_bindings as cuda_library
+from trt_lora.plugins.kernels import candidates
 from trt_lora.plugins.kernels import launcher as kernels
 from trt_lora.plugins.kernels.launch_plan import Chip
-from trt_lora.plugins.kernels.launcher import KernelGroup
 
 ATTRIBUTES = ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT")
 
@@ -62,6 +63,7 @@ class FakeDriver:
         self.loaded: list[bytes] = []
         self.launched: list[Launched] = []
         self._names: list[str] = []
+        self._sizes: list[int] = []  # of each kernel's argument
 
     @contextmanager
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -113,6 +115,9 @@ class FakeDriver:
 
     def _cuLibraryGetKernel(self, library: int, name: bytes) -> tuple[int]:
         assert f".entry {name.decode()}(".encode() in self.loaded[library - 1]
+        entry = rf"\.entry {name.decode()}\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]".encode()
+        (size,) = re.findall(entry, self.loaded[library - 1])
+        self._sizes.append(int(size))
         self._names.append(name.decode())
         return (len(self._names),)
 
@@ -121,7 +126,7 @@ class FakeDriver:
         assert extra == 0
         address = ctypes.c_void_p.from_address(arguments).value
         assert address is not None
-        group = ctypes.string_at(address, ctypes.sizeof(KernelGroup))
+        group = ctypes.string_at(address, self._sizes[kernel - 1])
         device = self.device_of(stream) if stream else self.current()
         name, grid, block = self._names[kernel - 1], tuple(sizes[:3]), tuple(sizes[3:])
         self.launched.append(Launched(device, name, grid, block, shared_bytes, stream, group))
@@ -131,3 +136,4 @@ class FakeDriver:
 def _forget() -> None:
     for cached in ("_plan", "_function", "chip_of", "_start_driver"):
         getattr(kernels, cached).cache_clear()
+    candidates._function.cache_clear()
