@@ -103,12 +103,10 @@ def plan_candidates(shape: LogitsShape) -> tuple[Launch, Launch]:
         TensorError: there is no row or no token.
     """
     _check(shape)
-    parts = Launch(
-        f"best_of_parts_{shape.dtype}",
-        (shape.parts, shape.rows, 1),
-        *(THREADS, 1, _SHARED_BYTES, 1),
+    return (
+        _launch(f"best_of_parts_{shape.dtype}", shape.parts, shape.rows),
+        _launch("best_of_rows", shape.rows, 1),
     )
-    return parts, Launch("best_of_rows", (shape.rows, 1, 1), THREADS, 1, _SHARED_BYTES, 1)
 
 
 def candidates_workspace_bytes(shape: LogitsShape) -> int:
@@ -156,6 +154,12 @@ def compile_candidates(arch: str, kernel: str) -> bytes:
 def _function(kernel: str) -> Any:
     """One kernel; nothing in it is newer than compute capability 8.0."""
     return load_kernel(compile_candidates("compute_80", kernel), kernel)
+
+
+def _launch(kernel: str, width: int, height: int) -> Launch:
+    return Launch(
+        kernel, (width, height, 1), THREADS, cluster=1, shared_bytes=_SHARED_BYTES, splits=1
+    )
 
 
 def _check(shape: LogitsShape) -> None:

@@ -5,7 +5,6 @@ As in CUDA, a kernel runs on the GPU of its stream; the default stream is that o
 
 # functions and constants have NVIDIA's names
 import ctypes
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ import pytest
 from trt_lora.plugins import cuda_bindings as cuda_library
 from trt_lora.plugins.kernels import candidates
 from trt_lora.plugins.kernels import launcher as kernels
+from trt_lora.plugins.kernels.candidates import KernelRows
 from trt_lora.plugins.kernels.launch_plan import Chip
+from trt_lora.plugins.kernels.launcher import KernelGroup
 
 ATTRIBUTES = ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT")
 
@@ -63,7 +64,6 @@ class FakeDriver:
         self.loaded: list[bytes] = []
         self.launched: list[Launched] = []
         self._names: list[str] = []
-        self._sizes: list[int] = []  # of each kernel's argument
 
     @contextmanager
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -115,9 +115,6 @@ class FakeDriver:
 
     def _cuLibraryGetKernel(self, library: int, name: bytes) -> tuple[int]:
         assert f".entry {name.decode()}(".encode() in self.loaded[library - 1]
-        entry = rf"\.entry {name.decode()}\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]".encode()
-        (size,) = re.findall(entry, self.loaded[library - 1])
-        self._sizes.append(int(size))
         self._names.append(name.decode())
         return (len(self._names),)
 
@@ -126,9 +123,10 @@ class FakeDriver:
         assert extra == 0
         address = ctypes.c_void_p.from_address(arguments).value
         assert address is not None
-        group = ctypes.string_at(address, self._sizes[kernel - 1])
         device = self.device_of(stream) if stream else self.current()
         name, grid, block = self._names[kernel - 1], tuple(sizes[:3]), tuple(sizes[3:])
+        argument = KernelRows if name in candidates.CANDIDATE_KERNELS else KernelGroup
+        group = ctypes.string_at(address, ctypes.sizeof(argument))
         self.launched.append(Launched(device, name, grid, block, shared_bytes, stream, group))
         return ()
 
