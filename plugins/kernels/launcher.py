@@ -161,9 +161,29 @@ def _function(arch: str, kernel: str) -> Any:
 
     Each is compiled when it is first wanted: half a second, where all take ten.
     """
-    library = _call("cuLibraryLoadData", compile_ptx(arch, (kernel,)), [], [], 0, [], [], 0)
+    return load_kernel(compile_ptx(arch, (kernel,)), kernel)
+
+
+def load_kernel(ptx: bytes, kernel: str) -> Any:
+    """Return a kernel of PTX, by its name, for `enqueue`.
+
+    Raises:
+        BackendError: CUDA refused; with NVIDIA's own explanation.
+    """
+    library = _call("cuLibraryLoadData", ptx, [], [], 0, [], [], 0)
     found = _call("cuLibraryGetKernel", library, kernel.encode())
     return bindings("driver").CUfunction(int(found))  # cuLaunchKernel takes either
+
+
+def enqueue(function: Any, launch: Launch, arguments: int, stream: int) -> None:
+    """Enqueue one launch; `arguments` is the address of an array of the arguments' addresses.
+
+    Raises:
+        BackendError: CUDA refused; with NVIDIA's own explanation.
+    """
+    block = (launch.block, 1, 1)
+    size = (*launch.grid, *block, launch.shared_bytes)
+    _call("cuLaunchKernel", function, *size, stream, arguments, 0)
 
 
 @functools.cache

@@ -23,16 +23,16 @@ _OPTIONS = ("--std=c++17",)
 _CACHE_BYTES = 64 << 20  # the kernels of one release, for both architectures, are some 9 MB
 
 
-_ELEMENTS = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
+ELEMENTS = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
 
 # Every kernel: its name, and the template that is its body.
 KERNELS = {
     f"{family}_{dtype}_{rows}": f"{family}<{element}, {rows}>"
     for family in ("fused", "shrink", "expand")
-    for dtype, element in _ELEMENTS.items()
+    for dtype, element in ELEMENTS.items()
     for rows in TILES
 } | {
-    f"{family}_tiles_{dtype}": f"{family}_tiles<{_ELEMENTS[dtype]}>"
+    f"{family}_tiles_{dtype}": f"{family}_tiles<{ELEMENTS[dtype]}>"
     for family in ("fused", "shrink", "expand")
     for dtype in ("float16", "bfloat16")  # float32 stays exact: no tensor core multiplies it
 }
@@ -63,7 +63,15 @@ def compile_ptx(arch: str, kernels: Sequence[str] = tuple(KERNELS)) -> bytes:
     Raises:
         BackendError: NVRTC is missing, or refused the source; with its own log.
     """
-    text = source() + "".join(map(entry_point, kernels))
+    return cached_ptx(arch, source() + "".join(map(entry_point, kernels)))
+
+
+def cached_ptx(arch: str, text: str) -> bytes:
+    """Return CUDA C++ as PTX for an architecture, from the disk if already there.
+
+    Raises:
+        BackendError: NVRTC is missing, or refused the text; with its own log.
+    """
     options = (f"--gpu-architecture={arch}", *_OPTIONS)
     cache, key = _cache(), _key(text, options)
     if (ptx := cache.get(key)) is None:

@@ -176,7 +176,9 @@ class Batch:
         draws = np.array([sequence.draws.random() for sequence in sequences])
         sampling = [sequence.sampling for sequence in sequences]
         chosen = choose(found.logits, sampling, draws) if sequences else ()
-        return [self._append(row, int(token)) for row, token in zip(found.rows, chosen, strict=True)]
+        return [
+            self._append(row, int(token)) for row, token in zip(found.rows, chosen, strict=True)
+        ]
 
     def _append(self, row: Hashable, token: int) -> Token:
         assert isinstance(row, int)  # as `add` named it

@@ -1,4 +1,10 @@
-"""Token sampling: greedy, or temperature, then top-k, then top-p."""
+"""Token sampling: greedy, or temperature, then top-k, then top-p.
+
+Tokens are ranked: the greatest logit first, of equal ones the lower id first. Greedy takes the
+first. Top-k keeps the first k, and top-p (nucleus sampling, arXiv 1904.09751) the fewest of the
+first that reach p of what top-k keeps. Drawn is the first token up to which there is more than the
+draw's part of what is kept. All of it is float64.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,12 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.generation.candidates import Candidates, ranked, total
 from trt_lora.runtime.generation.token_ids import token_ids
 
 Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
-Probabilities = npt.NDArray[np.float64]
 Draws = npt.NDArray[np.float64]
+
+UNDECIDED = -1  # in place of a token, where more candidates have to decide
+_FEW = 256  # candidates to begin with: they are nearly always enough
+_MORE = 8  # times as many where they were not
 
 _WHOLE = ("max_new_tokens", "top_k", "seed")
 
@@ -57,48 +67,86 @@ def generator(seed: int, prompt: Sequence[int]) -> np.random.Generator:
     return np.random.default_rng([seed, *prompt])
 
 
-def choose(logits: Logits, sampling: SamplingParams, draws: Draws) -> Tokens:
+def choose(logits: Logits, sampling: Sequence[SamplingParams], draws: Draws) -> Tokens:
     """Return one token per row, which depends on that row and its draw alone.
 
     Args:
-        logits: [batch, vocab].
-        sampling: how to choose.
-        draws: [batch], from 0 up to 1 and not 1; unused when greedy.
+        logits: [rows, vocab]; -inf is allowed, NaN is not.
+        sampling: how to choose, for each row.
+        draws: [rows], from 0 up to 1 and not 1; unused where greedy.
 
     Returns:
-        Token ids [batch].
+        Token ids [rows].
     """
-    if sampling.temperature == 0:
-        return np.asarray(logits.argmax(axis=-1), np.int64)
-    with np.errstate(over="ignore"):  # so far below the best that its probability is 0
-        below = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-        scores = below / sampling.temperature
-    if sampling.top_k:
-        scores = _keep_top_k(scores, sampling.top_k)
-    probabilities = _softmax(scores)
-    if sampling.top_p < 1:
-        probabilities = _keep_top_p(probabilities, sampling.top_p)
-    mass = probabilities.cumsum(axis=-1)
-    mass /= mass[:, -1:]  # to 1, whatever the rounding
-    # The first token up to which there is more probability than the draw.
-    return np.asarray((mass <= draws[:, None]).sum(axis=-1), np.int64)
+    tokens = np.asarray(logits.argmax(axis=-1), np.int64)
+    rows, count = np.flatnonzero([params.temperature for params in sampling]), _FEW
+    totals = _totals(logits, sampling)
+    while rows.size:
+        candidates = _candidates([logits[row] for row in rows], totals[rows], count)
+        tokens[rows] = draw(candidates, [sampling[int(row)] for row in rows], draws[rows])
+        rows, count = rows[tokens[rows] == UNDECIDED], count * _MORE
+    return tokens
 
 
-def _keep_top_k(scores: Probabilities, k: int) -> Probabilities:
-    smallest = np.sort(scores, axis=-1)[:, -min(k, scores.shape[-1])][:, None]
-    return np.where(scores < smallest, -np.inf, scores)
+def draw(candidates: Candidates, sampling: Sequence[SamplingParams], draws: Draws) -> Tokens:
+    """Return one token per row, as `choose` does, where the candidates decide which it is.
+
+    Top-k needs k candidates, top-p those that reach p, and temperature alone those that reach the
+    draw.
+
+    Args:
+        candidates: of each row.
+        sampling: how to choose, for each row.
+        draws: [rows], from 0 up to 1 and not 1; unused where greedy.
+
+    Returns:
+        Token ids [rows], `UNDECIDED` where the logits themselves have to be asked.
+    """
+    rows, count = np.arange(len(sampling)), candidates.tokens.shape[1]
+    temperature, top_k, top_p = _parameters(sampling, candidates.vocabulary)
+    mass = _mass(candidates.logits, temperature)
+    last = np.minimum(top_k, count) - 1
+    total_mass = np.where(top_k < candidates.vocabulary, np.nan, candidates.totals)
+    total_mass = np.where(top_k <= count, mass[rows, last], total_mass)  # of what top-k keeps
+    ahead = np.pad(mass, ((0, 0), (1, 0)))[:, :-1]
+    nucleus = (ahead < (top_p * total_mass)[:, None]).sum(axis=1)
+    is_whole = mass[:, -1] >= top_p * total_mass  # that is the nucleus; nothing reaches NaN
+    kept = np.where(is_whole, mass[rows, np.minimum(nucleus - 1, last)], total_mass)
+    first = (mass <= (draws * kept)[:, None]).sum(axis=1)
+    decided = is_whole | ((top_p == 1) & (mass[:, -1] > draws * kept))
+    tokens = candidates.tokens[rows, np.minimum(first, count - 1)]
+    return np.where(decided, tokens, UNDECIDED).astype(np.int64)
 
 
-def _softmax(scores: Probabilities) -> Probabilities:
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+def _candidates(rows: Sequence[Logits], totals: npt.NDArray[np.float64], count: int) -> Candidates:
+    tokens = np.stack([ranked(row, count) for row in rows])
+    logits = np.stack([row[best] for row, best in zip(rows, tokens, strict=True)])
+    return Candidates(tokens, logits, totals, rows[0].size)
 
 
-def _keep_top_p(probabilities: Probabilities, p: float) -> Probabilities:
-    """Keep the fewest tokens whose probabilities reach p (nucleus sampling, arXiv 1904.09751)."""
-    order = np.argsort(-probabilities, axis=-1)
-    descending = np.take_along_axis(probabilities, order, axis=-1)
-    before = descending.cumsum(axis=-1) - descending  # mass ahead of each token
-    kept = np.zeros_like(probabilities)
-    np.put_along_axis(kept, order, np.where(before < p, descending, 0), axis=-1)
-    return np.asarray(kept / kept.sum(axis=-1, keepdims=True))
+def _totals(logits: Logits, sampling: Sequence[SamplingParams]) -> npt.NDArray[np.float64]:
+    """The total of each row, NaN where nothing asks for it."""
+    return np.array(
+        [
+            total(row, params.temperature) if params.temperature and not params.top_k else np.nan
+            for row, params in zip(logits, sampling, strict=True)
+        ]
+    )
+
+
+def _parameters(
+    sampling: Sequence[SamplingParams], vocabulary: int
+) -> tuple[npt.NDArray[np.float64], Tokens, npt.NDArray[np.float64]]:
+    """Temperature, top-k and top-p of each row; greedy is top-k 1 at any temperature."""
+    greedy = [params.temperature == 0 for params in sampling]
+    temperature = [params.temperature or 1 for params in sampling]
+    top_k = [min(params.top_k or vocabulary, vocabulary) for params in sampling]
+    top_p = np.array([params.top_p for params in sampling], np.float64)
+    return np.array(temperature, np.float64), np.where(greedy, 1, top_k), top_p
+
+
+def _mass(logits: Logits, temperature: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Probability up to each candidate [rows, count], in units of the first one's."""
+    with np.errstate(over="ignore"):  # so far below the first that its probability is 0
+        scores = (logits.astype(np.float64) - logits[:, :1]) / temperature[:, None]
+    return np.asarray(np.exp(scores).cumsum(axis=1))

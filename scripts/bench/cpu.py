@@ -2,8 +2,8 @@
 
     python -m trt_lora.scripts.bench.cpu [NAME ...]
 
-A NAME is decode, dummies, switch, strength, load, callbacks, build or compare. All but strength,
-load and callbacks need the demo's model and engine (`make demo`). Every ratio alternates the two
+A NAME is decode, dummies, switch, sampling, strength, load, callbacks, build or compare. All but sampling,
+strength, load and callbacks need the demo's model and engine (`make demo`). Every ratio alternates the two
 sides, so that a noisy neighbour slows both.
 """
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.builder.versions import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
+from trt_lora.runtime.generation.sampling import SamplingParams, choose
 from trt_lora.runtime.generation.static_decoder import StaticDecoder
 from trt_lora.scripts.bench.seconds import seconds_of
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
@@ -106,6 +108,24 @@ def switch() -> Results:
         "99th percentile, us": statistics.quantiles(times, n=100)[98],
         "adapters whose pointers moved": moved,
         "distinct dummy buffers": len(set(before[""].values())),
+    }
+
+
+def sampling() -> Results:
+    """Choose a token for each of 8 rows of random logits, as many as Llama-3's vocabulary."""
+    rng = np.random.default_rng(0)
+    logits, draws = rng.normal(0, 2.5, (8, 128256)).astype(np.float32), rng.random(8)
+    ways = {
+        "greedy, ms": SamplingParams(),
+        "top-k 50 and top-p 0.9, ms (target: under 3)": SamplingParams(
+            temperature=0.8, top_k=50, top_p=0.9
+        ),
+        "top-p 0.9 of a flat row, ms": SamplingParams(temperature=0.8, top_p=0.9),
+        "temperature 0.8 alone, ms": SamplingParams(temperature=0.8),
+    }
+    calls = {label: partial(choose, logits, [way] * 8, draws) for label, way in ways.items()}
+    return {
+        label: min(seconds_of(call).wall for _ in range(20)) * 1e3 for label, call in calls.items()
     }
 
 
@@ -197,7 +217,7 @@ def compare() -> Results:
 
 MEASUREMENTS: dict[str, Callable[[], Results]] = {
     function.__name__: function
-    for function in (decode, dummies, switch, strength, load, callbacks, build, compare)
+    for function in (decode, dummies, switch, sampling, strength, load, callbacks, build, compare)
 }
 
 

@@ -1,4 +1,4 @@
-// cuda_cores.cu and tensor_cores.cu on a CPU: the words of CUDA and of device.cuh, over threads that are fibers.
+// The kernels on a CPU: the words of CUDA and of device.cuh, over threads that are fibers.
 //
 // The CTAs of a cluster run together in one system thread. A fiber runs until it waits for others, and
 // shared memory starts as NaNs. What ends the run with a message: two accesses to shared memory that no
@@ -6,6 +6,7 @@
 // lanes that meet at different operations; and an address outside the buffers.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <csetjmp>
 #include <cstdint>
 #include <cstdio>

@@ -1,4 +1,4 @@
-"""The LoRA kernels on a CPU: their very text, compiled by g++ against emulation.h."""
+"""The kernels on a CPU: their very text, compiled by g++ against emulation.h."""
 
 import ctypes
 import functools
@@ -17,11 +17,12 @@ from kernels.guarded_buffer import Guarded, HostMemory
 from trt_lora.plugins.kernels.constants import constant_declarations
 from trt_lora.plugins.kernels.group_call import GroupBuffers
 from trt_lora.plugins.kernels.launch_plan import Launch
-from trt_lora.plugins.kernels.launcher import KernelGroup, group_of
+from trt_lora.plugins.kernels.launcher import group_of
 from trt_lora.plugins.kernels.nvrtc import KERNELS, entry_point
 from trt_lora.runtime.memory.dtypes import Array
 
 _HEADER, _END = (Path(__file__).parent / f"emulation.{name}" for name in ("h", "cpp"))
+_GROUP_END = _END.with_name("emulation_group.cpp")
 BUILD = Path(__file__).parents[2] / "build" / "emulation"
 # ThreadSanitizer without its library, which -nodefaultlibs leaves out: its calls reach emulation.h.
 # Unique symbols would be shared between all libraries of a process.
@@ -72,7 +73,7 @@ def run(
 def emulate(
     library: ctypes.CDLL,
     launch: Launch,
-    group: KernelGroup,
+    argument: ctypes.Structure,
     ranges: Sequence[Range],
     order: int = 0,
 ) -> None:
@@ -84,7 +85,7 @@ def emulate(
     message = ctypes.create_string_buffer(500)
     failed = library.emulate(
         ctypes.cast(getattr(library, launch.kernel), ctypes.c_void_p),
-        ctypes.byref(group),
+        ctypes.byref(argument),
         (ctypes.c_int * 3)(*launch.grid),
         launch.block,
         launch.shared_bytes,
@@ -116,9 +117,15 @@ def kernel_text() -> str:
 def build(
     templates: str, kernels: Iterable[str] = KERNELS, *, optimize: str = "-O0"
 ) -> ctypes.CDLL:
-    """Compile the kernels of a text, unless they have been compiled before."""
+    """Compile the LoRA kernels of a text, unless they have been compiled before."""
+    texts = (templates, *map(entry_point, kernels), _GROUP_END.read_text())
+    return build_texts(texts, optimize=optimize)
+
+
+def build_texts(texts: Iterable[str], *, optimize: str = "-O0") -> ctypes.CDLL:
+    """Compile templates, kernels and what names their `Argument`, unless compiled before."""
     header = _precompiled_header(optimize)
-    text = "\n".join(("#line 1", templates, *map(entry_point, kernels), _END.read_text()))
+    text = "\n".join(("#line 1", *texts, _END.read_text()))
     source = BUILD / f"{_digest(header.name, text)}.cpp"
     target = source.with_suffix(".so")
     _compile(source, text, target, (optimize, "-include", str(header), *_LIBRARY))

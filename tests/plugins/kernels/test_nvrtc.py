@@ -5,12 +5,14 @@ import importlib
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from kernels.emulator import BUILD
+from kernels.ptxas_report import usage_of
 
 from trt_lora.plugins import cuda_bindings as cuda_library
 from trt_lora.plugins.errors import BackendError
@@ -38,43 +40,12 @@ REGISTERS = {
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
-class Usage(NamedTuple):
-    """What ptxas reports of a kernel."""
-
-    registers: int
-    stack: int
-    spilled: int
-    shared: int
-
-
-def usage_of(arch: str) -> dict[str, Usage]:
-    """Compile kernels to machine code, and read the compiler's own report."""
-    nvrtc = importlib.import_module("cuda.bindings.nvrtc")
-    text = source() + "".join(map(entry_point, REGISTERS))
-    _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"lora.cu", 0, [], [])
-    options = [b"--std=c++17", b"--ptxas-options=-v", f"--gpu-architecture={arch}".encode()]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
-    nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(program)
-    assert int(status) == 0, log.decode()
-    return dict(map(read_usage, log.decode().split("Compiling entry function '")[1:]))
-
-
-def read_usage(report: str) -> tuple[str, Usage]:
-    def number(pattern: str) -> int:
-        found = re.search(pattern, report)
-        return int(found[1]) if found else 0
-
-    spilled = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
-    stack, shared = number(r"(\d+) bytes stack frame"), number(r"(\d+) bytes smem")
-    return report.split("'")[0], Usage(number(r"Used (\d+) registers"), stack, spilled, shared)
-
-
 @pytest.mark.slow
 def test_no_kernel_spills_or_takes_more_registers_than_it_may() -> None:
+    text = source() + "".join(map(entry_point, REGISTERS))
     with ThreadPoolExecutor(2) as pool:  # the compiler lets go of Python's lock
-        reports = dict(zip(ARCHITECTURES, pool.map(usage_of, ARCHITECTURES), strict=True))
+        usages = pool.map(partial(usage_of, text=text), ARCHITECTURES)
+        reports = dict(zip(ARCHITECTURES, usages, strict=True))
     for arch, report in reports.items():
         assert report.keys() == set(REGISTERS)
         for kernel, usage in report.items():

@@ -9,7 +9,14 @@ import numpy.typing as npt
 import pytest
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.sampling import Draws, Logits, SamplingParams, choose, generator
+from trt_lora.runtime.generation.sampling import (
+    Draws,
+    Logits,
+    SamplingParams,
+    Tokens,
+    choose,
+    generator,
+)
 
 VOCAB = 12
 
@@ -38,9 +45,14 @@ def uniform(rows: int, *, seed: int = 0) -> Draws:
     return np.random.default_rng(seed).random(rows)
 
 
+def chosen(logits: Logits, sampling: SamplingParams, draws: Draws) -> Tokens:
+    """One token per row, all chosen in one way."""
+    return choose(logits, [sampling] * len(logits), draws)
+
+
 def drawn(logits: Logits, sampling: SamplingParams, draws: int) -> npt.NDArray[np.float64]:
     """Share of every token in many draws from one row."""
-    tokens = choose(np.repeat(logits, draws, axis=0), sampling, uniform(draws))
+    tokens = chosen(np.repeat(logits, draws, axis=0), sampling, uniform(draws))
     return np.bincount(tokens, minlength=VOCAB) / draws
 
 
@@ -67,7 +79,7 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept() -> None:
     logits = np.log(np.array([[0.1, 0.5, 0.15, 0.25]], np.float32))
     kept = {
         top_p: set(
-            choose(
+            chosen(
                 np.repeat(logits, 500, 0), SamplingParams(temperature=1, top_p=top_p), uniform(500)
             )
         )
@@ -88,14 +100,14 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept() -> None:
 )
 def test_one_token_to_choose_from_is_the_greedy_one(sampling: SamplingParams) -> None:
     logits = some_logits(50)
-    np.testing.assert_array_equal(choose(logits, sampling, uniform(50)), logits.argmax(axis=1))
+    np.testing.assert_array_equal(chosen(logits, sampling, uniform(50)), logits.argmax(axis=1))
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = some_logits(2000)
     logits[:, 3:] = -np.inf
     for top_k, top_p in itertools.product((0, 5), (1.0, 0.999)):
-        tokens = choose(
+        tokens = chosen(
             logits, SamplingParams(temperature=5, top_k=top_k, top_p=top_p), uniform(2000)
         )
         assert set(tokens) == {0, 1, 2}
@@ -103,13 +115,13 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 
 def test_large_logits_do_not_overflow() -> None:
     logits = np.array([[3e38, -3e38, 0]], np.float32)
-    assert choose(logits, SamplingParams(temperature=1), uniform(1)) == [0]
+    assert chosen(logits, SamplingParams(temperature=1), uniform(1)) == [0]
 
 
 @pytest.mark.parametrize("temperature", [1e-8, 1e-300, 1e-308])
 def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     logits = some_logits(20)
-    tokens = choose(logits, SamplingParams(temperature=temperature), uniform(20))
+    tokens = chosen(logits, SamplingParams(temperature=temperature), uniform(20))
     np.testing.assert_array_equal(tokens, logits.argmax(axis=1))
 
 
@@ -117,14 +129,14 @@ def test_greedy_takes_the_first_of_equal_tokens_whatever_is_drawn() -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[1, [4, 7]] = 1
     for seed in range(5):
-        tokens = choose(logits, SamplingParams(), uniform(2, seed=seed))
+        tokens = chosen(logits, SamplingParams(), uniform(2, seed=seed))
         np.testing.assert_array_equal(tokens, [0, 4])
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.25, 0.5, 1 - 2**-53])
 def test_the_ends_of_what_can_be_drawn_are_tokens_with_a_probability(draw: float) -> None:
     logits = np.array([[-np.inf, 0, 0, 0, 0, -np.inf]], np.float32)
-    token = choose(logits, SamplingParams(temperature=1), np.array([draw]))
+    token = chosen(logits, SamplingParams(temperature=1), np.array([draw]))
     assert token == [1 + int(draw * 4)]
 
 
@@ -134,22 +146,22 @@ def test_the_ends_of_what_can_be_drawn_are_tokens_with_a_probability(draw: float
 )
 def test_a_row_is_chosen_as_if_alone(sampling: SamplingParams, rows: list[int]) -> None:
     logits, draws = some_logits(3), uniform(3)
-    alone = [choose(logits[[row]], sampling, draws[[row]])[0] for row in rows]
-    np.testing.assert_array_equal(choose(logits[rows], sampling, draws[rows]), alone)
+    alone = [chosen(logits[[row]], sampling, draws[[row]])[0] for row in rows]
+    np.testing.assert_array_equal(chosen(logits[rows], sampling, draws[rows]), alone)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_there_is_one_token_per_row_and_the_logits_stay(temperature: float) -> None:
     logits = some_logits(7)
     before = logits.copy()
-    tokens = choose(logits, SamplingParams(temperature=temperature, top_k=3, top_p=0.5), uniform(7))
+    tokens = chosen(logits, SamplingParams(temperature=temperature, top_k=3, top_p=0.5), uniform(7))
     assert tokens.shape == (7,)
     assert tokens.dtype == np.int64
     np.testing.assert_array_equal(logits, before)
 
 
 def test_rows_are_drawn_independently() -> None:
-    tokens = choose(np.zeros((200, VOCAB), np.float32), SamplingParams(temperature=1), uniform(200))
+    tokens = chosen(np.zeros((200, VOCAB), np.float32), SamplingParams(temperature=1), uniform(200))
     assert len(set(tokens)) == VOCAB
 
 
@@ -204,7 +216,7 @@ def test_a_value_without_a_meaning_is_refused_with_the_choices(
 
 def test_numbers_of_numpy_are_numbers() -> None:
     sampling = SamplingParams(np.int64(3), np.float32(0.5), np.int32(2), np.float64(1), np.uint8(7))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    assert choose(some_logits(4), sampling, uniform(4)).shape == (4,)
+    assert chosen(some_logits(4), sampling, uniform(4)).shape == (4,)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from trt_lora.plugins import cuda_bindings as cuda_library
+from trt_lora.plugins.kernels import candidates
 from trt_lora.plugins.kernels import launcher as kernels
+from trt_lora.plugins.kernels.candidates import KernelRows
 from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.launcher import KernelGroup
 
@@ -121,9 +123,10 @@ class FakeDriver:
         assert extra == 0
         address = ctypes.c_void_p.from_address(arguments).value
         assert address is not None
-        group = ctypes.string_at(address, ctypes.sizeof(KernelGroup))
         device = self.device_of(stream) if stream else self.current()
         name, grid, block = self._names[kernel - 1], tuple(sizes[:3]), tuple(sizes[3:])
+        argument = KernelRows if name in candidates.CANDIDATE_KERNELS else KernelGroup
+        group = ctypes.string_at(address, ctypes.sizeof(argument))
         self.launched.append(Launched(device, name, grid, block, shared_bytes, stream, group))
         return ()
 
@@ -131,3 +134,4 @@ class FakeDriver:
 def _forget() -> None:
     for cached in ("_plan", "_function", "chip_of", "_start_driver"):
         getattr(kernels, cached).cache_clear()
+    candidates._function.cache_clear()

@@ -23,9 +23,9 @@ Every causal language model of that transformers, small and random, in float32: 
 transformers', and with PEFT's under a random adapter on all linears (DeepSeek: on the attention's).
 The largest differences are below.
 
-KV cache: *static* is written in place, and rows join and leave; *growing* is what a model keeps whose
-rows of different lengths would change each other. *Grouped* attention is ONNX Runtime's own operator,
-which reads only what each row holds; the others read as far as the longest row.
+KV cache: *static* is written in place, and rows join and leave; *growing* is what a model keeps
+whose rows of different lengths would change each other. *Grouped* attention is ONNX Runtime's own
+operator, which reads only what each row holds; the others read as far as the longest row.
 
 {built} architectures build and match. {refused} are refused before the export, with the reason. Of
 {not_made} transformers makes no small model without more than a config.

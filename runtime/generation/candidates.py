@@ -1,0 +1,53 @@
+"""The most probable tokens of a row in ranked order: nearly always all that sampling looks at."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The first tokens of each row in ranked order: greatest logit first, of equals the lower id.
+
+    A GPU finds them beside its logits, and only they come to the host; see
+    `trt_lora.plugins.kernels.candidates`.
+    """
+
+    tokens: npt.NDArray[np.int32] | npt.NDArray[np.int64]  # [rows, count]
+    logits: npt.NDArray[np.float32]  # [rows, count]; where a row has fewer tokens, -inf behind them
+    # Of [rows]: exp((logit - greatest) / temperature) added up over the whole vocabulary. That is
+    # the log-sum-exp without its greatest term, which would round off the rest of a small
+    # temperature. NaN where top-k is given, because it needs the sum of its own tokens alone.
+    totals: npt.NDArray[np.float64]
+    vocabulary: int
+
+
+def ranked(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
+    """Return the first `count` token ids of one row in ranked order, or all if it has fewer.
+
+    Args:
+        logits: [vocab]; -inf is allowed, NaN is not.
+        count: 1 or more.
+    """
+    ids = np.arange(logits.size)
+    if count < logits.size:
+        least = np.partition(logits, -count)[-count]
+        ids = np.flatnonzero(logits >= least)  # with all that equal the last
+    return np.sort(_falling(logits[ids]) << 32 | ids)[:count] & 0xFFFFFFFF
+
+
+def total(logits: npt.NDArray[np.float32], temperature: float) -> np.float64:
+    """Return exp((logit - greatest) / temperature) added up over the logits [vocab] of one row."""
+    below = logits.astype(np.float64)
+    below -= logits.max()
+    with np.errstate(over="ignore"):  # so far below that it adds nothing
+        below /= temperature
+    return np.float64(np.exp(below, out=below).sum())
+
+
+def _falling(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Integers of 32 bits that fall where the values rise: sorted many times faster than floats."""
+    bits = (values + np.float32(0)).view(np.int32)  # -0 equals 0: one integer for both
+    rising = bits ^ (bits >> 31 & 0x7FFFFFFF)
+    return (~rising).astype(np.int64)

@@ -1,0 +1,12 @@
+// Behind the LoRA kernels, before emulation.cpp.
+using Argument = Group;
+
+// The compiler's layout of Group: its size, Site's size and the offset of each member, in order.
+extern "C" void layout(int* to) {
+  const size_t offsets[] = {
+      sizeof(Group), sizeof(Site), offsetof(Group, x), offsetof(Group, workspace), offsetof(Group, m),
+      offsetof(Group, k), offsetof(Group, sites), offsetof(Group, total_rank), offsetof(Group, splits),
+      offsetof(Group, site), offsetof(Site, a), offsetof(Site, b), offsetof(Site, y), offsetof(Site, out),
+      offsetof(Site, n), offsetof(Site, rank), offsetof(Site, column)};
+  for (size_t offset : offsets) *to++ = int(offset);
+}
