@@ -2,9 +2,9 @@
 
     python -m trt_lora.scripts.bench.cpu [NAME ...]
 
-A NAME is decode, dummies, switch, sampling, strength, load, callbacks, build or compare. All but sampling,
-strength, load and callbacks need the demo's model and engine (`make demo`). Every ratio alternates the two
-sides, so that a noisy neighbour slows both.
+A NAME is decode, dummies, switch, sampling, strength, load, callbacks, build or compare. All but
+sampling, strength, load and callbacks need the demo's model and engine (`make demo`). Every ratio
+alternates the two sides, so that a noisy neighbour slows both.
 """
 
 import argparse

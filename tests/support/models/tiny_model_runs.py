@@ -54,7 +54,8 @@ def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
     else:
         inputs = token_inputs(ids[None], np.ones((1, count), np.int64), keep=count)
         cache = empty_cache(manifest, batch_size=1)
-    return TensorMap({name: tensor_from_numpy(array) for name, array in inputs.items()} | cache)
+    tensors = {name: tensor_from_numpy(array) for name, array in inputs.items()}
+    return TensorMap({**tensors, **cache})
 
 
 def bound_prompt(engine: Engine) -> TensorMap:
