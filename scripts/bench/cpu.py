@@ -1,6 +1,6 @@
 """CPU benchmark: ratios within one run on one machine, as tables and JSON.
 
-    python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|strength|load|build|compare ...]
+    python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|decode_host|strength|load|...]
 
 Needs the demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a
 noisy neighbour slows both.
@@ -108,6 +108,16 @@ def switch() -> Results:
     }
 
 
+def decode_host() -> Results:
+    """The host's part of a decode step on a GPU, where CUDA and TensorRT return at once."""
+    measured = json.loads(_in_process("decode_host"))
+    return {
+        "bindings": measured["bindings"],
+        "a token, a graph launch, us (target: under 60)": measured["step"],
+        "the first token after a switch between captured adapters, us": measured["switch"],
+    }
+
+
 def load() -> Results:
     """Load adapters of Llama-3-8B's shapes from the page cache, against safetensors' reader."""
     results: Results = {}
@@ -182,7 +192,7 @@ def compare() -> Results:
 
 MEASUREMENTS: dict[str, Callable[[], Results]] = {
     function.__name__: function
-    for function in (decode, dummies, switch, strength, load, build, compare)
+    for function in (decode, dummies, switch, decode_host, strength, load, build, compare)
 }
 
 

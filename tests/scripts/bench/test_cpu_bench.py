@@ -62,9 +62,21 @@ def test_a_measurement_in_a_process_of_its_own_prints_json(tmp_path: Path) -> No
     assert peak["adapters"] == 1
 
 
+def test_the_hosts_part_of_a_decode_step_is_measured_with_every_binding_of_an_8b_model() -> None:
+    measured = json.loads(cpu._in_process("decode_host"))
+    assert measured["bindings"] == 448
+    assert min(measured["step"], measured["switch"]) > 0
+
+
 def test_every_script_of_a_measurement_is_there() -> None:
     text = Path(cpu.__file__).read_text()
     called = {part.split('"')[1] for part in text.split("_in_process(")[1:] if part[0] == '"'}
-    assert called == {"adapter_load", "strength", "build_stages", "compare_command"}
+    assert called == {
+        "adapter_load",
+        "strength",
+        "build_stages",
+        "compare_command",
+        "decode_host",
+    }
     for name in called:
         assert (Path(cpu.__file__).parent / f"{name}.py").is_file()
