@@ -33,7 +33,7 @@ ROWS, MAX_LEN, RANK, HEADS, HEAD_DIM = 8, 2048, 16, 8, 128
 ADAPTERS = ("a", "b")
 
 
-def stub_cuda() -> ModuleType:
+def stub_cuda() -> Any:
     """Return a module `cuda.bindings.runtime` whose functions succeed; host memory is there."""
     cuda: Any = ModuleType("cuda.bindings.runtime")
     addresses, pinned = itertools.count(1 << 44, 1 << 34), list[Any]()
