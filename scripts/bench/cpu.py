@@ -2,9 +2,9 @@
 
     python -m trt_lora.scripts.bench.cpu [NAME ...]
 
-A NAME is decode, dummies, switch, sampling, strength, load, callbacks, build or compare. All but
-sampling, strength, load and callbacks need the demo's model and engine (`make demo`). Every ratio
-alternates the two sides, so that a noisy neighbour slows both.
+The names are those of the functions below. decode, dummies, switch, build and compare need the
+demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a noisy
+neighbour slows both.
 """
 
 import argparse
@@ -129,6 +129,16 @@ def sampling() -> Results:
     }
 
 
+def decode_host() -> Results:
+    """The host's part of a decode step on a GPU, where CUDA and TensorRT return at once."""
+    measured = json.loads(_in_process("decode_host"))
+    return {
+        "bindings": measured["bindings"],
+        "a token, a graph launch, us (target: under 60)": measured["step"],
+        "the first token after a switch between captured adapters, us": measured["switch"],
+    }
+
+
 def load() -> Results:
     """Load adapters of Llama-3-8B's shapes from the page cache, against safetensors' reader."""
     results: Results = {}
@@ -217,7 +227,10 @@ def compare() -> Results:
 
 MEASUREMENTS: dict[str, Callable[[], Results]] = {
     function.__name__: function
-    for function in (decode, dummies, switch, sampling, strength, load, callbacks, build, compare)
+    for function in (
+        *(decode, dummies, switch, decode_host, sampling, strength, load, callbacks, build),
+        compare,
+    )
 }
 
 

@@ -68,7 +68,8 @@ class GraphCache:
 
         Args:
             key: the run.
-            repeats: it was made to come again, and is captured at once if no graph has to go.
+            repeats: it was made to come again, with this very key, which stays as it is: it is
+                found at once, and captured at once if no graph has to go.
         """
         if not self._options.max_graphs or self._failures == _GIVE_UP_AFTER:
             return False
@@ -80,10 +81,10 @@ class GraphCache:
             return False
         has_room = len(self._graphs) < self._options.max_graphs
         if key not in self._once and not (repeats and has_room):
-            self._remember(self._once, frozen_copy(key))
+            self._remember(self._once, key if repeats else frozen_copy(key))
             return False
         self._once.pop(key, None)
-        return self._capture(frozen_copy(key))
+        return self._capture(key if repeats else frozen_copy(key))
 
     def clear(self) -> None:
         """Destroy all graphs and their contexts; their stream has passed."""

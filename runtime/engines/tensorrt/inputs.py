@@ -30,6 +30,7 @@ class RunInputs:
             for name in self._dtypes
         }
         self._seen: dict[str, object] = {}  # what `_describe` said
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._allowing: dict[str, int] = {}  # bit i is set if profile i allows the input's shape
 
     @property
@@ -60,15 +61,16 @@ class RunInputs:
         if tensor.dtype != self._dtypes[name]:
             raise TensorError(f"{name} is {tensor.dtype}; this engine takes {self._dtypes[name]}")
         self._memory.check(name, tensor)
-        bits = (bit for bit, r in self._ranges[name] if allows(r, tensor.shape))
-        self._allowing[name] = sum(bits)
         output = self._outputs.get(name)
+        if output and tensor.device == HOST:
+            raise TensorError(
+                f"{name} lies on the host, and {output} is written to its memory; "
+                "pass memory of the engine, as KVCache or engine.memory.upload makes it"
+            )
+        if self._shapes.get(name) != tensor.shape:
+            bits = (bit for bit, r in self._ranges[name] if allows(r, tensor.shape))
+            self._shapes[name], self._allowing[name] = tensor.shape, sum(bits)
         if tensor.device == HOST:
-            if output:
-                raise TensorError(
-                    f"{name} lies on the host, and {output} is written to its memory; "
-                    f"pass memory of the engine, as KVCache or engine.memory.upload makes it"
-                )
             self._on_host.add(name)  # put into the state at every run, where it is copied to
         else:
             self._on_host.discard(name)

@@ -13,6 +13,8 @@ from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap
 
+_KNOWN_KEYS = 32  # one for each adapter in turns
+
 
 class TensorRTPreparedRun:
     """A `PreparedRun`; see there. Nothing is allocated or bound in `run`."""
@@ -44,6 +46,7 @@ class TensorRTPreparedRun:
             place = self._block.on_device[name]
             self._state.put(name, (place.pointer, place.shape))
         self._map = TensorMap(given)
+        self._keys: dict[RunKey, RunKey] = {}  # in the order of their making
         self.bind(TensorMap({name: self._block.on_device[name] for name in on_host}))
 
     @property
@@ -65,8 +68,14 @@ class TensorRTPreparedRun:
                 f"{on_host[0]} lies on the host; a prepared run takes what the engine's memory "
                 "made, or what was on the host when it was prepared"
             )
-        self._key, self._map = frozen_copy(self._state.key(profile)), candidate
+        self._key, self._map = self._known(frozen_copy(self._state.key(profile))), candidate
 
     def run(self) -> None:
         """Run and wait."""
         self._repeat(self._key, self._block)
+
+    def _known(self, key: RunKey) -> RunKey:
+        """The same object for the same run: its graph is found without comparing addresses."""
+        if len(self._keys) == _KNOWN_KEYS:
+            del self._keys[next(iter(self._keys))]
+        return self._keys.setdefault(key, key)

@@ -76,11 +76,24 @@ def test_callbacks_of_every_node_of_a_layer_are_timed_without_a_gpu(
         assert 0 < times["enqueue"] < times["both"]
 
 
+def test_the_hosts_part_of_a_decode_step_is_measured_with_every_binding_of_an_8b_model() -> None:
+    measured = json.loads(cpu._in_process("decode_host"))
+    assert measured["bindings"] == 448
+    assert min(measured["step"], measured["switch"]) > 0
+
+
 def test_every_script_of_a_measurement_is_there() -> None:
     text = Path(cpu.__file__).read_text()
     called = {part.split('"')[1] for part in text.split("_in_process(")[1:] if part[0] == '"'}
     assert called == {
         *("adapter_load", "strength", "plugin_callbacks", "build_stages", "compare_command")
+
+
+        "adapter_load",
+        "strength",
+        "build_stages",
+        "compare_command",
+        "decode_host",
     }
     for name in called:
         assert (Path(cpu.__file__).parent / f"{name}.py").is_file()

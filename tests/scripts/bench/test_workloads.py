@@ -11,8 +11,8 @@ from support.fakes.cpu_device import TINY, CpuDevice
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import SUCCESS, Status
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import PAST as PAST_NAME
-from support.fakes.tiny_engine import engine_directory, small_manifest
+from support.fakes.tiny_engine import WIDTH, engine_directory
+from support.fakes.tiny_static_engine import KEY, static_manifest
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.progress import NoProgress
@@ -200,31 +200,33 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimedCuda]:
 @pytest.fixture
 def tensorrt_engine(cuda: TimedCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
     """The fake TensorRT's tiny engine, not entered."""
-    FakeTensorRT(cuda).install(monkeypatch)
-    return TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest())
+    trt = FakeTensorRT(cuda)
+    trt.install(monkeypatch)
+    trt.manifest = static_manifest()
+    return TensorRTEngine(engine_directory(tmp_path / "engine", trt.manifest), trt.manifest)
 
 
 def test_a_decode_step_has_the_cache_and_the_profile_that_it_says(tensorrt_engine: Engine) -> None:
     with tensorrt_engine as engine:
-        inputs = engine_step.decode_inputs(engine, m=2, rank=3, cache=5)
+        inputs = engine_step.decode_inputs(engine, m=2, rank=3, length=5)
         shapes = {name: tensor.shape for name, tensor in inputs.items()}
-        assert shapes[PAST_NAME][2] == 5
-        assert shapes["attention_mask"] == (2, 6)
-        assert inputs[PAST_NAME].device == "cuda:0"
+        assert shapes[KEY] == (2, 1, engine.manifest.max_seq_len, WIDTH)
+        assert inputs["lengths"].numpy().tolist() == [5, 5]
+        assert inputs[KEY].numpy().all()
         assert list(engine.manifest.profiles)[select_profile(engine.manifest, shapes)] == "decode"
         del inputs
 
 
 def test_a_cache_as_long_as_the_engine_is_refused(tensorrt_engine: Engine) -> None:
     with tensorrt_engine as engine, pytest.raises(ModelError, match="allows 15"):
-        engine_step.decode_inputs(engine, m=1, rank=1, cache=16)
+        engine_step.decode_inputs(engine, m=1, rank=1, length=16)
 
 
 def test_tensorrts_own_time_lies_between_events_around_graph_and_enqueue(
     tensorrt_engine: Engine, cuda: TimedCuda
 ) -> None:
     with tensorrt_engine as engine:
-        inputs = engine_step.decode_inputs(engine, m=1, rank=3, cache=5)
+        inputs = engine_step.decode_inputs(engine, m=1, rank=3, length=5)
         with timed_run(engine.directory, inputs) as (run, profile):
             assert (profile, run.has_graph) == ("decode", True)
             before = len(cuda.names())
@@ -240,12 +242,12 @@ def test_a_row_tells_tensorrts_time_from_pythons(tensorrt_engine: Engine) -> Non
     with tensorrt_engine as engine:
         engines: dict[str, Engine] = {}
         engines |= dict.fromkeys(("plugin", "native", "base"), engine)
-        row = engine_step.measure(engines, m=1, rank=2, rounds=1, cache=5)
+        row = engine_step.measure(engines, m=1, rank=2, rounds=1, length=5)
     for name in engines:
         assert row.variants[f"{name} graph, us"] == row.variants[f"{name} enqueue, us"] == 250.0
         assert row.notes[name] == {"profile": "decode", "captured": True}
-        assert f"{name} execute, us" in row.variants
-        assert f"{name} execute / graph" in row.ratios
+        assert f"{name} step, us" in row.variants
+        assert f"{name} step / graph" in row.ratios
     assert set(engine_step.expectations()["m1 r16"]) <= set(row.ratios)
     assert row.sizes["cache, tokens"] == 5
 

@@ -8,7 +8,7 @@ from typing import Any
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
 from trt_lora.runtime.engines.tensorrt.graphs import GraphCache, GraphOptions
-from trt_lora.runtime.engines.tensorrt.inputs import select_profile
+from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
 from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
@@ -84,13 +84,12 @@ def timed_run(directory: Path, inputs: TensorMap) -> Iterator[tuple[TimedRun, st
         plan = Plan(directory, manifest, flavour_named(manifest.flavour), memory)
         given = memory.upload({binding.name: inputs[binding.name] for binding in manifest.inputs})
         state = RunState()
-        for name, tensor in given.items():
-            state.put(name, (tensor.pointer, tensor.shape))
+        index = RunInputs(manifest, memory).update(TensorMap(given), state)
         outputs = memory.empty(OutputShapes(manifest).infer(state.addresses))
         for name, tensor in outputs.items():
             state.put(name, (tensor.pointer, tensor.shape))
-        index = select_profile(manifest, {name: tensor.shape for name, tensor in given.items()})
-        run = TimedRun(plan, state.key(index), tuple(outputs), stream)
+        names = tuple(binding.name for binding in manifest.outputs)
+        run = TimedRun(plan, state.key(index), names, stream)
         try:
             yield run, list(manifest.profiles)[index]
         finally:

@@ -1,8 +1,8 @@
 """Decode step of an engine: TensorRT's time by CUDA events, and Python's overhead.
 
-Every sequence has a cache of 512 tokens on the device, half of what the engine allows and what its
-`decode` profile is tuned for. `graph` is one launch of the captured graph, `enqueue` the same run
-kernel by kernel, both between two events; `execute` is what a caller of `Engine.execute` waits.
+Every sequence has 512 tokens in its row of the cache, half of what fits. `graph` is one launch of
+the captured graph, `enqueue` the same run kernel by kernel, both between two events; `step` is what
+the host waits for a prepared run, as a decoder makes it: tokens in, a launch, logits out.
 """
 
 import statistics
@@ -17,10 +17,12 @@ import numpy as np
 
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.generation.step_inputs import cache_shapes, token_inputs
+from trt_lora.runtime.engines.engine import PreparesRuns
+from trt_lora.runtime.generation.static_inputs import BOUND, CACHE, static_token_inputs
+from trt_lora.runtime.generation.step_inputs import cache_shapes
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
-from trt_lora.runtime.memory.tensor import Tensor, tensor_from_storage
+from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy, tensor_from_storage
 from trt_lora.scripts.bench.gpu.layers.llama_engines import LAYERS, MAX_TOKENS, build
 from trt_lora.scripts.bench.gpu.layers.timed_engine import TimedRun, timed_run
 from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B, ModelShape
@@ -30,7 +32,7 @@ from trt_lora.scripts.bench.gpu.timing import ROUNDS, Times, alternate
 from trt_lora.scripts.bench.gpu.worker import Skipped
 from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer, ask
 
-CACHE = MAX_TOKENS // 2  # tokens of every sequence before the step
+LENGTH = MAX_TOKENS // 2  # tokens of every sequence before the step
 SIZES = ((1, 16), (8, 16), (32, 16), (1, 64))
 INSTEAD = (
     "the replay of TensorRT-RTX's kernel lists in decode-step (ours, native_dynamic) stands for "
@@ -76,40 +78,42 @@ def rows(
 
 
 def measure(
-    engines: dict[str, Engine], m: int, rank: int, rounds: int, cache: int = CACHE
+    engines: dict[str, Engine], m: int, rank: int, rounds: int, length: int = LENGTH
 ) -> ResultRow:
     """Time a decode step of m sequences in every engine; `base` has no LoRA."""
     with ExitStack() as stack:
         versions: dict[str, Callable[[], float]] = {}
         notes: dict[str, object] = {}
         for name, engine in engines.items():
-            tensor_map = decode_inputs(engine, m, rank, cache)
+            tensor_map = decode_inputs(engine, m, rank, length)
             run, profile = stack.enter_context(timed_run(engine.directory, tensor_map))
             notes[name] = {"profile": profile, "captured": run.has_graph}
             versions |= _versions(name, engine, run, tensor_map)
         times = _time(versions, rounds)
-    sizes = {"m": m, "rank": rank, "cache, tokens": cache, "layers": LAYERS}
+    sizes = {"m": m, "rank": rank, "cache, tokens": length, "layers": LAYERS}
     return _row(f"m{m} r{rank}", sizes, times, notes)
 
 
-def decode_inputs(engine: Engine, m: int, rank: int, cache: int) -> TensorMap:
-    """Return the inputs of one decode step of m sequences with `cache` tokens each.
+def decode_inputs(engine: Engine, m: int, rank: int, length: int) -> TensorMap:
+    """Return the inputs of one decode step of m sequences with `length` tokens each.
 
     Raises:
-        ModelError: the engine allows no cache as long.
+        ModelError: the engine has no room for as many.
     """
     manifest = engine.manifest
-    if cache >= manifest.max_seq_len:
-        raise ModelError(f"a cache of {cache} tokens; the engine allows {manifest.max_seq_len - 1}")
+    if length >= manifest.max_seq_len:
+        most = manifest.max_seq_len - 1
+        raise ModelError(f"{length} tokens and one more; the engine allows {most}")
     manager = LoRAManager()
     manager.initialize_engine_bindings(engine)
     if manifest.sites:
         manager.add_weights("a", _weights(manifest, rank))
         manager.switch_weights("a")
-    arrays = token_inputs(np.arange(m)[:, None] + 3, np.ones((m, cache + 1), np.int64))
-    tensors = {name: tensor_from_storage(array, "int64") for name, array in arrays.items()}
-    past = engine.memory.upload(dict(_past(manifest, m, cache)))
-    tensor_map = TensorMap(tensors | past)
+    ids, lengths = np.arange(m)[:, None] + 3, np.full(m, length)
+    arrays = static_token_inputs(ids, lengths, np.arange(m), manifest.max_seq_len)
+    tensors = {name: tensor_from_numpy(array) for name, array in arrays.items()}
+    resident = {BOUND: tensors.pop(BOUND), **dict(_cache(manifest, m))}
+    tensor_map = TensorMap(tensors | engine.memory.upload(resident))
     manager.refresh_tensor_map(tensor_map)
     return tensor_map
 
@@ -122,10 +126,10 @@ def _running(answers: Sequence[Answer]) -> str:
     raise Skipped(f"no TensorRT runs here ({reasons}). {INSTEAD}")
 
 
-def _past(manifest: Manifest, m: int, tokens: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the cache inputs [m, kv_heads, tokens, dim]: random values, the same in each."""
+def _cache(manifest: Manifest, m: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the cache inputs [m, kv_heads, max_len, dim]: random values, the same in each."""
     dtypes = {binding.name: binding.dtype for binding in manifest.inputs}
-    for name, shape in cache_shapes(manifest, m, tokens).items():
+    for name, shape in cache_shapes(manifest, CACHE, m, manifest.max_seq_len).items():
         values = np.random.default_rng(0).standard_normal(shape, np.float32)
         storage = values.astype(storage_dtype(dtypes[name]))
         yield name, tensor_from_storage(storage, dtypes[name])
@@ -143,17 +147,19 @@ def _weights(manifest: Manifest, rank: int) -> dict[str, object]:
 def _versions(
     name: str, engine: Engine, run: TimedRun, tensor_map: TensorMap
 ) -> dict[str, Callable[[], float]]:
+    assert isinstance(engine, PreparesRuns)  # it is TensorRT's
+    prepared = engine.prepare(tensor_map)
     return {
         f"{name} graph": run.graph_us if run.has_graph else run.enqueue_us,
         f"{name} enqueue": run.enqueue_us,
-        f"{name} execute": partial(_execute_us, engine, tensor_map),
+        f"{name} step": partial(_step_us, prepared.run),
     }
 
 
-def _execute_us(engine: Engine, tensor_map: TensorMap) -> float:
-    """Wall time of a run, the engine's own graph included from the third run on."""
+def _step_us(run: Callable[[], None]) -> float:
+    """Wall time of a run, the engine's own graph included from the second run on."""
     start = time.perf_counter()
-    engine.execute(tensor_map)
+    run()
     return (time.perf_counter() - start) * 1e6
 
 
@@ -168,7 +174,7 @@ def _time(versions: dict[str, Callable[[], float]], rounds: int) -> Times:
 
 def _row(name: str, sizes: dict[str, int], times: Times, notes: dict[str, object]) -> ResultRow:
     host = {
-        f"{engine} execute / graph": times.ratio(f"{engine} execute", f"{engine} graph")
+        f"{engine} step / graph": times.ratio(f"{engine} step", f"{engine} graph")
         for engine in notes
     }
     overheads = {
