@@ -86,13 +86,7 @@ def test_every_script_of_a_measurement_is_there() -> None:
     text = Path(cpu.__file__).read_text()
     called = {part.split('"')[1] for part in text.split("_in_process(")[1:] if part[0] == '"'}
     assert called == {
-        *("adapter_load", "strength", "plugin_callbacks", "build_stages", "compare_command")
-
-
-        "adapter_load",
-        "strength",
-        "build_stages",
-        "compare_command",
+        *("adapter_load", "strength", "plugin_callbacks", "build_stages", "compare_command"),
         "decode_host",
     }
     for name in called:
