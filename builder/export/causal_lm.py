@@ -23,6 +23,8 @@ from trt_lora.builder.export.static_check import static_cache_obstacle
 from trt_lora.builder.export.static_step import StaticStep
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.passes.linears import module_linears, traced_paths, untie_linears
+from trt_lora.builder.passes.rms_norms import RMSNorms
+from trt_lora.builder.passes.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.manifest import GROWING, STATIC
@@ -76,6 +78,8 @@ def export_causal_lm(model: Any, kv_cache: str, max_len: int) -> Exported:
     linears = {path: path in traced for path, _ in module_linears(model)}
     if is_static:
         _use_static_opset(graph)
+        RMSNorms()(graph)
+        RotaryEmbeddings()(graph)
     return Exported(graph, STATIC if is_static else GROWING, obstacle, layouts, linears)
 
 

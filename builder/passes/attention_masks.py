@@ -4,15 +4,10 @@ The exporter writes masks that are added to scores: 0 where a key is seen, and a
 number elsewhere.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
-from trt_lora.runtime.generation.static_inputs import BOUND, LENGTHS, STATIC_SHAPES
-from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+from trt_lora.builder.passes.evaluated import evaluated
 
 FULL = 0  # a window without an end
 
@@ -42,9 +37,10 @@ def attention_window(model: ir.Model, seen: ir.Value, max_len: int) -> int | Non
         None where the mask is no causal one, with a window or without.
     """
     lengths = np.unique([0, max_len // 2, max(max_len - _NEW, 0)]).astype(np.int64)
-    found = _evaluate(model, seen, lengths, max_len)
-    if found is None:
+    mask = evaluated(model, seen, lengths, _NEW, max_len)
+    if mask is None:
         return None
+    found = np.broadcast_to(mask.astype(np.bool_), (len(lengths), 1, _NEW, max_len))
     queries = (lengths[:, None] + np.arange(_NEW))[:, None, :, None]
     behind = queries - np.arange(max_len)  # how far a key lies behind its token
     causal = behind >= 0
@@ -52,43 +48,6 @@ def attention_window(model: ir.Model, seen: ir.Value, max_len: int) -> int | Non
     if np.array_equal(found, causal):
         return FULL
     return window if np.array_equal(found, causal & (behind < window)) else None
-
-
-def _evaluate(
-    model: ir.Model, seen: ir.Value, lengths: npt.NDArray[np.int64], bound: int
-) -> npt.NDArray[np.bool_] | None:
-    """The mask [rows, 1, _NEW, bound]; None where more than lengths and shapes decides it."""
-    given = {
-        INPUT_IDS: np.zeros((len(lengths), _NEW), np.int64),
-        LENGTHS: lengths,
-        BOUND: np.zeros(bound, np.bool_),
-    }
-    needed = [value for value in _graph_inputs(seen) if value.name in STATIC_SHAPES]
-    if any(value.name not in given for value in _graph_inputs(seen)):
-        return None
-    part = ir.Model(ir.convenience.extract(model.graph, needed, [seen]), ir_version=10)
-    evaluator = ReferenceEvaluator(ir.to_proto(part))
-    feeds = {str(value.name): given[str(value.name)] for value in needed}
-    shape = (len(lengths), 1, _NEW, bound)
-    (mask,) = evaluator.run(None, feeds)
-    return np.broadcast_to(np.asarray(mask, np.bool_), shape)
-
-
-def _graph_inputs(value: ir.Value) -> list[ir.Value]:
-    """The graph inputs that a value is computed from, each once."""
-    return list(dict.fromkeys(_inputs_behind(value, set())))
-
-
-def _inputs_behind(value: ir.Value, visited: set[ir.Value]) -> Iterator[ir.Value]:
-    if value in visited:
-        return
-    visited.add(value)
-    if value.is_graph_input():
-        yield value
-    producer = value.producer()
-    for operand in producer.inputs if producer is not None else ():
-        if operand is not None:
-            yield from _inputs_behind(operand, visited)
 
 
 def _constant(value: ir.Value | None) -> float | None:

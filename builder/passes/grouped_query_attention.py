@@ -2,7 +2,8 @@
 
 `TensorScatter` (keys and values), `Slice` to `bound`, `Attention` become one
 `com.microsoft.GroupQueryAttention`, which reads only what each row holds. Rows of different
-lengths then cost what they are long; with a mask every row costs as much as the longest.
+lengths then cost what they are long; with a mask every row costs as much as the longest. It turns
+queries and keys itself where tables of a rotary embedding do.
 Attention that the operator cannot express stays as it is: a mask that is not causal (with a
 sliding window or without), keys and values of different widths, keys shared between layers.
 """
@@ -15,12 +16,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes.attention_masks import FULL, attention_window, boolean_mask
+from trt_lora.builder.passes.rotary_embeddings import ROTARY_EMBEDDING
 from trt_lora.builder.passes.standard_attention import ATTENTION, SOFTCAP, replace_node
 from trt_lora.runtime.generation.static_inputs import BOUND
 from trt_lora.runtime.generation.step_inputs import INPUT_IDS
 
 DOMAIN = "com.microsoft"
 OPERATOR = "GroupQueryAttention"
+
+_ROTARY_MULTIPLE = 16  # the operator turns heads of such widths alone
 
 _SWAP_HEADS = [0, 2, 1, 3]  # [batch, heads, s, dim] and [batch, s, heads, dim]
 
@@ -96,20 +100,21 @@ def _replace(
     node: ir.Node, keys: _Row, values: _Row, window: int, counts: tuple[ir.Value, ir.Value]
 ) -> None:
     query = _present(node.inputs[0])
+    operands, tables = _behind_rotary_embedding([query, keys.new])
     tape = Tape()
     attributes: dict[str, int | float] = {
         "num_heads": _size(query, 1),
         "kv_num_heads": _size(keys.cache, 1),
         "scale": node.attributes["scale"].as_float(),
-        "do_rotary": 0,
+        "do_rotary": int(bool(tables)),
     }
     if cap := node.attributes.get_float(SOFTCAP, 0.0):
         attributes[SOFTCAP] = cap
     if window != FULL:
         attributes["local_window_size"] = window
-    rows = [_flat(tape, value) for value in (query, keys.new, values.new)]
+    rows = [_flat(tape, value) for value in (*operands, values.new)]
     attended, *written = tape.op_multi_out(
-        OPERATOR, [*rows, keys.cache, values.cache, *counts], attributes, num_outputs=3,
+        OPERATOR, [*rows, keys.cache, values.cache, *counts, *tables], attributes, num_outputs=3,
         domain=DOMAIN,
     )  # fmt: skip
     heads = tape.op("Reshape", [attended, _constant(tape, [0, 0, _size(query, 1), -1])])
@@ -118,6 +123,19 @@ def _replace(
     for row, output in zip((keys, values), written, strict=True):
         _take_over(row, output)
     _join_views(result)
+
+
+def _behind_rotary_embedding(
+    values: list[ir.Value],
+) -> tuple[list[ir.Value], list[ir.Value]]:
+    """What is turned, and the tables that turn it; no tables where values are not turned alike."""
+    nodes = [node for value in values if (node := value.producer()) is not None]
+    if any(node.op_type != ROTARY_EMBEDDING for node in nodes) or len(nodes) != len(values):
+        return values, []
+    read = [[_present(operand) for operand in node.inputs[:3]] for node in nodes]
+    if any(tables != read[0][1:] for _, *tables in read) or _size(values[0], 3) % _ROTARY_MULTIPLE:
+        return values, []
+    return [x for x, *_ in read], read[0][1:]
 
 
 def _take_over(row: _Row, output: ir.Value) -> None:

@@ -1,0 +1,55 @@
+"""What the graph computes of tokens' places alone: masks, and tables of rotary embeddings."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from trt_lora.runtime.generation.static_inputs import BOUND, LENGTHS, STATIC_SHAPES
+from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+from trt_lora.runtime.memory.dtypes import Array
+
+
+def evaluated(
+    model: ir.Model, value: ir.Value, lengths: npt.NDArray[np.int64], new: int, bound: int
+) -> Array | None:
+    """Compute a value of a graph whose cache is static; None where more than places decides it.
+
+    Args:
+        model: whose graph computes the value.
+        value: one of its values.
+        lengths: tokens already in each row [rows].
+        new: tokens of each row in the step.
+        bound: positions of the cache looked at.
+    """
+    given: dict[str, Array] = {
+        INPUT_IDS: np.zeros((len(lengths), new), np.int64),
+        LENGTHS: np.asarray(lengths, np.int64),
+        BOUND: np.zeros(bound, np.bool_),
+    }
+    needed = [each for each in _graph_inputs(value) if each.name in STATIC_SHAPES]
+    if any(each.name not in given for each in _graph_inputs(value)):
+        return None
+    part = ir.Model(ir.convenience.extract(model.graph, needed, [value]), ir_version=10)
+    evaluator = ReferenceEvaluator(ir.to_proto(part))
+    (found,) = evaluator.run(None, {str(each.name): given[str(each.name)] for each in needed})
+    return np.asarray(found)
+
+
+def _graph_inputs(value: ir.Value) -> list[ir.Value]:
+    """The graph inputs that a value is computed from, each once."""
+    return list(dict.fromkeys(_inputs_behind(value, set())))
+
+
+def _inputs_behind(value: ir.Value, visited: set[ir.Value]) -> Iterator[ir.Value]:
+    if value in visited:
+        return
+    visited.add(value)
+    if value.is_graph_input():
+        yield value
+    producer = value.producer()
+    for operand in producer.inputs if producer is not None else ():
+        if operand is not None:
+            yield from _inputs_behind(operand, visited)

@@ -1,0 +1,144 @@
+"""Pass that makes the rotary embeddings of a trace, six nodes each, one `RotaryEmbedding`.
+
+Those that turn the two halves of what they read against each other, `x cos + (-x2, x1) sin`; x is a
+head or a part of it. Interleaved ones stay as they are. Cosines and sines become tables of all
+places in the cache: with tables TensorRT turns queries and keys in the kernel that writes the
+cache, and without them in one more.
+"""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
+from onnxscript.rewriter import pattern
+from onnxscript.rewriter import rewrite as apply_rules
+
+from trt_lora.builder.passes.evaluated import evaluated
+from trt_lora.runtime.generation.static_inputs import CACHE, LENGTHS
+from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+from trt_lora.runtime.memory.dtypes import Array
+
+ROTARY_EMBEDDING = "RotaryEmbedding"
+
+_NEW = 2  # tokens of the steps that a table is compared with
+
+
+class RotaryEmbeddings(ir.passes.InPlacePass):
+    """The pass, for a graph whose cache is static, of opset 23 or later."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place."""
+        tables = _Tables(model)
+        apply_rules(model, pattern.RewriteRuleSet([_Rotation.rule(tables)], commute=True))
+        RemoveUnusedNodesPass()(model)
+        return ir.passes.PassResult(model, modified=tables.any)
+
+
+class _Tables:
+    """Tables [max_len, dim / 2] of what the graph computes for a token from its place."""
+
+    def __init__(self, model: ir.Model) -> None:
+        inputs = {str(value.name): value for value in model.graph.inputs}
+        cache = next(value for name, value in inputs.items() if name.startswith(CACHE))
+        self.places = _places(model.graph, inputs[INPUT_IDS], inputs[LENGTHS])
+        self._model, self._max_len = model, _size(cache, 2)
+        self._made = dict[ir.Value, ir.Value | None]()
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a table."""
+        return any(table is not None for table in self._made.values())
+
+    def of(self, value: ir.Value, x: ir.Value) -> ir.Value | None:
+        """Return the table of a value [batch, 1, s, dim], to turn x; None where it has none."""
+        if value not in self._made:
+            rows = self._rows(value, _size(x, 3))
+            self._made[value] = None if rows is None else self._initializer(rows, value, x)
+        return self._made[value]
+
+    def _rows(self, value: ir.Value, size: int) -> Array | None:
+        """Half of the value for every place, if its halves are equal and the place decides it."""
+        every = self._evaluated(value, np.zeros(1, np.int64), self._max_len, size)
+        lengths = np.unique([0, self._max_len // 2, self._max_len - _NEW])
+        steps = self._evaluated(value, lengths, _NEW, size)
+        if every is None or steps is None:
+            return None
+        expected = every[0, 0, lengths[:, None] + np.arange(_NEW)]
+        left, right = np.split(every[0, 0], 2, axis=-1)
+        is_table = np.array_equal(steps[:, 0], expected) and np.array_equal(left, right)
+        return np.ascontiguousarray(left) if is_table else None
+
+    def _evaluated(self, value: ir.Value, lengths: Array, new: int, size: int) -> Array | None:
+        found = evaluated(self._model, value, lengths, new, self._max_len)
+        has_shape = found is not None and found.shape == (len(lengths), 1, new, size)
+        return found if has_shape else None
+
+    def _initializer(self, rows: Array, value: ir.Value, x: ir.Value) -> ir.Value:
+        assert x.dtype is not None  # the exporter writes the type of every value
+        tensor = ir.tensor(rows, dtype=x.dtype, name=f"{value.name}_table")
+        kind, shape = ir.TensorType(x.dtype), ir.Shape(rows.shape)
+        table = ir.Value(name=tensor.name, type=kind, shape=shape, const_value=tensor)
+        self._model.graph.register_initializer(table)
+        return table
+
+
+class _Rotation(pattern.RewriteRuleClassBase):
+    """x [batch, heads, s, dim], cos and sin [batch, 1, s, dim]."""
+
+    def __init__(self, tables: _Tables) -> None:
+        super().__init__(remove_nodes=False)  # other layers read them too
+        self._tables = tables
+
+    def pattern(self, op: Any, x: Any, cos: Any, sin: Any, half: Any, end: Any) -> Any:
+        first = op.Slice(x, [0], half, [3], [1])
+        second = op.Slice(x, half, end, [3], [1])
+        turned = op.Concat(op.Neg(second), first, axis=-1)
+        return op.Add(op.Mul(x, cos), op.Mul(turned, sin))
+
+    def check(
+        self, context: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, half: ir.Value, end: ir.Value
+    ) -> bool:
+        del context  # the rewriter's own
+        if x.shape is None or len(x.shape) != 4 or not x.dtype == cos.dtype == sin.dtype:
+            return False
+        size, middle, last = x.shape[3], _integer(half), _integer(end)
+        if middle is None or last is None or size != 2 * middle or last < size:
+            return False
+        return all(self._tables.of(value, x) is not None for value in (cos, sin))
+
+    def rewrite(
+        self, op: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, half: ir.Value, end: ir.Value
+    ) -> Any:
+        del half, end
+        tables = [self._tables.of(value, x) for value in (cos, sin)]
+        return op.RotaryEmbedding(x, *tables, self._tables.places)
+
+
+def _places(graph: ir.Graph, ids: ir.Value, lengths: ir.Value) -> ir.Value:
+    """Compute the place of every new token [batch, s], before all else."""
+    tape = Tape()
+
+    def integers(*shape: int, number: int) -> ir.Value:
+        return tape.op("Constant", [], {"value": ir.tensor(np.full(shape, number, np.int64))})
+
+    new = tape.op("Squeeze", [tape.op("Shape", [ids], {"start": 1, "end": 2})])
+    steps = tape.op("Range", [integers(number=0), new, integers(number=1)])
+    places = tape.op("Add", [tape.op("Unsqueeze", [lengths, integers(1, number=1)]), steps])
+    for node in tape.nodes:
+        node.outputs[0].name = None  # the graph gives it one of its own
+    graph.insert_before(graph[0], tape.nodes)
+    return places
+
+
+def _integer(value: ir.Value) -> int | None:
+    tensor = ir.convenience.get_const_tensor(value)
+    return int(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
+
+
+def _size(value: ir.Value, axis: int) -> int:
+    assert value.shape is not None
+    size = value.shape[axis]
+    assert isinstance(size, int)  # heads, widths and the size of a cache are numbers
+    return size
