@@ -31,7 +31,7 @@ def test_on_a_gpu_tensorrt_stays_with_one_profile_for_all_steps(
     )
     assert "strongly_typed=True" in text
     assert "'input_ids', min=(1, 1), opt=(1, 32), max=(2, 32)" in text
-    assert "'attention_mask', min=(1, 1), opt=(1, 32), max=(2, 64)" in text
+    assert "'bound', min=(1,), opt=(32,), max=(64,)" in text
     assert f"LoraTensorRTRunner('{subject.engine}')" in text
     assert "LoraReferenceRunner" not in text
     assert "_lora'" not in text  # no outputs that undo fusions
