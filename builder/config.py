@@ -5,11 +5,12 @@ from pathlib import Path
 
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.manifest import LORA_PLUGINS
+from trt_lora.runtime.manifest import KV_CACHES, LORA_PLUGINS
 
 DTYPES = ("float16", "bfloat16", "float32")
 FLAVOUR_CHOICES = ("auto", "tensorrt", "tensorrt-rtx", "none")
 PLUGIN_CHOICES = ("auto", *LORA_PLUGINS)
+KV_CACHE_CHOICES = ("auto", *KV_CACHES)
 DEFAULT_MAX_LORA_RANK = 64
 DEFAULT_MAX_INPUT_LEN = 1024
 DEFAULT_MAX_SEQ_LEN = 2048
@@ -34,6 +35,7 @@ class BuildConfig:
     dtype: str = "float16"
     flavour: str = "auto"
     lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
+    kv_cache: str = "auto"  # static where the model can take it
     binding_names: BindingNames = BindingNames.LORA
     timing_cache: Path | None = None
     force: bool = False  # replace an engine that stands at `output`
@@ -53,6 +55,7 @@ class BuildConfig:
         _check_choice("--dtype", self.dtype, DTYPES)
         _check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         _check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
+        _check_choice("--kv-cache", self.kv_cache, KV_CACHE_CHOICES)
 
     def _check_that_prompts_fit(self) -> None:
         prompt, total = self.max_input_len, self.max_seq_len

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from trt_lora.builder.checkpoint.base_model import describe, load_model, output_widths
 from trt_lora.builder.checkpoint.model_directory import TEXT_FILES
+from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.checks.meta_model import head_path
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.export.causal_lm import export_causal_lm
@@ -20,16 +21,17 @@ from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import ResolvedLoRA
+from trt_lora.builder.save_graphs import save_graphs
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import make_profiles
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.runtime.files.file_record import file_record
+from trt_lora.runtime.generation.static_inputs import CACHE, NEW_CACHE
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     ONNX_FILE,
-    ONNX_WEIGHTS_FILE,
     PLAN_FILE,
     Binding,
     Manifest,
@@ -39,9 +41,10 @@ from trt_lora.runtime.manifest import (
 
 @dataclass(frozen=True)
 class Graph:
-    """The graph with its LoRA inputs, and what the pass reported."""
+    """The graph with its LoRA inputs, and what export and pass reported."""
 
     model: ir.Model
+    kv_cache: str
     inserted: InsertLoRAResult
 
 
@@ -53,11 +56,12 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         ConfigError: a target matches no linear of the graph.
     """
     config, model = build.config, build.model
-    graph = make_graph(config, build.lora, progress)
+    graph = make_graph(config, build.lora, model.lengths, progress)
+    kv_cache = graph.kv_cache
     sites, inputs, outputs = _save(graph, work, build.flavour, progress)
     del graph
     gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
-    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs)
+    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs, kv_cache)
     versions = tool_versions() | _compile(build, work, profiles, progress)
     progress.stage("describe")
     _copy_text_files(config.model, work, progress)
@@ -76,6 +80,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         dtype=config.dtype,
         flavour=build.flavour.name if build.flavour else "none",
         lora_plugin=build.lora_plugin,
+        kv_cache=kv_cache,
         versions=versions,
         files={path.name: file_record(path) for path in sorted(work.iterdir())},
     )
@@ -90,7 +95,7 @@ def _save(
     progress.stage("save")
     _check_space(graph.model, work, flavour)
     ClearMetadata()(graph.model)
-    ir.save(graph.model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
+    save_graphs(graph.model, work)
     values = graph.model.graph
     return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
 
@@ -99,7 +104,9 @@ def _with_parts(site: Site, model_config: Any) -> Site:
     return replace(site, parts=output_widths(model_config, site.path, site.n))
 
 
-def make_graph(config: BuildConfig, lora: ResolvedLoRA, progress: Progress) -> Graph:
+def make_graph(
+    config: BuildConfig, lora: ResolvedLoRA, lengths: Lengths, progress: Progress
+) -> Graph:
     """Export the base model and give it LoRA inputs; nothing is written.
 
     Raises:
@@ -109,12 +116,14 @@ def make_graph(config: BuildConfig, lora: ResolvedLoRA, progress: Progress) -> G
     progress.stage("load")
     model = load_model(config.model, config.dtype)
     progress.stage("export")
-    exported = export_causal_lm(model)
+    exported = export_causal_lm(model, config.kv_cache, lengths.max_seq_len)
+    if exported.obstacle:
+        progress.note(f"the KV cache grows (as --kv-cache growing): {exported.obstacle}")
     progress.stage("insert")
     insert = InsertLoRA(lora.targets, config.binding_names, head_path(model), exported.linears)
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
-    return Graph(exported.model, inserted)
+    return Graph(exported.model, exported.kv_cache, inserted)
 
 
 def _check_space(model: ir.Model, work: Path, flavour: Flavour | None) -> None:
@@ -134,7 +143,9 @@ def _binding(value: ir.Value) -> Binding:
     assert value.shape is not None  # the export names them all
     assert value.dtype is not None
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
-    return Binding(str(value.name), value.dtype.numpy().name, shape)
+    name = str(value.name)
+    in_place_of = CACHE + name.removeprefix(NEW_CACHE) if name.startswith(NEW_CACHE) else ""
+    return Binding(name, value.dtype.numpy().name, shape, in_place_of)
 
 
 def _compile(

@@ -1,6 +1,7 @@
 """Lazy import of cuda-python, and checked calls into CUDA driver, CUDA runtime and NVRTC."""
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from trt_lora.plugins.errors import BackendError
@@ -22,16 +23,30 @@ def checked(name: str, function: str, *args: Any) -> Any:
     Raises:
         BackendError: the library is missing, or the call failed; with NVIDIA's own explanation.
     """
+    return checked_function(name, function)(*args)
+
+
+def checked_function(name: str, function: str) -> Callable[..., Any]:
+    """Return `checked` for one function, which is looked up once instead of at every call.
+
+    Raises:
+        BackendError: cuda-python is not installed.
+    """
     library = bindings(name)
-    try:
-        status, *results = getattr(library, function)(*args)
-    except RuntimeError as error:  # so says cuda-python when a library or the driver is missing
-        hint = f"; {_INSTALL}" if name == "nvrtc" else ""
-        raise BackendError(f"{function}: {error}{hint}") from error
-    if int(status):
-        _, text = getattr(library, _EXPLAIN[name])(status)
-        raise BackendError(f"{function}: {text.decode()} ({status.name})")
-    return results[0] if len(results) == 1 else tuple(results)
+    unchecked = getattr(library, function)
+
+    def call(*args: Any) -> Any:
+        try:
+            status, *results = unchecked(*args)
+        except RuntimeError as error:  # so says cuda-python when a library or the driver is missing
+            hint = f"; {_INSTALL}" if name == "nvrtc" else ""
+            raise BackendError(f"{function}: {error}{hint}") from error
+        if int(status):
+            _, text = getattr(library, _EXPLAIN[name])(status)
+            raise BackendError(f"{function}: {text.decode()} ({status.name})")
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return call
 
 
 def bindings(name: str) -> Any:

@@ -7,6 +7,7 @@ from trt_lora.runtime.adapters.save import save_adapter
 from trt_lora.runtime.adapters.shard import shard_adapter
 from trt_lora.runtime.engines.engine import Engine, Executor
 from trt_lora.runtime.engines.open_engine import open_engine
+from trt_lora.runtime.generation.batch import Batch, Token
 from trt_lora.runtime.generation.generate import Completion, generate
 from trt_lora.runtime.generation.sampling import SamplingParams
 from trt_lora.runtime.generation.tokenizer import TextTokenizer
@@ -16,6 +17,7 @@ from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 __all__ = [
     "Adapter",
+    "Batch",
     "Completion",
     "Coverage",
     "Engine",
@@ -26,6 +28,7 @@ __all__ = [
     "Tensor",
     "TensorMap",
     "TextTokenizer",
+    "Token",
     "generate",
     "load_adapter",
     "open_engine",

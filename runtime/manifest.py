@@ -19,10 +19,15 @@ _MAX_BYTES = 32 << 20  # of 20 thousand sites
 MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
 ONNX_WEIGHTS_FILE = "model.onnx.data"
+ONNX_CPU_FILE = "model.cpu.onnx"  # the same weights with operators of ONNX Runtime's own
 PLAN_FILE = "engine.plan"
-BACKEND_FILES = {"tensorrt": (PLAN_FILE,), "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE)}
+BACKEND_FILES = {
+    "tensorrt": (PLAN_FILE,),
+    "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE, ONNX_CPU_FILE),
+}
 
 LORA_PLUGINS = ("native", "plugin", "aot")  # what LoRA nodes can be in a plan
+STATIC, GROWING = KV_CACHES = ("static", "growing")  # written in place, or longer at every step
 
 Dimension = int | str  # a str is a symbol, such as "batch"
 
@@ -43,6 +48,7 @@ class Binding:
     name: str
     dtype: str
     shape: tuple[Dimension, ...]
+    in_place_of: str = ""  # the input whose memory an output is written to
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class Manifest:
     files: Mapping[str, FileRecord]
     schema_version: int = SCHEMA_VERSION
     lora_plugin: str = "native"  # one of LORA_PLUGINS
+    kv_cache: str = GROWING  # one of KV_CACHES; engines of earlier releases do not say
 
     @cached_property
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:
@@ -174,6 +181,9 @@ def _parse(data: dict[str, Any]) -> Manifest:
     if manifest.lora_plugin not in LORA_PLUGINS:
         choices = ", ".join(LORA_PLUGINS)
         raise ValueError(f"lora_plugin is {shown(manifest.lora_plugin)}, expected one of {choices}")
+    if manifest.kv_cache not in KV_CACHES:
+        choices = ", ".join(KV_CACHES)
+        raise ValueError(f"kv_cache is {shown(manifest.kv_cache)}, expected one of {choices}")
     sizes = [
         manifest.max_lora_rank,
         *(size for site in manifest.sites for size in (site.k, site.n)),
@@ -189,7 +199,8 @@ def _site(item: dict[str, Any]) -> Site:
 
 
 def _binding(item: dict[str, Any]) -> Binding:
-    return Binding(item["name"], item["dtype"], tuple(item["shape"]))
+    in_place_of: str = item.get("in_place_of", "")
+    return Binding(item["name"], item["dtype"], tuple(item["shape"]), in_place_of)
 
 
 def _range(item: dict[str, Any]) -> Range:

@@ -11,22 +11,44 @@ from trt_lora.builder.checkpoint.weight_files import StoredWeight, read_header, 
 from trt_lora.builder.checks.config_fields import EXPERTS, architecture
 from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.targets import Targets, check_targets_matched
-from trt_lora.plugins.contract.modules import module_of
 from trt_lora.plugins.contract.sites import Site
 
-# Types whose checkpoints name every linear as the modules do. transformers renames the weights of
-# others while it loads them: those wait for the modules.
-PLAIN_TYPES = (
-    *("cohere", "gemma", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "mistral", "olmo"),
-    *("olmo2", "phi", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
+# Types whose output head has no name of the table.
+_OTHER_HEADS = (
+    *("bert", "bert-generation", "big_bird", "biogpt", "camembert", "data2vec-text", "electra"),
+    *("ernie", "modernbert-decoder", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta"),
+    *("xlm-roberta-xl", "xmod"),
 )
+# Types whose linears the names of their weights tell. transformers may rename any weight of another
+# type while it loads it: such a type waits for its modules.
+KNOWN_TYPES = (
+    *_OTHER_HEADS,
+    *("apertus", "arcee", "bitnet", "bloom", "codegen", "cohere", "cohere2", "cohere_compass_text"),
+    *("ctrl", "cwm", "deepseek_v2", "deepseek_v3", "diffllama", "ernie4_5", "exaone4", "falcon"),
+    *("fuyu", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4", "gemma4_text"),
+    *("gemma4_unified", "gemma4_unified_text", "glm", "glm4", "got_ocr2", "gpt2", "gpt_bigcode"),
+    *("gpt_neo", "gpt_neox", "gpt_neox_japanese", "gptj", "granite", "helium", "hrm_text"),
+    *("hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder", "jais2", "lfm3", "llama"),
+    *("minicpm3", "ministral", "ministral3", "mistral", "moshi", "moss_transcribe_diarize"),
+    *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi", "phi3"),
+    *("phi4_multimodal", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    *("vaultgemma", "xglm", "youtu"),
+)
+# The ends of names that transformers renames or splits, and what it makes of them, by type.
+_RENAMED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "hrm_text": {
+        "attn.gqkv_proj": tuple(f"self_attn.{part}_proj" for part in ("gate", "q", "k", "v")),
+        "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    },
+    "lfm3": {"self_attn.gate_proj": ("self_attn.g_proj",)},
+}
 _HEAD = "lm_head"  # no weight of its own where it is tied to the embedding
 
 
 def check_weight_names(directory: Path, fields: Mapping[str, Any], targets: Targets) -> None:
     """Refuse experts, and targets that no weight belongs to.
 
-    Targets are left to the modules for a type that is not in `PLAIN_TYPES`, and everything without
+    Targets are left to the modules for a type that is not in `KNOWN_TYPES`, and everything without
     `.safetensors` files.
 
     Args:
@@ -43,14 +65,22 @@ def check_weight_names(directory: Path, fields: Mapping[str, Any], targets: Targ
     weights = [weight for file in weight_files(directory) for weight in read_header(file)]
     if any("experts" in weight.name.split(".") for weight in weights):
         raise unsupported(architecture(fields), EXPERTS)
-    if fields.get("model_type") in PLAIN_TYPES:
-        sites = [Site(path, 0, 0, "") for path in (_HEAD, *_linear_paths(weights))]
+    model_type = fields.get("model_type")
+    if model_type in KNOWN_TYPES:
+        sites = [Site(path, 0, 0, "") for path in _linear_paths(model_type, weights)]
         check_targets_matched(targets, sites, ())
 
 
-def _linear_paths(weights: Iterable[StoredWeight]) -> Iterator[str]:
-    """The module paths of matrices whose modules are known by name."""
+def _linear_paths(model_type: str, weights: Iterable[StoredWeight]) -> Iterator[str]:
+    """The module paths of a model's matrices, embeddings included, and of its head."""
+    if model_type not in _OTHER_HEADS:
+        yield _HEAD
     for weight in weights:
-        path = weight.name.removesuffix(".weight")
-        if len(weight.shape) == 2 and module_of(path):
-            yield path
+        if len(weight.shape) == 2:
+            yield from _module_paths(model_type, weight.name.removesuffix(".weight"))
+
+
+def _module_paths(model_type: str, path: str) -> tuple[str, ...]:
+    """The modules that a weight becomes part of: most often one, of the weight's own path."""
+    renamed = _RENAMED.get(model_type, {})
+    return next((parts for end, parts in renamed.items() if path.endswith(end)), (path,))

@@ -6,6 +6,7 @@ keys and two on rows that may attend to nothing; here the query heads of a group
 into the query length, and such rows stay finite.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -51,19 +52,36 @@ def _attention(
     Returns:
         [batch, s, heads, e], and no attention weights.
     """
+    refuse_unsupported(module, options)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    attended = written_out(query, key, value, attention_mask, scale, softcap)
+    return attended.transpose(1, 2), None
+
+
+def refuse_unsupported(module: torch.nn.Module, options: Mapping[str, Any]) -> None:
+    """Refuse what changes scores beyond mask, scale and softcap, with ModelError."""
     for name, label in _UNSUPPORTED.items():
         if options.get(name) is not None:
             raise ModelError(f"{type(module).__name__} has {label}, which is not supported")
+
+
+def written_out(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Return attention [batch, heads, s, e] in matrix products; arguments as in `_attention`."""
     batch, heads, length, size = query.shape
     groups = key.shape[1]
     folded = query.reshape(batch, groups, heads // groups * length, size)
-    scale = size**-0.5 if scaling is None else scaling
     scores = torch.matmul(folded * scale, key.transpose(2, 3))
-    if softcap is not None:
+    if softcap:
         scores = torch.tanh(scores / softcap) * softcap
-    weights = torch.softmax(scores + _fold_mask(attention_mask, heads // groups), dim=-1)
-    attended = torch.matmul(weights, value).reshape(batch, heads, length, value.shape[3])
-    return attended.transpose(1, 2), None
+    weights = torch.softmax(scores + _fold_mask(mask, heads // groups), dim=-1)
+    return torch.matmul(weights, value).reshape(batch, heads, length, value.shape[3])
 
 
 def _fold_mask(mask: torch.Tensor, queries_per_group: int) -> torch.Tensor:

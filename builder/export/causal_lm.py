@@ -1,9 +1,5 @@
-"""Trace a transformers causal language model into an ONNX graph with its KV cache in and out.
+"""Trace a transformers causal language model into an ONNX graph with its KV cache in and out."""
 
-Names and shapes of inputs and outputs are those of `runtime/generation/step_inputs.py`.
-"""
-
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,49 +7,30 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from trt_lora.builder.export.cache_layout import (
+    NEXT_STEP,
+    REASON_CHARACTERS,
+    CacheLayout,
+    cache_layouts,
+)
 from trt_lora.builder.export.dimension_names import NameDimensions
-from trt_lora.builder.export.first_position import first_position
+from trt_lora.builder.export.growing_step import GrowingStep
 from trt_lora.builder.export.optimize import optimize
 from trt_lora.builder.export.real_rope import real_rope
-from trt_lora.builder.model_errors import one_line, unsupported
-from trt_lora.builder.passes.linears import (
-    WRAPPER_ATTRIBUTE,
-    module_linears,
-    traced_paths,
-    untie_linears,
-)
+from trt_lora.builder.export.static_cache import TRACE_DOMAIN
+from trt_lora.builder.export.static_check import static_cache_obstacle
+from trt_lora.builder.export.static_step import StaticStep
+from trt_lora.builder.model_errors import one_line
+from trt_lora.builder.passes.linears import module_linears, traced_paths, untie_linears
 from trt_lora.builder.suppress_output import suppress_output
-from trt_lora.runtime.generation.step_inputs import (
-    ATTENTION_MASK,
-    INPUT_IDS,
-    LOGITS,
-    LOGITS_TO_KEEP,
-    PAST,
-    POSITION_IDS,
-    PRESENT,
-    cache_names,
-)
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.manifest import GROWING, STATIC
 
 # The only opset at which every dense architecture tried exports well in float32 and float16: at 23
 # the exporter's RMSNorm fusion writes an invalid float16 Gemma.
 OPSET = 18
-
-_TOKENS = (INPUT_IDS, POSITION_IDS, ATTENTION_MASK, LOGITS_TO_KEEP)  # as the model takes them
-
-_REASON_CHARACTERS = 200
-_NEXT_STEP = "docs/supported-models.md lists the architectures that can be built"
-_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
-
-
-@dataclass(frozen=True)
-class CacheLayout:
-    """The KV cache of one layer: `[batch, heads, past_sequence, key_dim or value_dim]`."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
+STATIC_OPSET = 24  # TensorScatter and Attention; what is traced at 18 means the same there
 
 
 @dataclass(frozen=True)
@@ -61,126 +38,76 @@ class Exported:
     """The graph, its cache layer by layer, and whether the logits need each linear of the model."""
 
     model: ir.Model
+    kv_cache: str  # one of KV_CACHES
+    obstacle: str  # why the cache is not static, where it was tried
     cache: tuple[CacheLayout, ...]
     linears: Mapping[str, bool]  # by module path
 
 
-class _CausalLM(torch.nn.Module):
-    """The model with flat tensors in and out; the cache object lives only inside."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        setattr(self, WRAPPER_ATTRIBUTE, model)
-        self._takes = frozenset(inspect.signature(model.forward).parameters)
-        self._first_position = first_position(model)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: torch.Tensor,
-        past_key_values: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> tuple[torch.Tensor, ...]:
-        cache = DynamicCache()
-        for layer, (key, value) in enumerate(past_key_values):
-            cache.update(key, value, layer)
-        if self._first_position:
-            position_ids = position_ids + self._first_position
-        optional = {POSITION_IDS: position_ids, LOGITS_TO_KEEP: logits_to_keep}
-        out = getattr(self, WRAPPER_ATTRIBUTE)(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=True,
-            **{name: value for name, value in optional.items() if name in self._takes},
-        )
-        logits = out.logits
-        if LOGITS_TO_KEEP not in self._takes:
-            logits = logits[:, logits_to_keep]
-        present = out.past_key_values.layers
-        return logits, *(tensor for layer in present for tensor in (layer.keys, layer.values))
-
-
-def export_causal_lm(model: Any) -> Exported:
+def export_causal_lm(model: Any, kv_cache: str, max_len: int) -> Exported:
     """Return the ONNX graph of a `PreTrainedModel`.
 
     The graph's weights are the model's own memory, or transposed copies of it.
 
+    Args:
+        model: on the CPU.
+        kv_cache: one of `KV_CACHE_CHOICES`; auto is static where the model can take it.
+        max_len: tokens that a row of a static cache has room for.
+
     Raises:
-        ModelError: the model cannot be run or traced, or has another kind of cache.
+        ModelError: the model cannot be run or traced, has another kind of cache, or cannot take
+            the form that is asked for.
     """
-    name = type(model).__name__
-    cache = _cache_layouts(model.eval())
+    layouts = cache_layouts(model.eval())
+    obstacle = "" if kv_cache == GROWING else static_cache_obstacle(model, layouts)
+    if obstacle and kv_cache == STATIC:
+        raise ModelError(
+            f"{type(model).__name__} cannot have --kv-cache static: {obstacle}; "
+            "pass --kv-cache growing"
+        )
+    is_static = kv_cache != GROWING and not obstacle
+    step = StaticStep(model, layouts, max_len) if is_static else GrowingStep(model, layouts)
     untie_linears(model)
+    graph = _trace(type(model).__name__, step)
+    traced = traced_paths(graph)
+    with suppress_output():
+        optimize(graph)
+    NameDimensions(step.dimensions)(graph)
+    linears = {path: path in traced for path, _ in module_linears(model)}
+    if is_static:
+        _use_static_opset(graph)
+    return Exported(graph, STATIC if is_static else GROWING, obstacle, layouts, linears)
+
+
+def _trace(name: str, step: GrowingStep | StaticStep) -> ir.Model:
     tracing = one_line(
         f"{name} cannot be traced by torch.onnx.export",
-        _NEXT_STEP,
+        NEXT_STEP,
         only=torch.onnx.OnnxExporterError,
         show_root_cause=True,
-        most_characters=_REASON_CHARACTERS,
+        most_characters=REASON_CHARACTERS,
     )
     with tracing, suppress_output(), real_rope(), torch.no_grad():
         program = torch.onnx.export(
-            _CausalLM(model),
-            _example_inputs(cache, model.dtype),
+            step,
+            step.example_inputs(),
             dynamo=True,
-            dynamic_shapes=_dynamic_shapes(len(cache)),
-            input_names=[*_TOKENS, *cache_names(PAST, len(cache))],
-            output_names=[LOGITS, *cache_names(PRESENT, len(cache))],
+            dynamic_shapes=step.dynamic_shapes(),
+            input_names=step.input_names,
+            output_names=step.output_names,
             opset_version=OPSET,
             optimize=False,
             verbose=False,
         )
     assert program is not None  # None only from the exporter that dynamo=True replaces
     RemoveUnusedNodesPass()(program.model)
-    traced = traced_paths(program.model)
-    with suppress_output():
-        optimize(program.model)
-    NameDimensions()(program.model)
-    linears = {path: path in traced for path, _ in module_linears(model)}
-    return Exported(program.model, cache, linears)
+    return program.model
 
 
-def _cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
-    """Run one token through the model and look, since configs name these sizes in many ways."""
-    name, token = type(model).__name__, torch.zeros(1, 1, dtype=torch.long)
-    running = one_line(
-        f"{name} cannot be run on a token",
-        _NEXT_STEP,
-        show_root_cause=True,
-        most_characters=_REASON_CHARACTERS,
-    )
-    with running, suppress_output(), torch.no_grad():
-        out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
-    layers = getattr(getattr(out, "past_key_values", None), "layers", ())
-    if not layers or not all(type(layer) in _PLAIN_LAYERS for layer in layers):
-        raise unsupported(name, "it has no cache of keys and values in every layer")
-    return tuple(_cache_layout(layer.keys.shape, layer.values.shape) for layer in layers)
-
-
-def _cache_layout(keys: torch.Size, values: torch.Size) -> CacheLayout:
-    return CacheLayout(heads=keys[1], key_dim=keys[3], value_dim=values[3])
-
-
-def _example_inputs(layouts: tuple[CacheLayout, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """A left-padded batch of two on a cache that is not empty: no dimension is specialised away."""
-    batch, sequence, past = 2, 3, 5
-    input_ids = torch.zeros(batch, sequence, dtype=torch.long)
-    position_ids = torch.arange(past, past + sequence).repeat(batch, 1)
-    attention_mask = torch.ones(batch, past + sequence, dtype=torch.long)
-    attention_mask[0, :2] = 0
-    cache = [
-        (
-            torch.zeros(batch, layout.heads, past, layout.key_dim, dtype=dtype),
-            torch.zeros(batch, layout.heads, past, layout.value_dim, dtype=dtype),
-        )
-        for layout in layouts
-    ]
-    return input_ids, position_ids, attention_mask, torch.tensor([1, 2]), cache
-
-
-def _dynamic_shapes(layers: int) -> tuple[Any, ...]:
-    dynamic = torch.export.Dim.DYNAMIC
-    matrix, cache = {0: dynamic, 1: dynamic}, {0: dynamic, 2: dynamic}
-    return (matrix, matrix, matrix, {0: dynamic}, [(cache, cache) for _ in range(layers)])
+def _use_static_opset(model: ir.Model) -> None:
+    """Move operators of the trace's own domain to the opset that has them."""
+    for node in model.graph:
+        if node.domain == TRACE_DOMAIN:
+            node.domain, node.version = "", None
+    model.opset_imports.pop(TRACE_DOMAIN, None)
+    model.opset_imports[""] = STATIC_OPSET

@@ -1,28 +1,22 @@
 """Pass that gives symbolic dimensions the names of manifests and profiles.
 
-1. Inputs and outputs get the names below, by position: the exporter calls them s17, s70, ...
+1. Inputs and outputs get the names of the traced step, by position: the exporter calls them s17,
+   s70, ...
 2. Every other value that has a symbolic shape loses it: it would still speak of the old names, and
    TensorRT and ONNX Runtime infer it again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from trt_lora.runtime.generation.step_inputs import (
-    BATCH,
-    KEPT,
-    LOGITS,
-    PAST,
-    PAST_SEQUENCE,
-    SYMBOLS,
-    TOKEN_SHAPES,
-    TOTAL_SEQUENCE,
-)
 
-
+@dataclass(frozen=True)
 class NameDimensions(ir.passes.InPlacePass):
-    """The pass, for a causal language model."""
+    """The pass, for a traced step."""
+
+    dimensions: Callable[[str], tuple[str | None, ...]]  # of an input or output; None: a number
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rename the symbolic dimensions of `model` in place.
@@ -32,7 +26,7 @@ class NameDimensions(ir.passes.InPlacePass):
         """
         graph, names = model.graph, dict[str, str]()
         for value in (*graph.inputs, *graph.outputs):
-            named = _named_shape(value)
+            named = self._named_shape(value)
             names |= _renamed(value.shape, named)
             value.shape = named
         for node in graph.all_nodes():
@@ -42,11 +36,17 @@ class NameDimensions(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=True)
 
     def ensures(self, model: ir.Model) -> None:
-        """Every symbolic dimension of an input or output is one of `step_inputs`."""
+        """Every symbolic dimension of an input or output is one of the step's."""
         for value in (*model.graph.inputs, *model.graph.outputs):
+            named = {name for name in self.dimensions(str(value.name)) if name}
             sizes = value.shape or ()
-            if unknown := {str(s) for s in sizes if not isinstance(s, int)} - SYMBOLS:
+            if unknown := {str(s) for s in sizes if not isinstance(s, int)} - named:
                 raise ir.passes.PostconditionError(f"{value.name} has dimensions {unknown}")
+
+    def _named_shape(self, value: ir.Value) -> ir.Shape:
+        names = self.dimensions(str(value.name))
+        assert value.shape is not None  # the exporter writes the shape of every input and output
+        return ir.Shape([name or size for name, size in zip(names, value.shape, strict=True)])
 
 
 def _renamed(old: ir.Shape | None, new: ir.Shape) -> dict[str, str]:
@@ -59,14 +59,3 @@ def _renamed(old: ir.Shape | None, new: ir.Shape) -> dict[str, str]:
 
 def _renamed_size(size: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | str | None:
     return size if isinstance(size, int) else names.get(str(size.value))
-
-
-def _named_shape(value: ir.Value) -> ir.Shape:
-    name, shape = str(value.name), value.shape
-    if name in TOKEN_SHAPES:
-        return ir.Shape(TOKEN_SHAPES[name])
-    assert shape is not None  # the exporter writes the shape of every input and output
-    if name == LOGITS:
-        return ir.Shape([BATCH, KEPT, shape[2]])
-    length = PAST_SEQUENCE if name.startswith(PAST) else TOTAL_SEQUENCE
-    return ir.Shape([BATCH, shape[1], length, shape[3]])

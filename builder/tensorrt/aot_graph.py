@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
+from trt_lora.builder.tensorrt.parsed_onnx import onnx_bytes, parsed_onnx
 from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
@@ -31,13 +31,12 @@ def with_aot_plugins(trt: Any, model: bytes, profiles: Profiles) -> bytes:
         BackendError: this TensorRT has no ahead-of-time plugins, or there is no GPU.
         ConfigError: a group does not fit one launch.
     """
-    graph = _parsed(model)
+    graph = parsed_onnx(model)
     register_aot_plugins(trt, largest_groups(graph, profiles), chip_of(call("cudaGetDevice")))
     for node in _lora_nodes(graph):
         for name, value in NODE_ATTRIBUTES.items():
             node.attributes[name] = ir.convenience.convert_attribute(name, value)
-    copy: bytes = ir.to_proto(graph).SerializeToString()
-    return copy
+    return onnx_bytes(graph)
 
 
 def largest_groups(model: ir.Model, profiles: Profiles) -> list[GroupShape]:
@@ -53,7 +52,7 @@ def check_plugin_layers(trt: Any, network: Any, model: bytes) -> None:
     Raises:
         ModelError: there are fewer plugin layers than LoRA nodes.
     """
-    wanted = sum(1 for _ in _lora_nodes(_parsed(model)))
+    wanted = sum(1 for _ in _lora_nodes(parsed_onnx(model)))
     layers = (network.get_layer(index) for index in range(network.num_layers))
     made = sum(layer.type == trt.LayerType.PLUGIN_V3 for layer in layers)
     if made != wanted:
@@ -78,8 +77,3 @@ def _operator(node: ir.Node) -> Operator:
 
 def _lora_nodes(model: ir.Model) -> Iterator[ir.Node]:
     return (node for node in model.graph if node.domain == DOMAIN)
-
-
-def _parsed(model: bytes) -> ir.Model:
-    parsed: ir.Model = ir.from_proto(onnx.ModelProto.FromString(model))
-    return parsed

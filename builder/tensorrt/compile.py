@@ -9,6 +9,7 @@ from typing import Any
 
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, with_aot_plugins
+from trt_lora.builder.tensorrt.attention_attribute import with_decomposable_attention
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
@@ -85,6 +86,7 @@ class Compiler:
         messages: list[str] = []
         log = _logger(trt, messages, lines)
         builder = trt.Builder(log)
+        model = with_decomposable_attention(model)
         if self.lora_plugin == "aot":
             model = with_aot_plugins(trt, model, profiles)
         network, parser = self._network(trt, builder, log)

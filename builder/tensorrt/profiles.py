@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.contract.sites import MIN_RANK
+from trt_lora.runtime.generation.static_inputs import BOUND
 from trt_lora.runtime.generation.step_inputs import (
     BATCH,
     KEPT,
@@ -12,13 +13,14 @@ from trt_lora.runtime.generation.step_inputs import (
     SEQUENCE,
     TOTAL_SEQUENCE,
 )
-from trt_lora.runtime.manifest import Binding, Range
+from trt_lora.runtime.manifest import GROWING, STATIC, Binding, Range
 
 Triple = tuple[int, int, int]  # min, opt, max
+Symbols = dict[str, Triple]
 
 
 def make_profiles(
-    batch: int, lengths: Lengths, lora: ResolvedLoRA, inputs: Sequence[Binding]
+    batch: int, lengths: Lengths, lora: ResolvedLoRA, inputs: Sequence[Binding], kv_cache: str
 ) -> dict[str, dict[str, Range]]:
     """Return the range of every input in the profiles `decode` and `prefill`, in this order.
 
@@ -30,28 +32,53 @@ def make_profiles(
         lengths: how long prompts and answers may be.
         lora: its ranks.
         inputs: what the graph takes.
+        kv_cache: the form of its cache, one of `KV_CACHES`.
     """
+    forms = {GROWING: _growing, STATIC: _static}
+    decode, prefill = forms[kv_cache](batch, lengths)
+    rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
+    return {
+        name: {binding.name: _range(binding, symbols, rank) for binding in inputs}
+        for name, symbols in (("decode", decode), ("prefill", prefill))
+    }
+
+
+def _growing(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:
     prompt, total = lengths.max_input_len, lengths.max_seq_len
     half = max(total // 2, 1)
-    decode: dict[str, Triple] = {
+    decode: Symbols = {
         BATCH: (1, 1, batch),
         SEQUENCE: (1, 1, 1),
         PAST_SEQUENCE: (1, half, total - 1),
         TOTAL_SEQUENCE: (2, half + 1, total),
         KEPT: (1, 1, 1),
     }
-    prefill: dict[str, Triple] = {
+    prefill: Symbols = {
         BATCH: (1, 1, batch),
         SEQUENCE: (1, prompt, prompt),
         PAST_SEQUENCE: (0, 0, total - 1),
         TOTAL_SEQUENCE: (1, prompt, total),
         KEPT: (1, 1, prompt),
     }
-    rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
-    return {
-        name: {binding.name: _range(binding, symbols, rank) for binding in inputs}
-        for name, symbols in (("decode", decode), ("prefill", prefill))
+    return decode, prefill
+
+
+def _static(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:
+    """With one bound, decoding has one set of shapes a batch, and reads the cache where it lies."""
+    prompt, total = lengths.max_input_len, lengths.max_seq_len
+    decode: Symbols = {
+        BATCH: (1, 1, batch),
+        SEQUENCE: (1, 1, 1),
+        KEPT: (1, 1, batch),
+        BOUND: (total, total, total),
     }
+    prefill: Symbols = {
+        BATCH: (1, 1, batch),
+        SEQUENCE: (1, prompt, prompt),
+        KEPT: (1, 1, max(batch, prompt)),
+        BOUND: (1, prompt, total),
+    }
+    return decode, prefill
 
 
 def _range(binding: Binding, symbols: Mapping[str, Triple], rank: Triple) -> Range:

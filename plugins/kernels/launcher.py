@@ -2,11 +2,11 @@
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from trt_lora.plugins.contract.sites import MAX_SITES
-from trt_lora.plugins.cuda_bindings import bindings, checked
+from trt_lora.plugins.cuda_bindings import bindings, checked, checked_function
 from trt_lora.plugins.errors import TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels.launch_plan import Chip, Launch, plan_launches
@@ -48,28 +48,65 @@ def group_of(shape: GroupShape, buffers: GroupBuffers, splits: int) -> KernelGro
     Raises:
         TensorError: the buffers are not one A, B, output and, with an addend, y for each site.
     """
-    sites = len(shape.sites)
-    expected = (sites, sites, sites if shape.has_addend else 0, sites)
-    given = tuple(map(len, (buffers.a, buffers.b, buffers.y, buffers.out)))
-    if given != expected:
-        raise TensorError(
+    argument = PackedArgument(shape, splits)
+    argument.point_to(buffers)
+    return argument.group
+
+
+class PackedArgument:
+    """The kernels' argument for one shape, where only addresses are written anew."""
+
+    def __init__(self, shape: GroupShape, splits: int) -> None:
+        sites, total_rank = len(shape.sites), shape.total_rank
+        self.group = KernelGroup(None, None, shape.m, shape.k, sites, total_rank, splits)
+        self._sites = tuple(self.group.site[site] for site in range(sites))  # views of the group
+        self._adding = self._sites if shape.has_addend else ()
+        column = 0
+        for site, sizes in zip(self._sites, shape.sites, strict=True):
+            site.n, site.rank, site.column = sizes.n, sizes.rank, column
+            column += sizes.rank
+
+    def point_to(self, buffers: GroupBuffers) -> None:
+        """Write the addresses of a call.
+
+        Raises:
+            TensorError: they are not one A, B, output and, with an addend, y for each site.
+        """
+        x, every_a, every_b, every_y, every_out, workspace = buffers
+        self.group.x, self.group.workspace = x, workspace
+        try:
+            for site, a, b, out in zip(self._sites, every_a, every_b, every_out, strict=True):
+                site.a, site.b, site.out = a, b, out
+            for site, y in zip(self._adding, every_y, strict=True):
+                site.y = y
+        except ValueError as error:
+            raise self._miscounted(buffers) from error
+
+    def _miscounted(self, buffers: GroupBuffers) -> TensorError:
+        expected = tuple(map(len, (self._sites, self._sites, self._adding, self._sites)))
+        given = tuple(map(len, (buffers.a, buffers.b, buffers.y, buffers.out)))
+        return TensorError(
             f"the group takes {expected} addresses of A, B, y and out, and was given {given}"
         )
-    column, rows = 0, []
-    addresses = zip(buffers.a, buffers.b, buffers.y or (None,) * sites, buffers.out, strict=True)
-    for site, pointers in zip(shape.sites, addresses, strict=True):
-        rows.append((*pointers, site.n, site.rank, column))
-        column += site.rank
-    x, workspace = buffers.x, buffers.workspace
-    return KernelGroup(x, workspace, shape.m, shape.k, sites, column, splits, tuple(rows))
 
 
-@dataclass(frozen=True)
 class PlannedCall:
-    """One call of the operator as one GPU runs it, to be launched with any addresses."""
+    """One call of the operator as one GPU runs it, to be launched with any addresses.
 
-    shape: GroupShape
-    launches: tuple[tuple[Any, Launch], ...]  # each with its kernel, in order
+    It has an argument of its own, which the driver copies at each launch: launch it from one thread
+    at a time.
+    """
+
+    def __init__(self, shape: GroupShape, launches: Sequence[tuple[Any, Launch]]) -> None:
+        """Take the kernels in order, each with its launch."""
+        self._argument = PackedArgument(shape, launches[0][1].splits)
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._argument.group))
+        self._address = ctypes.addressof(self._arguments)
+        self._launches = tuple(
+            (function, *launch.grid, launch.block, 1, 1, launch.shared_bytes)
+            for function, launch in launches
+        )
+        self._launch_kernel = checked_function("driver", "cuLaunchKernel")
 
     def launch(self, buffers: GroupBuffers, stream: int) -> None:
         """Enqueue the call on `stream`, a CUDA stream handle of that GPU.
@@ -81,17 +118,16 @@ class PlannedCall:
             BackendError: CUDA refused; with NVIDIA's own explanation.
             TensorError: an address is missing.
         """
-        group = group_of(self.shape, buffers, self.launches[0][1].splits)
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(group))
-        for function, launch in self.launches:
-            enqueue(function, launch, ctypes.addressof(arguments), stream)
+        self._argument.point_to(buffers)
+        for launch in self._launches:
+            self._launch_kernel(*launch, stream, self._address, 0)
 
 
 class Kernels:
     """The kernels on the GPU of the stream that they are launched on, whichever is current."""
 
     def planned(self, shape: GroupShape, stream: int) -> PlannedCall:
-        """Return the call as the GPU of `stream` runs it; the driver is asked which that is.
+        """Return a new call as the GPU of `stream` runs it; the driver is asked which that is.
 
         The first call that wants a kernel compiles and loads it, so not while a stream is captured.
 
@@ -100,7 +136,7 @@ class Kernels:
             ConfigError: the kernels do not take such a group; see `plan_launches`.
             TensorError: a dimension is out of range.
         """
-        return _plan(shape, _device_of(stream))
+        return PlannedCall(shape, _plan(shape, _device_of(stream)))
 
     def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
         """Plan and enqueue one call on `stream`; see `planned` and `PlannedCall.launch`."""
@@ -113,11 +149,10 @@ def _device_of(stream: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)  # all nodes of a kind have the same few shapes
-def _plan(shape: GroupShape, device: int) -> PlannedCall:
+def _plan(shape: GroupShape, device: int) -> tuple[tuple[Any, Launch], ...]:
     chip = chip_of(device)
     arch = "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
-    launches = plan_launches(shape, chip)
-    return PlannedCall(shape, tuple((_function(arch, each.kernel), each) for each in launches))
+    return tuple((_function(arch, each.kernel), each) for each in plan_launches(shape, chip))
 
 
 @functools.cache

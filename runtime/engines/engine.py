@@ -1,13 +1,14 @@
 """Executor and engine protocols, and input checks shared by the backends."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from trt_lora.plugins.errors import StateError, TensorError
 from trt_lora.plugins.messages import listed
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
@@ -84,6 +85,59 @@ class Engine(Executor, Protocol):
         traceback: TracebackType | None,
     ) -> None:
         """Refuse further runs, wait for those under way in other threads, release everything."""
+        ...
+
+
+class PreparedRun(Protocol):
+    """A run that comes again and again: what it reads and writes stays where it is.
+
+    Not for several threads at a time.
+    """
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        """Inputs on the host, for the caller to write to before a run."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, Tensor]:
+        """Outputs on the host, but those in place of an input; every run overwrites them."""
+        ...
+
+    def bind(self, tensor_map: TensorMap) -> None:
+        """Take other tensors of the engine's memory for some inputs, from the next run on.
+
+        Raises:
+            TensorError: one is on the host, or the engine refuses its shape, dtype or device.
+        """
+        ...
+
+    def run(self) -> None:
+        """Run the engine once, and wait until the outputs are there.
+
+        Raises:
+            BackendError: the run failed.
+            StateError: the engine was closed since.
+        """
+        ...
+
+
+@runtime_checkable
+class PreparesRuns(Protocol):
+    """An executor on which a run that is prepared costs the host less than `execute`."""
+
+    def prepare(self, tensor_map: TensorMap) -> PreparedRun:
+        """Make a run of these shapes.
+
+        Args:
+            tensor_map: every input. Those on the host are copied to memory of the run, where the
+                caller may change their values; all others are bound as they are.
+
+        Raises:
+            TensorError: an input is missing, or has a shape, dtype or device the engine refuses.
+            BackendError: the device or the host is out of memory.
+            StateError: called outside `with`.
+        """
         ...
 
 

@@ -62,23 +62,29 @@ def encoded(
             f"{len(prompts)} prompts are more than this engine's batch of "
             f"{manifest.max_batch_size}; split them, or build with a larger --max-batch-size"
         )
-    vocabulary = vocabulary_size(manifest)
     ids = []
     for index, prompt in enumerate(prompts):
         values = prompt
         if is_text(prompt):
             assert tokenizer is not None  # made when any prompt is text
             values = tokenizer.encode(cast("str | Sequence[Message]", prompt))
-        ids.append(list(token_ids(f"prompt {index}", values, vocabulary)))
-        _check_length(index, len(ids[-1]), manifest)
+        ids.append(check_prompt(f"prompt {index}", values, manifest))
     return ids
 
 
-def _check_length(index: int, length: int, manifest: Manifest) -> None:
-    if not length:
-        raise ConfigError(f"prompt {index} is empty; it needs at least one token")
-    if length > manifest.max_input_len:
+def check_prompt(name: str, values: object, manifest: Manifest) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Raises:
+        ConfigError: it is empty, longer than the engine takes, or holds what is no token id of
+            the model; the message begins with `name`.
+    """
+    ids = list(token_ids(name, values, vocabulary_size(manifest)))
+    if not ids:
+        raise ConfigError(f"{name} is empty; it needs at least one token")
+    if len(ids) > manifest.max_input_len:
         raise ConfigError(
-            f"prompt {index} has {length} tokens, this engine takes {manifest.max_input_len}; "
+            f"{name} has {len(ids)} tokens, this engine takes {manifest.max_input_len}; "
             "shorten it, or build with a larger --max-input-len"
         )
+    return ids

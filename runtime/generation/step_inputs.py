@@ -17,7 +17,7 @@ from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_storage
 
 Ids = npt.NDArray[np.int64]
-CacheShape = tuple[int, int, int, int]  # batch, kv_heads, past, dim
+CacheShape = tuple[int, int, int, int]  # batch, kv_heads, length, dim
 
 INPUT_IDS, POSITION_IDS = "input_ids", "position_ids"
 ATTENTION_MASK, LOGITS_TO_KEEP = "attention_mask", "logits_to_keep"
@@ -26,7 +26,6 @@ LOGITS, PAST, PRESENT = "logits", "past_key_values.", "present."
 # Symbolic dimensions.
 BATCH, SEQUENCE, KEPT = "batch", "sequence", "kept"
 PAST_SEQUENCE, TOTAL_SEQUENCE = "past_sequence", "total_sequence"
-SYMBOLS = frozenset((BATCH, SEQUENCE, KEPT, PAST_SEQUENCE, TOTAL_SEQUENCE))
 
 TOKEN_SHAPES: Mapping[str, tuple[str, ...]] = {
     INPUT_IDS: (BATCH, SEQUENCE),
@@ -59,13 +58,15 @@ def token_inputs(ids: Ids, mask: Ids, keep: int = 1) -> dict[str, Ids]:
     }
 
 
-def cache_shapes(manifest: Manifest, batch_size: int, past: int) -> dict[str, CacheShape]:
-    """Return the shape [batch, kv_heads, past, dim] of every cache input."""
+def cache_shapes(
+    manifest: Manifest, prefix: str, batch_size: int, length: int
+) -> dict[str, CacheShape]:
+    """Return the shape [batch, kv_heads, length, dim] of every input that `prefix` begins."""
     shapes = {}
     for binding in manifest.inputs:
-        if binding.name.startswith(PAST):
+        if binding.name.startswith(prefix):
             _, heads, _, dim = binding.shape
-            shapes[binding.name] = (batch_size, int(heads), past, int(dim))
+            shapes[binding.name] = (batch_size, int(heads), length, int(dim))
     return shapes
 
 
@@ -74,7 +75,7 @@ def empty_cache(manifest: Manifest, batch_size: int) -> dict[str, Tensor]:
     dtypes = {binding.name: binding.dtype for binding in manifest.inputs}
     return {
         name: tensor_from_storage(np.empty(shape, storage_dtype(dtypes[name])), dtypes[name])
-        for name, shape in cache_shapes(manifest, batch_size, 0).items()
+        for name, shape in cache_shapes(manifest, PAST, batch_size, 0).items()
     }
 
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError, TensorError
-from trt_lora.runtime.memory.cuda import call, on_device, synchronized
-from trt_lora.runtime.memory.host import ALIGNMENT, Stream, pack
+from trt_lora.runtime.memory.cuda import call, constant, on_device, synchronized
+from trt_lora.runtime.memory.host import ALIGNMENT, Blocks, Stream, pack
 from trt_lora.runtime.memory.pool import DeviceBuffer, DevicePool, PooledBuffer
 from trt_lora.runtime.memory.staging import Staging, pieces_of
 from trt_lora.runtime.memory.tensor import HOST, Tensor
+
+_MAX_PITCH = 2**31 - 1  # bytes between rows that CUDA takes in a copy of two dimensions
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,31 @@ class CudaMemory:
         with on_device(self.index), synchronized(0):
             call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)
         return Tensor(buffer.pointer, (nbytes,), "bool", self.device, buffer)
+
+    def copy(self, target: int, source: int, blocks: Blocks) -> None:
+        """Copy blocks from address to address on the device, and wait; they do not overlap.
+
+        It is one copy, but where the blocks lie further apart than CUDA takes.
+        """
+        kind = constant("cudaMemcpyKind").cudaMemcpyDeviceToDevice
+        width, pitch = blocks.nbytes, blocks.stride
+        with on_device(self.index), synchronized(0):
+            if 0 < pitch <= _MAX_PITCH:
+                rows = blocks.count
+                call("cudaMemcpy2DAsync", target, pitch, source, pitch, width, rows, kind, 0)
+                return
+            for offset in blocks.offsets:
+                call("cudaMemcpyAsync", target + offset, source + offset, width, kind, 0)
+
+    def clear(self, pointer: int, blocks: Blocks) -> None:
+        """Write zeros to the blocks at an address of the device, and wait; see `copy`."""
+        width, pitch = blocks.nbytes, blocks.stride
+        with on_device(self.index), synchronized(0):
+            if 0 < pitch <= _MAX_PITCH:
+                call("cudaMemset2DAsync", pointer, pitch, 0, width, blocks.count, 0)
+                return
+            for offset in blocks.offsets:
+                call("cudaMemsetAsync", pointer + offset, 0, width, 0)
 
     def empty(self, shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
         """Return uninitialised tensors in one buffer of the pool, from (name, dtype, shape)."""

@@ -1,8 +1,10 @@
 """Memory protocol of executors, host memory, and the layout of packed tensors."""
 
 import contextlib
+import ctypes
 import mmap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +16,20 @@ from trt_lora.runtime.memory.tensor import HOST, Tensor, tensor_from_numpy
 ALIGNMENT = 256  # bytes; what TensorRT asks of the address of every input and output
 
 Stream = Any  # a CUDA stream handle: an int, or an object that int() takes; None is the default
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Pieces of memory of one size, equally far apart."""
+
+    nbytes: int  # of each
+    count: int = 1
+    stride: int = 0  # bytes from the start of one to the start of the next
+
+    @property
+    def offsets(self) -> range:
+        """Where each begins, in bytes from the first."""
+        return range(0, self.count * self.stride, self.stride) if self.count > 1 else range(1)
 
 
 class Memory(Protocol):
@@ -30,6 +46,14 @@ class Memory(Protocol):
 
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+        ...
+
+    def copy(self, target: int, source: int, blocks: Blocks) -> None:
+        """Copy blocks from address to address on the device; they do not overlap."""
+        ...
+
+    def clear(self, pointer: int, blocks: Blocks) -> None:
+        """Write zeros to the blocks at an address of the device."""
         ...
 
 
@@ -54,7 +78,17 @@ class HostMemory:
 
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
-        return tensor_from_numpy(np.zeros(nbytes, np.bool_))
+        return tensor_from_numpy(host_buffer(nbytes).view(np.bool_))
+
+    def copy(self, target: int, source: int, blocks: Blocks) -> None:
+        """Copy blocks from address to address; they do not overlap."""
+        for offset in blocks.offsets:
+            ctypes.memmove(target + offset, source + offset, blocks.nbytes)
+
+    def clear(self, pointer: int, blocks: Blocks) -> None:
+        """Write zeros to the blocks at an address."""
+        for offset in blocks.offsets:
+            ctypes.memset(pointer + offset, 0, blocks.nbytes)
 
 
 def host_buffer(nbytes: int) -> npt.NDArray[np.uint8]:

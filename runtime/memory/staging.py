@@ -94,12 +94,24 @@ class Staging:
         slot.copied.record(stream)
 
 
-class _Slot:
+class PinnedBuffer:
+    """Pinned memory of the host, freed with this object; no copy may be pending then."""
+
+    def __init__(self, nbytes: int) -> None:
+        """Allocate.
+
+        Raises:
+            BackendError: the host is out of pinned memory.
+        """
+        self.pointer = int(call("cudaMallocHost", nbytes))
+        weakref.finalize(self, try_call, "cudaFreeHost", self.pointer)
+
+
+class _Slot(PinnedBuffer):
     """Pinned memory, and the event after which it may be written."""
 
     def __init__(self, nbytes: int) -> None:
-        self.pointer = int(call("cudaMallocHost", nbytes))
-        weakref.finalize(self, try_call, "cudaFreeHost", self.pointer)
+        super().__init__(nbytes)
         self.copied = Event()
 
 

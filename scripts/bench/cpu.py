@@ -1,9 +1,9 @@
 """CPU benchmark: ratios within one run on one machine, as tables and JSON.
 
-    python -m trt_lora.scripts.bench.cpu [decode|dummies|switch|sampling|strength|load|...]
+    python -m trt_lora.scripts.bench.cpu [NAME ...]
 
-Needs the demo's model and engine (`make demo`). Every ratio alternates the two sides, so that a
-noisy neighbour slows both.
+A NAME is a key of `MEASUREMENTS`. All but sampling, strength, load and callbacks need the demo's
+model and engine (`make demo`). Every ratio alternates the two sides, against a noisy neighbour.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.builder.versions import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
-from trt_lora.runtime.generation.decoder import Decoder
-from trt_lora.runtime.generation.sampling import SamplingParams, choose
+from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.scripts.bench.sampling import sampling
 from trt_lora.scripts.bench.seconds import seconds_of
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY
@@ -110,24 +109,6 @@ def switch() -> Results:
     }
 
 
-def sampling() -> Results:
-    """Choose a token for each of 8 rows of random logits, as many as Llama-3's vocabulary."""
-    rng = np.random.default_rng(0)
-    logits, draws = rng.normal(0, 2.5, (8, 128256)).astype(np.float32), rng.random(8)
-    ways = {
-        "greedy, ms": SamplingParams(),
-        "top-k 50 and top-p 0.9, ms (target: under 3)": SamplingParams(
-            temperature=0.8, top_k=50, top_p=0.9
-        ),
-        "top-p 0.9 of a flat row, ms": SamplingParams(temperature=0.8, top_p=0.9),
-        "temperature 0.8 alone, ms": SamplingParams(temperature=0.8),
-    }
-    calls = {label: partial(choose, logits, [way] * 8, draws) for label, way in ways.items()}
-    return {
-        label: min(seconds_of(call).wall for _ in range(20)) * 1e3 for label, call in calls.items()
-    }
-
-
 def load() -> Results:
     """Load adapters of Llama-3-8B's shapes from the page cache, against safetensors' reader."""
     results: Results = {}
@@ -175,6 +156,20 @@ def _in_process(script: str, *arguments: object) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+def callbacks() -> Results:
+    """`on_shape_change` + `enqueue` of Llama-3-8B's LoRA nodes, as without a CUDA graph."""
+    nodes: dict[str, dict[str, float]] = json.loads(_in_process("plugin_callbacks", 40))
+    results: Results = {}
+    for name, times in nodes.items():
+        results[f"{name}: plugin callbacks, us a node (target: under 8)"] = times["both"]
+        results[f"{name}: on_shape_change, us"] = times["on_shape_change"]
+        results[f"{name}: enqueue, us"] = times["enqueue"]
+        results[f"{name}: of these, reading and comparing dims, us"] = times["both_reads"]
+        results[f"{name}: plugin callbacks after changed dims, us"] = times["both_changed"]
+    mean = statistics.mean(times["both"] for times in nodes.values())
+    return results | {"plugin callbacks, us a node, mean of a layer (target: under 8)": mean}
+
+
 def build() -> Results:
     """Time and peak memory of every stage of a build of the demo, in its own process."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -202,7 +197,17 @@ def compare() -> Results:
 
 MEASUREMENTS: dict[str, Callable[[], Results]] = {
     function.__name__: function
-    for function in (decode, dummies, switch, sampling, strength, load, build, compare)
+    for function in (
+        decode,
+        dummies,
+        switch,
+        sampling,
+        strength,
+        load,
+        callbacks,
+        build,
+        compare,
+    )
 }
 
 
@@ -259,15 +264,13 @@ def _decode_seconds(engine: Engine, manager: LoRAManager, name: str) -> float:
     activate(manager, name)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
-    decoder = Decoder(engine, tensor_map, 1)
-    prompt = _prompt()
-    logits = decoder.step(prompt, np.ones_like(prompt))
+    decoder = StaticDecoder(engine, tensor_map, 1)
+    logits = decoder.run(_prompt())
 
     def run() -> None:
         nonlocal logits
         for _ in range(DECODE_STEPS):
-            token = logits[:, -1].argmax(-1)[:, None]
-            logits = decoder.step(token, np.ones_like(token))
+            logits = decoder.decode(logits.argmax(-1))
 
     return seconds_of(run).wall
 

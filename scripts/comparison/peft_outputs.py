@@ -15,22 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from transformers.cache_utils import DynamicCache
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.generation.step_inputs import (
-    ATTENTION_MASK,
-    INPUT_IDS,
-    LOGITS,
-    LOGITS_TO_KEEP,
-    PAST,
-    POSITION_IDS,
-    PRESENT,
-)
+from trt_lora.runtime.generation.static_inputs import LENGTHS
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.comparison.files import load_inputs, save_outputs
+from trt_lora.scripts.comparison.peft_step import Step, step_outputs
 from trt_lora.scripts.terminal.console import run
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -72,52 +65,50 @@ def _load(model: Path, adapter: Path | None, dtype: str) -> Any:
 
 
 @torch.inference_mode()
-def _forward(model: Any, step: Mapping[str, Array]) -> Any:
-    cache, layer = DynamicCache(), 0
-    while f"{PAST}{layer}.key" in step:
-        key, value = (step[f"{PAST}{layer}.{side}"] for side in ("key", "value"))
-        cache.update(torch.from_numpy(key), torch.from_numpy(value), layer)
-        layer += 1
-    names = (INPUT_IDS, ATTENTION_MASK, POSITION_IDS)  # as transformers has them
-    arguments = {name: torch.from_numpy(step[name]) for name in names if name in step}
-    return model(**arguments, past_key_values=cache, use_cache=True)
+def _outputs(model: Any, step: Step) -> dict[str, Array]:
+    """Logits and cache, under the engine's names."""
+    return step_outputs(model, step)
 
 
-def _outputs(model: Any, step: Mapping[str, Array]) -> dict[str, Array]:
-    """Logits [batch, kept, vocab] and the cache, under the engine's names."""
-    out = _forward(model, step)
-    outputs = {LOGITS: out.logits[:, torch.from_numpy(step[LOGITS_TO_KEEP])].numpy()}
-    for layer, content in enumerate(out.past_key_values.layers):
-        outputs[f"{PRESENT}{layer}.key"] = content.keys.numpy()
-        outputs[f"{PRESENT}{layer}.value"] = content.values.numpy()
-    return outputs
+@torch.inference_mode()
+def _sites(model: Any, paths: Sequence[str], step: Step) -> dict[str, Array]:
+    """`<path>.x` and `<path>.y` of every call of every site, as `MarkSites` names.
+
+    Where rows run one after the other, each site has one call a row.
+    """
+    calls: dict[str, list[Array]] = {}
+    with _recording(model, paths, calls):
+        step_outputs(model, step)
+    rows = len(step[LENGTHS]) if LENGTHS in step else 1
+    return dict(_joined(calls, rows))
 
 
-def _sites(model: Any, paths: Sequence[str], step: Mapping[str, Array]) -> dict[str, Array]:
-    """`<path>.x` and `<path>.y` of every call of every site, as `MarkSites` names."""
-    tensors: dict[str, Array] = {}
-    with _recording(model, paths, tensors):
-        _forward(model, step)
-    return tensors
+def _joined(calls: Mapping[str, Sequence[Array]], rows: int) -> Iterator[tuple[str, Array]]:
+    """Yield the tensors of every call with its rows together, [batch, s, width]."""
+    for name, arrays in calls.items():
+        path, _, kind = name.rpartition(".")
+        per_row = len(arrays) // rows
+        for call in range(per_row):
+            label = path if not call else f"{path}#{call + 1}"
+            yield f"{label}.{kind}", np.concatenate(arrays[call::per_row])
 
 
 @contextmanager
-def _recording(model: Any, paths: Sequence[str], tensors: dict[str, Array]) -> Iterator[None]:
+def _recording(model: Any, paths: Sequence[str], calls: dict[str, list[Array]]) -> Iterator[None]:
     modules = {n.removeprefix("base_model.model."): module for n, module in model.named_modules()}
     with ExitStack() as stack:
         for path in paths:
-            handle = modules[path].register_forward_hook(partial(_record, path, tensors))
+            handle = modules[path].register_forward_hook(partial(_record, path, calls))
             stack.callback(handle.remove)
         yield
 
 
 def _record(
-    path: str, tensors: dict[str, Array], module: Any, inputs: Any, y: torch.Tensor
+    path: str, calls: dict[str, list[Array]], module: Any, inputs: Any, y: torch.Tensor
 ) -> None:
-    calls = sum(name in tensors for name in (f"{path}.y", f"{path}#2.y"))
-    label = path if not calls else f"{path}#{calls + 1}"
-    tensors[f"{label}.x"] = inputs[0].numpy(force=True).copy()
-    tensors[f"{label}.y"] = y.numpy(force=True).copy()
+    del module  # the signature is torch's
+    for kind, tensor in (("x", inputs[0]), ("y", y)):
+        calls.setdefault(f"{path}.{kind}", []).append(tensor.numpy(force=True).copy())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Demo on a real model: build an engine, load three adapters, generate with each."""
+"""Demo on a real model: build an engine, answer as three adapters, and four prompts at once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,9 @@ from trt_lora.runtime import (
     open_engine,
     read_manifest,
 )
+from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.tokenizer import TextTokenizer
 from trt_lora.scripts.demo.model import ensure_demo_model
 from trt_lora.scripts.terminal.adapters import BASE, timed_switch
 from trt_lora.scripts.terminal.build_progress import BuildProgress, build_progress
@@ -28,6 +31,12 @@ MODULES = (
     "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate",
 )  # fmt: skip
 PROMPTS = ("What is the capital of Portugal?", "Name a vegetable.", "What color is snow?")
+BATCHED = (
+    "Name a fruit.",
+    "What is the capital of Portugal?",
+    "I have been thinking about winter holidays for a while. What color is snow?",
+    "A friend of mine grows vegetables in a small garden behind her house. Name one vegetable.",
+)
 SAMPLING = SamplingParams(max_new_tokens=32)
 
 
@@ -55,6 +64,31 @@ def _demo() -> None:
                 (answer,) = generate(engine, [prompt], manager=manager, sampling=SAMPLING)
                 table.add_row(prompt, name or BASE, answer.text.strip(), f"{microseconds:.0f}")
         console.print(table, markup=False)
+        console.print(_in_one_batch(engine, manager), markup=False)
+
+
+def _in_one_batch(engine: Engine, manager: LoRAManager) -> Table:
+    """Answer prompts of different lengths together: each joins when the one before has begun."""
+    timed_switch(manager, manager.get_adapter_names()[0])
+    tokenizer = TextTokenizer(engine.directory)
+    batch = Batch(engine, manager=manager)
+    asked: dict[int, str] = {}
+    answers: dict[int, list[int]] = {}
+    steps = 0
+    while batch or len(asked) < len(BATCHED):
+        if len(asked) < len(BATCHED):
+            prompt = BATCHED[len(asked)]
+            row = batch.add(tokenizer.encode(prompt), SAMPLING)
+            asked[row], answers[row] = prompt, []
+        for token in batch.step():
+            answers[token.row] += [token.token_id] if token.token_id is not None else []
+        steps += 1
+    title = f"{len(asked)} prompts in one batch: {steps} steps, each prompt joins a step later"
+    table = Table("prompt", "tokens", "answer", title=title, show_lines=True)
+    for row, prompt in asked.items():
+        tokens = str(len(tokenizer.encode(prompt)))
+        table.add_row(prompt, tokens, tokenizer.decode(answers[row]).strip())
+    return table
 
 
 def _ensure_engine(config: BuildConfig, progress: BuildProgress) -> Manifest:

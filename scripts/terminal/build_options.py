@@ -10,6 +10,7 @@ from trt_lora.builder.config import (
     DEFAULT_MAX_SEQ_LEN,
     DTYPES,
     FLAVOUR_CHOICES,
+    KV_CACHE_CHOICES,
     PLUGIN_CHOICES,
     BuildConfig,
 )
@@ -52,6 +53,7 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
         dtype=args.dtype,
         flavour=args.flavour,
         lora_plugin=args.lora_plugin,
+        kv_cache=args.kv_cache,
         binding_names=BindingNames(args.binding_names),
         timing_cache=args.timing_cache,
         force=args.force,
@@ -163,6 +165,13 @@ def _add_engine_options(add: Callable[..., object]) -> None:
         "TensorRT's; aot: the plugin inside the plan, so that it runs without Python (full "
         "TensorRT 10.10 or newer); auto: plugin where the flavour can, else native "
         "(default: %(default)s)",
+    )
+    add(
+        "--kv-cache",
+        choices=KV_CACHE_CHOICES,
+        default=BuildConfig.kv_cache,
+        help="static: written in place, rows join and leave; growing: longer at every step, rows "
+        "begin together; auto: static where the model can take it (default: %(default)s)",
     )
     add(
         "--timing-cache",

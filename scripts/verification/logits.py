@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.runtime import Engine, LoRAManager, SamplingParams, TensorMap, generate
-from trt_lora.runtime.generation.decoder import Decoder
 from trt_lora.runtime.generation.step_inputs import Ids, vocabulary_size
 from trt_lora.runtime.generation.tokenizer import TextTokenizer
 from trt_lora.scripts.terminal.adapters import BASE, activate
 from trt_lora.scripts.terminal.console import print_table
+from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 if TYPE_CHECKING:
     from trt_lora.scripts.verification.peft_reference import PeftReference
@@ -90,10 +90,7 @@ def engine_logits(
     activate(manager, name)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
-    decoder = Decoder(engine, tensor_map, len(ids))
-    columns = np.split(ids, range(prompt, ids.shape[1]), axis=1)
-    steps = [decoder.step(part, np.ones_like(part), keep=part.shape[1]) for part in columns]
-    return np.concatenate(steps, axis=1)
+    return np.stack(forced_logits(engine, tensor_map, ids.tolist(), ids.shape[1] - prompt))
 
 
 def print_logits(rows: Iterable[LogitRow], limit: float) -> list[str]:

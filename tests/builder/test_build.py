@@ -16,6 +16,7 @@ from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
+from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.write_engine import make_graph
@@ -75,7 +76,9 @@ def test_the_manifest_names_sites_bindings_and_profiles(tiny_engine: TinyEngine)
     assert {(site.k, site.n) for site in manifest.sites} == {(32, 32), (32, 16)}
     inputs = {binding.name: binding for binding in manifest.inputs}
     assert inputs["input_ids"].shape == ("batch", "sequence")
-    assert inputs["past_key_values.1.key"].shape == ("batch", 2, "past_sequence", 8)
+    assert inputs["cache.1.key"].shape == ("batch", 2, POSITIONS, 8)
+    assert {o.name: o.in_place_of for o in manifest.outputs}["new_cache.1.key"] == "cache.1.key"
+    assert manifest.profiles["decode"]["bound"].min == (POSITIONS,)
     a = "lora_A_model.layers.0.self_attn.q_proj"
     assert inputs[a].shape == (32, "rank_model.layers.0.self_attn.q_proj")
     for name in ("decode", "prefill"):
@@ -213,13 +216,14 @@ def test_the_dry_run_and_the_graph_agree_on_what_is_left_alone(
 ) -> None:
     model = save_model(architecture, tmp_path / "model")
     config = tiny_config(model, tmp_path / "engine", target_modules=(target,))
-    listed, graph = list_sites(config), make_graph(config, resolve_lora(config), NoProgress())
+    listed, lora = list_sites(config), resolve_lora(config)
+    graph = make_graph(config, lora, Lengths(8, 16), NoProgress())
     assert set(listed.sites) == set(graph.inserted.sites)
     of_graph = {item.path: item.reason for item in graph.inserted.left_alone}
     of_modules = {item.path: item.reason for item in listed.left_alone}
     assert of_modules.items() <= of_graph.items()
     others = {reason for path, reason in of_graph.items() if path not in of_modules}
-    assert others == {"its second operand is not a constant weight"}  # q k' and weights v
+    assert others == set()
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.generation.decoder import Decoder
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer
+from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 pytestmark = pytest.mark.gpu
 
@@ -54,10 +54,8 @@ def answers(engine: Engine, folder: Path) -> Iterator[tuple[str, Array]]:
             manager.switch_weights(name)
         tensor_map = TensorMap()
         manager.refresh_tensor_map(tensor_map)
-        decoder = Decoder(engine, tensor_map, 1)
-        prompt = decoder.step(IDS, np.ones_like(IDS))
-        token = np.full((1, 1), 7)
-        yield name, np.concatenate([prompt, decoder.step(token, np.ones_like(token))], axis=1)
+        (logits,) = forced_logits(engine, tensor_map, [[*IDS[0].tolist(), 7]], decoded=1)
+        yield name, logits
 
 
 def test_an_engine_answers_as_onnx_runtime_does_after_every_switch(engine_directory: Path) -> None:

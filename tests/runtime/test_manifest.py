@@ -98,7 +98,9 @@ def test_another_schema_is_refused_with_both_versions(tmp_path: Path, version: o
 FIELDS = [field.name for field in dataclasses.fields(Manifest)]
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name != "lora_plugin"])
+@pytest.mark.parametrize(
+    "name", [name for name in FIELDS if name not in ("lora_plugin", "kv_cache")]
+)
 def test_a_missing_field_is_refused_by_name(tmp_path: Path, name: str) -> None:
     write_engine(tmp_path, **{name: None})
     assert_refused(tmp_path, name)
@@ -108,6 +110,16 @@ def test_a_missing_field_is_refused_by_name(tmp_path: Path, name: str) -> None:
 def test_a_field_of_another_type_is_refused(tmp_path: Path, name: str) -> None:
     write_engine(tmp_path, **{name: [1]})
     assert_refused(tmp_path, "build the engine again")
+
+
+def test_an_engine_that_does_not_say_has_a_cache_that_grows(tmp_path: Path) -> None:
+    write_engine(tmp_path, kv_cache=None)
+    assert read_manifest(tmp_path).kv_cache == "growing"
+
+
+def test_an_unknown_form_of_the_cache_is_refused_with_the_choices(tmp_path: Path) -> None:
+    write_engine(tmp_path, kv_cache="paged")
+    assert_refused(tmp_path, "kv_cache is 'paged', expected one of static, growing")
 
 
 def test_an_unknown_form_of_the_plugin_is_refused_with_the_choices(tmp_path: Path) -> None:

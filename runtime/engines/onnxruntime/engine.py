@@ -8,7 +8,7 @@ from typing import Any, Self
 from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime.engines.engine import check_inputs, closed, open_already
 from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
-from trt_lora.runtime.manifest import ONNX_FILE, Manifest
+from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, Manifest
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
@@ -32,6 +32,8 @@ class OnnxRuntimeEngine:
         self.rank_multiple = 1  # it runs no plugin
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
+        own = ONNX_CPU_FILE in manifest.files
+        self._graph = directory / (ONNX_CPU_FILE if own else ONNX_FILE)
         self._open: SessionPool | None = None
         self._entering = Lock()
 
@@ -83,7 +85,7 @@ class OnnxRuntimeEngine:
         options.log_severity_level = 3  # errors; the warnings are about its own optimisations
         try:
             session = onnxruntime.InferenceSession(
-                self.directory / ONNX_FILE, options, providers=["CPUExecutionProvider"]
+                self._graph, options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its exceptions have no common base of their own
             raise BackendError(f"ONNX Runtime cannot load {self.directory}: {error}") from error
@@ -93,6 +95,4 @@ class OnnxRuntimeEngine:
     def _check_interface(self, session: Any) -> None:
         """The manifest must speak of this very graph."""
         if [value.name for value in session.get_inputs()] != list(self.input_names):
-            raise BackendError(
-                f"{self.directory / ONNX_FILE} has other inputs than its manifest; build it again"
-            )
+            raise BackendError(f"{self._graph} has other inputs than its manifest; build it again")

@@ -1,29 +1,27 @@
 """GPU engine on TensorRT or TensorRT-RTX: one stream, CUDA graphs for repeated runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from trt_lora.plugins.contract.sites import MIN_RANK
-from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.errors import StateError
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import closed, open_already
-from trt_lora.runtime.engines.tensorrt.context import BoundContext
-from trt_lora.runtime.engines.tensorrt.graphs import GraphCache, GraphOptions
-from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
-from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
+from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
+from trt_lora.runtime.engines.tensorrt.mirrored_block import MirroredBlock
 from trt_lora.runtime.engines.tensorrt.plan import Plan
-from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
-from trt_lora.runtime.manifest import Manifest, Range
-from trt_lora.runtime.memory.cuda import Event, call, constant, on_device, synchronized, try_call
+from trt_lora.runtime.engines.tensorrt.prepared_run import TensorRTPreparedRun
+from trt_lora.runtime.engines.tensorrt.run_key import RunKey
+from trt_lora.runtime.engines.tensorrt.runs import Runs
+from trt_lora.runtime.engines.tensorrt.warm_up import warm_up_inputs
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.cuda import call, on_device, try_call
 from trt_lora.runtime.memory.device import CudaMemory, MemoryOptions
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
-
-_DEFAULT_STREAM = 0
 
 
 class TensorRTEngine:
@@ -59,8 +57,7 @@ class TensorRTEngine:
         self.output_names = tuple(binding.name for binding in manifest.outputs)
         self._flavour = flavour_named(manifest.flavour)
         self._memory_options, self._graph_options = memory, graphs or GraphOptions()
-        self._output_shapes = OutputShapes(manifest)
-        self._open: _OpenEngine | None = None
+        self._open: Runs | None = None
         self._lock = Lock()  # held by a run from its first binding to its last byte
 
     def __enter__(self) -> Self:
@@ -75,7 +72,7 @@ class TensorRTEngine:
                 raise open_already()
             memory = CudaMemory(int(call("cudaGetDevice")), self._memory_options)
             plan = Plan(self.directory, self.manifest, self._flavour, memory)
-            self._open = _OpenEngine(self, plan, memory, self._graph_options)
+            self._open = Runs(self.manifest, plan, memory, self._graph_options)
             self.memory = memory
         return self
 
@@ -90,16 +87,22 @@ class TensorRTEngine:
         It waits for the run under way in another thread. Tensors stay until their owners let go.
         """
         with self._lock:
-            engine, self._open = self._open, None
-            if engine is not None:
+            runs, self._open = self._open, None
+            if runs is not None:
                 with on_device(self.memory.index, try_call):
-                    engine.close()
+                    runs.close()
             self.memory.close()
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Run the plan once and wait for it; see `Executor.execute`."""
-        with self._alone() as engine:
-            return engine.execute(tensor_map, self._output_shapes)
+        with self._alone() as runs:
+            return runs.execute(tensor_map)
+
+    def prepare(self, tensor_map: TensorMap) -> TensorRTPreparedRun:
+        """Make a run that comes again and again; see `PreparesRuns.prepare`."""
+        with self._alone() as runs:
+            repeat = partial(self._repeat, runs)
+            return TensorRTPreparedRun(self.manifest, self.memory, tensor_map, repeat)
 
     def release_inputs(self) -> None:
         """Do nothing: the engine keeps addresses of earlier inputs, and no memory."""
@@ -116,10 +119,10 @@ class TensorRTEngine:
             StateError: called outside `with`.
         """
         for ranges in self.manifest.profiles.values():
-            self.execute(self._zeros(ranges))
+            self.execute(warm_up_inputs(self.manifest, ranges, self.memory))
 
     @contextmanager
-    def _alone(self) -> Iterator["_OpenEngine"]:
+    def _alone(self) -> Iterator[Runs]:
         """Give this thread the engine and its GPU, one thread at a time."""
         with self._lock:
             if self._open is None:
@@ -127,83 +130,10 @@ class TensorRTEngine:
             with on_device(self.memory.index):
                 yield self._open
 
-    def _zeros(self, ranges: Mapping[str, Range]) -> TensorMap:
-        """All inputs of one run, in one buffer of zeros: they are only read."""
-        shapes = {name: r.opt for name, r in ranges.items()}
-        for name, (site, factor) in self.manifest.lora_bindings.items():
-            shapes[name] = site.shape(factor, MIN_RANK)
-        inputs = {
-            binding.name: Tensor(0, shapes[binding.name], binding.dtype)
-            for binding in self.manifest.inputs
-        }
-        zeros = self.memory.zeros(max(tensor.nbytes for tensor in inputs.values()))
-        return TensorMap(
-            (name, replace(t, pointer=zeros.pointer, device=zeros.device, owner=zeros))
-            for name, t in inputs.items()
-        )
-
-
-class _OpenEngine:
-    """Stream, contexts and graphs of an engine inside `with`."""
-
-    def __init__(
-        self, engine: TensorRTEngine, plan: Plan, memory: CudaMemory, graphs: GraphOptions
-    ) -> None:
-        self._plan = plan
-        self._memory = memory
-        self._outputs = engine.output_names
-        self._inputs = RunInputs(engine.manifest, memory)
-        self._state = RunState()
-        context = plan.new_context()
-        self._written = Event()  # on the default stream, by others
-        flags = constant("cudaStreamNonBlocking")
-        # Last: what fails before leaves no stream behind.
-        self._stream = int(call("cudaStreamCreateWithFlags", flags))
-        self._context = BoundContext(context, self._outputs, self._stream)
-        self._graphs = GraphCache(graphs, self._stream, self._context_for_graph)
-
-    def execute(self, tensor_map: TensorMap, output_shapes: OutputShapes) -> dict[str, Tensor]:
-        """See `Executor.execute`."""
-        profile = self._inputs.update(tensor_map, self._state)
-        outputs: dict[str, Tensor] = {}
-        staged: dict[str, Tensor] = {}  # held, as the outputs are, until the stream has passed
-        try:
-            with synchronized(self._stream):
-                self._written.record(_DEFAULT_STREAM)
-                self._written.make_wait(self._stream)
-                staged.update(self._stage(tensor_map))
-                outputs.update(self._memory.empty(output_shapes.infer(self._state.addresses)))
-                self._put(outputs)
-                self._enqueue(self._state.key(profile))
-        except BackendError:
-            # A LoRA node that failed has written nothing, and a graph may have been made of that.
-            self._graphs.clear()
-            raise
-        return outputs
-
-    def _enqueue(self, key: RunKey) -> None:
-        with self._plan.plugin_calls():
-            if not self._graphs.run(key):
-                self._context.run(key)
-
-    def close(self) -> None:
-        """Release all but the memory of tensors."""
-        try_call("cudaStreamSynchronize", self._stream)  # a run that failed may have left work
-        self._graphs.clear()
-        del self._context, self._graphs  # contexts go before the plan, and compile no more
-        try_call("cudaStreamDestroy", self._stream)
-        self._plan.save_cache()
-        del self._plan
-
-    def _stage(self, tensor_map: TensorMap) -> dict[str, Tensor]:
-        host = {name: tensor_map[name] for name in self._inputs.on_host}
-        staged = self._memory.stage(host, self._stream) if host else {}
-        self._put(staged)
-        return staged
-
-    def _put(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self._state.put(name, (tensor.pointer, tensor.shape))
-
-    def _context_for_graph(self) -> BoundContext:
-        return BoundContext(self._plan.new_context(for_graph=True), self._outputs, self._stream)
+    def _repeat(self, prepared_for: Runs, key: RunKey, block: MirroredBlock) -> None:
+        with self._alone() as runs:
+            if runs is not prepared_for:
+                raise StateError(
+                    "the engine was closed since this run was prepared; prepare it anew"
+                )
+            runs.repeat(key, block)

@@ -63,8 +63,13 @@ class GraphCache:
         self._failures = 0  # captures that failed, as long as none has succeeded
         self._succeeded = self._told = False
 
-    def run(self, key: RunKey) -> bool:
-        """Enqueue the run if it has a graph, or as it is captured; otherwise return False."""
+    def run(self, key: RunKey, *, repeats: bool = False) -> bool:
+        """Enqueue the run if it has a graph, or as it is captured; otherwise return False.
+
+        Args:
+            key: the run.
+            repeats: it was made to come again, and is captured at once if no graph has to go.
+        """
         if not self._options.max_graphs or self._failures == _GIVE_UP_AFTER:
             return False
         if (graph := self._graphs.get(key)) is not None:
@@ -73,10 +78,11 @@ class GraphCache:
             return True
         if key in self._refused:
             return False
-        if key not in self._once:
+        has_room = len(self._graphs) < self._options.max_graphs
+        if key not in self._once and not (repeats and has_room):
             self._remember(self._once, frozen_copy(key))
             return False
-        del self._once[key]
+        self._once.pop(key, None)
         return self._capture(frozen_copy(key))
 
     def clear(self) -> None:

@@ -23,6 +23,7 @@ class RunInputs:
         self._memory = memory
         self._dtypes = {binding.name: binding.dtype for binding in manifest.inputs}
         self._order = {name: index for index, name in enumerate(self._dtypes)}
+        self._outputs = {b.in_place_of: b.name for b in manifest.outputs if b.in_place_of}
         self._on_host: set[str] = set()
         self._ranges = {
             name: [(1 << i, ranges[name]) for i, ranges in enumerate(manifest.profiles.values())]
@@ -38,6 +39,8 @@ class RunInputs:
 
     def update(self, tensor_map: TensorMap, state: RunState) -> int:
         """Check what changed, put what is on the device into `state`; return the profile.
+
+        An output in place of an input is put there with it.
 
         Raises:
             TensorError: an input is missing, or has a shape, dtype or place the engine refuses.
@@ -59,11 +62,19 @@ class RunInputs:
         self._memory.check(name, tensor)
         bits = (bit for bit, r in self._ranges[name] if allows(r, tensor.shape))
         self._allowing[name] = sum(bits)
+        output = self._outputs.get(name)
         if tensor.device == HOST:
+            if output:
+                raise TensorError(
+                    f"{name} lies on the host, and {output} is written to its memory; "
+                    f"pass memory of the engine, as KVCache or engine.memory.upload makes it"
+                )
             self._on_host.add(name)  # put into the state at every run, where it is copied to
         else:
             self._on_host.discard(name)
             state.put(name, (tensor.pointer, tensor.shape))
+            if output:
+                state.put(output, (tensor.pointer, tensor.shape))
 
     def _profile(self, tensor_map: TensorMap) -> int:
         allowing = reduce(and_, self._allowing.values())

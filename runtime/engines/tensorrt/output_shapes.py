@@ -1,4 +1,4 @@
-"""Output shape inference from input shapes, without an execution context."""
+"""Shape inference of new outputs from input shapes, without an execution context."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from trt_lora.runtime.manifest import Dimension, Manifest
 
 
 class OutputShapes:
-    """Source of each output dimension: an input and its axis.
+    """Source of each output dimension: an input and its axis. Outputs in place are left out.
 
     TensorRT knows the shapes too, but only of a context on which all inputs are set; a captured
     graph is launched without touching one. Where a context is set, it must agree.
@@ -26,13 +26,14 @@ class OutputShapes:
             for axis, size in enumerate(binding.shape)
             if isinstance(size, str)
         }
-        self._outputs = [(b.name, b.dtype, b.shape) for b in manifest.outputs]
+        new = [binding for binding in manifest.outputs if not binding.in_place_of]
+        self._outputs = [(b.name, b.dtype, b.shape) for b in new]
         self._shapes = {  # most outputs share a few of them
-            b.shape: [_source(b.name, size, found) for size in b.shape] for b in manifest.outputs
+            b.shape: [_source(b.name, size, found) for size in b.shape] for b in new
         }
 
     def infer(self, inputs: Mapping[str, BoundAddress]) -> list[tuple[str, str, tuple[int, ...]]]:
-        """Return (name, dtype, shape) of every output."""
+        """Return (name, dtype, shape) of every output that has memory of its own."""
         shapes = {
             symbols: tuple(d if isinstance(d, int) else inputs[d[0]][1][d[1]] for d in sizes)
             for symbols, sizes in self._shapes.items()

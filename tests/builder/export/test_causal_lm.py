@@ -9,7 +9,8 @@ from support.models.tiny_models import ARCHITECTURES
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trt_lora.builder.export.attention import ATTENTION
-from trt_lora.builder.export.causal_lm import CacheLayout, export_causal_lm
+from trt_lora.builder.export.cache_layout import CacheLayout
+from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
 
@@ -22,11 +23,11 @@ def random_model(config: Any) -> Any:
 
 def test_keys_and_values_of_different_widths_have_caches_of_their_own_shape() -> None:
     config = small_config("deepseek_v3")
-    exported = export_causal_lm(random_model(config))
+    exported = export_causal_lm(random_model(config), "static", 24)
     assert exported.cache == (CacheLayout(heads=1, key_dim=16, value_dim=8),) * 2
     shapes = {str(value.name): str(value.shape) for value in exported.model.graph.inputs}
-    assert shapes["past_key_values.1.key"] == "[batch,1,past_sequence,16]"
-    assert shapes["past_key_values.1.value"] == "[batch,1,past_sequence,8]"
+    assert shapes["cache.1.key"] == "[batch,1,24,16]"
+    assert shapes["cache.1.value"] == "[batch,1,24,8]"
 
 
 class Broken(torch.nn.Module):
@@ -47,7 +48,7 @@ def test_an_error_that_we_do_not_know_is_one_line_with_its_cause(runs: bool) -> 
     model = random_model(LlamaConfig(**ARCHITECTURES["Llama"]))
     model.model.norm = Broken(runs=runs)
     with pytest.raises(ModelError) as refusal:
-        export_causal_lm(model)
+        export_causal_lm(model, "growing", 24)
     message = str(refusal.value)
     verb = (
         "traced by torch.onnx.export"

@@ -17,6 +17,7 @@ from trt_lora.builder.tensorrt.aot_graph import (
     largest_groups,
     with_aot_plugins,
 )
+from trt_lora.builder.tensorrt.parsed_onnx import parsed_onnx
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
@@ -57,7 +58,7 @@ def test_every_node_asks_for_the_plugin_at_its_largest_shapes(
     assert calls == [("tensorrt", [group, group], CHIP)]
     assert attributes(asked) == [{"plugin_namespace": b"trt_lora", "aot": 1}] * 2
     assert attributes(model) == [{}, {}]
-    assert largest_groups(aot_plugin._parsed(asked), profiles) == [group, group]
+    assert largest_groups(parsed_onnx(asked), profiles) == [group, group]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kernels.emulator import BUILD, compiler, load
@@ -15,6 +16,7 @@ from trt_lora.plugins.kernels.launcher import KernelGroup, Kernels, KernelSite, 
 
 SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", has_addend=True)
 BUFFERS = GroupBuffers(0x1000, (0x2000, 0x3000), (0x4000, 0x5000), (0x6000, 0x7000), (8, 9), 10)
+OTHERS = GroupBuffers(11, (21, 22), (31, 32), (41, 42), (51, 52), 61)
 
 
 @pytest.fixture
@@ -106,13 +108,49 @@ def test_a_call_is_planned_for_the_gpu_of_its_stream_whichever_is_current(
 def test_a_planned_call_asks_the_driver_for_nothing_but_its_launch(driver: FakeDriver) -> None:
     planned = Kernels().planned(SHAPE, 77)
     driver.calls.clear()
-    for x in (0x1000, 0x9000):
-        planned.launch(BUFFERS._replace(x=x), 77)
+    for buffers in (BUFFERS, OTHERS):
+        planned.launch(buffers, 77)
     assert driver.calls == ["cuLaunchKernel"] * 2
-    assert [KernelGroup.from_buffer_copy(each.group).x for each in driver.launched] == [
-        0x1000,
-        0x9000,
-    ]
+
+
+def addresses(group: bytes) -> GroupBuffers:
+    """The addresses in an argument of two sites."""
+    found = KernelGroup.from_buffer_copy(group)
+    a, b, y, out = zip(*((s.a, s.b, s.y, s.out) for s in found.site[:2]), strict=True)
+    return GroupBuffers(found.x, a, b, y, out, found.workspace)
+
+
+def test_a_planned_call_takes_other_addresses_at_every_launch(driver: FakeDriver) -> None:
+    planned = Kernels().planned(SHAPE, 77)
+    fields = range(len(BUFFERS))
+    mixed = [(*OTHERS[:i], BUFFERS[i], *OTHERS[i + 1 :]) for i in fields]
+    given = [BUFFERS, OTHERS, BUFFERS, *map(GroupBuffers._make, mixed)]
+    for buffers in given:
+        planned.launch(buffers, 77)
+    assert [addresses(each.group) for each in driver.launched] == given
+
+
+def test_calls_of_one_shape_do_not_write_into_each_others_argument(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Kernels().planned(SHAPE, 77) for _ in range(2))
+    launch = driver._cuLaunchKernel
+
+    def interrupted(*args: Any) -> tuple[()]:
+        monkeypatch.setattr(driver, "_cuLaunchKernel", launch)
+        second.launch(OTHERS, 77)  # of another thread: the driver runs without Python's lock
+        return launch(*args)
+
+    monkeypatch.setattr(driver, "_cuLaunchKernel", interrupted)
+    first.launch(BUFFERS, 77)
+    assert [addresses(each.group) for each in driver.launched] == [OTHERS, BUFFERS]
+
+
+def test_a_planned_call_refuses_a_missing_address_and_launches_nothing(driver: FakeDriver) -> None:
+    planned = Kernels().planned(SHAPE, 77)
+    with pytest.raises(TensorError, match=r"takes \(2, 2, 2, 2\) .* given \(2, 2, 0, 2\)"):
+        planned.launch(BUFFERS._replace(y=()), 77)
+    assert driver.launched == []
 
 
 def test_a_refused_launch_has_nvidias_words(driver: FakeDriver) -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures, summary
 
+SOON = 60  # seconds, in which everything has happened that will
 HELD = 0.1  # seconds, in which what is not held back would have happened
 
 
@@ -34,7 +35,7 @@ def test_a_second_block_begins_when_the_first_has_ended_also_with_an_error() -> 
     def first() -> list[str]:
         with suppress(KeyError), failures.collected() as noted:
             begun.set()
-            go_on.wait(10)
+            assert go_on.wait(SOON)
             failures.note("of the first")
             raise KeyError
         return noted
@@ -46,7 +47,7 @@ def test_a_second_block_begins_when_the_first_has_ended_also_with_an_error() -> 
 
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(first)
-        begun.wait(10)
+        assert begun.wait(SOON)
         two = pool.submit(second)
         assert not two.done()
         threading.Event().wait(HELD)

@@ -229,6 +229,73 @@ def test_a_node_plans_once_for_its_shapes_and_a_clone_for_itself(
     assert len(calls) == 3 + 5
 
 
+def test_shapes_told_again_unchanged_recompute_nothing(
+    trt: Any,
+    plugins: LoraPlugins,
+    calls: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[str] = []
+
+    def counted(*args: Any) -> GroupShape:
+        checked.append("a group shape")
+        return group_shape(*args)
+
+    monkeypatch.setattr("trt_lora.plugins.tensorrt.plugin_node.group_shape", counted)
+    plugin = plugins.make(ADD)
+    wider = changed(3, (8, 5))
+    wider[4] = (5, 6)
+    others = ([30, *ADDRESSES[0][1:]], [34, 24], 39)
+    for shapes, addresses in ((SHAPES, ADDRESSES), (SHAPES, others), (wider, others)) * 2:
+        plugin.on_shape_change(described(trt, shapes), [])
+        plugin.enqueue(described(trt, shapes), [], *addresses, 7)
+    wide = replace(SHAPE, sites=(SHAPE.sites[0], SiteShape(6, 5)))
+    moved = BUFFERS._replace(x=30, out=(34, 24), workspace=39)
+    assert calls == 2 * [
+        ("planned", SHAPE, 7),
+        ("launched", BUFFERS, 7),
+        ("launched", moved, 7),
+        ("planned", wide, 7),
+        ("launched", moved, 7),
+    ]
+    assert len(checked) == 4
+
+
+def test_a_call_with_the_shapes_of_before_is_refused_when_others_were_told(
+    trt: Any, plugins: LoraPlugins, failures: list[str], calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(DELTA)
+    longer = [(2, 4, 8), *SHAPES[1:5]]
+    plugin.on_shape_change(described(trt, SHAPES[:5]), [])
+    plugin.enqueue(described(trt, SHAPES[:5]), [], ADDRESSES[0][:5], *ADDRESSES[1:], 7)
+    plugin.on_shape_change(described(trt, longer), [])
+    plugin.enqueue(described(trt, SHAPES[:5]), [], ADDRESSES[0][:5], *ADDRESSES[1:], 7)
+    assert "x has shape [2, 3, 8], planned was [2, 4, 8]" in failures[0]
+    assert [call[0] for call in calls] == ["planned", "launched"]
+
+
+def test_a_node_that_is_configured_anew_reads_its_type_anew(
+    trt: Any, plugins: LoraPlugins, calls: list[tuple[Any, ...]]
+) -> None:
+    plugin = plugins.make(ADD)
+    for dtype in ("HALF", "BF16"):
+        plugin.configure_plugin(ranges(trt, SHAPES, SHAPES), [])
+        plugin.on_shape_change(described(trt, SHAPES, dtype), [])
+        plugin.enqueue(described(trt, SHAPES, dtype), [], *ADDRESSES, 7)
+    shapes = [call[1] for call in calls if call[0] == "planned"]
+    assert shapes == [SHAPE, replace(SHAPE, dtype="bfloat16")]
+
+
+def test_shapes_that_are_refused_are_refused_as_often_as_they_are_told(
+    trt: Any, plugins: LoraPlugins, failures: list[str]
+) -> None:
+    plugin = plugins.make(ADD)
+    for _ in range(2):
+        plugin.on_shape_change(described(trt, changed(1, (7, 4))), [])
+    assert len(failures) == 2
+    assert all("do not fit x" in failure for failure in failures)
+
+
 @pytest.mark.parametrize(
     ("index", "shape", "message"),
     [

@@ -4,6 +4,8 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,20 +109,26 @@ def test_a_file_that_somebody_has_mapped_for_writing_is_refused(tmp_path: Path) 
         AdapterFile(file.path)
 
 
-def test_a_file_that_is_soon_complete_is_waited_for(tmp_path: Path) -> None:
+def write_in_pauses(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
+    """Let each pause of a reader end with the next step of a writer, however slow the machine."""
+    sleep, left = time.sleep, list(steps)
+
+    def pause(seconds: float) -> None:
+        sleep(seconds)
+        if left:
+            left.pop(0)()
+
+    monkeypatch.setattr(time, "sleep", pause)
+
+
+def test_a_file_that_is_soon_complete_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(len(CONTENT)))
-
-    def write() -> None:
-        time.sleep(0.02)
-        stream.write(CONTENT)
-        stream.close()
-
     stream = path.open("r+b")
-    writer = threading.Thread(target=write)
-    writer.start()
+    write_in_pauses(monkeypatch, lambda: stream.write(CONTENT), stream.close)
     file = AdapterFile(path)
-    writer.join()
     np.testing.assert_array_equal(file.read(0, len(CONTENT)), expected(0, len(CONTENT)))
 
 
@@ -130,17 +138,10 @@ def test_a_writer_that_pauses_is_waited_for_where_the_system_does_not_tell(
     monkeypatch.setattr(adapter_file, "open_for_writing", lambda _: None)
     path, half = tmp_path / "file", len(CONTENT) // 2
     path.write_bytes(bytes(len(CONTENT)))
-
-    def write() -> None:
-        for start in (0, half):
-            stream.write(CONTENT[start : start + half])
-            time.sleep(0.05)
-
     with path.open("r+b", buffering=0) as stream:
-        writer = threading.Thread(target=write)
-        writer.start()
+        halves = [partial(stream.write, CONTENT[start : start + half]) for start in (0, half)]
+        write_in_pauses(monkeypatch, *halves)
         file = AdapterFile(path)
-        writer.join()
     np.testing.assert_array_equal(file.read(0, len(CONTENT)), expected(0, len(CONTENT)))
 
 

@@ -1,6 +1,8 @@
 """LoRAManager: what it holds, what it gives back, and who else holds it."""
 
+import multiprocessing
 import weakref
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +20,18 @@ from support.adapters.manager_setup import (
     refreshed,
     state_of,
 )
+from support.adapters.resident_adapters import WIDE_MANIFEST, unload_every_other_first
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 from support.models.tiny_models import with_padding_plan
 
 from trt_lora.plugins.errors import AdapterError, StateError
 from trt_lora.runtime import TensorMap, open_engine
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.static_decoder import StaticDecoder
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.host import ALIGNMENT, Memory
 from trt_lora.runtime.memory.tensor import Tensor
-from trt_lora.scripts.bench.process_memory import resident_bytes
 
 
 def held(tensors: TensorMap) -> list[weakref.ref[object]]:
@@ -94,22 +96,10 @@ def test_resident_memory_returns_when_adapters_of_a_few_megabytes_are_unloaded(
     tmp_path: Path,
 ) -> None:
     """Every other one first: what lies between two that stay returns as well."""
-    manifest = make_manifest(k=4096, n=4096)
-    save_file(make_weights(manifest, rank=16), tmp_path / "a.safetensors")  # 2 MB
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(FakeExecutor(manifest))
-    manager.load_weights("first", tmp_path / "a.safetensors")
-    before, names = resident_bytes(), [str(i) for i in range(16)]
-    for name in names:
-        manager.load_weights(name, tmp_path / "a.safetensors")
-    total = len(names) * (tmp_path / "a.safetensors").stat().st_size
-    assert resident_bytes() - before > 0.9 * total
-    for name in names[::2]:
-        manager.unload(name)
-    assert resident_bytes() - before < 0.6 * total
-    for name in names[1::2]:
-        manager.unload(name)
-    assert resident_bytes() - before < 0.1 * total
+    file = tmp_path / "a.safetensors"
+    save_file(make_weights(WIDE_MANIFEST, rank=16), file)  # 2 MB
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        process.submit(unload_every_other_first, file, adapters=16).result()
 
 
 def test_a_gpu_has_every_byte_back_when_an_adapter_is_unloaded(
@@ -154,9 +144,9 @@ def test_an_engine_that_ran_with_an_adapter_does_not_keep_it(
         manager.load_weights("a", tiny_engine.adapter)
         manager.switch_weights("a")
         manager.refresh_tensor_map(tensor_map)
-        decoder = Decoder(engine, tensor_map, 1)
+        decoder = StaticDecoder(engine, tensor_map, 1)
         ids = np.array([[3, 1, 4]])
-        decoder.step(ids, np.ones_like(ids))
+        decoder.run(ids)
         memory = weakref.ref(manager.get_active_weight(manager.get_binding_names()[0]).owner)
         if replaces:
             manager.load_weights("a", tiny_engine.adapter, replace=True)
@@ -165,7 +155,7 @@ def test_an_engine_that_ran_with_an_adapter_does_not_keep_it(
         manager.refresh_tensor_map(tensor_map)
         del decoder
         assert memory() is None
-        Decoder(engine, tensor_map, 1).step(ids, np.ones_like(ids))
+        StaticDecoder(engine, tensor_map, 1).run(ids)
 
 
 # ----------------------------------------------------------------------------------------- replace

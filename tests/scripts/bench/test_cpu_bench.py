@@ -4,24 +4,39 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
+from kernels.emulator import BUILD
+from support.eventually import eventually
 
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench import adapter_load, cpu
 from trt_lora.scripts.bench.gpu.layers.llama_manager import manager_of
 from trt_lora.scripts.bench.gpu.layers.random_peft_adapter import write_random_adapter
+from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B
 from trt_lora.scripts.bench.process_memory import peak_resident_bytes, resident_bytes
 from trt_lora.scripts.bench.seconds import seconds_of
 
+HELD = 64 << 20  # bytes
+HOLD_AND_FREE = f"""
+from trt_lora.scripts.bench.process_memory import peak_resident_bytes, resident_bytes
+held = b"x" * {HELD}
+input()
+del held
+print(resident_bytes(), peak_resident_bytes())
+"""
+
 
 def test_memory_of_a_process_lies_below_its_peak_and_is_nothing_after_its_end() -> None:
-    before = resident_bytes()
-    held = bytearray(64 << 20)
-    assert before + len(held) // 2 < resident_bytes() <= peak_resident_bytes()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert resident_bytes(child.pid) > 0
-    child.communicate()
+    assert 0 < resident_bytes() <= peak_resident_bytes()
+    # A process of its own: this one may have as much free, and take it again.
+    command = [sys.executable, "-c", HOLD_AND_FREE]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert eventually(lambda: HELD < resident_bytes(child.pid) < 2 * HELD)
+        printed, _ = child.communicate("go on\n")
+    resident, peak = map(int, printed.split())
+    assert 0 < resident < HELD < peak < 2 * HELD
     assert resident_bytes(child.pid) == 0
 
 
@@ -49,9 +64,23 @@ def test_a_measurement_in_a_process_of_its_own_prints_json(tmp_path: Path) -> No
     assert peak["adapters"] == 1
 
 
+def test_callbacks_of_every_node_of_a_layer_are_timed_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(BUILD))
+    nodes = json.loads(cpu._in_process("plugin_callbacks", 1))
+    assert set(nodes) == set(LLAMA_3_8B.groups)
+    for times in nodes.values():
+        assert 0 < times["on_shape_change"] < times["both"]
+        assert 0 < times["enqueue"] < times["both"]
+
+
 def test_every_script_of_a_measurement_is_there() -> None:
     text = Path(cpu.__file__).read_text()
     called = {part.split('"')[1] for part in text.split("_in_process(")[1:] if part[0] == '"'}
-    assert called == {"adapter_load", "strength", "build_stages", "compare_command"}
+    assert called == {
+        *("adapter_load", "strength", "plugin_callbacks", "build_stages", "compare_command")
+    }
     for name in called:
         assert (Path(cpu.__file__).parent / f"{name}.py").is_file()

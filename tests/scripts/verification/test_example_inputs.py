@@ -13,7 +13,7 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine, read_manifest
 from trt_lora.runtime.engines.tensorrt.inputs import allows
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.static_decoder import StaticDecoder
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import tensor_from_storage
 from trt_lora.scripts.verification.example_inputs import Inputs, InputSpec, lora_inputs, make_inputs
@@ -38,7 +38,8 @@ def test_steps_alternate_and_lie_in_their_profiles(
 ) -> None:
     steps = make_inputs(tiny_engine.engine, manifest, InputSpec(tiny_engine.adapter, iterations=4))
     assert [step["input_ids"].shape for step in steps] == [(2, 16), (2, 1), (2, 16), (2, 1)]
-    assert [step["attention_mask"].shape[1] for step in steps] == [16, 17, 16, 17]
+    assert [step["bound"].shape[0] for step in steps] == [16, 64, 16, 64]
+    assert [step["lengths"].tolist() for step in steps[:2]] == [[0, 0], [16, 11]]
     for number, step in enumerate(steps):
         assert list(step) == [binding.name for binding in manifest.inputs]
         ranges = manifest.profiles["decode" if number % 2 else "prefill"]
@@ -54,18 +55,18 @@ def test_a_seed_is_the_same_inputs(tiny_engine: TinyEngine, manifest: Manifest) 
     for left, right in zip(one, same, strict=True):
         assert all(np.array_equal(left[name], right[name]) for name in left)
     assert not np.array_equal(one[0]["input_ids"], other[0]["input_ids"])
-    assert not np.array_equal(one[1]["past_key_values.0.key"], other[1]["past_key_values.0.key"])
+    assert not np.array_equal(one[1]["cache.0.key"], other[1]["cache.0.key"])
 
 
 def test_masked_positions_do_not_count_and_do_not_matter(
     tiny_engine: TinyEngine, manifest: Manifest
 ) -> None:
     step = make_inputs(tiny_engine.engine, manifest, InputSpec())[1]
-    assert step["attention_mask"].sum(axis=1).tolist() == [17, 12]
-    assert step["position_ids"].tolist() == [[16], [11]]
+    assert step["lengths"].tolist() == [16, 11]
+    assert step["bound"].shape == (64,)  # what the decode profile takes
     before = run(tiny_engine.engine, step)["logits"]
-    step["past_key_values.0.value"] = step["past_key_values.0.value"].copy()
-    step["past_key_values.0.value"][1, :, :5] = 9.0
+    step["cache.0.value"] = step["cache.0.value"].copy()
+    step["cache.0.value"][1, :, 12:] = 9.0
     assert np.array_equal(before, run(tiny_engine.engine, step)["logits"])
 
 
@@ -83,7 +84,7 @@ def test_an_engine_computes_of_a_prefill_step_what_a_decoder_does(
         for name, tensor in tensor_map.items():
             assert np.array_equal(step[name], tensor.numpy())
         ids = step["input_ids"]
-        expected = Decoder(engine, tensor_map, len(ids)).step(ids, np.ones_like(ids))
+        expected = StaticDecoder(engine, tensor_map, len(ids)).run(ids)
     assert np.array_equal(run(tiny_engine.engine, step)["logits"], expected)
 
 
@@ -100,7 +101,7 @@ def test_the_shape_of_random_tokens_can_be_chosen(
 ) -> None:
     prefill, decode = make_inputs(tiny_engine.engine, manifest, InputSpec(shape=(1, 5)))
     assert prefill["input_ids"].shape == (1, 5)
-    assert decode["past_key_values.1.value"].shape[2] == 5
+    assert decode["lengths"].tolist() == [5]
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (1, 33), (2, 0)])
@@ -112,10 +113,10 @@ def test_shapes_outside_the_profile_are_refused(
 
 
 def test_a_full_engine_still_decodes(tiny_engine: TinyEngine, manifest: Manifest) -> None:
-    short = replace(manifest, max_input_len=8, max_seq_len=8)
+    short = replace(manifest, max_input_len=8, max_seq_len=8, profiles={})
     for shape in (None, (2, 8)):
         _, decode = make_inputs(tiny_engine.engine, short, InputSpec(shape=shape))
-        assert decode["attention_mask"].shape == (2, 8)
+        assert decode["lengths"].tolist() == [7, 5]
 
 
 def test_a_prompt_needs_a_tokenizer(tiny_engine: TinyEngine, manifest: Manifest) -> None:
@@ -155,6 +156,6 @@ def test_bfloat16_is_torchs(tiny_engine: TinyEngine, tmp_path: Path) -> None:
     built = build_engine(config)
     step = make_inputs(tmp_path / "engine", built, InputSpec(tiny_engine.adapter))[1]
     name = next(iter(built.lora_bindings))
-    assert step[name].dtype == step["past_key_values.0.key"].dtype == torch.bfloat16
+    assert step[name].dtype == step["cache.0.key"].dtype == torch.bfloat16
     stored = lora_inputs(built, tiny_engine.adapter)[name]
     assert np.array_equal(step[name].float().numpy(), stored.astype(np.float32))

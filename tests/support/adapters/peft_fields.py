@@ -19,9 +19,9 @@ from support.models.tiny_models import save_adapter
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
-from trt_lora.runtime.generation.decoder import Decoder
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
+from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 Make = Callable[[Path, Path], Path]  # model, directory -> the adapter that PEFT saved there
 
@@ -83,7 +83,11 @@ def logits(engine: Engine, manager: LoRAManager) -> Logits:
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     ids, mask = prompt()
-    return Decoder(engine, tensor_map, batch_size=2).step(ids, mask, keep=ids.shape[1])
+    real = mask.astype(bool)
+    rows = [row[shown].tolist() for row, shown in zip(ids, real, strict=True)]
+    found = np.zeros((*ids.shape, tiny.VOCABULARY), np.float32)
+    found[real] = np.concatenate(forced_logits(engine, tensor_map, rows, decoded=0))
+    return found
 
 
 def loaded(at: Running, adapter: Path, *, strict: bool = True) -> tuple[Coverage, Logits]:

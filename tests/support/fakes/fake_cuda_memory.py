@@ -9,6 +9,7 @@ from support.fakes.fake_cuda_state import (
     ALIGNMENT,
     DEVICE_BASE,
     GARBAGE,
+    MAX_PITCH,
     SUCCESS,
     Block,
     Copy,
@@ -85,6 +86,8 @@ class FakeCudaMemory(FakeCudaState):
         self.copies.append(copy)
         if kind is CopyKind.cudaMemcpyHostToDevice:
             self._enqueue_upload(copy)
+        elif kind is CopyKind.cudaMemcpyDeviceToDevice:
+            self._enqueue_move(copy)
         else:
             self._enqueue_download(copy)
         return (SUCCESS,)
@@ -93,10 +96,63 @@ class FakeCudaMemory(FakeCudaState):
         """Fill device memory once the stream is waited for."""
         if status := self._enter("cudaMemsetAsync", pointer, value, count, stream):
             return (status,)
-        blocks = self.blocks_at(pointer, count, "cudaMemsetAsync")
-        view = self.view(pointer, count)
-        self.enqueue(Work("cudaMemsetAsync", self._on(stream), blocks, lambda: view.fill(value)))
+        self._enqueue_fill(pointer, value, count, self._on(stream))
         return (SUCCESS,)
+
+    def cudaMemcpy2DAsync(
+        self,
+        dst: int,
+        dpitch: int,
+        src: int,
+        spitch: int,
+        width: int,
+        height: int,
+        kind: CopyKind,
+        stream: Any,
+    ) -> tuple[Status]:
+        """Copy `height` pieces of `width` bytes from device to device, as one copy."""
+        args = (dst, dpitch, src, spitch, width, height, kind, stream)
+        if status := self._enter("cudaMemcpy2DAsync", *args):
+            return (status,)
+        self._check_pitch("cudaMemcpy2DAsync", width, dpitch, spitch)
+        for row in range(height):
+            target, source = dst + row * dpitch, src + row * spitch
+            self._enqueue_move(Copy(target, source, width, kind, self._on(stream)))
+        return (SUCCESS,)
+
+    def cudaMemset2DAsync(
+        self, devPtr: int, pitch: int, value: int, width: int, height: int, stream: Any
+    ) -> tuple[Status]:
+        """Fill `height` pieces of `width` bytes."""
+        if status := self._enter("cudaMemset2DAsync", devPtr, pitch, value, width, height, stream):
+            return (status,)
+        self._check_pitch("cudaMemset2DAsync", width, pitch)
+        for row in range(height):
+            self._enqueue_fill(devPtr + row * pitch, value, width, self._on(stream))
+        return (SUCCESS,)
+
+    def _check_pitch(self, what: str, width: int, *pitches: int) -> None:
+        if not all(width <= pitch <= MAX_PITCH for pitch in pitches):
+            self.violate(f"{what}: {width} bytes do not fit pitches of {pitches}")
+
+    def _enqueue_fill(self, pointer: int, value: int, count: int, stream: int) -> None:
+        blocks, view = self.blocks_at(pointer, count, "a fill"), self.view(pointer, count)
+        self.enqueue(Work("a fill", stream, blocks, lambda: view.fill(value)))
+
+    def _enqueue_move(self, copy: Copy) -> None:
+        what = "a copy on the device"
+        target, source = (self.view(at, copy.nbytes) for at in (copy.target, copy.source))
+        blocks = [
+            *self.blocks_at(copy.target, copy.nbytes, what),
+            *self.blocks_at(copy.source, copy.nbytes, what),
+        ]
+        if abs(copy.target - copy.source) < copy.nbytes:
+            self.violate(f"{what}: source and target overlap")
+
+        def run() -> None:
+            target[:] = source
+
+        self.enqueue(Work(what, copy.stream, blocks, run))
 
     def _check_size(self, what: str, size: int) -> None:
         if size <= 0:

@@ -18,6 +18,7 @@ Bytes = npt.NDArray[np.uint8]
 ALIGNMENT = 256
 DEVICE_BASE = 1 << 60  # no process has memory there
 GARBAGE = 0xFF  # as float a NaN, as int -1
+MAX_PITCH = 2**31 - 1  # of copies in two dimensions
 
 
 class Violation(AssertionError):  # a broken rule, not an error of a user
@@ -43,6 +44,7 @@ class CopyKind(IntEnum):
 
     cudaMemcpyHostToDevice = 1
     cudaMemcpyDeviceToHost = 2
+    cudaMemcpyDeviceToDevice = 3
 
 
 class CaptureMode(IntEnum):

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
 from trt_lora.runtime.manifest import BaseModel, Binding, Manifest, Range
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
-from trt_lora.runtime.memory.host import HostMemory, Memory, Stream
+from trt_lora.runtime.memory.host import Blocks, HostMemory, Memory, Stream
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_storage
 
 FACTORS: tuple[Factor, Factor] = ("A", "B")
@@ -120,9 +120,42 @@ class FakeMemory:
     def zeros(self, nbytes: int) -> Tensor:
         return replace(HostMemory().zeros(nbytes), device=self.device)
 
+    def copy(self, target: int, source: int, blocks: Blocks) -> None:
+        HostMemory().copy(target, source, blocks)
+
+    def clear(self, pointer: int, blocks: Blocks) -> None:
+        HostMemory().clear(pointer, blocks)
+
 
 class FakeExecutorWithMemory(FakeExecutor):
     """An executor whose tensors live elsewhere."""
 
     def __init__(self, manifest: Manifest | None = None) -> None:
         super().__init__(manifest, FakeMemory())
+
+
+def static_manifest() -> Manifest:
+    """`make_manifest` with a static cache whose keys and values have widths of their own."""
+    growing = make_manifest()
+    loras = [binding for binding in growing.inputs if binding.name in growing.lora_bindings]
+    length = growing.max_seq_len
+    shapes = {"key": ("batch", 2, length, 3), "value": ("batch", 2, length, 5)}
+    return replace(
+        growing,
+        kv_cache="static",
+        inputs=(
+            Binding("input_ids", "int64", ("batch", "sequence")),
+            Binding("lengths", "int64", ("batch",)),
+            Binding("kept", "int64", ("kept",)),
+            Binding("bound", "bool", ("bound",)),
+            *(Binding(f"cache.0.{kind}", "float32", shape) for kind, shape in shapes.items()),
+            *loras,
+        ),
+        outputs=(
+            Binding("logits", "float32", ("kept", VOCAB)),
+            *(
+                Binding(f"new_cache.0.{kind}", "float32", shape, f"cache.0.{kind}")
+                for kind, shape in shapes.items()
+            ),
+        ),
+    )

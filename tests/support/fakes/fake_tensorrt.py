@@ -19,7 +19,9 @@ from support.fakes.tiny_engine import (
     small_manifest,
     tiny_model,
 )
+from support.fakes.tiny_static_engine import tiny_static_model
 
+from trt_lora.runtime.manifest import STATIC
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
 
@@ -307,6 +309,7 @@ class IExecutionContext:
             cuda.violate("TensorRT: a context has to run once before it is captured")
         if stream_handle == 0:
             cuda.violate("TensorRT: the default stream costs an extra wait")
+        self._check_aliases()
         for name, binding in (self._inputs | self._outputs).items():
             if name not in self._addresses or (name in self._inputs and name not in self._shapes):
                 cuda.violate(f"TensorRT: shape or address of {name} is not set")
@@ -324,8 +327,11 @@ class IExecutionContext:
             for block in cuda.blocks_at(address, views[name].nbytes, f"TensorRT: {name}")
         ]
 
+        is_static = self._trt.manifest.kv_cache == STATIC
+        model = tiny_static_model if is_static else tiny_model
+
         def run() -> None:
-            for name, value in tiny_model(views).items():
+            for name, value in model(views).items():
                 views[name][...] = value
 
         work = Work("a run", stream_handle, [*blocks, *self._memory], run, owner=self._token)
@@ -341,6 +347,13 @@ class IExecutionContext:
         self._ready = True
         self._trt.profiles.append(self._profile)
         return True
+
+    def _check_aliases(self) -> None:
+        """A cache and what is written in its place must have one address."""
+        for output in self._outputs.values():
+            source = output.in_place_of
+            if source and self._addresses.get(output.name) != self._addresses.get(source):
+                self._trt.cuda.violate(f"TensorRT: {output.name} is not at the address of {source}")
 
     def _compile(self, places: Mapping[str, tuple[int, tuple[int, ...], Any]]) -> None:
         if self.config.cache is not None:

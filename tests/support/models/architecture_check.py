@@ -15,9 +15,11 @@ from trt_lora.builder import build_engine
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.step_inputs import vocabulary_size
+from trt_lora.runtime.manifest import ONNX_CPU_FILE
 from trt_lora.scripts.terminal.adapters import activate
 from trt_lora.scripts.verification.peft_reference import PeftReference
+from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 PROMPT, STEPS = 9, 8  # the window of small models, 4, is passed in the prompt and while decoding
 TOLERANCE = 1e-4
@@ -50,6 +52,8 @@ class Verdict:
     adapter_error: float = 0.0
     effect: float = 0.0  # what the adapter changes: the largest difference to the base model
     sites: int = 0
+    kv_cache: str = ""  # one of KV_CACHES
+    grouped: bool = False  # ONNX Runtime's own attention, which reads what each row holds
 
     @property
     def is_built(self) -> bool:
@@ -72,16 +76,18 @@ def batch() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 def engine_logits(engine: Engine, manager: LoRAManager, name: str) -> Logits:
-    """Logits [2, PROMPT + STEPS, vocab]: one prefill, then token by token."""
+    """Logits [2, PROMPT + STEPS, vocab] in the places of `batch`: a prompt each, then one token.
+
+    Rows of a static cache have no padding: there the first is three tokens behind the second.
+    """
     activate(manager, name)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
-    decoder = Decoder(engine, tensor_map, batch_size=2)
     ids, mask = batch()
-    steps = [decoder.step(ids[:, :PROMPT], mask[:, :PROMPT], keep=PROMPT)]
-    for i in range(PROMPT, PROMPT + STEPS):
-        steps.append(decoder.step(ids[:, i : i + 1], mask[:, i : i + 1]))  # noqa: PERF401 - ordered
-    return np.concatenate(steps, axis=1)
+    rows = [row[real.astype(bool)].tolist() for row, real in zip(ids, mask, strict=True)]
+    found = np.zeros((*ids.shape, vocabulary_size(engine.manifest)), np.float32)
+    found[mask.astype(bool)] = np.concatenate(forced_logits(engine, tensor_map, rows, STEPS))
+    return found
 
 
 def largest_error(ours: Logits, theirs: Logits) -> float:
@@ -119,6 +125,8 @@ def check_architecture(model_type: str, folder: Path) -> Verdict:
         adapter_error=largest_error(adapted, reference.logits("a", *batch())),
         effect=largest_error(plain, adapted),
         sites=len(manifest.sites),
+        kv_cache=manifest.kv_cache,
+        grouped=ONNX_CPU_FILE in manifest.files,
     )
 
 

@@ -14,7 +14,7 @@ MODEL_TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
 # What configs call a size, and the size that it gets.
 _SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size"), 32),
     **dict.fromkeys(("emb_dim", "embedding_dim", "word_embed_proj_dim", "true_hidden_size"), 32),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "dff"), 48),
@@ -80,7 +80,6 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "dots3_note_text": {"num_key_value_heads": 4},
     "gemma3n_text": {
         "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": VOCABULARY,
         "hidden_size_per_layer_input": 8,
         "laurel_rank": 4,
     },

@@ -19,17 +19,21 @@ _PAGE = """# Supported models
 
 Made by `make architectures` with {versions}; do not edit.
 Every causal language model of that transformers, small and random, in float32: its engine's logits
-(a padded batch, one prompt, then token by token through the cache) were compared with
+(two rows of different lengths, a prompt each, then token by token together) were compared with
 transformers', and with PEFT's under a random adapter on all linears (DeepSeek: on the attention's).
 The largest differences are below.
+
+KV cache: *static* is written in place, and rows join and leave; *growing* is what a model keeps whose
+rows of different lengths would change each other. *Grouped* attention is ONNX Runtime's own operator,
+which reads only what each row holds; the others read as far as the longest row.
 
 {built} architectures build and match. {refused} are refused before the export, with the reason. Of
 {not_made} transformers makes no small model without more than a config.
 
 ## Build and match
 
-| architecture | model type | base model | adapter |
-|---|---|---|---|
+| architecture | model type | KV cache | attention on a CPU | base model | adapter |
+|---|---|---|---|---|---|
 {built_rows}
 
 DeepSeek-V2, DeepSeek-V3 and Youtu were tried with dense layers only: with experts they are refused.
@@ -81,7 +85,8 @@ def page(content: dict[str, Any]) -> str:
 
 def _built_row(name: str, verdict: Verdict) -> str:
     errors = f"{verdict.base_error:.1e} | {verdict.adapter_error:.1e}"
-    return f"| {verdict.architecture} | {name} | {errors} |"
+    attention = "grouped" if verdict.grouped else "masked"
+    return f"| {verdict.architecture} | {name} | {verdict.kv_cache} | {attention} | {errors} |"
 
 
 def _refused_rows(verdicts: Iterable[Verdict]) -> Iterable[str]:

@@ -1,6 +1,6 @@
 """Runs of the tiny model of `fake_tensorrt`: adapters, inputs and expected answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,10 @@ from support.fakes.tiny_engine import DOWN, UP, expected_logits
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import LoRAManager, TensorMap
 from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.generation.kv_cache import KVCache
+from trt_lora.runtime.generation.static_inputs import static_token_inputs
 from trt_lora.runtime.generation.step_inputs import empty_cache, token_inputs
+from trt_lora.runtime.manifest import STATIC
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -43,9 +46,15 @@ def manager_of(engine: Engine, **adapters: Mapping[str, Array]) -> LoRAManager:
 
 def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
     """Return the inputs of a prefill, all on the host, without LoRA bindings."""
-    inputs = token_inputs(ids[None], np.ones((1, len(ids)), np.int64), keep=len(ids))
-    tensors = {name: tensor_from_numpy(array) for name, array in inputs.items()}
-    return TensorMap(tensors | empty_cache(engine.manifest, batch_size=1))
+    manifest, count = engine.manifest, len(ids)
+    if manifest.kv_cache == STATIC:
+        lengths, kept = np.zeros(1, np.int64), np.arange(count)
+        inputs = static_token_inputs(ids[None], lengths, kept, bound=count)
+        cache = KVCache(manifest, engine.memory, rows=1).views(0, 1)
+    else:
+        inputs = token_inputs(ids[None], np.ones((1, count), np.int64), keep=count)
+        cache = empty_cache(manifest, batch_size=1)
+    return TensorMap({name: tensor_from_numpy(array) for name, array in inputs.items()} | cache)
 
 
 def bound_prompt(engine: Engine) -> TensorMap:
@@ -64,3 +73,13 @@ def logits_of(engine: Engine, tensor_map: TensorMap) -> Array:
 def close(actual: Array, weights: Mapping[str, Array], ids: npt.NDArray[np.int64] = IDS) -> bool:
     """Whether logits [s, vocab] are those of the base model with these weights."""
     return np.allclose(actual, expected_logits(ids, weights)[-len(actual) :], rtol=1e-4, atol=1e-4)
+
+
+def expected_answer(
+    prompt: Sequence[int], tokens: int, weights: Mapping[str, Array] = NO_ADAPTER
+) -> list[int]:
+    """Return the greedy answer: in float64, without a cache, and with no token to stop at."""
+    ids = list(prompt)
+    for _ in range(tokens):
+        ids.append(int(expected_logits(np.array(ids), weights)[-1].argmax()))
+    return ids[len(prompt) :]

@@ -33,7 +33,7 @@ from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
 from trt_lora.runtime.memory.cuda import call
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
@@ -188,7 +188,7 @@ def test_a_prompt_and_its_continuation_give_the_logits_of_the_whole_sequence(
         manager, tensor_map = manager_of(engine, a=FIRST), TensorMap()
         manager.switch_weights("a")
         manager.refresh_tensor_map(tensor_map)
-        decoder = Decoder(engine, tensor_map, batch_size=2)
+        decoder = GrowingDecoder(engine, tensor_map, batch_size=2)
         padded = np.stack([ids[:4], np.array([0, 0, *ids[:2]])])
         mask = np.array([[1, 1, 1, 1], [0, 0, 1, 1]])
         steps = [decoder.step(padded, mask)]

@@ -26,7 +26,7 @@ from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -49,7 +49,7 @@ def with_graphs(engine: TensorRTEngine, max_graphs: int) -> TensorRTEngine:
 
 def generation(engine: TensorRTEngine, tensor_map: TensorMap) -> list[Array]:
     """Logits of a prompt and three tokens after it."""
-    decoder = Decoder(engine, tensor_map, batch_size=1)
+    decoder = GrowingDecoder(engine, tensor_map, batch_size=1)
     steps = [IDS[None, :2], *(IDS[None, i : i + 1] for i in (2, 3, 4))]
     return [decoder.step(ids, np.ones_like(ids))[0] for ids in steps]
 

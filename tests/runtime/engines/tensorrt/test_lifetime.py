@@ -26,7 +26,7 @@ from support.models.tiny_model_runs import (
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
 from trt_lora.runtime.manifest import PLAN_FILE
 
 # Lifetimes.
@@ -47,7 +47,7 @@ def session(engine: TensorRTEngine) -> None:
             manager.refresh_tensor_map(tensor_map)
             outputs = engine.execute(tensor_map)
             assert close(outputs["logits"].numpy()[0], FIRST if name else NO_ADAPTER)
-        decoder = Decoder(engine, tensor_map, batch_size=2)
+        decoder = GrowingDecoder(engine, tensor_map, batch_size=2)
         decoder.step(np.array([[1, 2], [3, 4]]), np.ones((2, 2), np.int64))
         decoder.step(np.array([[5], [6]]), np.ones((2, 1), np.int64))
 

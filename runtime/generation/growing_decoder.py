@@ -1,4 +1,4 @@
-"""Prefill and decode with the KV cache: one token per sequence and step."""
+"""Prefill and decode with a KV cache that grows: all sequences begin together."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from trt_lora.runtime.generation.step_inputs import (
 from trt_lora.runtime.memory.tensor import TensorMap, tensor_from_numpy
 
 
-class Decoder:
+class GrowingDecoder:
     """One batch of sequences on an engine: its tokens so far, their mask and their cache."""
 
     def __init__(self, executor: Executor, tensor_map: TensorMap, batch_size: int) -> None:
@@ -36,6 +36,10 @@ class Decoder:
     def length(self) -> int:
         """Positions taken so far, padding included."""
         return self._mask.shape[1]
+
+    def use_adapter(self, tensor_map: TensorMap) -> None:
+        """Take other LoRA bindings from the next step on; what is in the cache stays."""
+        self._map.update(tensor_map)
 
     def step(self, ids: Ids, mask: Ids, *, keep: int = 1) -> Logits:
         """Append tokens [batch, s] with mask [batch, s] (0 is padding); run the engine once.

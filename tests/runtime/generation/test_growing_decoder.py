@@ -7,7 +7,7 @@ import pytest
 from support.fakes.fake_engine import VOCAB, FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime.generation.decoder import Decoder
+from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
 from trt_lora.runtime.generation.step_inputs import empty_cache, left_pad
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.memory.tensor import TensorMap
@@ -22,8 +22,8 @@ def bindings_of(executor: FakeExecutor) -> TensorMap:
     return tensor_map
 
 
-def prefilled(executor: FakeExecutor, prompts: Sequence[Sequence[int]] = PROMPTS) -> Decoder:
-    decoder = Decoder(executor, bindings_of(executor), len(prompts))
+def prefilled(executor: FakeExecutor, prompts: Sequence[Sequence[int]] = PROMPTS) -> GrowingDecoder:
+    decoder = GrowingDecoder(executor, bindings_of(executor), len(prompts))
     decoder.step(*left_pad(prompts, 0))
     return decoder
 
@@ -103,7 +103,7 @@ def test_a_sequence_that_has_ended_goes_on_as_padding() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_logits_of_the_last_position_come_back_as_float32(dtype: str) -> None:
     executor = FakeExecutor(make_manifest(dtype=dtype))
-    decoder = Decoder(executor, bindings_of(executor), 2)
+    decoder = GrowingDecoder(executor, bindings_of(executor), 2)
     logits = decoder.step(*left_pad(PROMPTS, 0))
     assert logits.shape == (2, 1, VOCAB)
     assert logits.dtype == np.float32
@@ -112,7 +112,7 @@ def test_the_logits_of_the_last_position_come_back_as_float32(dtype: str) -> Non
 
 def test_as_many_last_positions_are_kept_as_asked_for() -> None:
     executor = FakeExecutor()
-    decoder = Decoder(executor, bindings_of(executor), 2)
+    decoder = GrowingDecoder(executor, bindings_of(executor), 2)
     logits = decoder.step(*left_pad(PROMPTS, 0), keep=2)
     np.testing.assert_array_equal(executor.calls[0]["logits_to_keep"], [1, 2])
     np.testing.assert_array_equal(logits.argmax(axis=-1), [[5, 6], [1, 7]])
@@ -120,7 +120,7 @@ def test_as_many_last_positions_are_kept_as_asked_for() -> None:
 
 def test_more_positions_than_were_given_cannot_be_kept() -> None:
     executor = FakeExecutor()
-    decoder = Decoder(executor, bindings_of(executor), 2)
+    decoder = GrowingDecoder(executor, bindings_of(executor), 2)
     with pytest.raises(TensorError):
         decoder.step(*left_pad(PROMPTS, 0), keep=4)
 
@@ -138,7 +138,7 @@ def test_tokens_in_two_steps_feed_what_one_step_would() -> None:
 
 def test_the_length_counts_all_positions_with_their_padding() -> None:
     executor = FakeExecutor()
-    decoder = Decoder(executor, bindings_of(executor), 2)
+    decoder = GrowingDecoder(executor, bindings_of(executor), 2)
     assert decoder.length == 0
     decoder.step(*left_pad(PROMPTS, 0))
     decoder.step(column(7, 0), column(1, 0))
@@ -149,7 +149,7 @@ def test_a_decoder_leaves_the_callers_map_alone() -> None:
     executor = FakeExecutor()
     tensor_map = bindings_of(executor)
     before = dict(tensor_map)
-    Decoder(executor, tensor_map, 1).step(*left_pad([[1]], 0))
+    GrowingDecoder(executor, tensor_map, 1).step(*left_pad([[1]], 0))
     assert tensor_map == before
 
 

@@ -1,0 +1,56 @@
+"""Sizes of a model's KV cache, layer by layer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from trt_lora.builder.model_errors import one_line, unsupported
+from trt_lora.builder.suppress_output import suppress_output
+
+NEXT_STEP = "docs/supported-models.md lists the architectures that can be built"
+REASON_CHARACTERS = 200
+
+_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The KV cache of one layer: `[batch, heads, length, key_dim or value_dim]`."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def zeros(
+        self, batch: int, length: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [batch, heads, length, dim]."""
+        keys = torch.zeros(batch, self.heads, length, self.key_dim, dtype=dtype)
+        return keys, torch.zeros(batch, self.heads, length, self.value_dim, dtype=dtype)
+
+
+def cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
+    """Run one token through the model and look, since configs name these sizes in many ways.
+
+    Raises:
+        ModelError: the model cannot be run, or has another kind of cache.
+    """
+    name, token = type(model).__name__, torch.zeros(1, 1, dtype=torch.long)
+    running = one_line(
+        f"{name} cannot be run on a token",
+        NEXT_STEP,
+        show_root_cause=True,
+        most_characters=REASON_CHARACTERS,
+    )
+    with running, suppress_output(), torch.no_grad():
+        out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
+    layers = getattr(getattr(out, "past_key_values", None), "layers", ())
+    if not layers or not all(type(layer) in _PLAIN_LAYERS for layer in layers):
+        raise unsupported(name, "it has no cache of keys and values in every layer")
+    return tuple(_layout(layer.keys.shape, layer.values.shape) for layer in layers)
+
+
+def _layout(keys: torch.Size, values: torch.Size) -> CacheLayout:
+    return CacheLayout(heads=keys[1], key_dim=keys[3], value_dim=values[3])

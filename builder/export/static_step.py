@@ -1,0 +1,112 @@
+"""A step of a model whose KV cache has a fixed size and is written in place.
+
+Names and shapes of inputs and outputs are those of `runtime/generation/static_inputs.py`.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trt_lora.builder.export.cache_layout import CacheLayout
+from trt_lora.builder.export.first_position import first_position
+from trt_lora.builder.export.set_attention import set_attention
+from trt_lora.builder.export.static_attention import STATIC_ATTENTION
+from trt_lora.builder.export.static_cache import RowCache
+from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
+from trt_lora.runtime.generation.static_inputs import CACHE, NEW_CACHE, STATIC_SHAPES
+from trt_lora.runtime.generation.step_inputs import (
+    BATCH,
+    KEPT,
+    LOGITS,
+    POSITION_IDS,
+    cache_names,
+)
+
+
+class StaticStep(torch.nn.Module):
+    """The model with flat tensors in and out; the cache object lives only inside."""
+
+    def __init__(self, model: Any, layouts: tuple[CacheLayout, ...], max_len: int) -> None:
+        """Wrap a `PreTrainedModel`, and set its attention.
+
+        Args:
+            model: in evaluation mode.
+            layouts: of its cache.
+            max_len: tokens that a row of the cache has room for.
+        """
+        super().__init__()
+        set_attention(model, STATIC_ATTENTION)
+        setattr(self, WRAPPER_ATTRIBUTE, model)
+        self.layouts, self.dtype, self._max_len = layouts, model.dtype, max_len
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self._first_position = first_position(model)
+        self.input_names = [*STATIC_SHAPES, *cache_names(CACHE, len(layouts))]
+        self.output_names = [LOGITS, *cache_names(NEW_CACHE, len(layouts))]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        kept: torch.Tensor,
+        bound: torch.Tensor,
+        caches: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the model; return logits [kept, vocab] and the caches as written."""
+        new_tokens = input_ids.shape[1]
+        positions = lengths[:, None] + torch.arange(new_tokens)
+        if self._first_position:
+            positions = positions + self._first_position
+        cache = RowCache(caches, lengths, bound.shape[0], new_tokens)
+        optional = {POSITION_IDS: positions}
+        with self._only(kept):
+            out = getattr(self, WRAPPER_ATTRIBUTE)(
+                input_ids=input_ids,
+                past_key_values=cache,
+                use_cache=True,
+                **{name: value for name, value in optional.items() if name in self._takes},
+            )
+        return out.logits[0], *cache.written
+
+    @contextmanager
+    def _only(self, kept: torch.Tensor) -> Iterator[None]:
+        """Let the output head see the kept positions alone, as a batch of one."""
+
+        def choose(module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            del module
+            hidden, *others = args
+            return hidden.reshape(1, -1, hidden.shape[-1])[:, kept], *others
+
+        head = getattr(self, WRAPPER_ATTRIBUTE).get_output_embeddings()
+        handle = head.register_forward_pre_hook(choose)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def example_inputs(self) -> tuple[Any, ...]:
+        """Return two rows of different lengths, so that no dimension is specialised away."""
+        batch, sequence, bound = 2, 3, min(17, self._max_len - 1)
+        caches = [layout.zeros(batch, self._max_len, self.dtype) for layout in self.layouts]
+        return (
+            torch.zeros(batch, sequence, dtype=torch.long),
+            torch.tensor([2, 5]),
+            torch.tensor([0, 4, 5, 1]),
+            torch.zeros(bound, dtype=torch.bool),
+            caches,
+        )
+
+    def dynamic_shapes(self) -> tuple[Any, ...]:
+        """Return which dimensions of the example inputs vary."""
+        dynamic = torch.export.Dim.DYNAMIC
+        first = {0: dynamic}
+        caches = [(first, first) for _ in self.layouts]
+        return ({0: dynamic, 1: dynamic}, first, first, first, caches)
+
+    def dimensions(self, name: str) -> tuple[str | None, ...]:
+        """Return the names of the dimensions of an input or output; None where it is a number."""
+        if name in STATIC_SHAPES:
+            return STATIC_SHAPES[name]
+        return (KEPT, None) if name == LOGITS else (BATCH, None, None, None)

@@ -1,0 +1,199 @@
+"""Pass that makes attention over a cache in place ONNX Runtime's own operator.
+
+`TensorScatter` (keys and values), `Slice` to `bound`, `Attention` become one
+`com.microsoft.GroupQueryAttention`, which reads only what each row holds. Rows of different
+lengths then cost what they are long; with a mask every row costs as much as the longest.
+Attention that the operator cannot express stays as it is: a mask that is not causal (with a
+sliding window or without), keys and values of different widths, keys shared between layers.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
+
+from trt_lora.builder.passes.attention_masks import FULL, attention_window, boolean_mask
+from trt_lora.builder.passes.standard_attention import ATTENTION, SOFTCAP, replace_node
+from trt_lora.runtime.generation.static_inputs import BOUND
+from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+
+DOMAIN = "com.microsoft"
+OPERATOR = "GroupQueryAttention"
+
+_SWAP_HEADS = [0, 2, 1, 3]  # [batch, heads, s, dim] and [batch, s, heads, dim]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Where one of keys and values goes: its cache, what is new, and the cache as written."""
+
+    cache: ir.Value
+    new: ir.Value
+    scatter: ir.Node
+    view: ir.Node
+
+    @property
+    def lengths(self) -> ir.Value:
+        return _present(self.scatter.inputs[2])
+
+
+@dataclass
+class GroupQueryAttention(ir.passes.InPlacePass):
+    """The pass, for a graph as the exporter leaves it."""
+
+    _windows: dict[ir.Value, int | None] = field(default_factory=dict, init=False)
+    _counts: tuple[ir.Value, ir.Value] | None = field(default=None, init=False)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; unmodified where no attention can be expressed."""
+        self._windows, self._counts = {}, None
+        nodes = [node for node in model.graph if node.op_type == ATTENTION]
+        done = [self._rewrite(model, node) for node in nodes]
+        if any(done):
+            model.graph.opset_imports[DOMAIN] = 1
+            RemoveUnusedNodesPass()(model)
+        return ir.passes.PassResult(model, modified=any(done))
+
+    def _rewrite(self, model: ir.Model, node: ir.Node) -> bool:
+        rows = _row(node, 1), _row(node, 2)
+        window = self._window(model, node, rows[0])
+        if rows[0] is None or rows[1] is None or window is None:
+            return False
+        if _size(rows[0].cache, 3) != _size(rows[1].cache, 3):
+            return False
+        _replace(node, rows[0], rows[1], window, self._token_counts(model, node, rows[0]))
+        return True
+
+    def _window(self, model: ir.Model, node: ir.Node, keys: _Row | None) -> int | None:
+        seen = boolean_mask(_present(node.inputs[3]))
+        if seen is None or keys is None:
+            return None
+        if seen not in self._windows:
+            self._windows[seen] = attention_window(model, seen, _size(keys.cache, 2))
+        return self._windows[seen]
+
+    def _token_counts(
+        self, model: ir.Model, node: ir.Node, keys: _Row
+    ) -> tuple[ir.Value, ir.Value]:
+        """Tokens of each row less one [batch], and of the longest [], int32; for all layers."""
+        if self._counts is None:
+            tape = Tape()
+            ids, bound = (_input(model, name) for name in (INPUT_IDS, BOUND))
+            new = tape.op("Shape", [ids], {"start": 1, "end": 2})
+            last = tape.op("Sub", [tape.op("Add", [keys.lengths, new]), _constant(tape, [1])])
+            longest = tape.op("Squeeze", [tape.op("Shape", [bound])])
+            to = {"to": ir.DataType.INT32}
+            self._counts = tape.op("Cast", [last], to), tape.op("Cast", [longest], to)
+            for made in tape.nodes:
+                made.outputs[0].name = None
+            model.graph.insert_before(node, tape.nodes)
+        return self._counts
+
+
+def _replace(
+    node: ir.Node, keys: _Row, values: _Row, window: int, counts: tuple[ir.Value, ir.Value]
+) -> None:
+    query = _present(node.inputs[0])
+    tape = Tape()
+    attributes: dict[str, int | float] = {
+        "num_heads": _size(query, 1),
+        "kv_num_heads": _size(keys.cache, 1),
+        "scale": node.attributes["scale"].as_float(),
+        "do_rotary": 0,
+    }
+    if cap := node.attributes.get_float(SOFTCAP, 0.0):
+        attributes[SOFTCAP] = cap
+    if window != FULL:
+        attributes["local_window_size"] = window
+    rows = [_flat(tape, value) for value in (query, keys.new, values.new)]
+    attended, *written = tape.op_multi_out(
+        OPERATOR, [*rows, keys.cache, values.cache, *counts], attributes, num_outputs=3,
+        domain=DOMAIN,
+    )  # fmt: skip
+    heads = tape.op("Reshape", [attended, _constant(tape, [0, 0, _size(query, 1), -1])])
+    result = tape.op("Transpose", [heads], {"perm": _SWAP_HEADS})
+    replace_node(node, tape.nodes, result)
+    for row, output in zip((keys, values), written, strict=True):
+        _take_over(row, output)
+    _join_views(result)
+
+
+def _take_over(row: _Row, output: ir.Value) -> None:
+    """Make the operator's output the graph's, in the place of the scatter's."""
+    old = row.scatter.outputs[0]
+    output.type, output.shape = old.type, old.shape
+    name, old.name = old.name, None
+    ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
+    output.name = name
+
+
+def _flat(tape: Tape, value: ir.Value) -> ir.Value:
+    """[batch, heads, s, dim] as [batch, s, heads * dim]: a linear's own output where it is one."""
+    transpose = value.producer()
+    if transpose is not None and _swaps_heads(transpose):
+        split = _present(transpose.inputs[0])
+        reshape = split.producer()
+        if reshape is not None and reshape.op_type == "Reshape":
+            flat = _present(reshape.inputs[0])
+            if flat.shape is not None and len(flat.shape) == 3:
+                return flat
+    else:
+        split = tape.op("Transpose", [value], {"perm": _SWAP_HEADS})
+    return tape.op("Reshape", [split, _constant(tape, [0, 0, _size(value, 1) * _size(value, 3)])])
+
+
+def _join_views(result: ir.Value) -> None:
+    """Let what turns the result back read the operator's own output."""
+    for use in tuple(result.uses()):
+        if not _swaps_heads(use.node):
+            continue
+        transpose = result.producer()
+        assert transpose is not None
+        back, heads = use.node.outputs[0], _present(transpose.inputs[0])
+        ir.convenience.replace_all_uses_with(back, heads)
+
+
+def _row(node: ir.Node, position: int) -> _Row | None:
+    """Follow keys (1) or values (2) of attention to their cache; None where others read it too."""
+    view = _present(node.inputs[position]).producer()
+    if view is None or view.op_type != "Slice" or len(tuple(view.outputs[0].uses())) != 1:
+        return None
+    scatter = _present(view.inputs[0]).producer()
+    if scatter is None or scatter.op_type != "TensorScatter":
+        return None
+    written = scatter.outputs[0]
+    cache, new = (_present(operand) for operand in scatter.inputs[:2])
+    if not cache.is_graph_input() or len(tuple(written.uses())) != 1:
+        return None
+    return _Row(cache, new, scatter, view)
+
+
+def _swaps_heads(node: ir.Node) -> bool:
+    permutation = node.attributes.get("perm")
+    return (
+        node.op_type == "Transpose"
+        and permutation is not None
+        and list(permutation.as_ints()) == _SWAP_HEADS
+    )
+
+
+def _constant(tape: Tape, numbers: list[int]) -> ir.Value:
+    return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+
+
+def _input(model: ir.Model, name: str) -> ir.Value:
+    return next(value for value in model.graph.inputs if value.name == name)
+
+
+def _present(value: ir.Value | None) -> ir.Value:
+    assert value is not None  # the exporter leaves out no operand of these nodes
+    return value
+
+
+def _size(value: ir.Value, axis: int) -> int:
+    assert value.shape is not None
+    size = value.shape[axis]
+    assert isinstance(size, int)  # heads, widths and the size of a cache are numbers
+    return size

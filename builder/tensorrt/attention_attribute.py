@@ -1,0 +1,21 @@
+"""TensorRT's own attribute on attention, which ONNX Runtime refuses.
+
+Without it TensorRT does not build float32 attention: it has a fused kernel for decoding alone, and
+may fall back to matrix products only where the attribute says so.
+"""
+
+import onnx_ir as ir
+
+from trt_lora.builder.passes.standard_attention import ATTENTION
+from trt_lora.builder.tensorrt.parsed_onnx import onnx_bytes, parsed_onnx
+
+_ATTRIBUTE = "TRT_decomposable"
+
+
+def with_decomposable_attention(model: bytes) -> bytes:
+    """Return an ONNX model, whose weights lie beside it, with the attribute."""
+    graph = parsed_onnx(model)
+    nodes = [node for node in graph.graph if node.op_type == ATTENTION and not node.domain]
+    for node in nodes:
+        node.attributes[_ATTRIBUTE] = ir.AttrInt64(_ATTRIBUTE, 1)
+    return onnx_bytes(graph) if nodes else model

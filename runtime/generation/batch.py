@@ -1,0 +1,216 @@
+"""Continuous batching: sequences of any age, one token each at every step."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from trt_lora.plugins.errors import ConfigError, OutputError
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.generation.growing_rows import GrowingRows
+from trt_lora.runtime.generation.prompts import check_prompt
+from trt_lora.runtime.generation.rows import RowLogits, Rows
+from trt_lora.runtime.generation.sampling import SamplingParams, choose, generator
+from trt_lora.runtime.generation.static_rows import StaticRows
+from trt_lora.runtime.generation.step_inputs import vocabulary_size
+from trt_lora.runtime.generation.token_ids import token_ids
+from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.manifest import STATIC, Manifest
+from trt_lora.runtime.memory.tensor import TensorMap
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a step made of one sequence."""
+
+    row: int  # as `Batch.add` returned it
+    token_id: int | None  # None where it is a stop token
+    finish_reason: FinishReason | None = None  # None: the sequence goes on
+
+
+@dataclass
+class _Sequence:
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]
+    draws: np.random.Generator
+    tokens: list[int] = field(default_factory=list)
+
+
+class Batch:
+    """Sequences under way on an engine, all with one adapter.
+
+    Not for several threads at a time; each thread may have a batch of its own on one engine.
+    """
+
+    def __init__(
+        self,
+        engine: Executor,
+        *,
+        manager: LoRAManager | None = None,
+        rows: int | None = None,
+        cache_bytes: int | None = None,
+        prefill_chunk: int | None = None,
+    ) -> None:
+        """Make room for sequences.
+
+        Args:
+            engine: a running engine.
+            manager: holds the adapters; its active one answers, or the base model.
+            rows: sequences at a time, most; the engine's largest batch by default. A static cache
+                is allocated for so many.
+            cache_bytes: instead of `rows`: as many sequences as a static cache of this size holds.
+            prefill_chunk: tokens of a prompt that one step runs, most, so that a long prompt keeps
+                others waiting for less; whole prompts by default. Of a static cache alone.
+
+        Raises:
+            ConfigError: a number is beyond the engine's limits.
+            BackendError: the device has no room for the cache.
+        """
+        manifest = engine.manifest
+        self._manifest = manifest
+        self._manager = manager or _without_adapters(engine)
+        rows = manifest.max_batch_size if rows is None else rows
+        chunk = manifest.max_input_len if prefill_chunk is None else prefill_chunk
+        _check("rows", rows, manifest.max_batch_size)
+        _check("prefill_chunk", chunk, manifest.max_input_len)
+        self._weights = ""
+        bindings = self._bindings()
+        self._rows: Rows = (
+            StaticRows(engine, bindings, rows, chunk)
+            if manifest.kv_cache == STATIC
+            else GrowingRows(engine, bindings)
+        )
+        self._sequences: dict[Hashable, _Sequence] = {}
+        self._free = rows
+        self._next = 0
+
+    def __len__(self) -> int:
+        """The number of sequences under way."""
+        return len(self._sequences)
+
+    @property
+    def free_rows(self) -> int:
+        """How many sequences can be added."""
+        return self._free - len(self._sequences)
+
+    def add(self, prompt: Sequence[int], sampling: SamplingParams | None = None) -> int:
+        """Take a sequence in; its first token comes with a later step. Return its number.
+
+        Args:
+            prompt: token ids.
+            sampling: how its tokens are chosen; greedy by default.
+
+        Raises:
+            ConfigError: the prompt is beyond the engine's limits, or no prompt of this model.
+            StateError: no row is free, or the cache grows and a step has been made.
+        """
+        sampling = sampling or SamplingParams()
+        ids = check_prompt(f"prompt {self._next}", prompt, self._manifest)
+        row = self._next
+        self._rows.add(row, ids)
+        stops = _stop_token_ids(self._manifest, sampling)
+        self._sequences[row] = _Sequence(sampling, stops, generator(sampling.seed, ids))
+        self._next += 1
+        return row
+
+    def step(self) -> list[Token]:
+        """Give every sequence its next token; one that has finished is removed.
+
+        A sequence whose prompt is run in chunks has none until the prompt is through.
+
+        Raises:
+            OutputError: logits are NaN or infinite; the message names the adapter. The sequences
+                that they belong to are removed, and the others may go on.
+        """
+        if not self._sequences:
+            return []
+        tokens = {row: s.tokens[-1] for row, s in self._sequences.items() if s.tokens}
+        found = self._rows.step(tokens)
+        if not found.rows:  # chunks of prompts alone
+            return []
+        self._check_numbers(found)
+        return [
+            self._advance(row, token)
+            for row, token in zip(found.rows, self._choose(found), strict=True)
+        ]
+
+    def remove(self, row: int) -> None:
+        """Let a sequence go before its end.
+
+        Raises:
+            ConfigError: there is no such sequence, or it has finished.
+        """
+        if row not in self._sequences:
+            raise ConfigError(f"sequence {row} is not under way; those are {list(self._sequences)}")
+        self._remove(row)
+
+    def use_active_adapter(self) -> None:
+        """Take the manager's active adapter from the next step on.
+
+        What a sequence has in the cache stays as the adapter before made it.
+        """
+        self._rows.use_adapter(self._bindings())
+
+    def _bindings(self) -> TensorMap:
+        tensor_map = TensorMap()
+        self._manager.refresh_tensor_map(tensor_map)
+        name, scale = self._manager.get_active_adapter_name(), self._manager.active_scale
+        self._weights = f"adapter {name!r} at strength {scale:g}" if name else "no adapter"
+        return tensor_map
+
+    def _choose(self, found: RowLogits) -> list[int]:
+        sequences = [self._sequences[row] for row in found.rows]
+        draws = np.array([sequence.draws.random() for sequence in sequences])
+        sampling = [sequence.sampling for sequence in sequences]
+        return [int(token) for token in choose(found.logits, sampling, draws)]
+
+    def _advance(self, row: Hashable, token: int) -> Token:
+        assert isinstance(row, int)  # as `add` named it
+        sequence = self._sequences[row]
+        if token in sequence.stop_token_ids:
+            self._remove(row)
+            return Token(row, None, "stop")
+        sequence.tokens.append(token)
+        most = min(sequence.sampling.max_new_tokens, self._rows.room(row))
+        if len(sequence.tokens) < most:
+            return Token(row, token)
+        self._remove(row)
+        return Token(row, token, "length")
+
+    def _remove(self, row: Hashable, *, clear: bool = False) -> None:
+        self._rows.remove(row, clear=clear)
+        del self._sequences[row]
+
+    def _check_numbers(self, found: RowLogits) -> None:
+        """Refuse NaN and infinity: either shows in the maximum or the minimum."""
+        logits = found.logits
+        finite = np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
+        wrong = [row for row, is_finite in zip(found.rows, finite, strict=True) if not is_finite]
+        if wrong:
+            for row in wrong:
+                self._remove(row, clear=True)
+            raise OutputError(
+                f"the logits of prompt {', '.join(map(str, wrong))} are NaN or infinite with "
+                f"{self._weights}: a value left the engine's number range; use a lower strength, "
+                "or build with --dtype float32 or bfloat16"
+            )
+
+
+def _without_adapters(engine: Executor) -> LoRAManager:
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    return manager
+
+
+def _stop_token_ids(manifest: Manifest, sampling: SamplingParams) -> tuple[int, ...]:
+    if sampling.stop_token_ids is None:
+        return manifest.base_model.stop_token_ids
+    return token_ids("stop_token_ids", sampling.stop_token_ids, vocabulary_size(manifest))
+
+
+def _check(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ConfigError(f"{name} is {value}, expected a whole number from 1 to {most}")

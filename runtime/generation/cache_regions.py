@@ -1,0 +1,76 @@
+"""Where each cache input lies in one allocation, and the places of a row."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from math import gcd
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.generation.static_inputs import CACHE
+from trt_lora.runtime.manifest import Binding, Manifest
+from trt_lora.runtime.memory.dtypes import storage_dtype
+from trt_lora.runtime.memory.host import ALIGNMENT, Blocks
+
+
+@dataclass(frozen=True)
+class Region:
+    """One cache input: its rows lie one after another from `offset`."""
+
+    binding: Binding
+    offset: int  # bytes from the start of the allocation
+    row_bytes: int
+
+    def nbytes(self, rows: int) -> int:
+        """Return the size of so many rows, up to where the next cache input may begin."""
+        return -(-self.row_bytes * rows // ALIGNMENT) * ALIGNMENT
+
+
+def cache_regions(manifest: Manifest, rows: int) -> Iterator[Region]:
+    """Yield where each cache input of an engine lies, in their order."""
+    offset = 0
+    for binding in manifest.inputs:
+        if binding.name.startswith(CACHE):
+            row_bytes = storage_dtype(binding.dtype).itemsize
+            for size in binding.shape[1:]:
+                row_bytes *= int(size)
+            region = Region(binding, offset, row_bytes)
+            yield region
+            offset += region.nbytes(rows)
+
+
+def check_alignment(regions: Sequence[Region], max_len: int) -> None:
+    """Refuse rows that no engine on a GPU can be given the address of.
+
+    Rows follow one another without a gap, and each is bound at its own address.
+
+    Raises:
+        ConfigError: a row's size is no multiple of the alignment.
+    """
+    for region in regions:
+        if region.row_bytes % ALIGNMENT:
+            step = ALIGNMENT // gcd(region.row_bytes // max_len, ALIGNMENT)
+            raise ConfigError(
+                f"a row of {region.binding.name} has {region.row_bytes} bytes, and TensorRT takes "
+                f"addresses that are multiples of {ALIGNMENT}; run one sequence at a time, or "
+                f"build with a --max-seq-len that is a multiple of {step}"
+            )
+
+
+def row_blocks(regions: Sequence[Region]) -> Iterator[tuple[Region, Blocks]]:
+    """The places of one row: the first region of each size, and how many follow how far apart.
+
+    Layers repeat, so that regions of one size are equally far apart, and a row is one copy, or one
+    for the keys and one for the values. Where they are not, each is copied by itself.
+    """
+    by_size = sorted(regions, key=_row_bytes)  # stable: in the order of their offsets
+    for nbytes, same in groupby(by_size, key=_row_bytes):
+        group = list(same)
+        strides = {after.offset - before.offset for before, after in pairwise(group)}
+        if len(strides) == 1:
+            yield group[0], Blocks(nbytes, len(group), *strides)
+        else:
+            yield from ((region, Blocks(nbytes)) for region in group)
+
+
+def _row_bytes(region: Region) -> int:
+    return region.row_bytes

@@ -1,0 +1,155 @@
+"""A KV cache that is written in place, on a fake TensorRT that checks the addresses."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Violation
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import DECODE, PREFILL, expected_logits
+from support.fakes.tiny_static_engine import KEY, VALUE
+from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manager_of
+
+from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime import SamplingParams, TensorMap, generate
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.kv_cache import KVCache
+from trt_lora.runtime.generation.static_inputs import static_token_inputs
+from trt_lora.runtime.memory.tensor import tensor_from_numpy
+
+MakeEngine = Callable[..., TensorRTEngine]
+PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9]]
+
+
+def tokens(count: int) -> SamplingParams:
+    """Greedy, so many tokens, whatever they are."""
+    return SamplingParams(max_new_tokens=count, stop_token_ids=())
+
+
+def prefill(engine: TensorRTEngine, cache: KVCache, ids: Sequence[int]) -> TensorMap:
+    """Return the inputs of a prompt in the first row, with all its logits."""
+    arrays = static_token_inputs(
+        np.array([ids]), np.zeros(1, np.int64), np.arange(len(ids)), len(ids)
+    )
+    tensor_map = TensorMap({name: tensor_from_numpy(a) for name, a in arrays.items()})
+    tensor_map.update(cache.views(0, 1))
+    manager_of(engine).refresh_tensor_map(tensor_map)
+    return tensor_map
+
+
+def drain(batch: Batch, answers: dict[int, list[int]]) -> None:
+    """Run the batch to its end."""
+    while batch:
+        step(batch, answers)
+
+
+def step(batch: Batch, answers: dict[int, list[int]]) -> None:
+    """Run one step and keep its tokens."""
+    for token in batch.step():
+        assert token.token_id is not None
+        answers.setdefault(token.row, []).append(token.token_id)
+
+
+# What a run does with the cache.
+
+
+def test_a_cache_output_is_the_tensor_of_its_input(static_engine: MakeEngine) -> None:
+    with static_engine() as engine:
+        cache = KVCache(engine.manifest, engine.memory, 1)
+        inputs = prefill(engine, cache, PROMPTS[0])
+        outputs = engine.execute(inputs)
+
+        assert tuple(outputs) == engine.output_names
+        for name in (KEY, VALUE):
+            assert outputs[f"new_{name}"] is inputs[name]
+            assert inputs[name].numpy()[0, 0, : len(PROMPTS[0])].any(axis=-1).all()
+        expected = expected_logits(np.array(PROMPTS[0]), {})
+        np.testing.assert_allclose(outputs["logits"].numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_allocates_its_logits_alone(static_engine: MakeEngine, cuda: FakeCuda) -> None:
+    with static_engine(max_graphs=0) as engine:
+        cache = KVCache(engine.manifest, engine.memory, 1)
+        inputs = prefill(engine, cache, PROMPTS[0])
+        before = cuda.live_device_bytes()
+        outputs = engine.execute(inputs)
+        engine.memory.close()  # what was staged
+
+        assert cuda.live_device_bytes() - before <= 256
+        assert outputs["logits"].nbytes <= 256 < outputs[f"new_{KEY}"].nbytes * 2
+
+
+def test_a_run_that_gave_an_output_memory_of_its_own_would_be_noticed(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    made = static_engine()
+    apart = tuple(replace(output, in_place_of="") for output in made.manifest.outputs)
+    engine = TensorRTEngine(made.directory, replace(made.manifest, outputs=apart))
+    with engine:
+        inputs = prefill(engine, KVCache(engine.manifest, engine.memory, 1), PROMPTS[0])
+        with pytest.raises(Violation, match=f"new_{KEY} is not at the address of {KEY}"):
+            engine.execute(inputs)
+        del inputs
+    cuda.violations.clear()
+
+
+def test_a_cache_on_the_host_is_refused_with_what_to_pass(static_engine: MakeEngine) -> None:
+    with static_engine() as engine:
+        cache = KVCache(engine.manifest, engine.memory, 1)
+        inputs = prefill(engine, cache, PROMPTS[0])
+        host = {KEY: tensor_from_numpy(inputs[KEY].numpy())}
+        with pytest.raises(TensorError, match=rf"{KEY} lies on the host.*memory of the engine"):
+            engine.execute(TensorMap(inputs | host))
+        engine.execute(TensorMap(inputs | engine.memory.upload(host)))
+
+
+def test_warming_up_writes_to_no_memory_that_other_inputs_read(
+    static_engine: MakeEngine, trt: FakeTensorRT
+) -> None:
+    seen: list[set[int]] = []
+
+    with static_engine() as engine:
+        trt.call_plugin = lambda: seen.extend(set(c._addresses.values()) for c in trt.contexts)
+        engine.warm_up()
+
+        assert trt.profiles == [DECODE, PREFILL]
+    assert [len(addresses) for addresses in seen] == [4, 4]  # zeros, two caches, logits
+
+
+# Answers.
+
+
+def test_rows_of_different_lengths_have_the_answers_that_each_has_alone(
+    static_engine: MakeEngine,
+) -> None:
+    with static_engine() as engine:
+        manager = manager_of(engine, a=FIRST, b=SECOND)
+        for name, weights in (("", {}), ("a", FIRST), ("b", SECOND)):
+            manager.switch_weights(name) if name else manager.reset_weights()
+            completions = generate(engine, PROMPTS, manager=manager, sampling=tokens(9))
+            for prompt, completion in zip(PROMPTS, completions, strict=True):
+                assert list(completion.token_ids) == expected_answer(prompt, 9, weights)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, None])
+@pytest.mark.parametrize("max_graphs", [0, 32])
+def test_rows_that_join_and_leave_change_no_answer(
+    static_engine: MakeEngine, max_graphs: int, chunk: int | None
+) -> None:
+    lengths = [9, 2, 5, 7, 4, 8]
+    with static_engine(max_graphs=max_graphs) as engine:
+        batch = Batch(engine, rows=3, prefill_chunk=chunk)
+        answers: dict[int, list[int]] = {}
+        prompts = [*PROMPTS, [2, 7], [1, 8, 2, 8]]
+        for prompt, length in zip(prompts, lengths, strict=True):
+            while not batch.free_rows:
+                step(batch, answers)
+            batch.add(prompt, tokens(length))
+            step(batch, answers)
+        drain(batch, answers)
+
+    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        assert answers[row] == expected_answer(prompt, length)

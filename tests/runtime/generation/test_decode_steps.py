@@ -1,0 +1,280 @@
+"""Decode steps on a GPU: what each asks of CUDA and TensorRT, and what adapters change."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import DOWN, UP, expected_logits
+from support.models.tiny_model_runs import FIRST, SECOND, adapter, expected_answer, manager_of
+
+from trt_lora.plugins.errors import BackendError, StateError, TensorError
+from trt_lora.runtime import LoRAManager, SamplingParams, TensorMap
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.tensor import tensor_from_numpy
+
+MakeEngine = Callable[..., TensorRTEngine]
+STEP = [  # of a token that a graph answers
+    "cudaGetDevice",
+    "cudaEventRecord",
+    "cudaStreamWaitEvent",
+    "cudaMemcpyAsync",
+    "cudaGraphLaunch",
+    "cudaMemcpyAsync",
+    "cudaStreamSynchronize",
+]
+
+
+def tokens(count: int) -> SamplingParams:
+    """Greedy, so many tokens, whatever they are."""
+    return SamplingParams(max_new_tokens=count, stop_token_ids=())
+
+
+def lora(manager: LoRAManager, name: str = "") -> TensorMap:
+    """Return the bindings of an adapter, or of the base model."""
+    manager.switch_weights(name) if name else manager.reset_weights()
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    return tensor_map
+
+
+@contextmanager
+def decoder_of(
+    engine: TensorRTEngine, prompts: Sequence[Sequence[int]], rows: int
+) -> Iterator[StaticDecoder]:
+    """Run prompts of a cache of so many rows."""
+    with engine:
+        decoder = StaticDecoder(engine, lora(manager_of(engine)), rows)
+        for row, prompt in enumerate(prompts):
+            decoder.cache.admit(row)
+            decoder.run(np.array([prompt]), first=row)
+        yield decoder
+        del decoder
+
+
+def close(logits: Array, ids: Sequence[int], weights: dict[str, Array] | None = None) -> bool:
+    """Whether logits [vocab] are those of the last token."""
+    expected = expected_logits(np.array(ids), weights or {})[-1]
+    return np.allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+# Calls of a step.
+
+
+def test_an_answer_of_512_tokens_is_one_capture_and_one_launch_for_every_other_token(
+    static_engine: MakeEngine, cuda: FakeCuda, trt: FakeTensorRT
+) -> None:
+    answer: list[int | None] = []
+    calls: list[list[str]] = []
+    with static_engine(max_len=520) as engine:
+        batch = Batch(engine, rows=1)
+        batch.add([3, 1, 4], tokens(512))
+        for step in range(512):
+            if step == 2:
+                trt.bound.clear()
+                runs = len(trt.profiles)
+                blocks = cuda.live_blocks()
+            before = len(cuda.calls)
+            answer += [token.token_id for token in batch.step()]
+            calls.append(cuda.names()[before:])
+        assert not trt.bound
+        assert len(trt.profiles) == runs  # no context was run, and so no plugin called
+        assert cuda.live_blocks() == blocks
+
+    names = Counter(name for step in calls for name in step)
+    assert names["cudaStreamBeginCapture"] == 1
+    assert "cudaStreamBeginCapture" in calls[1]  # the prompt, then the first decode step
+    assert calls[2:] == [STEP] * 510
+    assert answer == expected_answer([3, 1, 4], 512)
+
+
+def test_a_step_copies_tokens_and_lengths_in_and_the_logits_out(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    with decoder_of(static_engine(), [[3, 1], [4]], rows=2) as decoder:
+        for _ in range(3):
+            decoder.decode(np.array([1, 5]))
+            (_, upload), (_, download) = [c for c in cuda.calls if c[0] == "cudaMemcpyAsync"][-2:]
+            assert upload[2] <= 3 * 256  # ids, lengths and places of two rows, each aligned
+            assert download[2] == 256  # two rows of eleven logits
+            assert cuda.copies[-2].source_is_pinned
+        places = {call[1][:3] for call in cuda.calls if call[0] == "cudaMemcpyAsync"}
+        assert len([p for p in places if p[2] == 256 and p[0] < 1 << 60]) == 1
+
+
+def test_the_default_streams_work_is_waited_for(static_engine: MakeEngine, cuda: FakeCuda) -> None:
+    with decoder_of(static_engine(), [[3, 1]], rows=1) as decoder:
+        for _ in range(3):
+            decoder.decode(np.array([1]))
+        record, wait = (next(c for c in reversed(cuda.calls) if c[0] == name) for name in STEP[1:3])
+        assert record[1][1] == 0
+        assert wait[1][0] != 0
+
+
+# Numbers of rows.
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(4, [1, 2, 4, 4]), (3, [1, 2, 3])])
+def test_a_step_runs_a_power_of_two_of_rows_or_all(
+    static_engine: MakeEngine, cuda: FakeCuda, rows: int, expected: list[int]
+) -> None:
+    prompts = [[3, 1, 4], [1], [5, 9], [2, 6, 5]][:rows]
+    with decoder_of(static_engine(), prompts, rows) as decoder:
+        assert decoder._steps is not None
+        assert [decoder._steps.rows(count) for count in range(1, rows + 1)] == expected
+        written = [list(prompt) for prompt in prompts]
+        for count in (*range(1, rows + 1), *range(rows, 0, -1)):
+            logits = decoder.decode(np.arange(count) + 2)
+            for row in range(count):
+                written[row].append(row + 2)
+                assert close(logits[row], written[row])
+    captures = cuda.names().count("cudaStreamBeginCapture")
+    assert captures == len(set(expected))  # one for each number of rows
+
+
+def test_rows_that_are_not_asked_for_stay_as_they_were(static_engine: MakeEngine) -> None:
+    prompts = [[3, 1, 4], [1], [5, 9], [2, 6, 5]]
+    with decoder_of(static_engine(), prompts, rows=4) as decoder:
+        first = decoder.decode(np.array([7, 0, 8]), rows=np.array([0, 2])).copy()
+        second = decoder.decode(np.array([1, 2, 3, 4])).copy()
+        assert decoder.cache.lengths.tolist() == [5, 2, 4, 4]
+
+    assert close(first[0], [3, 1, 4, 7])
+    assert close(first[1], [5, 9, 8])
+    rows = ([3, 1, 4, 7, 1], [1, 2], [5, 9, 8, 3], [2, 6, 5, 4])
+    assert all(close(logits, ids) for logits, ids in zip(second, rows, strict=True))
+
+
+def test_a_row_in_the_padding_that_has_no_room_is_refused_before_it_is_overrun(
+    static_engine: MakeEngine,
+) -> None:
+    with decoder_of(static_engine(), [[3], [1], [2], [1] * 8], rows=4) as decoder:
+        for _ in range(8):
+            decoder.run(np.array([[5]]), first=3)
+        decoder.decode(np.array([1, 2]))
+        with pytest.raises(TensorError, match="17 tokens are more than this engine's 16"):
+            decoder.decode(np.array([1, 2, 3]))
+        assert decoder.cache.lengths.tolist() == [2, 2, 1, 16]
+
+
+# Adapters.
+
+
+def test_a_switch_between_tokens_binds_what_changed_and_keeps_one_graph_for_each_adapter(
+    static_engine: MakeEngine, cuda: FakeCuda, trt: FakeTensorRT
+) -> None:
+    only_down = adapter(3, DOWN)  # beside SECOND, whose other site is a dummy too
+    with static_engine() as engine:
+        manager = manager_of(engine, a=SECOND, b=only_down)
+        decoder = StaticDecoder(engine, lora(manager), 1)
+        decoder.cache.admit(0)
+        decoder.run(np.array([[3, 1]]))
+        ids, seen = [3, 1], []
+        for step, name in enumerate(["a", "b", "", "a", "b", "", "b", "a"]):
+            decoder.use_adapter(lora(manager, name))
+            trt.bound.clear()
+            before = len(cuda.calls)
+            logits = decoder.decode(np.array([step]))[0]
+            ids.append(step)
+            assert close(logits, ids, {"a": SECOND, "b": only_down, "": {}}[name])
+            seen.append((cuda.names()[before:] == STEP, set(trt.bound)))
+        del decoder
+
+    assert [is_launch for is_launch, _ in seen] == [False] * 3 + [True] * 5
+    assert all(not bound for is_launch, bound in seen if is_launch)
+    assert cuda.names().count("cudaStreamBeginCapture") == 3
+
+
+def test_without_graphs_a_switch_sets_the_addresses_of_the_adapter_alone(
+    static_engine: MakeEngine, trt: FakeTensorRT
+) -> None:
+    with static_engine(max_graphs=0) as engine:
+        manager = manager_of(engine, a=FIRST, b=SECOND)
+        decoder = StaticDecoder(engine, lora(manager, "a"), 1)
+        decoder.cache.admit(0)
+        decoder.decode(np.array([3]))
+        decoder.decode(np.array([1]))
+        trt.bound.clear()
+        decoder.decode(np.array([4]))
+        assert not trt.bound
+        decoder.use_adapter(lora(manager, "b"))
+        decoder.decode(np.array([1]))
+        assert set(trt.bound) == {f"lora_{f}_{site.path}" for site in (UP, DOWN) for f in "AB"}
+        del decoder
+
+
+def test_more_adapters_than_graphs_are_not_captured_at_every_token(
+    static_engine: MakeEngine, cuda: FakeCuda, trt: FakeTensorRT
+) -> None:
+    weights = {
+        f"{rank}{factor}": {name: factor * array for name, array in adapter(rank, UP, DOWN).items()}
+        for rank in (1, 2, 3)
+        for factor in (1, 2)
+    }
+    with static_engine(max_graphs=2) as engine:
+        manager = manager_of(engine, **weights)
+        decoder = StaticDecoder(engine, lora(manager), 1)
+        decoder.cache.admit(0)
+        ids: list[int] = []
+        for step, name in enumerate(2 * [*weights]):
+            decoder.use_adapter(lora(manager, name))
+            ids.append(step % 11)
+            assert close(decoder.decode(np.array([step % 11]))[0], ids, weights[name])
+        assert len(list(trt.contexts)) == 3  # its own, and one of each graph
+        del decoder
+
+    assert cuda.names().count("cudaStreamBeginCapture") == 2
+    assert cuda.names().count("cudaGraphLaunch") == 2
+
+
+def test_an_adapter_on_the_host_is_refused_and_the_one_before_goes_on(
+    static_engine: MakeEngine,
+) -> None:
+    with static_engine() as engine:
+        manager = manager_of(engine, a=FIRST)
+        decoder = StaticDecoder(engine, lora(manager, "a"), 1)
+        decoder.cache.admit(0)
+        decoder.decode(np.array([3]))
+        host = TensorMap({name: tensor_from_numpy(array) for name, array in FIRST.items()})
+        decoder.use_adapter(host)
+        with pytest.raises(TensorError, match="lies on the host; a prepared run takes"):
+            decoder.decode(np.array([1]))
+        decoder.use_adapter(lora(manager, "a"))
+        assert close(decoder.decode(np.array([4]))[0], [3, 4], FIRST)
+        del decoder
+
+
+# Failures.
+
+
+def test_a_step_that_fails_lengthens_no_row_and_drops_the_graphs(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    with decoder_of(static_engine(), [[3, 1]], rows=1) as decoder:
+        for token in (4, 1):
+            decoder.decode(np.array([token]))
+        cuda.fail("cudaGraphLaunch", Status.cudaErrorInvalidValue)
+        with pytest.raises(BackendError, match="invalid argument"):
+            decoder.decode(np.array([5]))
+        assert decoder.cache.lengths.tolist() == [4]
+        assert not [g for g in cuda.graphs if g.launchable and not g.destroyed]
+        assert close(decoder.decode(np.array([5]))[0], [3, 1, 4, 1, 5])
+
+
+def test_a_prepared_run_does_not_outlive_its_engine(static_engine: MakeEngine) -> None:
+    engine = static_engine()
+    with engine:
+        decoder = StaticDecoder(engine, lora(manager_of(engine)), 1)
+        decoder.cache.admit(0)
+        decoder.decode(np.array([3]))
+    with pytest.raises(StateError, match="the engine is closed"):
+        decoder.decode(np.array([1]))
+    with engine, pytest.raises(StateError, match="closed since this run was prepared"):
+        decoder.decode(np.array([1]))
