@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.builder.versions import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
-from trt_lora.runtime.generation.sampling import SamplingParams, choose
 from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.scripts.bench.sampling import sampling
 from trt_lora.scripts.bench.seconds import seconds_of
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY
@@ -108,24 +107,6 @@ def switch() -> Results:
         "99th percentile, us": statistics.quantiles(times, n=100)[98],
         "adapters whose pointers moved": moved,
         "distinct dummy buffers": len(set(before[""].values())),
-    }
-
-
-def sampling() -> Results:
-    """Choose a token for each of 8 rows of random logits, as many as Llama-3's vocabulary."""
-    rng = np.random.default_rng(0)
-    logits, draws = rng.normal(0, 2.5, (8, 128256)).astype(np.float32), rng.random(8)
-    ways = {
-        "greedy, ms": SamplingParams(),
-        "top-k 50 and top-p 0.9, ms (target: under 3)": SamplingParams(
-            temperature=0.8, top_k=50, top_p=0.9
-        ),
-        "top-p 0.9 of a flat row, ms": SamplingParams(temperature=0.8, top_p=0.9),
-        "temperature 0.8 alone, ms": SamplingParams(temperature=0.8),
-    }
-    calls = {label: partial(choose, logits, [way] * 8, draws) for label, way in ways.items()}
-    return {
-        label: min(seconds_of(call).wall for _ in range(20)) * 1e3 for label, call in calls.items()
     }
 
 

@@ -1,0 +1,26 @@
+"""Time of choosing tokens on the host."""
+
+from functools import partial
+
+import numpy as np
+
+from trt_lora.runtime.generation.sampling import SamplingParams, choose
+from trt_lora.scripts.bench.seconds import seconds_of
+
+
+def sampling() -> dict[str, float | str]:
+    """Choose a token for each of 8 rows of random logits, as many as Llama-3's vocabulary."""
+    rng = np.random.default_rng(0)
+    logits, draws = rng.normal(0, 2.5, (8, 128256)).astype(np.float32), rng.random(8)
+    ways = {
+        "greedy, ms": SamplingParams(),
+        "top-k 50 and top-p 0.9, ms (target: under 3)": SamplingParams(
+            temperature=0.8, top_k=50, top_p=0.9
+        ),
+        "top-p 0.9 of a flat row, ms": SamplingParams(temperature=0.8, top_p=0.9),
+        "temperature 0.8 alone, ms": SamplingParams(temperature=0.8),
+    }
+    calls = {label: partial(choose, logits, [way] * 8, draws) for label, way in ways.items()}
+    return {
+        label: min(seconds_of(call).wall for _ in range(20)) * 1e3 for label, call in calls.items()
+    }
