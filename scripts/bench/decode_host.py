@@ -89,8 +89,7 @@ def stub_tensorrt(manifest: Manifest) -> Any:
         device_memory_size_v2=256,
         create_execution_context=lambda strategy: StubContext(manifest),
     )
-    trt.Logger = lambda severity: None
-    trt.Logger.ERROR = 0
+    trt.Logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, severity: None})
     trt.Runtime = lambda logger: SimpleNamespace(deserialize_cuda_engine=lambda plan: engine)
     trt.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED=0)
     return trt
