@@ -28,7 +28,7 @@ from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.runtime.files.file_record import file_record
-from trt_lora.runtime.generation.static_inputs import CACHE, NEW_CACHE
+from trt_lora.runtime.generation.decoding.static_inputs import CACHE, NEW_CACHE
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     ONNX_FILE,

@@ -10,7 +10,7 @@ from trt_lora.runtime.engines.open_engine import open_engine
 from trt_lora.runtime.generation.batch import Batch, Token
 from trt_lora.runtime.generation.generate import Completion, generate
 from trt_lora.runtime.generation.sampling import SamplingParams
-from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap

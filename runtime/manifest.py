@@ -103,6 +103,11 @@ class Manifest:
         """
         return 1 if self.lora_plugin == "native" else RANK_MULTIPLE
 
+    @property
+    def vocabulary_size(self) -> int:
+        """The width of the logits, which are the first output."""
+        return int(self.outputs[0].shape[-1])
+
     def to_json(self) -> str:
         """Return the manifest as the text of `manifest.json`."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"

@@ -1,6 +1,6 @@
 """A step of a model whose KV cache grows: what the exporter traces for `--kv-cache growing`.
 
-Names and shapes of inputs and outputs are those of `runtime/generation/step_inputs.py`.
+Names and shapes of inputs and outputs are those of `runtime/generation/decoding/step_inputs.py`.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from trt_lora.builder.export.cache_layout import CacheLayout
 from trt_lora.builder.export.first_position import first_position
 from trt_lora.builder.export.set_attention import set_attention
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
-from trt_lora.runtime.generation.step_inputs import (
+from trt_lora.runtime.generation.decoding.step_inputs import (
     ATTENTION_MASK,
     BATCH,
     INPUT_IDS,

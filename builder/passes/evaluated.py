@@ -7,8 +7,8 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from trt_lora.runtime.generation.static_inputs import BOUND, LENGTHS, STATIC_SHAPES
-from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+from trt_lora.runtime.generation.decoding.static_inputs import BOUND, LENGTHS, STATIC_SHAPES
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 from trt_lora.runtime.memory.dtypes import Array
 
 

@@ -18,8 +18,8 @@ from onnx_ir.tape import Tape
 from trt_lora.builder.passes.attention_masks import FULL, attention_window, boolean_mask
 from trt_lora.builder.passes.rotary_embeddings import ROTARY_EMBEDDING
 from trt_lora.builder.passes.standard_attention import ATTENTION, SOFTCAP, replace_node
-from trt_lora.runtime.generation.static_inputs import BOUND
-from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+from trt_lora.runtime.generation.decoding.static_inputs import BOUND
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 
 DOMAIN = "com.microsoft"
 OPERATOR = "GroupQueryAttention"

@@ -15,7 +15,7 @@ from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
 from trt_lora.plugins.kernels.launcher import chip_of
 from trt_lora.plugins.tensorrt.aot_plugins import NODE_ATTRIBUTES, register_aot_plugins
-from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 from trt_lora.runtime.manifest import Range
 from trt_lora.runtime.memory.cuda import call
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.contract.sites import MIN_RANK
-from trt_lora.runtime.generation.static_inputs import BOUND
-from trt_lora.runtime.generation.step_inputs import (
+from trt_lora.runtime.generation.decoding.static_inputs import BOUND
+from trt_lora.runtime.generation.decoding.step_inputs import (
     BATCH,
     KEPT,
     PAST_SEQUENCE,

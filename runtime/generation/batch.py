@@ -9,14 +9,13 @@ import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError, OutputError
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.cache_regions import rows_within
-from trt_lora.runtime.generation.growing_rows import GrowingRows
-from trt_lora.runtime.generation.prompts import check_prompt
-from trt_lora.runtime.generation.rows import RowLogits, Rows
+from trt_lora.runtime.generation.decoding.cache_regions import rows_within
+from trt_lora.runtime.generation.decoding.growing_rows import GrowingRows
+from trt_lora.runtime.generation.decoding.rows import RowLogits, Rows
+from trt_lora.runtime.generation.decoding.static_rows import StaticRows
 from trt_lora.runtime.generation.sampling import Logits, SamplingParams, choose, generator
-from trt_lora.runtime.generation.static_rows import StaticRows
-from trt_lora.runtime.generation.step_inputs import vocabulary_size
-from trt_lora.runtime.generation.token_ids import token_ids
+from trt_lora.runtime.generation.text.prompts import check_prompt
+from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.manifest import STATIC, Manifest
 from trt_lora.runtime.memory.tensor import TensorMap
@@ -209,7 +208,8 @@ def _are_numbers(logits: Logits) -> npt.NDArray[np.bool_]:
     """Which rows are finite [rows]: NaN and infinity show in the maximum or the minimum."""
     if not logits.size:
         return np.zeros(len(logits), np.bool_)
-    return np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
+    found = np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
+    return np.asarray(found, np.bool_)
 
 
 def _without_adapters(engine: Executor) -> LoRAManager:
@@ -221,7 +221,7 @@ def _without_adapters(engine: Executor) -> LoRAManager:
 def _stop_token_ids(manifest: Manifest, sampling: SamplingParams) -> tuple[int, ...]:
     if sampling.stop_token_ids is None:
         return manifest.base_model.stop_token_ids
-    return token_ids("stop_token_ids", sampling.stop_token_ids, vocabulary_size(manifest))
+    return token_ids("stop_token_ids", sampling.stop_token_ids, manifest.vocabulary_size)
 
 
 def _check_budget(manifest: Manifest, rows: int | None) -> None:

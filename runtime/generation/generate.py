@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.batch import Batch, FinishReason
-from trt_lora.runtime.generation.prompts import Prompt, encoded, is_text, prompt_list
 from trt_lora.runtime.generation.sampling import SamplingParams
-from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.text.prompts import Prompt, encoded, is_text, prompt_list
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.candidates import Candidates, ranked, total
-from trt_lora.runtime.generation.token_ids import token_ids
+from trt_lora.runtime.generation.text.token_ids import token_ids
 
 Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]

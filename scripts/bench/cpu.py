@@ -29,7 +29,7 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.builder.versions import tool_versions
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.scripts.bench.sampling import sampling
 from trt_lora.scripts.bench.seconds import seconds_of
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES

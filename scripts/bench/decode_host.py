@@ -20,9 +20,9 @@ import numpy as np
 
 from trt_lora.runtime import LoRAManager, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.static_inputs import CACHE, STATIC_SHAPES
-from trt_lora.runtime.generation.step_inputs import LOGITS
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.decoding.static_inputs import CACHE, STATIC_SHAPES
+from trt_lora.runtime.generation.decoding.step_inputs import LOGITS
 from trt_lora.runtime.manifest import PLAN_FILE, STATIC, Binding, Manifest, Range
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest

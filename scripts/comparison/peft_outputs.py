@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.generation.static_inputs import LENGTHS
+from trt_lora.runtime.generation.decoding.static_inputs import LENGTHS
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.comparison.files import load_inputs, save_outputs

@@ -7,8 +7,13 @@ import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
-from trt_lora.runtime.generation.static_inputs import CACHE, KEPT_PLACES, LENGTHS, NEW_CACHE
-from trt_lora.runtime.generation.step_inputs import (
+from trt_lora.runtime.generation.decoding.static_inputs import (
+    CACHE,
+    KEPT_PLACES,
+    LENGTHS,
+    NEW_CACHE,
+)
+from trt_lora.runtime.generation.decoding.step_inputs import (
     ATTENTION_MASK,
     INPUT_IDS,
     LOGITS,

@@ -19,7 +19,7 @@ from trt_lora.runtime import (
 )
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.scripts.demo.model import ensure_demo_model
 from trt_lora.scripts.terminal.adapters import BASE, timed_switch
 from trt_lora.scripts.terminal.build_progress import BuildProgress, build_progress

@@ -9,7 +9,7 @@ from polygraphy.tools.args import DataLoaderArgs, ModelArgs
 from polygraphy.tools.script import make_invocable
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.step_inputs import INPUT_IDS
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 
 
 class LoraDataArgs(DataLoaderArgs):  # type: ignore[misc] # polygraphy has no types

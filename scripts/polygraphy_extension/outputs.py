@@ -15,7 +15,7 @@ from polygraphy.tools.args import CompareFuncSimpleArgs, OnnxLoadArgs
 
 from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.step_inputs import LOGITS
+from trt_lora.runtime.generation.decoding.step_inputs import LOGITS
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest
 from trt_lora.scripts.verification.tolerances import TOLERANCES
 

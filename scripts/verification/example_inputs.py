@@ -17,15 +17,14 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.engines.tensorrt.inputs import allows
-from trt_lora.runtime.generation.static_inputs import CACHE, static_token_inputs
-from trt_lora.runtime.generation.step_inputs import (
+from trt_lora.runtime.generation.decoding.static_inputs import CACHE, static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import (
     PAST,
     Ids,
     cache_shapes,
     token_inputs,
-    vocabulary_size,
 )
-from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import STATIC, Manifest
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.scripts.verification.numpy_or_torch import as_numpy_or_torch
@@ -109,7 +108,7 @@ def _ids(directory: Path, manifest: Manifest, spec: InputSpec, rng: np.random.Ge
         return np.array([TextTokenizer(directory).encode(spec.prompt)], np.int64)
     longest = min(manifest.max_input_len, manifest.max_seq_len - 1)
     small = min(_RANDOM_BATCH, manifest.max_batch_size), min(_RANDOM_IDS, longest)
-    return rng.integers(0, vocabulary_size(manifest), spec.shape or small)
+    return rng.integers(0, manifest.vocabulary_size, spec.shape or small)
 
 
 def _prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.runtime import Engine, LoRAManager, SamplingParams, TensorMap, generate
-from trt_lora.runtime.generation.step_inputs import Ids, vocabulary_size
-from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.decoding.step_inputs import Ids
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.scripts.terminal.adapters import BASE, activate
 from trt_lora.scripts.terminal.console import print_table
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
@@ -66,7 +66,7 @@ def _prompt_and_answer(
     """The prompt with the adapter's answer to it, [1, s]; random ids without a tokenizer."""
     if not has_tokenizer(engine):
         count = min(RANDOM_IDS, engine.manifest.max_input_len)
-        return np.random.default_rng(seed).integers(0, vocabulary_size(engine.manifest), (1, count))
+        return np.random.default_rng(seed).integers(0, engine.manifest.vocabulary_size, (1, count))
     activate(manager, name)
     sampling = SamplingParams(max_new_tokens=length)
     (answer,) = generate(engine, [prompt], manager=manager, sampling=sampling)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from trt_lora.runtime import Engine, TensorMap
-from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
+from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.decoding.step_inputs import Ids, left_pad
 from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.step_inputs import Ids, left_pad
 from trt_lora.runtime.manifest import STATIC
 
 Row = Sequence[int]

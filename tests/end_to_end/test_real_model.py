@@ -18,7 +18,7 @@ from trt_lora.builder.build import list_sites
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, generate, open_engine, read_manifest
-from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.scripts.terminal.adapters import activate, timed_switch
 from trt_lora.scripts.trt_lora_command import main as trt_lora
 from trt_lora.scripts.verification.logits import engine_logits

@@ -12,7 +12,7 @@ import pytest
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer

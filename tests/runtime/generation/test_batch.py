@@ -16,7 +16,7 @@ from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError
 from trt_lora.runtime import Engine, LoRAManager, SamplingParams, open_engine
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 ENDLESS = SamplingParams(max_new_tokens=1000, stop_token_ids=())

@@ -27,7 +27,7 @@ from support.models.tiny_models import with_padding_plan
 
 from trt_lora.plugins.errors import AdapterError, StateError
 from trt_lora.runtime import TensorMap, open_engine
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.host import ALIGNMENT, Memory

@@ -13,7 +13,7 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine, read_manifest
 from trt_lora.runtime.engines.tensorrt.inputs import allows
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import tensor_from_storage
 from trt_lora.scripts.verification.example_inputs import Inputs, InputSpec, lora_inputs, make_inputs

@@ -15,7 +15,6 @@ from trt_lora.builder import build_engine
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.generation.step_inputs import vocabulary_size
 from trt_lora.runtime.manifest import ONNX_CPU_FILE
 from trt_lora.scripts.terminal.adapters import activate
 from trt_lora.scripts.verification.peft_reference import PeftReference
@@ -85,7 +84,7 @@ def engine_logits(engine: Engine, manager: LoRAManager, name: str) -> Logits:
     manager.refresh_tensor_map(tensor_map)
     ids, mask = batch()
     rows = [row[real.astype(bool)].tolist() for row, real in zip(ids, mask, strict=True)]
-    found = np.zeros((*ids.shape, vocabulary_size(engine.manifest)), np.float32)
+    found = np.zeros((*ids.shape, engine.manifest.vocabulary_size), np.float32)
     found[mask.astype(bool)] = np.concatenate(forced_logits(engine, tensor_map, rows, STEPS))
     return found
 

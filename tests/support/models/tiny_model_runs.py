@@ -9,9 +9,9 @@ from support.fakes.tiny_engine import DOWN, UP, expected_logits
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import LoRAManager, TensorMap
 from trt_lora.runtime.engines.engine import Engine
-from trt_lora.runtime.generation.kv_cache import KVCache
-from trt_lora.runtime.generation.static_inputs import static_token_inputs
-from trt_lora.runtime.generation.step_inputs import empty_cache, token_inputs
+from trt_lora.runtime.generation.decoding.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import empty_cache, token_inputs
 from trt_lora.runtime.manifest import STATIC
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy

@@ -18,8 +18,8 @@ import numpy as np
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.engines.engine import PreparesRuns
-from trt_lora.runtime.generation.static_inputs import BOUND, CACHE, static_token_inputs
-from trt_lora.runtime.generation.step_inputs import cache_shapes
+from trt_lora.runtime.generation.decoding.static_inputs import BOUND, CACHE, static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import cache_shapes
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy, tensor_from_storage

@@ -18,7 +18,7 @@ from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import save_adapter as save_as
-from trt_lora.runtime.generation.step_inputs import empty_cache
+from trt_lora.runtime.generation.decoding.step_inputs import empty_cache
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.verification.peft_reference import PeftReference

@@ -26,7 +26,7 @@ from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
-from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
+from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 

@@ -26,7 +26,7 @@ from support.models.tiny_model_runs import (
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
+from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
 from trt_lora.runtime.manifest import PLAN_FILE
 
 # Lifetimes.

@@ -16,8 +16,8 @@ from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime import SamplingParams, TensorMap, generate
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.kv_cache import KVCache
-from trt_lora.runtime.generation.static_inputs import static_token_inputs
+from trt_lora.runtime.generation.decoding.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
 MakeEngine = Callable[..., TensorRTEngine]

@@ -17,7 +17,7 @@ from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.runtime import LoRAManager, SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 

@@ -6,10 +6,9 @@ from typing import cast
 import numpy as np
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.chat_template import Message
-from trt_lora.runtime.generation.step_inputs import vocabulary_size
-from trt_lora.runtime.generation.token_ids import token_ids
-from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.text.chat_template import Message
+from trt_lora.runtime.generation.text.token_ids import token_ids
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -79,7 +78,7 @@ def check_prompt(name: str, values: object, manifest: Manifest) -> list[int]:
         ConfigError: it is empty, longer than the engine takes, or holds what is no token id of
             the model; the message begins with `name`.
     """
-    ids = list(token_ids(name, values, vocabulary_size(manifest)))
+    ids = list(token_ids(name, values, manifest.vocabulary_size))
     if not ids:
         raise ConfigError(f"{name} is empty; it needs at least one token")
     if len(ids) > manifest.max_input_len:

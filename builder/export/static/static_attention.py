@@ -18,7 +18,7 @@ from transformers.models.gpt_neo.modeling_gpt_neo import (
 from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES, GPTJAttention
 
 from trt_lora.builder.export.attention import refuse_unsupported, written_out
-from trt_lora.builder.export.static_cache import TRACE_DOMAIN
+from trt_lora.builder.export.static.static_cache import TRACE_DOMAIN
 
 STATIC_ATTENTION = "trt_lora_static"
 

@@ -5,9 +5,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.rows import RowLogits
+from trt_lora.runtime.generation.decoding.rows import RowLogits
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
 from trt_lora.runtime.memory.tensor import TensorMap
 
 # Prompts are run together where padding them to one length adds no more than a quarter.

@@ -88,11 +88,6 @@ def next_cache(outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def vocabulary_size(manifest: Manifest) -> int:
-    """Return the width of the logits."""
-    return next(int(output.shape[-1]) for output in manifest.outputs if output.name == LOGITS)
-
-
 def left_pad(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Ids, Ids]:
     """Return ids [batch, s] and mask [batch, s]; padding comes first, so all prompts end together.
 

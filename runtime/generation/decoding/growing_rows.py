@@ -6,9 +6,9 @@ import numpy as np
 
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
-from trt_lora.runtime.generation.rows import RowLogits
-from trt_lora.runtime.generation.step_inputs import left_pad
+from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
+from trt_lora.runtime.generation.decoding.rows import RowLogits
+from trt_lora.runtime.generation.decoding.step_inputs import left_pad
 from trt_lora.runtime.memory.tensor import TensorMap
 
 

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from math import gcd
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.static_inputs import CACHE
+from trt_lora.runtime.generation.decoding.static_inputs import CACHE
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import ALIGNMENT, Blocks

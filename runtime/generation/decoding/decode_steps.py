@@ -3,15 +3,15 @@
 import numpy as np
 
 from trt_lora.runtime.engines.engine import PreparedRun, PreparesRuns
-from trt_lora.runtime.generation.kv_cache import KVCache
-from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.generation.static_inputs import (
+from trt_lora.runtime.generation.decoding.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.static_inputs import (
     BOUND,
     KEPT_PLACES,
     LENGTHS,
     static_token_inputs,
 )
-from trt_lora.runtime.generation.step_inputs import INPUT_IDS, LOGITS, Ids
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS, LOGITS, Ids
+from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import TensorMap, tensor_from_numpy
 

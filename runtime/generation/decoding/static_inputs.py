@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trt_lora.runtime.generation.step_inputs import BATCH, INPUT_IDS, KEPT, SEQUENCE, Ids
+from trt_lora.runtime.generation.decoding.step_inputs import BATCH, INPUT_IDS, KEPT, SEQUENCE, Ids
 from trt_lora.runtime.memory.dtypes import Array
 
 LENGTHS, KEPT_PLACES, BOUND = "lengths", "kept", "bound"

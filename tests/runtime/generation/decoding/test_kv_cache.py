@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.fakes.fake_engine import static_manifest
 
 from trt_lora.plugins.errors import ConfigError, StateError, TensorError
-from trt_lora.runtime.generation.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.memory.host import HostMemory
 
 ROWS, LENGTH = 4, 32

@@ -1,6 +1,6 @@
 """A step of a model whose KV cache has a fixed size and is written in place.
 
-Names and shapes of inputs and outputs are those of `runtime/generation/static_inputs.py`.
+Names and shapes of inputs and outputs are those of `runtime/generation/decoding/static_inputs.py`.
 """
 
 import inspect
@@ -13,11 +13,11 @@ import torch
 from trt_lora.builder.export.cache_layout import CacheLayout
 from trt_lora.builder.export.first_position import first_position
 from trt_lora.builder.export.set_attention import set_attention
-from trt_lora.builder.export.static_attention import STATIC_ATTENTION
-from trt_lora.builder.export.static_cache import RowCache
+from trt_lora.builder.export.static.static_attention import STATIC_ATTENTION
+from trt_lora.builder.export.static.static_cache import RowCache
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
-from trt_lora.runtime.generation.static_inputs import CACHE, NEW_CACHE, STATIC_SHAPES
-from trt_lora.runtime.generation.step_inputs import (
+from trt_lora.runtime.generation.decoding.static_inputs import CACHE, NEW_CACHE, STATIC_SHAPES
+from trt_lora.runtime.generation.decoding.step_inputs import (
     BATCH,
     KEPT,
     LOGITS,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trt_lora.plugins.errors import BackendError, ConfigError
-from trt_lora.runtime.generation.chat_template import Message, read_chat_template
+from trt_lora.runtime.generation.text.chat_template import Message, read_chat_template
 
 TOKENIZER_FILE = "tokenizer.json"
 

@@ -10,7 +10,7 @@ from support.fakes.fake_cuda_state import MAX_PITCH
 from support.fakes.tiny_static_engine import KEY, VALUE, static_manifest
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.host import Blocks, HostMemory, Memory

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from trt_lora.plugins.errors import BackendError, ConfigError
-from trt_lora.runtime.generation.chat_template import Message
-from trt_lora.runtime.generation.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.text.chat_template import Message
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 
 WORDS = "<pad> <s> </s> <unk> <user> <bot> hello world how are you ?".split()  # noqa: SIM905
 CHAT = (

@@ -9,13 +9,13 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 
 from trt_lora.plugins.errors import ConfigError, StateError, TensorError
-from trt_lora.runtime.generation.cache_regions import (
+from trt_lora.runtime.generation.decoding.cache_regions import (
     Region,
     cache_regions,
     check_alignment,
     row_blocks,
 )
-from trt_lora.runtime.generation.step_inputs import Ids
+from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import HOST, Tensor

@@ -4,14 +4,14 @@ import numpy as np
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.generation.step_inputs import (
+from trt_lora.runtime.generation.decoding.step_inputs import (
     LOGITS,
     Ids,
     empty_cache,
     next_cache,
     token_inputs,
 )
+from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.memory.tensor import TensorMap, tensor_from_numpy
 
 

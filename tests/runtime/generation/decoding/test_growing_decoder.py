@@ -7,8 +7,8 @@ import pytest
 from support.fakes.fake_engine import VOCAB, FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime.generation.growing_decoder import GrowingDecoder
-from trt_lora.runtime.generation.step_inputs import empty_cache, left_pad
+from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
+from trt_lora.runtime.generation.decoding.step_inputs import empty_cache, left_pad
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.memory.tensor import TensorMap
 

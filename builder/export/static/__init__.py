@@ -1,0 +1,1 @@
+"""Export with a KV cache of fixed size."""

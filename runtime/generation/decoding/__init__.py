@@ -1,0 +1,1 @@
+"""The KV cache of either form, and the sequences in it."""
