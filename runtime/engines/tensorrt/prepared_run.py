@@ -76,6 +76,8 @@ class TensorRTPreparedRun:
 
     def _known(self, key: RunKey) -> RunKey:
         """The same object for the same run: its graph is found without comparing addresses."""
-        if len(self._keys) == _KNOWN_KEYS:
-            del self._keys[next(iter(self._keys))]
-        return self._keys.setdefault(key, key)
+        if key not in self._keys:
+            if len(self._keys) == _KNOWN_KEYS:
+                del self._keys[next(iter(self._keys))]
+            self._keys[key] = key
+        return self._keys[key]

@@ -23,6 +23,9 @@ class DecodeSteps:
     end, where their next token goes, and what they compute is not read. It looks at all positions
     of the cache. So its shapes and addresses depend on the number of rows alone, and only tokens
     and lengths are written anew.
+
+    An adapter is bound to a run when that run is next made: it keeps the one before alive until
+    then.
     """
 
     def __init__(self, executor: PreparesRuns, memory: Memory, cache: KVCache) -> None:
