@@ -60,9 +60,9 @@ class _Tables:
 
     def _rows(self, value: ir.Value, size: int) -> Array | None:
         """Half of the value for every place, if its halves are equal and the place decides it."""
-        every = self._evaluated(value, np.zeros(1, np.int64), self._max_len, size)
         lengths = np.unique([0, self._max_len // 2, self._max_len - _NEW])
-        steps = self._evaluated(value, lengths, _NEW, size)
+        every = self._evaluated(value, np.zeros(1, np.int64), self._max_len, self._max_len, size)
+        steps = self._evaluated(value, lengths, _NEW, _NEW, size)
         if every is None or steps is None:
             return None
         expected = every[0, 0, lengths[:, None] + np.arange(_NEW)]
@@ -70,8 +70,10 @@ class _Tables:
         is_table = np.array_equal(steps[:, 0], expected) and np.array_equal(left, right)
         return np.ascontiguousarray(left) if is_table else None
 
-    def _evaluated(self, value: ir.Value, lengths: Array, new: int, size: int) -> Array | None:
-        found = evaluated(self._model, value, lengths, new, self._max_len)
+    def _evaluated(
+        self, value: ir.Value, lengths: Array, new: int, bound: int, size: int
+    ) -> Array | None:
+        found = evaluated(self._model, value, lengths, new, bound)
         has_shape = found is not None and found.shape == (len(lengths), 1, new, size)
         return found if has_shape else None
 

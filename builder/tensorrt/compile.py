@@ -11,6 +11,7 @@ from trt_lora.builder.progress import Progress
 from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, with_aot_plugins
 from trt_lora.builder.tensorrt.attention_attribute import with_decomposable_attention
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
+from trt_lora.builder.tensorrt.unread_inputs import unread_inputs
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.tensorrt.flavour import Flavour
@@ -97,6 +98,11 @@ class Compiler:
         if self.lora_plugin == "aot":
             check_plugin_layers(trt, network, model)
         self._check_inputs(network, onnx, profiles)
+        if unread := unread_inputs(network, model):
+            raise ModelError(
+                f"{self.flavour.name} ignores inputs of {onnx.name}: {', '.join(unread)}; the plan "
+                "would answer wrongly"
+            )
         config = builder.create_builder_config()
         if self.flavour.graph_flag:
             config.set_flag(getattr(trt.BuilderFlag, self.flavour.graph_flag))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from conftest import TinyEngine
 from support.fakes.fake_cuda import FakeCuda
@@ -109,8 +110,32 @@ def compile_tiny(engine: Path, plan: Path, profiles: Any) -> None:
 
 def test_profiles_for_other_inputs_are_refused(tiny_engine: TinyEngine, tmp_path: Path) -> None:
     profiles = {"decode": {"input_ids": Range((1, 1), (1, 1), (1, 1))}}
-    with pytest.raises(ModelError, match=r"model\.onnx has other inputs in tensorrt-rtx: att"):
+    with pytest.raises(ModelError, match=r"model\.onnx has other inputs in tensorrt-rtx: bound"):
         compile_tiny(tiny_engine.engine, tmp_path / "plan", profiles)
+
+
+IGNORES_LENGTHS = """
+<ir_version: 10, opset_import: ["" : 24]>
+g (float16[batch, 2, 1, 16] q, float16[batch, 2, 16, 16] k, float16[batch, 2, 16, 16] v,
+   int64[batch] filled) => (float16[batch, 2, 1, 16] y) {
+  y = Attention<scale = 0.25>(q, k, v, , , , filled)
+}
+"""
+
+
+def test_an_input_that_tensorrt_ignores_is_refused(tmp_path: Path) -> None:
+    model = ir.from_onnx_text(IGNORES_LENGTHS)
+    ir.save(model, tmp_path / "model.onnx")
+    shapes = {str(value.name): value.shape for value in model.graph.inputs}
+    sizes = {
+        name: tuple(2 if n == "batch" else int(str(n)) for n in shape)
+        for name, shape in shapes.items()
+        if shape
+    }
+    ranges = {name: Range(size, size, size) for name, size in sizes.items()}
+    with pytest.raises(ModelError, match=r"tensorrt-rtx ignores inputs of model\.onnx: filled;"):
+        compile_tiny(tmp_path, tmp_path / "plan", {"decode": ranges})
+    assert not (tmp_path / "plan").exists()
 
 
 def test_a_profile_that_tensorrt_refuses_gives_its_reason(
