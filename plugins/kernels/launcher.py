@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ class KernelSite(ctypes.Structure):
         ("n", ctypes.c_int),
         ("rank", ctypes.c_int),
         ("column", ctypes.c_int),
+        ("rank_tile", ctypes.c_int),
     )
 
 
@@ -38,6 +40,7 @@ class KernelGroup(ctypes.Structure):
         ("sites", ctypes.c_int),
         ("total_rank", ctypes.c_int),
         ("splits", ctypes.c_int),
+        ("rank_tiles", ctypes.c_int),
         ("site", KernelSite * MAX_SITES),
     )
 
@@ -55,13 +58,14 @@ def group_of(shape: GroupShape, buffers: GroupBuffers, splits: int) -> KernelGro
         raise TensorError(
             f"the group takes {expected} addresses of A, B, y and out, and was given {given}"
         )
-    column, rows = 0, []
+    column, tile, rows = 0, 0, []
     addresses = zip(buffers.a, buffers.b, buffers.y or (None,) * sites, buffers.out, strict=True)
     for site, pointers in zip(shape.sites, addresses, strict=True):
-        rows.append((*pointers, site.n, site.rank, column))
+        rows.append((*pointers, site.n, site.rank, column, tile))
         column += site.rank
+        tile += site.rank_tiles
     x, workspace = buffers.x, buffers.workspace
-    return KernelGroup(x, workspace, shape.m, shape.k, sites, column, splits, tuple(rows))
+    return KernelGroup(x, workspace, shape.m, shape.k, sites, column, splits, tile, tuple(rows))
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class PlannedCall:
 
     shape: GroupShape
     launches: tuple[tuple[Any, Launch], ...]  # each with its kernel, in order
+    unaligned: Callable[[], "PlannedCall"] | None = None  # for other addresses, if not the same
 
     def launch(self, buffers: GroupBuffers, stream: int) -> None:
         """Enqueue the call on `stream`, a CUDA stream handle of that GPU.
@@ -81,6 +86,8 @@ class PlannedCall:
             BackendError: CUDA refused; with NVIDIA's own explanation.
             TensorError: an address is missing.
         """
+        if self.unaligned and not buffers.aligned:
+            return self.unaligned().launch(buffers, stream)
         group = group_of(self.shape, buffers, self.launches[0][1].splits)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(group))
         for function, launch in self.launches:
@@ -109,7 +116,7 @@ class Kernels:
             ConfigError: the kernels do not take such a group; see `plan_launches`.
             TensorError: a dimension is out of range.
         """
-        return _plan(shape, _device_of(stream))
+        return _plan(shape, _device_of(stream), aligned=True)
 
     def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
         """Plan and enqueue one call on `stream`; see `planned` and `PlannedCall.launch`."""
@@ -122,11 +129,14 @@ def _device_of(stream: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)  # all nodes of a kind have the same few shapes
-def _plan(shape: GroupShape, device: int) -> PlannedCall:
+def _plan(shape: GroupShape, device: int, *, aligned: bool) -> PlannedCall:
     chip = chip_of(device)
     arch = "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
-    launches = plan_launches(shape, chip)
-    return PlannedCall(shape, tuple((_function(arch, each.kernel), each) for each in launches))
+    launches = plan_launches(shape, chip, aligned=aligned)
+    planned = tuple((_function(arch, each.kernel), each) for each in launches)
+    if plan_launches(shape, chip, aligned=False) == launches:
+        return PlannedCall(shape, planned)
+    return PlannedCall(shape, planned, functools.partial(_plan, shape, device, aligned=False))
 
 
 @functools.cache

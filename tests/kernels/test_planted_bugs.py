@@ -116,8 +116,8 @@ BUGS = (
     ),
     Bug(
         "a barrier that half of the threads reach",
-        "  __syncthreads();\n  expand_slice",
-        "  if (threadIdx.x < 128) __syncthreads();\n  expand_slice",
+        "  add_splits<T, Rows>(group, row0, slice, t);\n  __syncthreads();",
+        "  add_splits<T, Rows>(group, row0, slice, t);\n  if (threadIdx.x < 128) __syncthreads();",
         *(1, 16),
         shows="wait for threads that never come",
     ),
@@ -130,8 +130,9 @@ BUGS = (
     ),
     Bug(
         "two barriers taken for one",
-        "  cluster_arrive();  // said early",
-        "  if (threadIdx.x < 32) __syncthreads();\n  cluster_arrive();  // said early",
+        "  __syncthreads();\n  cluster_arrive_relaxed();  // said early",
+        "  if (threadIdx.x < 32) __syncthreads();\n  __syncthreads();\n"
+        "  cluster_arrive_relaxed();  // said early",
         *(1, 16),
         shows="threads wait for each other in lines",
     ),
