@@ -79,6 +79,7 @@ class PlannedCall:
     def launch(self, buffers: GroupBuffers, stream: int) -> None:
         """Enqueue the call on `stream`, a CUDA stream handle of that GPU.
 
+        The first call with addresses that are not aligned may compile and load other kernels.
         The buffers stay alive, and A and B unchanged, until the stream has passed the call. The
         workspace has `workspace_bytes` bytes; what is in it before and after means nothing.
 
@@ -87,7 +88,8 @@ class PlannedCall:
             TensorError: an address is missing.
         """
         if self.unaligned and not buffers.aligned:
-            return self.unaligned().launch(buffers, stream)
+            self.unaligned().launch(buffers, stream)
+            return
         group = group_of(self.shape, buffers, self.launches[0][1].splits)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(group))
         for function, launch in self.launches:

@@ -14,7 +14,9 @@ from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
 from trt_lora.plugins.kernels.launcher import KernelGroup, Kernels, KernelSite, group_of
 
 SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", has_addend=True)
-BUFFERS = GroupBuffers(0x1000, (0x2000, 0x3000), (0x4000, 0x5000), (0x6000, 0x7000), (8, 9), 10)
+BUFFERS = GroupBuffers(
+    0x1000, (0x2000, 0x3000), (0x4000, 0x5000), (0x6000, 0x7000), (0x80, 0x90), 10
+)
 
 
 @pytest.fixture
@@ -38,7 +40,12 @@ def test_a_group_has_each_sites_addresses_and_first_column() -> None:
     assert (group.x, group.workspace, group.m, group.k) == (0x1000, 10, 2, 64)
     assert (group.sites, group.total_rank, group.splits) == (2, 9, 3)
     found = [(s.a, s.b, s.y, s.out, s.n, s.rank, s.column) for s in group.site[:2]]
-    assert found == [(0x2000, 0x4000, 0x6000, 8, 32, 8, 0), (0x3000, 0x5000, 0x7000, 9, 16, 1, 8)]
+    assert found == [
+        (0x2000, 0x4000, 0x6000, 0x80, 32, 8, 0),
+        (0x3000, 0x5000, 0x7000, 0x90, 16, 1, 8),
+    ]
+    assert [s.rank_tile for s in group.site[:2]] == [0, 1]
+    assert group.rank_tiles == 2
 
 
 def test_a_delta_has_no_y() -> None:
@@ -113,6 +120,21 @@ def test_a_planned_call_asks_the_driver_for_nothing_but_its_launch(driver: FakeD
         0x1000,
         0x9000,
     ]
+
+
+@pytest.mark.parametrize("field", ["x", "a", "b", "y", "out"])
+def test_addresses_that_are_not_aligned_are_launched_as_planned_for_them(
+    driver: FakeDriver, field: str
+) -> None:
+    planned = Kernels().planned(SHAPE, 77)
+    given = getattr(BUFFERS, field)
+    moved = given + 2 if isinstance(given, int) else (given[0], given[1] + 2)
+    for buffers in (BUFFERS._replace(**{field: moved}), BUFFERS):
+        planned.launch(buffers, 77)
+    aligned, unaligned = (plan_launches(SHAPE, H200, aligned=each) for each in (True, False))
+    assert aligned != unaligned
+    found = [(each.kernel, each.grid) for each in driver.launched]
+    assert found == [(each.kernel, each.grid) for each in (*unaligned, *aligned)]
 
 
 def test_a_refused_launch_has_nvidias_words(driver: FakeDriver) -> None:

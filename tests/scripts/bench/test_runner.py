@@ -262,7 +262,10 @@ def test_the_gpu_tests_are_found_and_counted(part: str) -> None:
 
 @pytest.mark.parametrize("chip", [Chip((9, 0), 132), Chip((8, 9), 128), Chip((12, 0), 188)])
 def test_every_call_that_a_gpu_is_checked_with_is_of_one_family(chip: Chip) -> None:
-    found = {gpu_tests.kernel_family(sizes.shape, chip, aligned=sizes.aligned) for sizes in checked_sizes()}
+    found = {
+        gpu_tests.kernel_family(sizes.shape, chip, aligned=sizes.aligned)
+        for sizes in checked_sizes()
+    }
     assert found == set(gpu_tests.families(chip))
 
 
