@@ -11,6 +11,7 @@
 //   fused           one launch for few rows and ranks: each cluster shrinks, each CTA expands a slice
 //   shrink, expand  otherwise: t goes through the workspace, as the sums of `splits` parts of k
 //   tensor_cores.cu, tensor_cores_fused.cu  the same on tensor cores, for 16-bit elements and more rows
+//   tensor_cores_decode.cu                  one launch for few rows, where all addresses are aligned
 //
 // The CTAs of a cluster share k in every shrink, and add their sums through distributed shared memory in
 // the order of their ranks.

@@ -69,7 +69,8 @@ DEVICE unsigned shared_address(const void* pointer) { return unsigned(__cvta_gen
 DEVICE int cluster_rank() { int rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank; }
 DEVICE constexpr int cluster_size() { return CLUSTER; }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }  // orders no memory
+// Orders no memory: for where nothing is handed over.
+DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 DEVICE float read_remote(const float* mine, int rank) {
   unsigned theirs;

@@ -35,7 +35,7 @@ _HALF_BYTES = 2  # of an element on tensor cores
 _WARPS = THREADS // 32
 _SHARED_BYTES = 48 * 1024  # what every GPU grants without being asked for more
 
-_CUDA_CORE_ROWS = 8  # up to here they keep up with tensor cores, which multiply 16 rows at once
+_CUDA_CORE_ROWS = 8  # up to here they keep up with mma of 16 rows
 _UNITS_OF_A_CLUSTER = 4  # at least, or too many CTAs would repeat a shrink for nothing
 _FUSED_COLUMNS = 128  # every cluster repeats the shrink, so it has to be small
 # Every tile of 16 rows reads A and B again, so more rows than one tile of the pair go there.

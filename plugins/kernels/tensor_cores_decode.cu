@@ -307,8 +307,9 @@ template <class T> DEVICE void decode(const Group& group) {
   shrink_rank_tile<T>(group, k, share, reinterpret_cast<T*>(copies), copies + warp_of_thread() * TILE_SUMS);
   __syncthreads();
   const int tile = WARPS - 1 - warp_of_thread();  // the last warps have the fewest columns
-  Four* mine = reinterpret_cast<Four*>(part) + tile * 32 + lane_of_thread();
-  if (tile < group.rank_tiles) add_warps(reinterpret_cast<const Four*>(copies) + tile * 32 + lane_of_thread(), share, mine);
+  const int at = tile * TILE_SUMS + 4 * lane_of_thread();
+  Four* mine = reinterpret_cast<Four*>(part + at);
+  if (tile < group.rank_tiles) add_warps(reinterpret_cast<const Four*>(copies + at), share, mine);
   cluster_arrive();
   load_y(columns, group);
   cluster_wait();

@@ -78,7 +78,7 @@ struct Fiber {
   unsigned arrivals = 0, awaited = 0;  // of the cluster's barrier
   const void* given = nullptr;       // a lane's part of an operation of its warp
   void* result = nullptr;
-  std::vector<std::vector<std::pair<char*, const void*>>> copies = {};  // batches; the last is open; of null: zeros
+  std::vector<std::vector<std::pair<char*, const void*>>> copies = {};  // batches, the last open; null: zeros
 
   int lane() const { return thread.x % LANES; }
   int number() const { return cta->rank * 1024 + thread.x; }  // in the cluster

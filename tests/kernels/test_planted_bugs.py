@@ -251,8 +251,8 @@ BUGS = (
     ),
     Bug(
         "each warp adds up the first rank tile",
-        "add_warps(reinterpret_cast<const Four*>(copies) + tile * 32",
-        "add_warps(reinterpret_cast<const Four*>(copies) + 0 * 32",
+        "reinterpret_cast<const Four*>(copies + at)",
+        "reinterpret_cast<const Four*>(copies + at % TILE_SUMS)",
         *(3, 24),
     ),
     Bug(

@@ -122,14 +122,22 @@ def test_a_planned_call_asks_the_driver_for_nothing_but_its_launch(driver: FakeD
     ]
 
 
-@pytest.mark.parametrize("field", ["x", "a", "b", "y", "out"])
+@pytest.mark.parametrize(
+    "moved",
+    [
+        BUFFERS._replace(x=0x1002),
+        BUFFERS._replace(a=(0x2000, 0x3008)),
+        BUFFERS._replace(b=(0x4004, 0x5000)),
+        BUFFERS._replace(y=(0x6000, 0x7002)),
+        BUFFERS._replace(out=(0x82, 0x90)),
+    ],
+    ids=["x", "a", "b", "y", "out"],
+)
 def test_addresses_that_are_not_aligned_are_launched_as_planned_for_them(
-    driver: FakeDriver, field: str
+    driver: FakeDriver, moved: GroupBuffers
 ) -> None:
     planned = Kernels().planned(SHAPE, 77)
-    given = getattr(BUFFERS, field)
-    moved = given + 2 if isinstance(given, int) else (given[0], given[1] + 2)
-    for buffers in (BUFFERS._replace(**{field: moved}), BUFFERS):
+    for buffers in (moved, BUFFERS):
         planned.launch(buffers, 77)
     aligned, unaligned = (plan_launches(SHAPE, H200, aligned=each) for each in (True, False))
     assert aligned != unaligned

@@ -178,7 +178,7 @@ def names_of(workloads: Sequence[Workload]) -> list[str]:
 def test_workloads_run_in_order_of_worth() -> None:
     assert names_of(gpu_workloads(Options(model=TINY))) == [
         "kernels",
-        *("correctness:fused", "correctness:fused_tiles"),
+        *("correctness:decode", "correctness:fused", "correctness:fused_tiles"),
         *("correctness:shrink+expand", "correctness:shrink_tiles+expand_tiles"),
         *("tests", "decode-step:r16", "tensorrt", "ceilings", "lora-group", "decode-step:sweep"),
         *("engine-step", "prefill", "switch", "load", "idle", "decode-step-compiled"),
