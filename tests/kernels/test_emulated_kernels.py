@@ -89,7 +89,7 @@ def test_that_launch_takes_a_rank_for_each_site(dtype: str, m: int, sites: int) 
 
 
 @pytest.mark.parametrize("sites", range(1, 9))
-@pytest.mark.parametrize("m", range(1, 9))
+@pytest.mark.parametrize("m", [1, 2, 7, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_decode_step_is_one_launch_on_tensor_cores(dtype: str, m: int, sites: int) -> None:
     """Ranks of several tiles, odd ones and dummies side by side; k and n end within a tile."""
