@@ -16,6 +16,13 @@ K_STEP = 32  # of k, that a warp multiplies at once
 STAGES = 3  # steps of the pipeline from global memory
 RANK_BLOCK = 64  # of t and B, that expand_tiles multiplies at once; a smaller rank is one block
 
+# On tensor cores, for the few rows of a decode step.
+DECODE_ROWS = 8  # all that there may be
+RANK_TILE = 16  # ranks of a site that an mma multiplies at once: of each, a warp has one
+CHUNK = 32  # of k, that a warp loads at once
+CHUNKS = 4  # of a warp, that are under way at once
+UNIT = 64  # columns of B that a warp multiplies at once
+
 
 def constant_declarations() -> str:
     """Return the constants in C++, to stand before the kernels' source."""
@@ -31,6 +38,11 @@ def constant_declarations() -> str:
         "K_STEP": K_STEP,
         "STAGES": STAGES,
         "RANK_BLOCK": RANK_BLOCK,
+        "DECODE_ROWS": DECODE_ROWS,
+        "RANK_TILE": RANK_TILE,
+        "CHUNK": CHUNK,
+        "CHUNKS": CHUNKS,
+        "UNIT": UNIT,
         "MAX_SITES": MAX_SITES,
     }
     return "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())

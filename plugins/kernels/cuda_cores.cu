@@ -11,6 +11,7 @@
 //   fused           one launch for few rows and ranks: each cluster shrinks, each CTA expands a slice
 //   shrink, expand  otherwise: t goes through the workspace, as the sums of `splits` parts of k
 //   tensor_cores.cu, tensor_cores_fused.cu  the same on tensor cores, for 16-bit elements and more rows
+//   tensor_cores_decode.cu                  one launch for few rows, where all addresses are aligned
 //
 // The CTAs of a cluster share k in every shrink, and add their sums through distributed shared memory in
 // the order of their ranks.
@@ -24,7 +25,8 @@ struct Site {
   void* out;      // [m, n]
   int n;
   int rank;
-  int column;  // the site's first column
+  int column;     // the site's first column
+  int rank_tile;  // and its first RANK_TILE ranks, of all sites'
 };
 
 struct Group {
@@ -35,6 +37,7 @@ struct Group {
   int sites;
   int total_rank;  // of all sites: the columns of t
   int splits;
+  int rank_tiles;  // of all sites
   Site site[MAX_SITES];
 };
 
@@ -47,7 +50,7 @@ template <class T> constexpr int WIDTH = VECTOR_BYTES / int(sizeof(T));  // elem
 template <class T> constexpr int COLUMNS = COLUMN_TILE_VECTORS * WIDTH<T>;   // of a column tile
 template <class T> constexpr int PITCH = COLUMNS<T> + PAD;     // of a column tile's sums
 
-DEVICE int ceil_div(int value, int by) { return (value + by - 1) / by; }
+DEVICE int ceil_div(int value, int by) { return int((unsigned(value) + unsigned(by) - 1) / unsigned(by)); }
 DEVICE int at_most(int value, int limit) { return value < limit ? value : limit; }
 DEVICE int at_least(int value, int limit) { return value > limit ? value : limit; }
 DEVICE long long offset(int row, int stride) { return static_cast<long long>(row) * stride; }
@@ -282,23 +285,36 @@ DEVICE void add_parts(const Group& group, int first_vector, const float* part, R
 // z = y + delta; where the delta is zero, y as it is, and so is the sign of its zeros.
 DEVICE float add(float y, float delta) { return delta == 0.0f ? y : y + delta; }
 
-// Writes a vector of one row of a site's output. `sum` holds its values in float32.
-template <class T> DEVICE void write_vector(const Site& site, int row, int start, int valid, const float* sum) {
-  const long long at = offset(row, site.n) + start;
-  const T* y = site.y ? static_cast<const T*>(site.y) + at : nullptr;
-  T* out = static_cast<T*>(site.out) + at;
-  const bool whole = valid == WIDTH<T> && is_aligned(y) && is_aligned(out);
-  Pack from = {}, to = {};
-  if (y) from = whole ? read16(y) : gather(y, valid);
-#pragma unroll
-  for (int j = 0; j < WIDTH<T>; ++j) {
-    T rounded;
-    round_to(rounded, y ? add(element(from, j, T{}), sum[j]) : sum[j]);
-    if (whole) put(to, j, rounded);
-    else if (j < valid) write(out + j, rounded);
+// A vector of one row of a site's output, and of y.
+template <class T> struct OutputVector {
+  T* out;
+  const T* y;
+  int valid;
+  bool whole;
+
+  DEVICE OutputVector(const Site& site, int row, int start, int valid) : valid(valid) {
+    const long long at = offset(row, site.n) + start;
+    out = static_cast<T*>(site.out) + at;
+    y = site.y ? static_cast<const T*>(site.y) + at : nullptr;
+    whole = valid == WIDTH<T> && is_aligned(y) && is_aligned(out);
   }
-  if (whole) write16(out, to);
-}
+  DEVICE Pack read_y() const {
+    if (!y) return {};
+    return whole ? read16(y) : gather(y, valid);
+  }
+  // `sum` holds the values in float32.
+  DEVICE void write_sums(const Pack& addend, const float* sum) const {
+    Pack to = {};
+#pragma unroll
+    for (int j = 0; j < WIDTH<T>; ++j) {
+      T rounded;
+      round_to(rounded, y ? add(element(addend, j, T{}), sum[j]) : sum[j]);
+      if (whole) put(to, j, rounded);
+      else if (j < valid) write(out + j, rounded);
+    }
+    if (whole) write16(out, to);
+  }
+};
 
 // The tile's rows of the vectors of all B, from t [Rows, total_rank] in shared memory.
 template <class T, int Rows> DEVICE void expand_slice(const Group& group, int row0, const float* t, Range vectors) {
@@ -316,8 +332,10 @@ template <class T, int Rows> DEVICE void expand_slice(const Group& group, int ro
 #pragma unroll
     for (int i = 0; i < Rows; ++i) {
       const int row = row0 + reduced.first + i;
-      if (vector.valid && i < reduced.rows && reduced.mine && row < group.m)
-        write_vector<T>(site, row, vector.start, vector.valid, sum[i]);
+      if (vector.valid && i < reduced.rows && reduced.mine && row < group.m) {
+        const OutputVector<T> output(site, row, vector.start, vector.valid);
+        output.write_sums(output.read_y(), sum[i]);
+      }
     }
   }
 }
@@ -351,8 +369,8 @@ template <class T, int Rows> DEVICE void fused(const Group& group) {
   const auto keep = [&](int row, int column, float value) { t[row * group.total_rank + column] = value; };
   for (int first = 0; first < vectors; first += COLUMN_TILE_VECTORS)
     add_parts<T>(group, first, parts + first / COLUMN_TILE_VECTORS * Rows * PITCH<T>, {0, Rows * COLUMNS<T>}, keep);
-  cluster_arrive();  // said early, awaited late: a CTA may leave once nobody reads its parts
   __syncthreads();
+  cluster_arrive_relaxed();  // said early, awaited late: a CTA may leave once nobody reads its parts
   expand_slice<T, Rows>(group, row0, t, slice);
   cluster_wait();
 }
@@ -388,7 +406,7 @@ template <class T> DEVICE void save_parts(const Group& group, const ShrinkRange&
   cluster_arrive();
   cluster_wait();
   add_parts<T>(group, mine.first_vector, part, split_range(sums, cluster_size(), cluster_rank(), 1), save);
-  cluster_arrive();
+  cluster_arrive_relaxed();
   cluster_wait();  // a CTA may leave once nobody reads its part
 }
 

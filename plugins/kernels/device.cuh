@@ -4,6 +4,7 @@
 struct Float16 { unsigned short bits; };
 struct BFloat16 { unsigned short bits; };
 struct alignas(16) Pack { unsigned word[4]; };  // what one load of 16 bytes brings
+struct alignas(16) Four { float value[4]; };
 
 #define DEVICE __device__ __forceinline__
 
@@ -34,6 +35,14 @@ DEVICE void round_to(Float16& to, float value) { asm("cvt.rn.f16.f32 %0, %1;" : 
 DEVICE unsigned bits_of(float value) { return __float_as_uint(value); }
 DEVICE float float_of(unsigned bits) { return __uint_as_float(bits); }
 
+// The low, or the high, 16 bits of both.
+DEVICE unsigned low_halves(unsigned first, unsigned second) { return __byte_perm(first, second, 0x5410); }
+DEVICE unsigned high_halves(unsigned first, unsigned second) { return __byte_perm(first, second, 0x7632); }
+
+// Has a value computed here, once, where the compiler would do it again in each branch that uses it.
+template <class T> DEVICE void compute_here(T*& pointer) { asm volatile("" : "+l"(pointer)); }
+DEVICE void compute_here(int& value) { asm volatile("" : "+r"(value)); }
+
 // Memory that nobody writes while the kernel runs.
 template <class T> DEVICE T read(const T* from) { return *from; }
 DEVICE float read(const float* from) { return __ldg(from); }
@@ -60,6 +69,8 @@ DEVICE unsigned shared_address(const void* pointer) { return unsigned(__cvta_gen
 DEVICE int cluster_rank() { int rank; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)); return rank; }
 DEVICE constexpr int cluster_size() { return CLUSTER; }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// Orders no memory: for where nothing is handed over.
+DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 DEVICE float read_remote(const float* mine, int rank) {
   unsigned theirs;
@@ -68,18 +79,32 @@ DEVICE float read_remote(const float* mine, int rank) {
   asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(theirs) : "memory");
   return value;
 }
+DEVICE Four read_remote(const Four* mine, int rank) {
+  unsigned theirs;
+  Four four;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(shared_address(mine)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.value[0]), "=f"(four.value[1]), "=f"(four.value[2]), "=f"(four.value[3]) : "r"(theirs)
+               : "memory");
+  return four;
+}
 #else
 DEVICE int cluster_rank() { return 0; }
 DEVICE constexpr int cluster_size() { return 1; }
 DEVICE void cluster_arrive() {}
+DEVICE void cluster_arrive_relaxed() {}
 DEVICE void cluster_wait() { __syncthreads(); }
-DEVICE float read_remote(const float* mine, int) { return *mine; }
+template <class T> DEVICE T read_remote(const T* mine, int) { return *mine; }
 #endif
 
 // Copies to shared memory that run behind the thread's back: start some, close the batch, and later
 // wait until at most `Left` of the newest batches are still under way.
 DEVICE void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+DEVICE void copy16_or_zeros(void* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
 }
 DEVICE void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Left> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory"); }

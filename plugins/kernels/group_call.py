@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trt_lora.plugins.kernels.constants import RANK_TILE, VECTOR_BYTES
+
 
 @dataclass(frozen=True)
 class SiteShape:
@@ -10,6 +12,11 @@ class SiteShape:
 
     n: int
     rank: int
+
+    @property
+    def rank_tiles(self) -> int:
+        """Tiles of `RANK_TILE` ranks, each of them a warp's."""
+        return -(-self.rank // RANK_TILE)
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,11 @@ class GroupShape:
         """The ranks of all sites together: columns of `t = x @ [A_1 A_2 ...]`."""
         return sum(site.rank for site in self.sites)
 
+    @property
+    def rank_tiles(self) -> int:
+        """Those of all sites together."""
+        return sum(site.rank_tiles for site in self.sites)
+
 
 class GroupBuffers(NamedTuple):
     """The device addresses of one call, each tuple in the order of the sites."""
@@ -37,3 +49,10 @@ class GroupBuffers(NamedTuple):
     y: tuple[int, ...]  # empty without an addend
     out: tuple[int, ...]
     workspace: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every vector of `VECTOR_BYTES` is one load: TensorRT's own addresses are."""
+        return not any(
+            address % VECTOR_BYTES for address in (self.x, *self.a, *self.b, *self.y, *self.out)
+        )

@@ -7,16 +7,21 @@ from typing import NamedTuple
 from trt_lora.plugins.contract.sites import MAX_RANK, MAX_SITES, MIN_RANK
 from trt_lora.plugins.errors import ConfigError, TensorError
 from trt_lora.plugins.kernels.constants import (
+    CHUNK,
+    CHUNKS,
     CLUSTER,
     COLUMN_TILE_VECTORS,
+    DECODE_ROWS,
     K_STEP,
     MMA_ROWS,
     PAD,
     RANK_BLOCK,
+    RANK_TILE,
     STAGES,
     THREADS,
     TILE_COLUMNS,
     TILE_ROWS,
+    UNIT,
     VECTOR_BYTES,
 )
 from trt_lora.plugins.kernels.group_call import GroupShape
@@ -30,7 +35,8 @@ _HALF_BYTES = 2  # of an element on tensor cores
 _WARPS = THREADS // 32
 _SHARED_BYTES = 48 * 1024  # what every GPU grants without being asked for more
 
-_CUDA_CORE_ROWS = 8  # up to here they keep up with tensor cores, which multiply 16 rows at once
+_CUDA_CORE_ROWS = 8  # up to here they keep up with mma of 16 rows
+_UNITS_OF_A_CLUSTER = 4  # at least, or too many CTAs would repeat a shrink for nothing
 _FUSED_COLUMNS = 128  # every cluster repeats the shrink, so it has to be small
 # Every tile of 16 rows reads A and B again, so more rows than one tile of the pair go there.
 _FUSED_TILES_ROWS = TILE_ROWS
@@ -81,10 +87,14 @@ class Launch:
     splits: int  # parts of k whose sums the workspace keeps apart: `Group.splits`
 
 
-def plan_launches(shape: GroupShape, chip: Chip) -> tuple[Launch, ...]:
+def plan_launches(shape: GroupShape, chip: Chip, *, aligned: bool = True) -> tuple[Launch, ...]:
     """Return the launches of one call, in order.
 
-    Alignment is no part of it: the kernels look at each pointer and stride themselves.
+    Args:
+        shape: of the call.
+        chip: the GPU.
+        aligned: whether all addresses are multiples of VECTOR_BYTES. If not, the kernels look at
+            each pointer and stride themselves.
 
     Raises:
         ConfigError: the group has no site or too many, the dtype is unknown, or the GPU too old.
@@ -97,6 +107,8 @@ def plan_launches(shape: GroupShape, chip: Chip) -> tuple[Launch, ...]:
             f"the LoRA kernels need compute capability 8.0 or newer and this GPU has {version}; "
             "build the engine without the plugin"
         )
+    if aligned and chip.cluster > 1 and _is_decode(shape):
+        return (_decode(shape, chip),)
     if shape.m > _CUDA_CORE_ROWS and shape.dtype != "float32":
         if chip.cluster > 1 and shape.m <= _FUSED_TILES_ROWS and _column_tiles(shape) == 1:
             return (_fused_tiles(shape, chip),)
@@ -180,6 +192,34 @@ def _tile_pair(shape: GroupShape, chip: Chip) -> tuple[Launch, Launch]:
     grid = (math.ceil(shape.m / TILE_ROWS) * _tiles_of_b(shape), 1, 1)
     kernel = f"expand_tiles_{shape.dtype}"
     return shrink, Launch(kernel, grid, THREADS, 1, _EXPAND_TILES_BYTES, shrink.splits)
+
+
+def _is_decode(shape: GroupShape) -> bool:
+    """Whether all rows of x, B and the outputs are vectors, few, and every rank tile has a warp."""
+    widths = (shape.k, *(site.n for site in shape.sites))
+    return (
+        shape.m <= DECODE_ROWS
+        and shape.dtype != "float32"
+        and all(width * _HALF_BYTES % VECTOR_BYTES == 0 for width in widths)
+        and shape.rank_tiles <= _WARPS
+    )
+
+
+def _decode(shape: GroupShape, chip: Chip) -> Launch:
+    """A launch on at least half of the multiprocessors, if there are columns for them.
+
+    Every cluster repeats the shrink, so no more of them than give each warp a rank tile to add
+    up or a unit of B, not both.
+    """
+    units = sum(math.ceil(site.n / UNIT) for site in shape.sites)
+    tiles, sums = shape.rank_tiles, DECODE_ROWS * RANK_TILE
+    ctas = max(math.ceil(units / max(1, _WARPS - tiles)), math.ceil(chip.multiprocessors / 2))
+    most = min(chip.multiprocessors // chip.cluster, math.ceil(units / _UNITS_OF_A_CLUSTER))
+    grid = (chip.cluster * max(1, min(math.ceil(ctas / chip.cluster), most)), 1, 1)
+    split_tile = 2 * _HALF_BYTES * sums + _SUM_BYTES * DECODE_ROWS
+    chunks = _WARPS * CHUNKS * CHUNK * RANK_TILE * _HALF_BYTES
+    shared = tiles * (split_tile + _SUM_BYTES * sums) + chunks
+    return Launch(f"decode_{shape.dtype}", grid, THREADS, chip.cluster, shared, splits=1)
 
 
 def _fused_tiles(shape: GroupShape, chip: Chip) -> Launch:

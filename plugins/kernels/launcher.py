@@ -2,13 +2,13 @@
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trt_lora.plugins.contract.sites import MAX_SITES
 from trt_lora.plugins.cuda_bindings import bindings, checked, checked_function
 from trt_lora.plugins.errors import TensorError
-from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
+from trt_lora.plugins.kernels.group_call import VECTOR_BYTES, GroupBuffers, GroupShape
 from trt_lora.plugins.kernels.launch_plan import Chip, Launch, plan_launches
 from trt_lora.plugins.kernels.nvrtc import compile_ptx
 
@@ -24,6 +24,7 @@ class KernelSite(ctypes.Structure):
         ("n", ctypes.c_int),
         ("rank", ctypes.c_int),
         ("column", ctypes.c_int),
+        ("rank_tile", ctypes.c_int),
     )
 
 
@@ -38,6 +39,7 @@ class KernelGroup(ctypes.Structure):
         ("sites", ctypes.c_int),
         ("total_rank", ctypes.c_int),
         ("splits", ctypes.c_int),
+        ("rank_tiles", ctypes.c_int),
         ("site", KernelSite * MAX_SITES),
     )
 
@@ -58,29 +60,35 @@ class PackedArgument:
 
     def __init__(self, shape: GroupShape, splits: int) -> None:
         sites, total_rank = len(shape.sites), shape.total_rank
-        self.group = KernelGroup(None, None, shape.m, shape.k, sites, total_rank, splits)
+        tiles = sum(site.rank_tiles for site in shape.sites)
+        self.group = KernelGroup(None, None, shape.m, shape.k, sites, total_rank, splits, tiles)
         self._sites = tuple(self.group.site[site] for site in range(sites))  # views of the group
         self._adding = self._sites if shape.has_addend else ()
-        column = 0
+        column = tile = 0
         for site, sizes in zip(self._sites, shape.sites, strict=True):
-            site.n, site.rank, site.column = sizes.n, sizes.rank, column
+            site.n, site.rank, site.column, site.rank_tile = sizes.n, sizes.rank, column, tile
             column += sizes.rank
+            tile += sizes.rank_tiles
 
-    def point_to(self, buffers: GroupBuffers) -> None:
-        """Write the addresses of a call.
+    def point_to(self, buffers: GroupBuffers) -> int:
+        """Write the addresses of a call; return all their bits, which tell how they are aligned.
 
         Raises:
             TensorError: they are not one A, B, output and, with an addend, y for each site.
         """
         x, every_a, every_b, every_y, every_out, workspace = buffers
         self.group.x, self.group.workspace = x, workspace
+        bits = x
         try:
             for site, a, b, out in zip(self._sites, every_a, every_b, every_out, strict=True):
                 site.a, site.b, site.out = a, b, out
+                bits |= a | b | out
             for site, y in zip(self._adding, every_y, strict=True):
                 site.y = y
+                bits |= y
         except ValueError as error:
             raise self._miscounted(buffers) from error
+        return bits
 
     def _miscounted(self, buffers: GroupBuffers) -> TensorError:
         expected = tuple(map(len, (self._sites, self._sites, self._adding, self._sites)))
@@ -97,8 +105,19 @@ class PlannedCall:
     at a time.
     """
 
-    def __init__(self, shape: GroupShape, launches: Sequence[tuple[Any, Launch]]) -> None:
-        """Take the kernels in order, each with its launch."""
+    def __init__(
+        self,
+        shape: GroupShape,
+        launches: Sequence[tuple[Any, Launch]],
+        unaligned: Callable[[], "PlannedCall"] | None = None,
+    ) -> None:
+        """Take the kernels in order, each with its launch.
+
+        Args:
+            shape: of the call.
+            launches: for addresses that are aligned, or for any.
+            unaligned: makes the call for other addresses, where that is another one.
+        """
         self._argument = PackedArgument(shape, launches[0][1].splits)
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self._argument.group))
         self._address = ctypes.addressof(self._arguments)
@@ -106,11 +125,13 @@ class PlannedCall:
             (function, *launch.grid, launch.block, 1, 1, launch.shared_bytes)
             for function, launch in launches
         )
+        self._unaligned = unaligned
         self._launch_kernel = checked_function("driver", "cuLaunchKernel")
 
     def launch(self, buffers: GroupBuffers, stream: int) -> None:
         """Enqueue the call on `stream`, a CUDA stream handle of that GPU.
 
+        The first call with addresses that are not aligned may compile and load other kernels.
         The buffers stay alive, and A and B unchanged, until the stream has passed the call. The
         workspace has `workspace_bytes` bytes; what is in it before and after means nothing.
 
@@ -118,7 +139,10 @@ class PlannedCall:
             BackendError: CUDA refused; with NVIDIA's own explanation.
             TensorError: an address is missing.
         """
-        self._argument.point_to(buffers)
+        bits = self._argument.point_to(buffers)
+        if self._unaligned and bits % VECTOR_BYTES:
+            self._unaligned().launch(buffers, stream)
+            return
         for launch in self._launches:
             self._launch_kernel(*launch, stream, self._address, 0)
 
@@ -136,7 +160,16 @@ class Kernels:
             ConfigError: the kernels do not take such a group; see `plan_launches`.
             TensorError: a dimension is out of range.
         """
-        return PlannedCall(shape, _plan(shape, _device_of(stream)))
+        device = _device_of(stream)
+        launches, is_for_any = _plan(shape, device, aligned=True)
+        if is_for_any:
+            return PlannedCall(shape, launches)
+
+        @functools.cache
+        def unaligned() -> PlannedCall:
+            return PlannedCall(shape, _plan(shape, device, aligned=False)[0])
+
+        return PlannedCall(shape, launches, unaligned)
 
     def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
         """Plan and enqueue one call on `stream`; see `planned` and `PlannedCall.launch`."""
@@ -149,10 +182,15 @@ def _device_of(stream: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)  # all nodes of a kind have the same few shapes
-def _plan(shape: GroupShape, device: int) -> tuple[tuple[Any, Launch], ...]:
+def _plan(
+    shape: GroupShape, device: int, *, aligned: bool
+) -> tuple[tuple[tuple[Any, Launch], ...], bool]:
+    """The kernels of a call in order, and whether addresses that are not aligned have the same."""
     chip = chip_of(device)
     arch = "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
-    return tuple((_function(arch, each.kernel), each) for each in plan_launches(shape, chip))
+    launches = plan_launches(shape, chip, aligned=aligned)
+    kernels = tuple((_function(arch, each.kernel), each) for each in launches)
+    return kernels, plan_launches(shape, chip, aligned=False) == launches
 
 
 @functools.cache

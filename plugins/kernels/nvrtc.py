@@ -18,24 +18,31 @@ _FILES = (
     "cuda_cores.cu",
     "tensor_cores.cu",
     "tensor_cores_fused.cu",
+    "tensor_cores_decode.cu",
 )  # one text; they include nothing
 _OPTIONS = ("--std=c++17",)
 _CACHE_BYTES = 64 << 20  # the kernels of one release, for both architectures, are some 9 MB
 
 
+DECODE_REGISTERS = 96  # of a thread: two CTAs of the kernels for few rows share a multiprocessor
+
 ELEMENTS = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
 
 # Every kernel: its name, and the template that is its body.
-KERNELS = {
-    f"{family}_{dtype}_{rows}": f"{family}<{element}, {rows}>"
-    for family in ("fused", "shrink", "expand")
-    for dtype, element in ELEMENTS.items()
-    for rows in TILES
-} | {
-    f"{family}_tiles_{dtype}": f"{family}_tiles<{ELEMENTS[dtype]}>"
-    for family in ("fused", "shrink", "expand")
-    for dtype in ("float16", "bfloat16")  # float32 stays exact: no tensor core multiplies it
-}
+KERNELS = (
+    {
+        f"{family}_{dtype}_{rows}": f"{family}<{element}, {rows}>"
+        for family in ("fused", "shrink", "expand")
+        for dtype, element in ELEMENTS.items()
+        for rows in TILES
+    }
+    | {
+        f"{family}_tiles_{dtype}": f"{family}_tiles<{ELEMENTS[dtype]}>"
+        for family in ("fused", "shrink", "expand")
+        for dtype in ("float16", "bfloat16")  # float32 stays exact: no tensor core multiplies it
+    }
+    | {f"decode_{dtype}": f"decode<{ELEMENTS[dtype]}>" for dtype in ("float16", "bfloat16")}
+)
 
 
 def source() -> str:
@@ -49,8 +56,11 @@ def entry_point(kernel: str) -> str:
     """Return the C++ that makes its template a kernel of that name."""
     clusters = "" if kernel.startswith("expand") else "IN_CLUSTERS "
     ctas = TILE_CTAS if "tiles" in kernel else 1  # on a multiprocessor
+    bounds = f"__launch_bounds__(THREADS, {ctas})"
+    if kernel.startswith("decode"):  # the two exclude each other
+        bounds = f"__maxnreg__({DECODE_REGISTERS})"
     return (
-        f'extern "C" __global__ void {clusters}__launch_bounds__(THREADS, {ctas}) '
+        f'extern "C" __global__ void {clusters}{bounds} '
         f"{kernel}(const __grid_constant__ Group group) {{ {KERNELS[kernel]}(group); }}\n"
     )
 

@@ -176,27 +176,43 @@ struct SplitsOfT {
   }
 };
 
-template <class T, int Rows> DEVICE void split_t(Block<T, Rows>& to, const LaneOfT<Rows>& t) {
-  float largest = 0.0f;  // of the finite ones
+// The magnitude of a finite value; zero for others.
+DEVICE float finite_magnitude(float value) {
+  const unsigned magnitude = bits_of(value) & 0x7FFFFFFFu;
+  return magnitude < 0x7F800000u ? float_of(magnitude) : 0.0f;
+}
+
+// The exponent of the largest of a row that `Lanes` lanes share, 15 at least. Scaled by it a row is below 2^15.
+template <int Lanes> DEVICE unsigned shared_exponent(float largest) {
 #pragma unroll
-  for (float value : t.value) {
-    const unsigned magnitude = bits_of(value) & 0x7FFFFFFFu;
-    if (magnitude < 0x7F800000u && float_of(magnitude) > largest) largest = float_of(magnitude);
-  }
-#pragma unroll
-  for (int mask = 1; mask < LANES<Rows>; mask *= 2) {
+  for (int mask = 1; mask < Lanes; mask *= 2) {
     const float other = shuffle_xor(largest, mask);
     if (other > largest) largest = other;
   }
-  const unsigned exponent = bits_of(largest) >> 23 < 15u ? 15u : bits_of(largest) >> 23;
-  if (threadIdx.x % LANES<Rows> == 0) to.scale[t.row()] = float_of((exponent - 14) << 23);
+  return bits_of(largest) >> 23 < 15u ? 15u : bits_of(largest) >> 23;
+}
+
+DEVICE float scale_of(unsigned exponent) { return float_of((exponent - 14) << 23); }
+
+// value = scale_of(exponent) (high + low)
+template <class T> DEVICE void split_number(T& high, T& low, float value, unsigned exponent) {
+  const float scaled = value * float_of((268 - exponent) << 23);
+  round_to(high, scaled);
+  const float rest = scaled - widen(high);
+  round_to(low, rest == rest ? rest : 0.0f);  // no rest where the value is not finite
+}
+
+template <class T, int Rows> DEVICE void split_t(Block<T, Rows>& to, const LaneOfT<Rows>& t) {
+  float largest = 0.0f;
+#pragma unroll
+  for (float value : t.value)
+    if (finite_magnitude(value) > largest) largest = finite_magnitude(value);
+  const unsigned exponent = shared_exponent<LANES<Rows>>(largest);
+  if (threadIdx.x % LANES<Rows> == 0) to.scale[t.row()] = scale_of(exponent);
 #pragma unroll
   for (int i = 0; i < RANK_BLOCK / LANES<Rows>; ++i) {
-    const float scaled = t.value[i] * float_of((268 - exponent) << 23);  // below 2^15
     const int at = t.row() * T_PITCH + t.rank(i);
-    round_to(to.high[at], scaled);
-    const float rest = scaled - widen(to.high[at]);
-    round_to(to.low[at], rest == rest ? rest : 0.0f);  // no rest where t is not finite
+    split_number(to.high[at], to.low[at], t.value[i], exponent);
   }
 }
 
@@ -233,16 +249,33 @@ DEVICE void multiply_block(Sums<Rows>& sum, const Block<T, Rows>& block, WarpTil
       sum[tile][part] += block.scale[warp_tile.row + row_of_part(part)] * product[tile][part];
 }
 
-// The rows of a tile in shared memory, so that y and out move in whole vectors.
-template <class T, int Rows>
-DEVICE void write_tile(const Group& group, const Site& site, int row0, int start, const float* tile) {
-  for (int i = threadIdx.x; i < Rows * COLUMN_TILE_VECTORS; i += THREADS) {
-    const int row = i / COLUMN_TILE_VECTORS, column = i % COLUMN_TILE_VECTORS * 8;
-    const int valid = at_most(site.n - start - column, 8);
-    if (row0 + row < group.m && valid > 0)
-      write_vector<T>(site, row0 + row, start + column, valid, tile + row * WIDE_PITCH + column);
+// A tile of an output in whole vectors, whose sums come through shared memory. A thread's vectors of y are all on
+// their way before it waits for the sums.
+template <class T, int Rows> struct OutputTile {
+  static constexpr int VECTORS = Rows * COLUMN_TILE_VECTORS / THREADS;
+  Pack y[VECTORS];
+
+  DEVICE static int row(int i) { return (threadIdx.x + i * THREADS) / COLUMN_TILE_VECTORS; }
+  DEVICE static int column() { return threadIdx.x % COLUMN_TILE_VECTORS * 8; }
+
+  // Calls handle(i, vector) with those that there are.
+  template <class Handle>
+  DEVICE static void each_vector(const Group& group, const Site& site, int row0, int start, const Handle& handle) {
+    const int valid = at_most(site.n - start - column(), 8);
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i)
+      if (row0 + row(i) < group.m && valid > 0)
+        handle(i, OutputVector<T>(site, row0 + row(i), start + column(), valid));
   }
-}
+  DEVICE void read_y(const Group& group, const Site& site, int row0, int start) {
+    each_vector(group, site, row0, start, [&](int i, const OutputVector<T>& output) { y[i] = output.read_y(); });
+  }
+  DEVICE void write_sums(const Group& group, const Site& site, int row0, int start, const float* tile) const {
+    each_vector(group, site, row0, start, [&](int i, const OutputVector<T>& output) {
+      output.write_sums(y[i], tile + row(i) * WIDE_PITCH + column());
+    });
+  }
+};
 
 // The site and the first column of a tile of B; tiles are numbered through all sites.
 struct TileOfB {
@@ -286,9 +319,11 @@ DEVICE void expand_tile(const Group& group, int row0, const TileOfB& tile, const
       multiply_block(sum, block, warp_tile, ranks, at_most(site.n - tile.start, TILE_COLUMNS));
     __syncthreads();
   }
+  OutputTile<T, Rows> output;
+  output.read_y(group, site, row0, tile.start);
   store_accumulators<Rows>(sums, sum, warp_tile);
   __syncthreads();
-  write_tile<T, Rows>(group, site, row0, tile.start, sums);
+  output.write_sums(group, site, row0, tile.start, sums);
 }
 
 // Grid: [tiles of 64 rows x tiles of B]. Shared memory: a block, then the tile of sums.

@@ -59,8 +59,8 @@ template <class T> DEVICE void fused_tiles(const Group& group) {
   cluster_wait();
   const auto keep = [&](int row, int column, float value) { memory.t[row * group.total_rank + column] = value; };
   add_parts<T>(group, 0, memory.part, {0, MMA_ROWS * COLUMNS<T>}, keep);
-  cluster_arrive();  // said early, awaited late: a CTA may leave once nobody reads its part
   __syncthreads();
+  cluster_arrive_relaxed();  // said early, awaited late: a CTA may leave once nobody reads its part
   const SharedT t = {memory.t, group.total_rank};
   for (int tile = tiles.first; tile < tiles.end; ++tile)
     expand_tile(group, row0, tile_of_b(group, tile), t, memory.block, memory.sums);

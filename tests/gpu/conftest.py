@@ -28,7 +28,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _part(item: pytest.Item, chip: Chip) -> str:
     call = getattr(item, "callspec", None)
     sizes = call.params.get("sizes") if call else None
-    return kernel_family(sizes.shape, chip) if isinstance(sizes, Sizes) else REST
+    return (
+        kernel_family(sizes.shape, chip, aligned=sizes.aligned)
+        if isinstance(sizes, Sizes)
+        else REST
+    )
 
 
 @pytest.fixture(scope="session")

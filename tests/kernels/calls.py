@@ -29,6 +29,11 @@ class Sizes:
     shift: int = 0  # bytes by which every buffer misses its alignment
 
     @property
+    def aligned(self) -> bool:
+        """Whether the buffers are aligned, as `plan_launches` asks."""
+        return self.shift == 0
+
+    @property
     def name(self) -> str:
         """The sizes, to be read."""
         shape = self.shape

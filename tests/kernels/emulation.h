@@ -23,11 +23,13 @@
 #define IN_CLUSTERS
 #define __global__
 #define __launch_bounds__(threads, ctas)
+#define __maxnreg__(registers)
 #define __grid_constant__
 
 struct Float16 { unsigned short bits; };
 struct BFloat16 { unsigned short bits; };
 struct alignas(16) Pack { unsigned word[4]; };
+struct alignas(16) Four { float value[4]; };
 
 namespace emulation {
 
@@ -52,6 +54,7 @@ struct Cluster {
   std::vector<std::unique_ptr<Cta>> ctas = {};
   std::vector<Fiber*> waiting = {};
   size_t threads = 0, arrived = 0, phase = 0;
+  std::vector<bool> relaxed = {};  // of each arrival: whether it hands nothing over
 };
 
 struct Cta {
@@ -76,7 +79,7 @@ struct Fiber {
   unsigned arrivals = 0, awaited = 0;  // of the cluster's barrier
   const void* given = nullptr;       // a lane's part of an operation of its warp
   void* result = nullptr;
-  std::vector<std::vector<std::pair<char*, const void*>>> copies = {};  // batches; the last is open
+  std::vector<std::vector<std::pair<char*, const void*>>> copies = {};  // batches, the last open; null: zeros
 
   int lane() const { return thread.x % LANES; }
   int number() const { return cta->rank * 1024 + thread.x; }  // in the cluster
@@ -182,9 +185,17 @@ UNWATCHED inline Access access_now(bool by_warp) {
           uint16_t(now.arrivals)};
 }
 
+// Whether an arrival that hands over lies between an access and what the fiber has awaited.
+UNWATCHED inline bool handed_over(const Access& then) {
+  const std::vector<bool>& relaxed = current->cta->cluster->relaxed;
+  for (size_t arrival = then.arrivals; arrival < current->awaited; ++arrival)
+    if (!relaxed[arrival]) return true;
+  return false;
+}
+
 UNWATCHED inline bool happened_before(const Access& then, const Access& now) {
   return then.next == 0 || (then.thread == now.thread && then.thread != SEVERAL) ||
-         (then.cta == now.cta && then.next < now.next) || then.arrivals < current->awaited;
+         (then.cta == now.cta && then.next < now.next) || handed_over(then);
 }
 
 UNWATCHED inline Access both(const Access& one, const Access& other) {
@@ -223,7 +234,8 @@ UNWATCHED inline void start_copy(const char* to) {
 UNWATCHED inline void land_copy(char* to, const void* from) {
   std::fill_n(shadows + (to - watched) / 2, 8, Shadow{});
   note(to, 16, true);
-  std::memcpy(to, from, 16);
+  if (from) std::memcpy(to, from, 16);
+  else std::memset(to, 0, 16);
 }
 
 // ---- arithmetic
@@ -280,6 +292,11 @@ DEVICE void round_to(Float16& to, float value) { to.bits = emulation::narrow_hal
 DEVICE unsigned bits_of(float value) { return emulation::bits_from(value); }
 DEVICE float float_of(unsigned bits) { return emulation::float_from(bits); }
 
+DEVICE unsigned low_halves(unsigned first, unsigned second) { return (first & 0xFFFF) | second << 16; }
+DEVICE unsigned high_halves(unsigned first, unsigned second) { return first >> 16 | (second & 0xFFFF0000); }
+
+template <class T> DEVICE void compute_here(T& value) {}
+
 template <class T> DEVICE T read(const T* from) { emulation::check(from, sizeof(T), false); return *from; }
 DEVICE Pack read16(const void* from) { emulation::check(from, 16, false); return *static_cast<const Pack*>(from); }
 template <class T> DEVICE void write(T* to, T value) { emulation::check(to, sizeof(T), true); *to = value; }
@@ -298,9 +315,10 @@ DEVICE void __syncthreads(int line = __builtin_LINE()) {
 
 DEVICE int cluster_rank() { return emulation::current->cta->rank; }
 DEVICE int cluster_size() { return int(emulation::current->cta->cluster->ctas.size()); }
-DEVICE void cluster_arrive() {
+DEVICE void cluster_arrive(bool relaxed = false) {
   emulation::Fiber& fiber = *emulation::current;
   emulation::Cluster& cluster = *fiber.cta->cluster;
+  if (fiber.arrivals == cluster.relaxed.size()) cluster.relaxed.push_back(relaxed);
   if (fiber.arrivals++ != fiber.awaited) emulation::fail("a second arrival at the cluster's barrier without a wait");
   if (++cluster.arrived < cluster.threads) return;
   cluster.arrived = 0;
@@ -308,6 +326,7 @@ DEVICE void cluster_arrive() {
   emulation::ready.insert(emulation::ready.end(), cluster.waiting.begin(), cluster.waiting.end());
   cluster.waiting.clear();
 }
+DEVICE void cluster_arrive_relaxed() { cluster_arrive(true); }
 DEVICE void cluster_wait() {
   emulation::Fiber& fiber = *emulation::current;
   emulation::Cluster& cluster = *fiber.cta->cluster;
@@ -316,15 +335,15 @@ DEVICE void cluster_wait() {
   cluster.waiting.push_back(&fiber);
   emulation::pause();
 }
-UNWATCHED DEVICE float read_remote(const float* mine, int rank) {
-  emulation::check_shared(mine, 4);
+template <class T> UNWATCHED DEVICE T read_remote(const T* mine, int rank) {
+  emulation::check_shared(mine, sizeof(T));
   const emulation::Cta& own = *emulation::current->cta;
   emulation::Cta& theirs = *own.cluster->ctas.at(rank);
   if (!theirs.alive) emulation::fail("a read of shared memory of a CTA that has left");
   if (&theirs != &own) theirs.read_until = std::max(theirs.read_until, emulation::current->arrivals + 1);
   const char* there = theirs.base + (reinterpret_cast<const char*>(mine) - own.base);
-  emulation::note(there, 4, false);
-  return *reinterpret_cast<const float*>(there);
+  emulation::note(there, sizeof(T), false);
+  return *reinterpret_cast<const T*>(there);
 }
 
 DEVICE void copy16(void* to, const void* from) {
@@ -332,6 +351,12 @@ DEVICE void copy16(void* to, const void* from) {
   emulation::check(from, 16, false);
   emulation::start_copy(static_cast<char*>(to));
   emulation::current->copies.back().push_back({static_cast<char*>(to), from});
+}
+DEVICE void copy16_or_zeros(void* to, const void* from, bool there) {
+  if (there) return copy16(to, from);
+  emulation::check_shared(to, 16);
+  emulation::start_copy(static_cast<char*>(to));
+  emulation::current->copies.back().push_back({static_cast<char*>(to), nullptr});
 }
 DEVICE void close_copies() { emulation::current->copies.emplace_back(); }
 template <int Left> DEVICE void wait_for_copies() {  // a copy lands as late as it may

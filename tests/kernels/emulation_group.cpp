@@ -6,7 +6,7 @@ extern "C" void layout(int* to) {
   const size_t offsets[] = {
       sizeof(Group), sizeof(Site), offsetof(Group, x), offsetof(Group, workspace), offsetof(Group, m),
       offsetof(Group, k), offsetof(Group, sites), offsetof(Group, total_rank), offsetof(Group, splits),
-      offsetof(Group, site), offsetof(Site, a), offsetof(Site, b), offsetof(Site, y), offsetof(Site, out),
-      offsetof(Site, n), offsetof(Site, rank), offsetof(Site, column)};
+      offsetof(Group, rank_tiles), offsetof(Group, site), offsetof(Site, a), offsetof(Site, b), offsetof(Site, y),
+      offsetof(Site, out), offsetof(Site, n), offsetof(Site, rank), offsetof(Site, column), offsetof(Site, rank_tile)};
   for (size_t offset : offsets) *to++ = int(offset);
 }

@@ -109,7 +109,12 @@ def load() -> ctypes.CDLL:
 def kernel_text() -> str:
     """What the GPU is given too: all but device.cuh."""
     folder = files("trt_lora.plugins.kernels")
-    names = ("cuda_cores.cu", "tensor_cores.cu", "tensor_cores_fused.cu")
+    names = (
+        "cuda_cores.cu",
+        "tensor_cores.cu",
+        "tensor_cores_fused.cu",
+        "tensor_cores_decode.cu",
+    )
     texts = (folder.joinpath(name).read_text() for name in names)
     return "".join((constant_declarations(), *texts))
 

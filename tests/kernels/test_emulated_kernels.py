@@ -29,7 +29,8 @@ ROWS = (1, 2, 7, 8, 33)
 
 def check(call: Call, chip: Chip, *, shift: int = 0) -> None:
     """The outputs are as close to float64 as rounding explains."""
-    assert call.worst(run(call, plan_launches(call.shape, chip), shift=shift)) <= 1
+    launches = plan_launches(call.shape, chip, aligned=shift == 0)
+    assert call.worst(run(call, launches, shift=shift)) <= 1
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -87,6 +88,34 @@ def test_that_launch_takes_a_rank_for_each_site(dtype: str, m: int, sites: int) 
     check(call, FEW_SMS, shift=2)
 
 
+@pytest.mark.parametrize("sites", range(1, 9))
+@pytest.mark.parametrize("m", [1, 2, 7, 8])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_decode_step_is_one_launch_on_tensor_cores(dtype: str, m: int, sites: int) -> None:
+    """Ranks of several tiles, odd ones and dummies side by side; k and n end within a tile."""
+    group = [(72, 16), (8, 1), (200, 17), (136, 8), (64, 3), (24, 2), (16, 16), (40, 9)]
+    call = make_call(m, 8 * (m + 50), group[-sites:], dtype, has_addend=sites % 2 == 0)
+    (launch,) = plan_launches(call.shape, H200)
+    ranks = sum(-(-rank // 16) for _, rank in group[-sites:])
+    assert launch.kernel.startswith("decode" if ranks <= 8 else "fused")
+    check(call, H200)
+
+
+@pytest.mark.parametrize("has_addend", [False, True])
+@pytest.mark.parametrize(
+    ("k", "sites"),
+    [(40, [(4168, 16), (8, 5)]), (8264, [(24, 16)]), (2088, [(32, 128)]), (1096, [(600, 16)] * 3)],
+    ids=["several units of a warp", "several chunks", "a tile for each warp", "clusters"],
+)
+def test_a_decode_step_takes_more_turns_where_it_is_longer(
+    k: int, sites: list[tuple[int, int]], has_addend: bool
+) -> None:
+    call = make_call(5, k, sites, "bfloat16", has_addend=has_addend)
+    (launch,) = plan_launches(call.shape, FEW_SMS if k == 40 else H200)
+    assert launch.kernel == "decode_bfloat16"
+    assert call.worst(run(call, (launch,))) <= 1
+
+
 @pytest.mark.parametrize(("rank", "k"), [(1, 5003), (17, 4608), (48, 2563), (128, 1288)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_long_k_passes_through_every_stage(dtype: str, rank: int, k: int) -> None:
@@ -134,12 +163,15 @@ def test_the_single_kernel_is_right_for_every_shape(
 
 
 SMALLEST = {  # of the calls above, for every kernel
-    launch.kernel: (m, rank, dtype, chip)
+    launch.kernel: (m, rank, dtype, chip, aligned)
+    for aligned in (True, False)
     for dtype in DTYPES
     for m in sorted((1, 3, *ROWS), reverse=True)
     for rank in sorted(RANKS, reverse=True)
     for chip in (A100, H200)
-    for launch in plan_launches(GroupShape(m, 136, (SiteShape(136, rank),), dtype, True), chip)
+    for launch in plan_launches(
+        GroupShape(m, 136, (SiteShape(136, rank),), dtype, True), chip, aligned=aligned
+    )
 }
 
 
@@ -150,9 +182,9 @@ def test_the_calls_above_launch_every_kernel() -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_bits_are_the_same_in_whichever_order_threads_run(kernel: str) -> None:
     """No race is found in any call above, so one order more for each kernel will do."""
-    m, rank, dtype, chip = SMALLEST[kernel]
+    m, rank, dtype, chip, aligned = SMALLEST[kernel]
     call = make_call(m, 136, [(136, rank)], dtype)
-    launches = plan_launches(call.shape, chip)
+    launches = plan_launches(call.shape, chip, aligned=aligned)
     (first,), (other,) = (run(call, launches, order=order) for order in (0, 1))
     assert first.tobytes() == other.tobytes()
 

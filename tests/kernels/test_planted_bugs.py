@@ -48,7 +48,7 @@ BUGS = (
     ),
     Bug(
         "rows below m written",
-        "if (row0 + row < group.m && valid > 0)",
+        "if (row0 + row(i) < group.m && valid > 0)",
         "if (valid > 0)",
         *(33, 16),
         shows="a read outside the buffers",
@@ -58,6 +58,7 @@ BUGS = (
         "return i < rows ? widen(",
         "return true ? widen(",
         *(3, 16),
+        dtype="float32",
         shows="a read outside the buffers",
     ),
     Bug(
@@ -98,27 +99,30 @@ BUGS = (
         "expand_slice<T, Rows>(group, row0, t, slice);\n  cluster_wait();",
         "expand_slice<T, Rows>(group, row0, t, slice);",
         *(1, 16),
+        dtype="float32",
         shows="without waiting at the cluster's barrier",
     ),
     Bug(
         "the wrong half given away",
         "(upper ? second : first) +",
         "(upper ? first : second) +",
-        4,
-        16,
+        *(4, 16),
+        dtype="float32",
     ),
     Bug(
         "alignment taken for granted",
         "width % WIDTH<T> == 0 && is_aligned(matrix)",
         "true",
         *(1, 17),
+        dtype="float32",
         shows="not aligned",
     ),
     Bug(
         "a barrier that half of the threads reach",
-        "  __syncthreads();\n  expand_slice",
-        "  if (threadIdx.x < 128) __syncthreads();\n  expand_slice",
+        "  __syncthreads();\n  cluster_arrive_relaxed();  // said early",
+        "  if (threadIdx.x < 128) __syncthreads();\n  cluster_arrive_relaxed();  // said early",
         *(1, 16),
+        dtype="float32",
         shows="wait for threads that never come",
     ),
     Bug(
@@ -126,13 +130,16 @@ BUGS = (
         "  const int row0 = blockIdx.y * Rows;\n",
         "  const int row0 = blockIdx.y * Rows;\n  if (threadIdx.x == 7) return;\n",
         *(1, 16),
+        dtype="float32",
         shows="wait for threads that never come",
     ),
     Bug(
         "two barriers taken for one",
-        "  cluster_arrive();  // said early",
-        "  if (threadIdx.x < 32) __syncthreads();\n  cluster_arrive();  // said early",
+        "  __syncthreads();\n  cluster_arrive_relaxed();  // said early",
+        "  if (threadIdx.x < 32) __syncthreads();\n  __syncthreads();\n"
+        "  cluster_arrive_relaxed();  // said early",
         *(1, 16),
+        dtype="float32",
         shows="threads wait for each other in lines",
     ),
     Bug(
@@ -189,7 +196,87 @@ BUGS = (
         "float* scratch = t + Rows * group.total_rank;",
         "float* scratch = t + 2 * Rows * group.total_rank;",
         *(1, 128),
+        dtype="float32",
         shows="shared memory",
+    ),
+    Bug(
+        "what the cluster reads is not handed over",
+        "  cluster_arrive();\n  load_y",
+        "  cluster_arrive_relaxed();\n  load_y",
+        *(3, 16),
+        shows="a race of a write and a read",
+    ),
+    Bug(
+        "a CTA leaves while others read what it handed over",
+        "    load_y(columns, group);\n  }\n  cluster_wait();",
+        "    load_y(columns, group);\n  }",
+        *(3, 16),
+        shows="without waiting at the cluster's barrier",
+    ),
+    Bug(
+        "vectors of a chunk not swapped",
+        "threadIdx.x ^ threadIdx.x >> 3) & 1",
+        "threadIdx.x) & 1",
+        3,
+        16,
+    ),
+    Bug("the other half of a chunk", "loaded + half * HALF", "loaded + (1 - half) * HALF", 3, 16),
+    Bug(
+        "chunks behind the end of k",
+        "from, k < vector.rows);",
+        "from, vector.rows > 0);",
+        *(3, 16),
+        shows="a read outside the buffers",
+    ),
+    Bug(
+        "more rows of x than there are",
+        "at_most(lane_group(), group.m - 1)",
+        "lane_group()",
+        *(3, 16),
+        shows="a read outside the buffers",
+    ),
+    Bug(
+        "the chunks of a step overwritten while warps read them",
+        "    __syncthreads();  // the next chunks, or the sums, overwrite them",
+        "",
+        *(3, 16),
+        k=8456,
+        shows="a race",
+    ),
+    Bug(
+        "a rank at the end of an odd tile left out",
+        "element < vector.valid; ++element",
+        "element < vector.valid - 1; ++element",
+        *(3, 17),
+    ),
+    Bug(
+        "each warp adds up the first rank tile",
+        "reinterpret_cast<const Four*>(copies + at)",
+        "reinterpret_cast<const Four*>(copies + at % TILE_SUMS)",
+        *(3, 24),
+    ),
+    Bug(
+        "the part of the same CTA from each",
+        "read_remote(part, rank));",
+        "read_remote(part, 0));",
+        3,
+        16,
+        k=600,
+    ),
+    Bug("the scale dropped in a decode step", "scale[part % 2] * product", "product", 3, 16),
+    Bug("each rank tile expanded from the first", "*t++, columns.b", "*t, columns.b", 3, 24),
+    Bug(
+        "columns behind the last",
+        "columns.mine = columns.first < site.n",
+        "columns.mine = true",
+        *(3, 16),
+        shows="a read outside the buffers",
+    ),
+    Bug(
+        "the addend of other columns",
+        "gridDim.x * WARPS);\n    load_y(columns, group);",
+        "gridDim.x * WARPS);",
+        *(3, 16, FEW_SMS, 40, 4168),
     ),
 )
 
@@ -206,7 +293,7 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 
 # A call that races where the function lacks any of its barriers: m, k, rank and dtype.
 RACES_WITHOUT = {
-    "shrink_column_tile": (1, 136, 16, "float16"),
+    "shrink_column_tile": (1, 136, 16, "float32"),
     "fused": (1, 136, 100, "float32"),  # two column tiles
     "save_parts": (1, 136, 136, "float16"),
     "expand": (1, 136, 136, "float16"),
@@ -214,10 +301,12 @@ RACES_WITHOUT = {
     "expand_tile": (17, 136, 128, "float16"),  # two blocks
     "shrink_few_rows": (17, 136, 16, "float16"),
     "fused_tiles": (17, 136, 16, "float16"),
+    "shrink_rank_tile": (3, 8456, 16, "float16"),  # more chunks than are under way at once
+    "decode": (3, 136, 16, "float16"),
 }
 RACES = ("a race of", "a CTA leaves while", "a CTA that has left")
 _FUNCTION = re.compile(r"^(?:template .*>)?\s*DEVICE \S+ (\w+)\(", re.MULTILINE)
-_BARRIER = re.compile(r"__syncthreads\(\);|cluster_arrive\(\);|cluster_wait\(\);")
+_BARRIER = re.compile(r"__syncthreads\(\);|cluster_arrive(?:_relaxed)?\(\);|cluster_wait\(\);")
 
 
 @dataclass(frozen=True)
@@ -267,6 +356,8 @@ def test_every_barrier_is_taken_out_once() -> None:
         "expand_tile": 3,
         "shrink_few_rows": 1,
         "fused_tiles": 3,
+        "shrink_rank_tile": 2,
+        "decode": 4,
     }
 
 

@@ -56,6 +56,16 @@ WORDS = {
         ["cp.async.cg.shared.global 16"],
         "16 bytes past the level-1 cache: no other CTA reads them here",
     ),
+    "copy16_or_zeros": Word(
+        "copy16_or_zeros(shared, from, read((const int*)from) > 0);",
+        [
+            "ld.global.u32",
+            "setp.lt.s32 1",
+            "selp.b32 0 16",
+            "cp.async.cg.shared.global 16",
+        ],
+        "the source counts 16 bytes or none; what it does not count becomes zeros",
+    ),
     "close_copies": Word("close_copies();", ["cp.async.commit_group"], "one batch a stage"),
     "wait_for_copies<0>": Word(
         "wait_for_copies<0>();", ["cp.async.wait_group 0"], "as many batches left as asked for"
@@ -67,6 +77,11 @@ WORDS = {
         "cluster_arrive();",
         ["barrier.cluster.arrive.release"],
         "release: other CTAs read what was written to shared memory before",
+    ),
+    "cluster_arrive_relaxed": Word(
+        "cluster_arrive_relaxed();",
+        ["barrier.cluster.arrive.relaxed"],
+        "relaxed: no barrier of memory, for where nothing is handed over",
     ),
     "cluster_wait": Word(
         "cluster_wait();",
@@ -82,6 +97,21 @@ WORDS = {
         "write((float*)to, read_remote((float*)shared, 3));",
         ["mapa.shared::cluster.u32 3", "ld.shared::cluster.f32", "st.global.f32"],
         "the same address in another CTA's shared memory",
+    ),
+    "read_remote of four": Word(
+        "write16(to, *(const Pack*)&(const Four&)read_remote((const Four*)shared, 3));",
+        ["mapa.shared::cluster.u32 3", "ld.shared::cluster.v4.f32", "st.global.v4.f32"],
+        "16 bytes at the same address in another CTA's shared memory",
+    ),
+    "low_halves": Word(
+        "write((unsigned*)to, low_halves(threadIdx.x, blockIdx.x));",
+        ["prmt.b32 21520", "st.global.u32"],
+        "bytes 1, 0 of the first below 1, 0 of the second: 0x5410",
+    ),
+    "high_halves": Word(
+        "write((unsigned*)to, high_halves(threadIdx.x, blockIdx.x));",
+        ["prmt.b32 30258", "st.global.u32"],
+        "bytes 3, 2 of the first below 3, 2 of the second: 0x7632",
     ),
     "shuffle_xor": Word(
         "write((float*)to, shuffle_xor(read((const float*)from), 5));",
@@ -119,7 +149,16 @@ KERNELS = {
         f"{MMA}.f16.f16.f32": 32,
         "cp.async.wait_group 0": 1,  # B, and all else
         "cp.async.wait_group 1": 1,  # two of three stages are filled: the older has landed
-        "barrier.cluster.arrive.release": 2,
+        "barrier.cluster.arrive.release": 1,  # before the parts are read
+        "barrier.cluster.arrive.relaxed": 1,  # before the CTA leaves
+        "barrier.cluster.wait.acquire": 2,
+    },
+    "decode_bfloat16": {
+        f"{LDMATRIX}.trans.shared.b16": 8,  # four chunks of two
+        f"{MMA}.bf16.bf16.f32": 16,  # of A as many, and of B four, for both parts of t
+        "cp.async.wait_group 0": 1,
+        "barrier.cluster.arrive.release": 1,
+        "barrier.cluster.arrive.relaxed": 1,
         "barrier.cluster.wait.acquire": 2,
     },
     "shrink_tiles_bfloat16": {
@@ -127,7 +166,8 @@ KERNELS = {
         f"{LDMATRIX}.trans.shared.b16": 8,
         f"{MMA}.bf16.bf16.f32": 16,
         "cp.async.wait_group 1": 1,
-        "barrier.cluster.arrive.release": 2,
+        "barrier.cluster.arrive.release": 1,
+        "barrier.cluster.arrive.relaxed": 1,
         "barrier.cluster.wait.acquire": 2,
     },
     "expand_tiles_bfloat16": {
@@ -136,7 +176,11 @@ KERNELS = {
         f"{MMA}.bf16.bf16.f32": 48,
         "cp.async.wait_group 0": 1,
     },
-    "fused_float32_1": {"barrier.cluster.arrive.release": 2, "barrier.cluster.wait.acquire": 2},
+    "fused_float32_1": {
+        "barrier.cluster.arrive.release": 1,
+        "barrier.cluster.arrive.relaxed": 1,
+        "barrier.cluster.wait.acquire": 2,
+    },
 }
 _PLUMBING = r"ret|mov|cvta|cvt\.u32\.u64|ld\.param"
 COUNTED = ("ldmatrix", "mma", "cp.async.wait", "barrier")
@@ -223,6 +267,10 @@ def test_a_kernel_is_made_of_so_many(kernel: str) -> None:
         ("cvt.rn.bf16", "cvt.rz.bf16", {"round_to BFloat16"}),
         ("%%cluster_ctarank", "%%ctaid.x", {"cluster_rank"}),
         ("ld.shared::cluster.f32", "ld.shared.f32", {"read_remote"}),
+        ("ld.shared::cluster.v4", "ld.shared.v4", {"read_remote of four"}),
+        ("arrive.relaxed", "arrive.release", {"cluster_arrive_relaxed"}),
+        ("there ? 16 : 0", "there ? 16 : 8", {"copy16_or_zeros"}),
+        ("second, 0x7632", "second, 0x5432", {"high_halves"}),
         ("0xffffffffu", "0xffffu", {"shuffle_xor"}),
     ],
 )

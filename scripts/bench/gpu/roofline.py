@@ -15,6 +15,11 @@ ITEM_BYTES = 2
 BYTES_PER_US = 4.3e6
 FLOP_PER_US = 790e6
 LAUNCH_US = (1.5, 2.5)  # a dependent node of a captured graph: the lowest and highest reported
+# An H100, measured elsewhere (arXiv 2402.13499): cycles of a load past the caches, and clock.
+LOAD_CYCLES = 478
+CYCLES_PER_US = 1755
+# Between two instructions of a warp: two share a scheduler, or each waits for the one before.
+ISSUE_CYCLES = (2, 4)
 HEAD_ROWS = 128  # up to so many rows the head computes logits for all, above for the last alone
 
 
@@ -87,6 +92,18 @@ def overhead_percent(
         100 * (model.layers * nodes * launch + moved) / base
         for nodes, launch in zip(waited, LAUNCH_US, strict=True)
     )
+    return low, high
+
+
+def path_us(instructions: int, load_rounds: int) -> tuple[float, float]:
+    """Return how long a kernel runs that moves next to nothing: at least, and at most.
+
+    Args:
+        instructions: that the longest warp issues.
+        load_rounds: loads of global memory one of which waits for another.
+    """
+    loads = load_rounds * LOAD_CYCLES
+    low, high = ((instructions * cycles + loads) / CYCLES_PER_US for cycles in ISSUE_CYCLES)
     return low, high
 
 

@@ -19,6 +19,7 @@ from trt_lora.plugins.kernels.launch_plan import (
     workspace_bytes,
 )
 from trt_lora.plugins.kernels.nvrtc import KERNELS
+from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B as MODEL
 
 H200 = Chip((9, 0), 132)
 A100 = Chip((8, 0), 108)
@@ -59,7 +60,7 @@ def rows_of(kernel: str) -> int:
     """Rows of a CTA."""
     if "tiles" in kernel:
         return 16 if kernel.startswith("fused") else 64
-    return int(kernel.rpartition("_")[2])
+    return 8 if kernel.startswith("decode") else int(kernel.rpartition("_")[2])
 
 
 @given(shapes, chips)
@@ -141,7 +142,7 @@ def test_no_call_needs_more_workspace_than_the_largest(
 
 @pytest.mark.parametrize(
     ("m", "family"),
-    [(1, "fused_bfloat16_1"), (8, "fused_bfloat16_8"), (9, "fused_tiles_"), (32, "fused_tiles_")],
+    [(1, "decode_bfloat16"), (8, "decode_bfloat16"), (9, "fused_tiles_"), (32, "fused_tiles_")],
 )
 def test_decode_of_a_small_rank_is_one_launch_where_there_are_clusters(m: int, family: str) -> None:
     (launch,) = plan_launches(qkv(m, 16), H200)
@@ -150,11 +151,57 @@ def test_decode_of_a_small_rank_is_one_launch_where_there_are_clusters(m: int, f
     assert launch.grid[0] <= H200.multiprocessors
 
 
+LLAMA_3_8B = [
+    GroupShape(1, group[0].k, tuple(SiteShape(i.n, 16) for i in group), "float16", False)
+    for group in MODEL.groups.values()
+]
+
+
+@pytest.mark.parametrize("m", range(1, 9))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", LLAMA_3_8B, ids=list(MODEL.groups))
+def test_a_decode_step_of_llama_3_8b_uses_half_of_the_multiprocessors(
+    shape: GroupShape, dtype: str, m: int
+) -> None:
+    (launch,) = plan_launches(replace(shape, m=m, dtype=dtype), H200)
+    assert launch.kernel == f"decode_{dtype}"
+    assert launch.grid[0] >= H200.multiprocessors / 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "float32"},
+        {"k": 4092},
+        {"sites": (SiteShape(4096, 16), SiteShape(1020, 16))},
+        {"sites": (SiteShape(64, 1),) * 7 + (SiteShape(64, 17),)},
+    ],
+    ids=["float32", "k", "n", "rank tiles"],
+)
+def test_what_a_decode_kernel_cannot_take_is_launched_as_without_alignment(
+    change: dict[str, object],
+) -> None:
+    shape = replace(qkv(8, 16), **change)  # type: ignore[arg-type]
+    (launch,) = plan_launches(shape, H200)
+    assert launch.kernel.startswith("fused_")
+    assert (launch,) == plan_launches(shape, H200, aligned=False)
+
+
+@given(narrow, chips)
+def test_clusters_of_a_decode_step_have_columns(shape: GroupShape, chip: Chip) -> None:
+    launch = plan_launches(shape, chip)[0]
+    if launch.kernel.startswith("decode"):
+        units = sum(math.ceil(site.n / 64) for site in shape.sites)
+        assert (launch.grid[0] // CLUSTER - 1) * 4 < units
+        assert launch.grid[0] <= max(CLUSTER, chip.multiprocessors)
+
+
 @pytest.mark.parametrize(
     ("shape", "chip", "family"),
     [
         (qkv(1, 16), A100, "shrink_bfloat16_1"),
         (qkv(1, 64), H200, "shrink_bfloat16_1"),
+        (qkv(1, 48), H200, "shrink_bfloat16_1"),
         (qkv(9, 16), A100, "shrink_tiles_bfloat16"),
         (qkv(9, 64), H200, "shrink_tiles_bfloat16"),
         (qkv(65, 16), H200, "shrink_tiles_bfloat16"),

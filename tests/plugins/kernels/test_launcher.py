@@ -15,8 +15,10 @@ from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
 from trt_lora.plugins.kernels.launcher import KernelGroup, Kernels, KernelSite, group_of
 
 SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", has_addend=True)
-BUFFERS = GroupBuffers(0x1000, (0x2000, 0x3000), (0x4000, 0x5000), (0x6000, 0x7000), (8, 9), 10)
-OTHERS = GroupBuffers(11, (21, 22), (31, 32), (41, 42), (51, 52), 61)
+BUFFERS = GroupBuffers(
+    0x1000, (0x2000, 0x3000), (0x4000, 0x5000), (0x6000, 0x7000), (0x80, 0x90), 10
+)
+OTHERS = GroupBuffers(16, (32, 48), (64, 80), (96, 112), (128, 144), 61)
 
 
 @pytest.fixture
@@ -40,7 +42,12 @@ def test_a_group_has_each_sites_addresses_and_first_column() -> None:
     assert (group.x, group.workspace, group.m, group.k) == (0x1000, 10, 2, 64)
     assert (group.sites, group.total_rank, group.splits) == (2, 9, 3)
     found = [(s.a, s.b, s.y, s.out, s.n, s.rank, s.column) for s in group.site[:2]]
-    assert found == [(0x2000, 0x4000, 0x6000, 8, 32, 8, 0), (0x3000, 0x5000, 0x7000, 9, 16, 1, 8)]
+    assert found == [
+        (0x2000, 0x4000, 0x6000, 0x80, 32, 8, 0),
+        (0x3000, 0x5000, 0x7000, 0x90, 16, 1, 8),
+    ]
+    assert [s.rank_tile for s in group.site[:2]] == [0, 1]
+    assert group.rank_tiles == 2
 
 
 def test_a_delta_has_no_y() -> None:
@@ -151,6 +158,29 @@ def test_a_planned_call_refuses_a_missing_address_and_launches_nothing(driver: F
     with pytest.raises(TensorError, match=r"takes \(2, 2, 2, 2\) .* given \(2, 2, 0, 2\)"):
         planned.launch(BUFFERS._replace(y=()), 77)
     assert driver.launched == []
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        BUFFERS._replace(x=0x1002),
+        BUFFERS._replace(a=(0x2000, 0x3008)),
+        BUFFERS._replace(b=(0x4004, 0x5000)),
+        BUFFERS._replace(y=(0x6000, 0x7002)),
+        BUFFERS._replace(out=(0x82, 0x90)),
+    ],
+    ids=["x", "a", "b", "y", "out"],
+)
+def test_addresses_that_are_not_aligned_are_launched_as_planned_for_them(
+    driver: FakeDriver, moved: GroupBuffers
+) -> None:
+    planned = Kernels().planned(SHAPE, 77)
+    for buffers in (moved, BUFFERS):
+        planned.launch(buffers, 77)
+    aligned, unaligned = (plan_launches(SHAPE, H200, aligned=each) for each in (True, False))
+    assert aligned != unaligned
+    found = [(each.kernel, each.grid) for each in driver.launched]
+    assert found == [(each.kernel, each.grid) for each in (*unaligned, *aligned)]
 
 
 def test_a_refused_launch_has_nvidias_words(driver: FakeDriver) -> None:

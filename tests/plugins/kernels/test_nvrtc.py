@@ -25,6 +25,8 @@ SMALL = ("expand_float32_1",)  # one that compiles quickly
 # What each kernel may use: registers of a thread. 65536 of them are on a multiprocessor: up to 128
 # for each of 256 threads two CTAs share it, up to 255 it has one.
 REGISTERS = {
+    "decode_bfloat16": 96,
+    "decode_float16": 96,
     "fused_bfloat16_1": 208,
     "fused_bfloat16_4": 224,
     "fused_bfloat16_8": 224,

@@ -18,6 +18,7 @@ from trt_lora.scripts.bench.gpu.roofline import (
     group_us,
     linear_us,
     overhead_percent,
+    path_us,
     step_us,
 )
 from trt_lora.scripts.bench.gpu.runner import row_lines
@@ -70,6 +71,17 @@ def test_overheads_are_those_of_the_page(
     scheme: str, m: int, rank: int, low: float, high: float
 ) -> None:
     assert overhead_percent(m, rank, LAUNCH_COSTS[scheme]) == pytest.approx((low, high), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("instructions", "rounds", "low", "high"),
+    [(598, 2, 1.2, 1.9), (561, 1, 0.9, 1.5), (508, 1, 0.9, 1.4), (641, 2, 1.3, 2.0)],
+    ids=list(LLAMA_3_8B.groups),
+)
+def test_paths_are_those_of_the_page(
+    instructions: int, rounds: int, low: float, high: float
+) -> None:
+    assert path_us(instructions, rounds) == pytest.approx((low, high), abs=0.06)
 
 
 def test_a_node_is_predicted_for_every_launch_that_is_planned() -> None:

@@ -183,7 +183,7 @@ def names_of(workloads: Sequence[Workload]) -> list[str]:
 def test_workloads_run_in_order_of_worth() -> None:
     assert names_of(gpu_workloads(Options(model=TINY))) == [
         "kernels",
-        *("correctness:fused", "correctness:fused_tiles"),
+        *("correctness:decode", "correctness:fused", "correctness:fused_tiles"),
         *("correctness:shrink+expand", "correctness:shrink_tiles+expand_tiles"),
         *("tests", "decode-step:r16", "tensorrt", "ceilings", "lora-group", "decode-step:sweep"),
         *("engine-step", "prefill", "switch", "load", "idle", "decode-step-compiled"),
@@ -267,7 +267,10 @@ def test_the_gpu_tests_are_found_and_counted(part: str) -> None:
 
 @pytest.mark.parametrize("chip", [Chip((9, 0), 132), Chip((8, 9), 128), Chip((12, 0), 188)])
 def test_every_call_that_a_gpu_is_checked_with_is_of_one_family(chip: Chip) -> None:
-    found = {gpu_tests.kernel_family(sizes.shape, chip) for sizes in checked_sizes()}
+    found = {
+        gpu_tests.kernel_family(sizes.shape, chip, aligned=sizes.aligned)
+        for sizes in checked_sizes()
+    }
     assert found == set(gpu_tests.families(chip))
 
 

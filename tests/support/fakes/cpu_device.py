@@ -31,7 +31,7 @@ class EmulatedKernels:
     def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
         """Run the call now."""
         self.shapes.add(shape)
-        for launch in plan_launches(shape, self.chip):
+        for launch in plan_launches(shape, self.chip, aligned=buffers.aligned):
             group = group_of(shape, buffers, launch.splits)
             emulator.emulate(emulator.load(), launch, group, [ANYWHERE])
 

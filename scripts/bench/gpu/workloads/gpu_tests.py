@@ -15,7 +15,7 @@ from trt_lora.scripts.bench.gpu.machine import ROOT
 from trt_lora.scripts.bench.gpu.report import ResultRow
 from trt_lora.scripts.bench.gpu.worker import Skipped, WrongResultError
 
-FAMILIES = ("fused", "fused_tiles", "shrink+expand", "shrink_tiles+expand_tiles")
+FAMILIES = ("decode", "fused", "fused_tiles", "shrink+expand", "shrink_tiles+expand_tiles")
 REST = "none"  # the tests that are of no family
 WORST = "worst element / allowed"  # the error of an output in parts of what rounding explains
 FOLDER = ROOT / "tests" / "gpu"
@@ -27,9 +27,9 @@ def families(chip: Chip) -> tuple[str, ...]:
     return FAMILIES if chip.cluster > 1 else tuple(name for name in FAMILIES if "+" in name)
 
 
-def kernel_family(shape: GroupShape, chip: Chip) -> str:
+def kernel_family(shape: GroupShape, chip: Chip, *, aligned: bool) -> str:
     """Return which of `FAMILIES` computes a call on a chip."""
-    names = [launch.kernel for launch in plan_launches(shape, chip)]
+    names = [launch.kernel for launch in plan_launches(shape, chip, aligned=aligned)]
     return "+".join(name.partition(f"_{shape.dtype}")[0] for name in names)
 
 

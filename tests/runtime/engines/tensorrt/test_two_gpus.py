@@ -250,7 +250,7 @@ def test_kernels_are_planned_for_the_gpu_that_runs_them(
     plugin.on_shape_change(described, [])
     nodes = [plugin.attach_to_context(None) for _ in (0, 1)]
     trt.call_plugin = lambda: nodes[cuda.device_of(trt.stream)].enqueue(
-        described, [], [1, 2, 3], [4], 5, trt.stream
+        described, [], [0x10, 0x20, 0x30], [0x40], 0x50, trt.stream
     )
     expected = []
     with ExitStack() as stack:
