@@ -110,12 +110,12 @@ def with_constants(model: ir.Model, *, size: int = SIZE, **more: Array) -> ir.Mo
     """Give the values that nothing computes what their names say; infer all shapes."""
     numbers: dict[str, Array] = {
         **{f"axis_{n}": np.array([n]) for n in range(4)},
-        **{"zero": np.array(0), "one": np.array(1), "axes_1_3": np.array([1, 3])},
-        **{
-            "half": np.array([size // 2]),
-            "end": np.array([2**63 - 1]),
-            "last_axis": np.array([-1]),
-        },
+        "zero": np.array(0),
+        "one": np.array(1),
+        "axes_1_3": np.array([1, 3]),
+        "half": np.array([size // 2]),
+        "end": np.array([2**63 - 1]),
+        "last_axis": np.array([-1]),
         "flat": np.array([0, 0, -1]),
         "shown": np.array(0, np.float32),
         "hidden": np.array(-1e30, np.float32),
