@@ -31,7 +31,8 @@ class RotaryEmbeddings(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
         tables = _Tables(model)
-        apply_rules(model, pattern.RewriteRuleSet([_Rotation.rule(tables)], commute=True))
+        rotation: Any = _Rotation
+        apply_rules(model, pattern.RewriteRuleSet([rotation.rule(tables)], commute=True))
         RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=tables.any)
 
@@ -99,14 +100,14 @@ class _Rotation(pattern.RewriteRuleClassBase):
         turned = op.Concat(op.Neg(second), first, axis=-1)
         return op.Add(op.Mul(x, cos), op.Mul(turned, sin))
 
-    def check(
+    def check(  # type: ignore[override] # the rewriter calls it by name
         self, context: Any, x: ir.Value, cos: ir.Value, sin: ir.Value, half: ir.Value, end: ir.Value
     ) -> bool:
         del context  # the rewriter's own
         if x.shape is None or len(x.shape) != 4 or not x.dtype == cos.dtype == sin.dtype:
             return False
         size, middle, last = x.shape[3], _integer(half), _integer(end)
-        if middle is None or last is None or size != 2 * middle or last < size:
+        if middle is None or last is None or size != 2 * middle or last < 2 * middle:
             return False
         return all(self._tables.of(value, x) is not None for value in (cos, sin))
 

@@ -39,7 +39,7 @@ def norm(body: str, dtype: str, **constants: npt.NDArray[np.generic]) -> ir.Mode
         "gain": GAIN.astype(kind),
         "wide_gain": GAIN.astype(np.float32),
     }
-    return with_constants(model, **numbers | constants)
+    return with_constants(model, numbers | constants)
 
 
 def kinds(model: ir.Model) -> list[str]:

@@ -94,7 +94,7 @@ g (int64[batch, s] input_ids, int64[batch] lengths, bool[bound] bound,
   y = Reshape(by_token, flat)
 }}"""
         model = with_constants(
-            ir.from_onnx_text(text), size=self.size, window=np.array(self.window)
+            ir.from_onnx_text(text), {"window": np.array(self.window)}, self.size
         )
         for value, size in (("ks", self.size), ("vs", self.value_size)):
             named(model, value).shape = ir.Shape(["batch", KV_HEADS, None, size])
@@ -106,7 +106,7 @@ def named(model: ir.Model, name: str) -> ir.Value:
     return next(v for node in model.graph for v in node.outputs if v.name == name)
 
 
-def with_constants(model: ir.Model, *, size: int = SIZE, **more: Array) -> ir.Model:
+def with_constants(model: ir.Model, more: dict[str, Array], size: int = SIZE) -> ir.Model:
     """Give the values that nothing computes what their names say; infer all shapes."""
     numbers: dict[str, Array] = {
         **{f"axis_{n}": np.array([n]) for n in range(4)},

@@ -1,0 +1,85 @@
+"""Kernels of a decode step of a traced model, by TensorRT-RTX's own list; no GPU is needed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from support.models.tiny_models import ARCHITECTURES
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trt_lora.builder.checks.lengths import Lengths
+from trt_lora.builder.export.causal_lm import export_causal_lm
+from trt_lora.builder.passes.insert_lora import InsertLoRA
+from trt_lora.builder.passes.standard_attention import StandardAttention
+from trt_lora.builder.progress import NoProgress
+from trt_lora.builder.resolved_lora import ResolvedLoRA
+from trt_lora.builder.targets import Targets
+from trt_lora.builder.tensorrt.build_log import Kernel
+from trt_lora.builder.tensorrt.compile import Compiler
+from trt_lora.builder.tensorrt.profiles import make_profiles
+from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
+from trt_lora.runtime.manifest import STATIC, Binding, Range
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+
+LAYERS, MAX_LEN = 2, 256
+# Widths of SmolLM2-135M: at the smallest sizes TensorRT fuses otherwise.
+SIZES = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9}
+TARGETS = Targets.from_names(["all-linear"])
+
+
+def traced(dtype: torch.dtype) -> ir.Model:
+    """A Llama of two layers whose cache is static, without LoRA."""
+    fields: dict[str, Any] = (
+        ARCHITECTURES["Llama"] | SIZES | {"num_key_value_heads": 3, "vocab_size": 96}
+    )
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(LlamaConfig(**fields))
+    return export_causal_lm(model.to(dtype), STATIC, MAX_LEN).model
+
+
+def kernels(model: ir.Model, lora_plugin: str) -> list[Kernel]:
+    """What TensorRT runs in both profiles; attention is lowered in place."""
+    StandardAttention()(model)
+    lora, lengths = ResolvedLoRA(TARGETS, 64, 16), Lengths(64, MAX_LEN)
+    profiles = make_profiles(8, lengths, lora, bindings(model), STATIC)
+    return built(model, lora_plugin, profiles)
+
+
+def built(
+    model: ir.Model, lora_plugin: str, profiles: Mapping[str, Mapping[str, Range]]
+) -> list[Kernel]:
+    compiler = Compiler(TENSORRT_RTX, NoProgress(), lora_plugin)
+    return compiler.kernels(ir.to_proto(model).SerializeToString(), Path("m.onnx"), profiles)
+
+
+def bindings(model: ir.Model) -> list[Binding]:
+    found = []
+    for value in model.graph.inputs:
+        assert value.shape is not None
+        assert value.dtype is not None
+        sizes = tuple(n if isinstance(n, int) else str(n.value) for n in value.shape)
+        found.append(Binding(str(value.name), value.dtype.numpy().name, sizes))
+    return found
+
+
+def decoding(found: list[Kernel]) -> list[Kernel]:
+    return [kernel for kernel in found if kernel.profile == 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_layer_decodes_in_nine_kernels_and_in_four_more_with_lora(dtype: torch.dtype) -> None:
+    model = traced(dtype)
+    adapted = model.clone()
+    InsertLoRA(TARGETS, head="lm_head")(adapted)
+    plain, with_lora = kernels(model, "native"), kernels(adapted, "plugin")
+    assert len(decoding(plain)) <= 9 * LAYERS + 4
+    assert len(decoding(with_lora)) <= 13 * LAYERS + 4
+    assert len({kernel.profile for kernel in plain}) == 2
+    assert sum("mha" in kernel.name for kernel in decoding(plain)) == LAYERS  # one for attention
+    copies = [sum(k.is_pad_copy for k in decoding(found)) for found in (plain, with_lora)]
+    assert copies[0] == copies[1]  # no weight of LoRA is copied
