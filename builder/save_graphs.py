@@ -4,8 +4,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from trt_lora.builder.passes.grouped_query_attention import GroupQueryAttention
-from trt_lora.builder.passes.standard_attention import StandardAttention
+from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
+from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
 
 

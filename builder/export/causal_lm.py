@@ -23,8 +23,8 @@ from trt_lora.builder.export.static.static_check import static_cache_obstacle
 from trt_lora.builder.export.static.static_step import StaticStep
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.passes.linears import module_linears, traced_paths, untie_linears
-from trt_lora.builder.passes.rms_norms import RMSNorms
-from trt_lora.builder.passes.rotary_embeddings import RotaryEmbeddings
+from trt_lora.builder.passes.lowering.rms_norms import RMSNorms
+from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.manifest import GROWING, STATIC

@@ -6,7 +6,7 @@ may fall back to matrix products only where the attribute says so.
 
 import onnx_ir as ir
 
-from trt_lora.builder.passes.standard_attention import ATTENTION
+from trt_lora.builder.passes.lowering.standard_attention import ATTENTION
 from trt_lora.builder.tensorrt.parsed_onnx import onnx_bytes, parsed_onnx
 
 _ATTRIBUTE = "TRT_decomposable"

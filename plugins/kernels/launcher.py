@@ -8,7 +8,8 @@ from typing import Any
 from trt_lora.plugins.contract.sites import MAX_SITES
 from trt_lora.plugins.cuda_bindings import bindings, checked, checked_function
 from trt_lora.plugins.errors import TensorError
-from trt_lora.plugins.kernels.group_call import VECTOR_BYTES, GroupBuffers, GroupShape
+from trt_lora.plugins.kernels.constants import VECTOR_BYTES
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels.launch_plan import Chip, Launch, plan_launches
 from trt_lora.plugins.kernels.nvrtc import compile_ptx
 

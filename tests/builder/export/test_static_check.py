@@ -7,12 +7,13 @@ import torch
 from support.models.architectures import small_model
 
 from trt_lora.builder.export.cache_layout import cache_layouts
-from trt_lora.builder.export.static_cache import RowCache
-from trt_lora.builder.export.static_check import static_cache_obstacle
+from trt_lora.builder.export.static.static_cache import RowCache
+from trt_lora.builder.export.static.static_check import static_cache_obstacle
 
 
 def obstacle(model: Any) -> str:
-    return static_cache_obstacle(model.eval(), cache_layouts(model.eval()))
+    found: str = static_cache_obstacle(model.eval(), cache_layouts(model.eval()))
+    return found
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mistral"])

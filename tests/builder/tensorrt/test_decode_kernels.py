@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.passes.insert_lora import InsertLoRA
-from trt_lora.builder.passes.standard_attention import StandardAttention
+from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.targets import Targets

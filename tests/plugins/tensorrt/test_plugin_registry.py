@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.models.tiny_models import save_model, tiny_config
+from support.tensor_descriptions import SHAPES, changed, described, ranges
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.contract.operators import OPERATORS, Operator
@@ -20,12 +21,11 @@ from trt_lora.plugins.tensorrt import plugin_registry as plugin_v3
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour
 from trt_lora.plugins.tensorrt.plugin_node import PluginNode, safe
 from trt_lora.plugins.tensorrt.plugin_registry import LoraPlugins, register_plugins
-from trt_lora.plugins.tensorrt.plugin_shapes import check_ranges, group_shape
+from trt_lora.plugins.tensorrt.plugin_shapes import group_shape
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
 
 ADD, DELTA = Operator(2, has_addend=True), Operator(2, has_addend=False)
-SHAPES = [(2, 3, 8), (8, 4), (4, 16), (8, 1), (1, 6), (2, 3, 16), (2, 3, 6)]  # of ADD
 
 
 @pytest.fixture
@@ -43,22 +43,6 @@ def failures(plugins: LoraPlugins) -> Iterator[list[str]]:
     """What callbacks note that a test calls."""
     with plugins.failures.collected() as noted:
         yield noted
-
-
-def described(trt: Any, shapes: Sequence[Sequence[int]], dtype: str = "HALF") -> list[Any]:
-    """What TensorRT says of tensors."""
-    descriptions = [trt.PluginTensorDesc() for _ in shapes]
-    for description, shape in zip(descriptions, shapes, strict=True):
-        description.dims = trt.Dims(tuple(shape))
-        description.type = getattr(trt.DataType, dtype)
-        description.format = trt.TensorFormat.LINEAR
-    return descriptions
-
-
-def ranges(trt: Any, low: Sequence[Sequence[int]], high: Sequence[Sequence[int]]) -> list[Any]:
-    """What TensorRT says of tensors whose shapes are not known yet."""
-    pairs = zip(described(trt, low), low, high, strict=True)
-    return [SimpleNamespace(desc=desc, min=tuple(a), max=tuple(b)) for desc, a, b in pairs]
 
 
 # ---------------------------------------------------------------------------------------- building
@@ -386,36 +370,3 @@ def test_a_plan_says_all_that_makes_the_plugin_again(
     assert "build the engine again" in first
     assert "the plan says {}" in second
     assert creators[ADD].create_plugin("node", empty, trt.TensorRTPhase.BUILD).operator == ADD
-
-
-# ------------------------------------------------------------------------------------------ shapes
-
-
-def changed(index: int, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    return [*SHAPES[:index], shape, *SHAPES[index + 1 :]]
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (changed(1, (7, 4)), r"LoraAdd2, site 0: A \[7, 4\] and B \[4, 16\] do not fit x"),
-        (changed(4, (2, 6)), r"LoraAdd2, site 1: A \[8, 1\] and B \[2, 6\] do not fit x"),
-        (changed(1, (8,)), r"site 0: A \[8\]"),
-        (changed(5, (1, 3, 16)), r"the addend is \[1, 3, 16\], expected \[2, 3, 16\]"),
-        (changed(6, (6,)), r"the addend is \[6\], expected \[2, 3, 6\]"),
-        ([(2, 3, 8), (8, 0), (0, 16), *SHAPES[3:]], r"a rank is 0"),
-        ([(2, 3, 8), (8, 513), (513, 16), *SHAPES[3:]], r"a rank is 513"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(
-    shapes: list[tuple[int, ...]], message: str, trt: Any
-) -> None:
-    with pytest.raises(TensorError, match=message):
-        group_shape(ADD, shapes, "float16")
-    with pytest.raises(TensorError, match=message):
-        check_ranges(ADD, ranges(trt, SHAPES, shapes))
-
-
-def test_a_dtype_without_kernels_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'int8' is unknown"):
-        group_shape(ADD, SHAPES, "int8")

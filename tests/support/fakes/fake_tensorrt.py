@@ -390,13 +390,3 @@ def _destroyed(cuda: FakeCuda, token: object, captured: list[Work]) -> None:
     if cuda.pending(token):
         cuda.violations.append("TensorRT: a context is destroyed while it runs")
     _make_stale(cuda, captured, "its context was destroyed")
-
-
-def signature_of(method: Any) -> list[list[str]]:
-    """Parameter names of every overload of a method of the real library, read from its help."""
-    overloads = [line for line in (method.__doc__ or "").splitlines() if ") -> " in line]
-    names = []
-    for line in overloads:
-        inside = line[line.index("(") + 1 : line.rindex(") -> ")]
-        names.append([part.split(":")[0].strip() for part in inside.split(", ") if ":" in part])
-    return names

@@ -12,7 +12,7 @@ import pytest
 from support.fakes import fake_tensorrt
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
-from support.fakes.fake_tensorrt import FakeTensorRT, signature_of
+from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import (
     DECODE,
     MAX_PROMPT,
@@ -33,6 +33,7 @@ from support.models.tiny_model_runs import (
     manager_of,
     prompt,
 )
+from support.signatures import signature_of
 
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures

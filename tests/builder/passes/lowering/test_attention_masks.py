@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 from support.models.static_graphs import BOTH_WAYS, MAX_LEN, Layer, named
 
-from trt_lora.builder.passes.attention_masks import FULL, attention_window, boolean_mask
+from trt_lora.builder.passes.lowering.attention_masks import FULL, attention_window, boolean_mask
 
 # A token sees its own place and every second one before it.
 _EVERY_SECOND = """

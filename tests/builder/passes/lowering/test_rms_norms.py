@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from support.models.static_graphs import with_constants
 
-from trt_lora.builder.passes.rms_norms import RMSNorms
+from trt_lora.builder.passes.lowering.rms_norms import RMSNorms
 
 SIZE, EPSILON = 24, 1e-3
 GAIN = np.random.default_rng(1).standard_normal(SIZE)

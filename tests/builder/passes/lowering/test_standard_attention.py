@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 from support.models.static_graphs import Layer, named, run, step
 
-from trt_lora.builder.passes.standard_attention import StandardAttention
+from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
 
 
 def lowered(layer: Layer) -> ir.Model:

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import pytest
 from support.models.static_graphs import MAX_LEN, SIZE, Layer, run, step
 
-from trt_lora.builder.passes.rotary_embeddings import ROTARY_EMBEDDING, RotaryEmbeddings
+from trt_lora.builder.passes.lowering.rotary_embeddings import ROTARY_EMBEDDING, RotaryEmbeddings
 
 LAYER = Layer(turns=True, softcap=1.0)  # with its attribute, attention stays as it is traced
 

@@ -5,9 +5,9 @@ import onnx_ir as ir
 import pytest
 from support.models.static_graphs import BOTH_WAYS, Array, Layer, run, step
 
-from trt_lora.builder.passes.grouped_query_attention import GroupQueryAttention
-from trt_lora.builder.passes.rotary_embeddings import RotaryEmbeddings
-from trt_lora.builder.passes.standard_attention import StandardAttention
+from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
+from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
+from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
 
 LAYERS = {
     "causal": Layer(),

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.attention_masks import FULL, attention_window, boolean_mask
-from trt_lora.builder.passes.rotary_embeddings import ROTARY_EMBEDDING
-from trt_lora.builder.passes.standard_attention import ATTENTION, SOFTCAP, replace_node
+from trt_lora.builder.passes.lowering.attention_masks import FULL, attention_window, boolean_mask
+from trt_lora.builder.passes.lowering.rotary_embeddings import ROTARY_EMBEDDING
+from trt_lora.builder.passes.lowering.standard_attention import ATTENTION, SOFTCAP, replace_node
 from trt_lora.runtime.generation.decoding.static_inputs import BOUND
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.attention_masks import boolean_mask
+from trt_lora.builder.passes.lowering.attention_masks import boolean_mask
 
 ATTENTION = "Attention"
 SOFTCAP = "softcap"

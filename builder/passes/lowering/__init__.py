@@ -1,0 +1,1 @@
+"""Traced arithmetic as operators that a runtime has."""
