@@ -333,10 +333,9 @@ def test_batches_take_turns_on_one_engine_each_with_an_adapter_of_its_own(
             batches[name].add([3, 1, 4], tokens(9))
         answers: dict[str, list[int | None]] = {name: [] for name in weights}
         for _ in range(9):
-            for name, batch in batches.items():
-                answers[name] += [token.token_id for token in batch.step()]
+            for name in batches:
+                answers[name] += [token.token_id for token in batches[name].step()]
         batches.clear()
-        del batch
 
     for name, answer in answers.items():
         assert answer == expected_answer([3, 1, 4], 9, weights[name])
