@@ -31,7 +31,7 @@ def main() -> None:
     adapter.set_model_version(1)
     values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(w) for n, w in weights.items()}
     adapter.set_parameters(values)
-    adapter.export_adapter(str(output / "adapter.onnx_adapter"))
+    adapter.export_adapter(str(output / "adapter.onnx_adapter"))  # pyright: ignore[reportArgumentType]
     print(len(weights), "LoRA inputs")
 
 

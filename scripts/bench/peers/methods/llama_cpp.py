@@ -2,12 +2,13 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import xllamacpp
-
 from trt_lora.scripts.bench.peers.peer import Setup, Timed
+
+xllamacpp: Any = import_module("xllamacpp")  # not installed where types are checked
 
 
 UNKNOWN = -1
