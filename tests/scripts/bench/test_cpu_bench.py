@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from conftest import TinyEngine
 from kernels.emulator import BUILD
 from support.eventually import eventually
 
@@ -76,11 +78,20 @@ def test_callbacks_of_every_node_of_a_layer_are_timed_without_a_gpu(
         assert 0 < times["enqueue"] < times["both"]
 
 
+def test_a_cold_start_is_measured_from_a_moment_before_the_process(tiny_engine: TinyEngine) -> None:
+    moment = time.monotonic()
+    printed = cpu._in_process("cold_start", tiny_engine.engine, tiny_engine.adapter, moment)
+    measured = json.loads(printed)
+    assert 0 < measured["first_token_seconds"] < time.monotonic() - moment
+    assert measured["resident"] > measured["weights_and_cache"] > 0  # libraries are more
+
+
 def test_every_script_of_a_measurement_is_there() -> None:
     text = Path(cpu.__file__).read_text()
     called = {part.split('"')[1] for part in text.split("_in_process(")[1:] if part[0] == '"'}
     assert called == {
-        *("adapter_load", "strength", "plugin_callbacks", "build_stages", "compare_command")
+        *("adapter_load", "strength", "plugin_callbacks"),
+        *("build_stages", "compare_command", "cold_start"),
     }
     for name in called:
         assert (Path(cpu.__file__).parent / f"{name}.py").is_file()
