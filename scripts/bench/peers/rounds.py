@@ -19,6 +19,9 @@ class Cell(NamedTuple):
     batch: int
     context: int
 
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.context}"
+
 
 class Asked(Protocol):
     """What a round asks: a `PeerProcess`."""

@@ -1,6 +1,7 @@
 """What the benchmarks on a CPU share: memory of a process, seconds, random adapters."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 from conftest import TinyEngine
 from kernels.emulator import BUILD
 from support.eventually import eventually
+from tokenizers import Tokenizer, models
 
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench import adapter_load, cpu
@@ -78,9 +80,13 @@ def test_callbacks_of_every_node_of_a_layer_are_timed_without_a_gpu(
         assert 0 < times["enqueue"] < times["both"]
 
 
-def test_a_cold_start_is_measured_from_a_moment_before_the_process(tiny_engine: TinyEngine) -> None:
+def test_a_cold_start_is_measured_from_a_moment_before_the_process(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    engine = shutil.copytree(tiny_engine.engine, tmp_path / "engine")
+    Tokenizer(models.WordLevel({"word": 0}, unk_token="word")).save(str(engine / "tokenizer.json"))
     moment = time.monotonic()
-    printed = cpu._in_process("cold_start", tiny_engine.engine, tiny_engine.adapter, moment)
+    printed = cpu._in_process("cold_start", engine, tiny_engine.adapter, moment)
     measured = json.loads(printed)
     assert 0 < measured["first_token_seconds"] < time.monotonic() - moment
     assert measured["resident"] > measured["weights_and_cache"] > 0  # libraries are more

@@ -1,7 +1,10 @@
-"""This project: an engine directory on ONNX Runtime, through `Batch`."""
+"""This project: an engine directory on ONNX Runtime, decoded with a static cache."""
 
-from trt_lora.runtime import LoRAManager, SamplingParams, open_engine
-from trt_lora.runtime.generation.batch import Batch
+import numpy as np
+
+from trt_lora.runtime import LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.generation.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.step_inputs import Ids
 from trt_lora.scripts.bench.peers.peer import Setup, Timed, timed
 
 
@@ -12,27 +15,43 @@ class Ours:
         """Open the engine; load and activate the adapter."""
         (directory,) = setup.files
         self._engine = open_engine(directory, "onnxruntime").__enter__()  # until the process ends
-        self._manager = LoRAManager()
-        self._manager.initialize_engine_bindings(self._engine)
-        self._manager.load_weights("adapter", setup.adapter)
-        self._manager.switch_weights("adapter")
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(self._engine)
+        manager.load_weights("adapter", setup.adapter)
+        manager.switch_weights("adapter")
+        self._map = TensorMap()
+        manager.refresh_tensor_map(self._map)
 
     def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """Step until every row has a token."""
-        self._batch = Batch(self._engine, manager=self._manager, rows=len(ids))
-        sampling = SamplingParams(max_new_tokens=steps + 1, stop_token_ids=())
-        self._rows = [self._batch.add(row, sampling) for row in ids]
-        return timed(lambda: self._steps(1))
+        """Run the prompt into an empty cache, in chunks of what the engine takes at once."""
+        self._decoder, self._steps = StaticDecoder(self._engine, self._map, len(ids)), steps
+        array = np.array(ids)
+        longest = self._engine.manifest.max_input_len
+        chunks = np.split(array, range(longest, array.shape[1], longest), axis=1)
+
+        def run() -> list[list[int]]:
+            for chunk in chunks:
+                self._last = self._next(chunk)
+            return _rows([self._last])
+
+        return timed(run)
 
     def decode(self) -> Timed:
-        """Step until no row is left."""
-        return timed(lambda: self._steps(None))
+        """Run token after token."""
 
-    def _steps(self, count: int | None) -> list[list[int]]:
-        """Make `count` steps that give tokens, or all that are left."""
-        tokens: dict[int, list[int]] = {row: [] for row in self._rows}
-        while self._batch and count != min(map(len, tokens.values())):
-            for token in self._batch.step():
-                assert token.token_id is not None  # there are no stop tokens
-                tokens[token.row].append(token.token_id)
-        return [tokens[row] for row in self._rows]
+        def run() -> list[list[int]]:
+            tokens = []
+            for _ in range(self._steps):
+                self._last = self._next(self._last)
+                tokens.append(self._last)
+            return _rows(tokens)
+
+        return timed(run)
+
+    def _next(self, ids: Ids) -> Ids:
+        return self._decoder.run(ids).argmax(-1)[:, None]
+
+
+def _rows(tokens: list[Ids]) -> list[list[int]]:
+    rows: list[list[int]] = np.concatenate(tokens, axis=1).tolist()
+    return rows
