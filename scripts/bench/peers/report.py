@@ -68,7 +68,7 @@ def _values(report: Mapping[str, Any], peer: str, name: str, digits: int) -> lis
     for cell in report["cells"]:
         row = cell["peers"].get(peer)
         if row is None:
-            found.append("-")
+            found.append("-" if cell["peers"] else "not reached")
         elif peer == OURS or f"{name} / ours" not in row:
             found.append(f"{row[name]:.{digits}f}")
         else:
