@@ -31,6 +31,7 @@ class Ours:
         self._decoder = self._decoders[len(ids)]
         self._decoder.cache.lengths[:] = 0
         longest = self._engine.manifest.max_input_len
+        self._last = array
         chunks = np.split(array, range(longest, array.shape[1], longest), axis=1)
 
         def run() -> list[list[int]]:
@@ -59,7 +60,8 @@ class Ours:
         return decoder
 
     def _next(self, ids: Ids) -> Ids:
-        return self._decoder.run(ids).argmax(-1)[:, None]
+        tokens: Ids = self._decoder.run(ids).argmax(-1)[:, None]
+        return tokens
 
 
 def _rows(tokens: list[Ids]) -> list[list[int]]:
