@@ -12,7 +12,14 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
-from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, read_manifest
+from trt_lora.runtime.files.file_record import file_record
+from trt_lora.runtime.manifest import (
+    MANIFEST_FILE,
+    ONNX_CPU_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    read_manifest,
+)
 
 
 @dataclass(frozen=True)
@@ -44,18 +51,21 @@ class RemoveLoRA(ir.passes.InPlacePass):
 
 
 def engine_without_lora(engine: Path, directory: Path) -> Path:
-    """Write the ONNX file of `engine` without LoRA nodes and inputs to the folder `directory`.
+    """Write the ONNX files of `engine` without LoRA nodes and inputs to the folder `directory`.
 
     The weights are copied: ONNX Runtime refuses a link that leads out of the folder. The result has
-    no sites and no plan.
+    no sites and no plan; ONNX Runtime runs the same form of the graph as of `engine`.
     """
     manifest = read_manifest(engine)
-    model = ir.load(engine / ONNX_FILE)
-    RemoveLoRA(frozenset(manifest.lora_bindings))(model)
-    ir.save(model, directory / ONNX_FILE)
+    own = [ONNX_CPU_FILE] if ONNX_CPU_FILE in manifest.files else []
+    for name in [ONNX_FILE, *own]:
+        model = ir.load(engine / name)
+        RemoveLoRA(frozenset(manifest.lora_bindings))(model)
+        ir.save(model, directory / name)
     shutil.copyfile(engine / ONNX_WEIGHTS_FILE, directory / ONNX_WEIGHTS_FILE)
     inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_bindings)
-    plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files={}, flavour="none")
+    files = {name: file_record(directory / name) for name in own}
+    plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files=files, flavour="none")
     (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")
     return directory
 

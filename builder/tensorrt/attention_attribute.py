@@ -5,6 +5,7 @@ may fall back to matrix products only where the attribute says so.
 """
 
 import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from trt_lora.builder.passes.lowering.standard_attention import ATTENTION
 from trt_lora.builder.tensorrt.parsed_onnx import onnx_bytes, parsed_onnx
@@ -14,7 +15,10 @@ _ATTRIBUTE = "TRT_decomposable"
 
 def with_decomposable_attention(model: bytes) -> bytes:
     """Return an ONNX model, whose weights lie beside it, with the attribute."""
-    graph = parsed_onnx(model)
+    try:
+        graph = parsed_onnx(model)
+    except DecodeError:
+        return model  # TensorRT's parser says what is wrong with it
     nodes = [node for node in graph.graph if node.op_type == ATTENTION and not node.domain]
     for node in nodes:
         node.attributes[_ATTRIBUTE] = ir.AttrInt64(_ATTRIBUTE, 1)

@@ -1,14 +1,18 @@
 """What the benchmarks on a CPU share: memory of a process, seconds, random adapters."""
 
 import json
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+from conftest import TinyEngine
 from kernels.emulator import BUILD
 from support.eventually import eventually
+from tokenizers import Tokenizer, models
 
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench import adapter_load, cpu
@@ -82,12 +86,24 @@ def test_the_hosts_part_of_a_decode_step_is_measured_with_every_binding_of_an_8b
     assert min(measured["step"], measured["switch"]) > 0
 
 
+def test_a_cold_start_is_measured_from_a_moment_before_the_process(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    engine = shutil.copytree(tiny_engine.engine, tmp_path / "engine")
+    Tokenizer(models.WordLevel({"word": 0}, unk_token="word")).save(str(engine / "tokenizer.json"))
+    moment = time.monotonic()
+    printed = cpu._in_process("cold_start", engine, tiny_engine.adapter, moment)
+    measured = json.loads(printed)
+    assert 0 < measured["first_token_seconds"] < time.monotonic() - moment
+    assert measured["resident"] > measured["weights_and_cache"] > 0  # libraries are more
+
+
 def test_every_script_of_a_measurement_is_there() -> None:
     text = Path(cpu.__file__).read_text()
     called = {part.split('"')[1] for part in text.split("_in_process(")[1:] if part[0] == '"'}
     assert called == {
-        *("adapter_load", "strength", "plugin_callbacks", "build_stages", "compare_command"),
-        "decode_host",
+        *("adapter_load", "strength", "plugin_callbacks", "decode_host"),
+        *("build_stages", "compare_command", "cold_start"),
     }
     for name in called:
         assert (Path(cpu.__file__).parent / f"{name}.py").is_file()

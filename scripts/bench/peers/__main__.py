@@ -1,0 +1,196 @@
+"""Decode and prompt time on a CPU beside other ways to run a model with an adapter.
+
+    python -m trt_lora.scripts.bench.peers --python genai=VENV --files genai=FOLDER ...
+
+Each peer has a process of its own, in its own interpreter; they take turns. A peer whose package is
+missing has a row that says so. docs/benchmarks/peers.md tells how the peers' files are made.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
+from trt_lora.scripts.bench.peers.process import PeerError, PeerProcess
+from trt_lora.scripts.bench.peers.report import cell_rows, markdown
+from trt_lora.scripts.bench.peers.rounds import Cell, Rounds
+
+OUTPUT = Path("docs/benchmarks/peers.json")
+ROOT = Path(__file__).resolve().parents[3]  # of the checkout
+PACKAGES = ("builder", "plugins", "runtime", "scripts")
+CHECK = "What is the capital of Portugal?"
+CHECK_STEPS = 8
+LOAD_SECONDS, ANSWER_SECONDS = 120.0, 240.0
+
+
+def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS) -> None:
+    """Measure, print Markdown, write JSON."""
+    args = _arguments(argv, entries)
+    deadline = time.monotonic() + args.seconds
+    cells = tuple(Cell(batch, context) for batch in args.batch for context in args.context)
+    peers: dict[str, dict[str, Any]] = {entry.name: {"title": entry.title} for entry in entries}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        _link_packages(folder)
+        busy = _BusyProcessors()
+        processes = _start(args, entries, folder, peers, stack)
+        _check(processes, args.prompt_ids or _prompt_ids(args), peers)
+        rounds = Rounds(cells, args.steps, args.rounds, deadline, ANSWER_SECONDS)
+        results = rounds.run(processes, lambda line: print(line, file=sys.stderr, flush=True))
+        others = busy.others(sum(process.cpu_seconds for process in processes.values()))
+    for name, error in results.errors.items():
+        peers[name]["error"] = error
+    report = {
+        "settings": {"threads": args.threads, "steps": args.steps, "dtype": "float32"},
+        "machine": _machine() | {"cores used by others": others},
+        "peers": peers,
+        "cells": cell_rows(results, args.steps),
+    }
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(report, indent=1) + "\n")
+    print(markdown(report, entries))
+
+
+def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argparse.Namespace:
+    names = ", ".join(entry.name for entry in entries)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--python", action="append", default=[], metavar="PEER=PATH", help=f"interpreter or "
+        f"virtual environment of a peer (default: this one); peers are {names}")  # fmt: skip
+    for entry in entries:
+        if entry.files:
+            add(f"--{entry.name}-files", default="", metavar="PATH", help=entry.files)
+    add("--model", type=Path, default=Path("build/smollm2"), help="transformers model")
+    add("--adapter", type=Path, default=Path("tests/adapters/json"), help="PEFT adapter")
+    add("--batch", type=int, nargs="+", default=[1, 8])
+    add("--context", type=int, nargs="+", default=[64, 512, 1536], help="tokens of a prompt")
+    add("--steps", type=int, default=16, help="tokens a row after the first")
+    add("--rounds", type=int, default=7, help="of each workload, most")
+    add("--seconds", type=float, default=440.0, help="no round is begun that would end later")
+    add("--threads", type=int, default=2)
+    add("--prompt-ids", type=int, nargs="+", help="of the check (default: a question)")
+    add("--logs", type=Path, help="folder for what peers print (default: a temporary one)")
+    add("--output", type=Path, default=OUTPUT, help="JSON file")
+    args = parser.parse_args(argv)
+    pythons = dict(text.partition("=")[::2] for text in args.python)
+    if unknown := set(pythons) - {entry.name for entry in entries}:
+        parser.error(f"--python names {', '.join(sorted(unknown))}; peers are {names}")
+    args.pythons = {name: _interpreter(Path(path)) for name, path in pythons.items()}
+    return args
+
+
+def _interpreter(path: Path) -> Path:
+    return path / "bin" / "python" if path.is_dir() else path
+
+
+def _start(
+    args: argparse.Namespace,
+    entries: Sequence[PeerEntry],
+    folder: Path,
+    peers: Mapping[str, dict[str, Any]],
+    stack: ExitStack,
+) -> dict[str, PeerProcess]:
+    """Start and load one after another; say of each what came of it."""
+    started = {}
+    for entry in entries:
+        try:
+            process = _process(args, entry, folder, stack)
+            peers[entry.name]["versions"] = process.versions(LOAD_SECONDS)
+        except PeerError as error:
+            peers[entry.name]["error"] = str(error)
+        else:
+            started[entry.name] = process
+    return started
+
+
+def _process(
+    args: argparse.Namespace, entry: PeerEntry, folder: Path, stack: ExitStack
+) -> PeerProcess:
+    files = getattr(args, f"{entry.name}_files", "")
+    if entry.files and not files:
+        raise PeerError(f"not measured: --{entry.name}-files is not given; it is {entry.files}")
+    setup = {
+        "files": [str(Path(file).resolve()) for file in files.split(",") if file],
+        "model": str(args.model.resolve()),
+        "adapter": str(args.adapter.resolve()),
+        "threads": args.threads,
+        "max_rows": max(args.batch),
+        "max_len": max(args.context) + args.steps + 1,
+        "packages": entry.packages,
+    }
+    logs = args.logs or folder
+    logs.mkdir(parents=True, exist_ok=True)
+    python = args.pythons.get(entry.name, Path(sys.executable))
+    log = logs / f"{entry.name}.log"
+    return stack.enter_context(PeerProcess(entry, python, setup, folder, log))
+
+
+def _check(
+    processes: dict[str, PeerProcess], ids: list[int], peers: Mapping[str, dict[str, Any]]
+) -> None:
+    """Note how many tokens of one answer are ours; an adapter without effect shows here."""
+    answers = {}
+    for name, process in list(processes.items()):
+        try:
+            answers[name] = process.ask([ids], CHECK_STEPS, ANSWER_SECONDS).tokens[0]
+        except PeerError as error:
+            peers[name]["error"] = str(error)
+            del processes[name]
+    for name, tokens in answers.items() if OURS in answers else ():
+        same = [token == ours for token, ours in zip(tokens, answers[OURS], strict=True)]
+        until = same.index(False) if False in same else len(same)
+        peers[name]["tokens as ours"] = f"{until} of {len(same)}"
+
+
+def _prompt_ids(args: argparse.Namespace) -> list[int]:
+    return list(TextTokenizer(args.model).encode(CHECK))
+
+
+def _link_packages(folder: Path) -> None:
+    """Make the namespace `trt_lora` of this checkout, for interpreters that do not have it."""
+    (folder / "trt_lora").mkdir()
+    for package in PACKAGES:
+        (folder / "trt_lora" / package).symlink_to(ROOT / package)
+
+
+def _machine() -> dict[str, Any]:
+    model = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {"cpu": model[0] if model else platform.machine(), "cores": os.cpu_count()}
+
+
+class _BusyProcessors:
+    """Processor time that others took meanwhile (Linux)."""
+
+    def __init__(self) -> None:
+        self._start, self._busy = time.monotonic(), _busy_seconds()
+        self._own = time.process_time()
+
+    def others(self, own: float) -> float:
+        """Return how many processors were busy with other things than `own` seconds of ours."""
+        mine = own + time.process_time() - self._own
+        return (_busy_seconds() - self._busy - mine) / (time.monotonic() - self._start)
+
+
+def _busy_seconds() -> float:
+    first, _, _ = Path("/proc/stat").read_text().partition("\n")
+    ticks = [int(word) for word in first.split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # less idle and waiting
+
+
+if __name__ == "__main__":
+    main()

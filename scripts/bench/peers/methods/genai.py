@@ -1,0 +1,55 @@
+"""onnxruntime-genai: a model of its own builder, an adapter of its own format."""
+
+import json
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from trt_lora.scripts.bench.peers.peer import Setup, Timed, timed
+
+og: Any = import_module("onnxruntime_genai")  # not installed where types are checked
+
+
+class Genai:
+    """Files: what `genai_adapter.py` made of its builder's model."""
+
+    def load(self, setup: Setup) -> None:
+        """Load the model, and the adapter beside it."""
+        (directory,) = setup.files
+        (adapter,) = directory.glob("*.onnx_adapter")
+        config = og.Config(str(directory))
+        options = {"intra_op_num_threads": setup.threads}
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
+        self._model = og.Model(config)
+        self._adapters = og.Adapters(self._model)
+        self._adapters.load(str(adapter), "adapter")
+
+    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
+        """Run the prompt in a new generator; what setting its adapter takes is left out."""
+        length = len(ids[0]) + steps + 1
+        params = og.GeneratorParams(self._model)
+        params.set_search_options(
+            max_length=length, min_length=length, do_sample=False, batch_size=len(ids)
+        )
+        self._generator, self._steps = og.Generator(self._model, params), steps
+        self._generator.set_active_adapter(self._adapters, "adapter")
+        array = np.array(ids, np.int32)
+
+        def run() -> list[list[int]]:
+            self._generator.append_tokens(array)
+            return self._run(1)
+
+        return timed(run)
+
+    def decode(self) -> Timed:
+        """Run token after token."""
+        return timed(lambda: self._run(self._steps))
+
+    def _run(self, steps: int) -> list[list[int]]:
+        tokens: list[Any] = []
+        for _ in range(steps):
+            self._generator.generate_next_token()
+            tokens.append(self._generator.get_next_tokens())
+        rows: list[list[int]] = np.stack(tokens, axis=1).tolist()
+        return rows

@@ -1,0 +1,94 @@
+"""Rounds in which the peers take turns, as many as the time allows."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from trt_lora.scripts.bench.peers.process import Answer, PeerError
+
+VOCABULARY = 40_000  # ids below it are words of the demo model
+_FIRST_WORD = 100
+
+
+class Cell(NamedTuple):
+    """One workload: so many rows, each with a prompt of so many tokens."""
+
+    batch: int
+    context: int
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.context}"
+
+
+class Asked(Protocol):
+    """What a round asks: a `PeerProcess`."""
+
+    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> Answer:
+        """Have prompts answered."""
+        ...
+
+
+@dataclass
+class Results:
+    """Answers by peer and cell, and why a peer has no more."""
+
+    answers: dict[str, dict[Cell, list[Answer]]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """A plan: cells, steps and limits."""
+
+    cells: tuple[Cell, ...]
+    steps: int  # tokens a row after the first
+    most: int  # rounds of a cell
+    deadline: float  # of `time.monotonic`; a round is begun only if its last one's time is left
+    answer_seconds: float  # a peer that takes longer is given up
+
+    def run(self, peers: Mapping[str, Asked], tell: Callable[[str], None]) -> Results:
+        """Every cell once, then those again that have the fewest rounds, cheapest first.
+
+        A peer that fails is left out from then on; the order of turns changes with the round.
+        """
+        results = Results({name: {cell: [] for cell in self.cells} for name in peers})
+        rounds = dict.fromkeys(self.cells, 0)
+        taken = dict.fromkeys(self.cells, 0.0)  # seconds of the last round
+        while (cell := self._next(rounds, taken)) is not None:
+            start = time.monotonic()
+            self._round(cell, rounds[cell], peers, results)
+            taken[cell] = time.monotonic() - start
+            rounds[cell] += 1
+            tell(f"{cell}, round {rounds[cell]}: {taken[cell]:.1f} s")
+        return results
+
+    def _next(self, rounds: Mapping[Cell, int], taken: Mapping[Cell, float]) -> Cell | None:
+        left = self.deadline - time.monotonic()
+        fitting = [c for c in self.cells if rounds[c] < self.most and 0 < left >= taken[c]]
+        return min(fitting, key=lambda c: (rounds[c], c.batch * c.context), default=None)
+
+    def _round(self, cell: Cell, number: int, peers: Mapping[str, Asked], results: Results) -> None:
+        ids = random_prompts(cell, number)
+        names = list(peers)
+        first = number % max(len(names), 1)
+        for name in names[first:] + names[:first]:
+            if name in results.errors:
+                continue
+            try:
+                answer = peers[name].ask(ids, self.steps, self.answer_seconds)
+            except PeerError as error:
+                results.errors[name] = f"{cell}: {error}"
+            else:
+                results.answers[name][cell].append(answer)
+
+
+def random_prompts(cell: Cell, seed: int) -> list[list[int]]:
+    """Return token ids [batch][context]; no two rows and no two rounds share a prefix."""
+    shape = (cell.batch, cell.context)
+    rows: list[list[int]] = (
+        np.random.default_rng((seed, *shape)).integers(_FIRST_WORD, VOCABULARY, shape).tolist()
+    )
+    return rows

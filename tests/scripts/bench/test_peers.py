@@ -1,0 +1,151 @@
+"""The peers' benchmark with fake peers: rounds, failures, ratios, what is written."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fakes import fake_peers
+
+from trt_lora.scripts.bench.peers import __main__ as bench_peers
+from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
+from trt_lora.scripts.bench.peers.process import Answer, PeerError
+from trt_lora.scripts.bench.peers.rounds import Cell, Rounds, random_prompts
+
+FAKES = Path(fake_peers.__file__).parent
+SMALL, LARGE = Cell(1, 4), Cell(2, 4)
+
+
+def entry(name: str, place: str) -> PeerEntry:
+    return PeerEntry(name, f"{name} title", place, ("numpy",))
+
+
+def measure(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *entries: PeerEntry,
+    options: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Run the benchmark as the command line does, in the folder of the fakes."""
+    monkeypatch.chdir(FAKES)
+    arguments = ["--batch", "1", "2", "--context", "4", "--steps", "3", "--rounds", "2"]
+    output = ["--prompt-ids", "7", "8", "--output", str(folder / "peers.json")]
+    bench_peers.main([*arguments, *output, *options], entries)
+    report: dict[str, Any] = json.loads((folder / "peers.json").read_text())
+    return report
+
+
+def test_peers_take_turns_and_are_compared_with_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = entry(OURS, "fake_peers:Ours"), entry("slow", "fake_peers:Slower")
+    report = measure(tmp_path, monkeypatch, *entries)
+    assert [(cell["batch"], cell["context"]) for cell in report["cells"]] == [SMALL, LARGE]
+    for cell in report["cells"]:
+        ours, slow = cell["peers"][OURS], cell["peers"]["slow"]
+        assert ours["decode, tokens/s"] == cell["batch"] * 3 / 0.5
+        assert ours["prompt, ms"] == 1000
+        assert slow["decode, tokens/s / ours"] == 1 / fake_peers.SLOW
+        assert slow["prompt, ms / ours"] == fake_peers.SLOW
+        assert ours["rounds"] == slow["rounds"] == 2
+    assert report["peers"]["slow"]["tokens as ours"] == "9 of 9"
+    assert "| slow title | 3.0 (0.50) | 6.0 (0.50) |" in capsys.readouterr().out
+
+
+def test_a_peer_that_is_not_installed_fails_or_dies_has_a_row_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = (
+        entry(OURS, "fake_peers:Ours"),
+        entry("missing", "no_such_package:Peer"),
+        entry("no-python", "fake_peers:Ours"),
+        entry("one", "fake_peers:OnlyOneRow"),
+        entry("short", "fake_peers:TooShort"),
+        entry("dying", "fake_peers:Dying"),
+        entry("inert", "fake_peers:WithoutAdapter"),
+        PeerEntry("no-files", "no files", "fake_peers:Ours", (), "a folder"),
+    )
+    options = ("--python", f"no-python={tmp_path}/none")
+    report = measure(tmp_path, monkeypatch, *entries, options=options)
+    errors = {name: peer["error"] for name, peer in report["peers"].items() if "error" in peer}
+    assert set(errors) == {"missing", "no-python", "one", "short", "dying", "no-files"}
+    assert errors["missing"].startswith("not installed: No module named 'no_such_package'")
+    assert errors["no-python"].startswith("not installed: ")
+    assert errors["one"].endswith("ValueError: one row at a time")
+    assert errors["short"] == "RuntimeError: rows of [1] tokens, expected 9"
+    assert errors["dying"] == "its process ended: out of luck"
+    assert errors["no-files"].startswith("not measured: --no-files-files is not given")
+    assert [set(cell["peers"]) for cell in report["cells"]] == [
+        {OURS, "one", "inert"},
+        {OURS, "inert"},
+    ]
+    assert report["peers"]["inert"]["tokens as ours"] == "1 of 9"
+    printed = capsys.readouterr().out
+    assert all(f"{e.title} |" in printed for e in entries)
+
+
+class Sleeper:
+    """A peer whose rounds take as long as their rows are many."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+        self.asked: list[tuple[int, int]] = []
+
+    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> Answer:
+        self.asked.append((len(ids), ids[0][0]))
+        self.clock[0] += len(ids)
+        return Answer(1.0, 1.0, [[0] * (steps + 1)] * len(ids))
+
+
+def test_rounds_go_on_while_the_last_one_of_a_cell_fits_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    peer, cells = Sleeper(clock), (Cell(8, 4), Cell(1, 4))
+    results = Rounds(cells, 3, most=5, deadline=20.0, answer_seconds=9.0).run(
+        {"a": peer}, tell=lambda line: None
+    )
+    # 1 + 8 for each once, 1 + 8 again, 1; then 8 more would end after the 20 seconds.
+    assert [rows for rows, _ in peer.asked] == [1, 8, 1, 8, 1, 1]
+    assert {cell: len(found) for cell, found in results.answers["a"].items()} == {
+        Cell(8, 4): 2,
+        Cell(1, 4): 4,
+    }
+
+
+class Recorder:
+    """A peer that notes its turn; some fail."""
+
+    def __init__(self, name: str, turns: list[str], *, fails: bool = False) -> None:
+        self.name, self.turns, self.fails = name, turns, fails
+
+    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> Answer:
+        self.turns.append(self.name)
+        if self.fails:
+            raise PeerError("broken")
+        return Answer(1.0, 1.0, [[0] * (steps + 1)])
+
+
+def test_another_peer_begins_each_round_and_one_that_failed_is_asked_no_more() -> None:
+    turns: list[str] = []
+    peers = {name: Recorder(name, turns, fails=name == "b") for name in "abc"}
+    rounds = Rounds((SMALL,), 3, most=3, deadline=time.monotonic() + 60, answer_seconds=9.0)
+    results = rounds.run(peers, tell=lambda line: None)
+    assert turns == [*"abc", *"ca", *"ca"]
+    assert results.errors == {"b": f"{SMALL}: broken"}
+
+
+def test_prompts_share_no_beginning_between_rows_and_rounds() -> None:
+    rows = [row for seed in range(3) for row in random_prompts(Cell(8, 64), seed)]
+    assert len({tuple(row[:2]) for row in rows}) == len(rows) == 24
+    assert {len(row) for row in rows} == {64}
+
+
+def test_every_peer_has_a_file_of_its_own_place() -> None:
+    root = Path(bench_peers.__file__).parents[3]
+    for peer in PEERS:
+        module, _, name = peer.place.partition(":")
+        file = root / (module.removeprefix("trt_lora.").replace(".", "/") + ".py")
+        assert f"class {name}" in file.read_text()
