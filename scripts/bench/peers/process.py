@@ -20,7 +20,7 @@ class PeerError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class PeerAnswer:
     """What one answer took, and its tokens, by row."""
 
     prompt: float  # seconds
@@ -82,7 +82,7 @@ class PeerProcess:
         found: dict[str, str] = self._receive(seconds)["versions"]
         return found
 
-    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> Answer:
+    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> PeerAnswer:
         """Have prompts [rows][seq] answered with `steps` tokens after the first.
 
         Raises:
@@ -93,7 +93,7 @@ class PeerProcess:
             self._process.stdin.write(json.dumps({"ids": ids, "steps": steps}).encode() + b"\n")
             self._process.stdin.flush()
         answer = self._receive(seconds)
-        return Answer(answer["prompt"], answer["decode"], answer["tokens"])
+        return PeerAnswer(answer["prompt"], answer["decode"], answer["tokens"])
 
     def _receive(self, seconds: float) -> dict[str, Any]:
         """Read one line."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trt_lora.scripts.bench.peers.peer_list import OURS, PeerEntry
-from trt_lora.scripts.bench.peers.process import Answer
+from trt_lora.scripts.bench.peers.process import PeerAnswer
 from trt_lora.scripts.bench.peers.rounds import Cell, Results
 
 Row = dict[str, float]
@@ -27,7 +27,7 @@ def _medians(results: Results, cell: Cell, steps: int) -> dict[str, Row]:
     }
 
 
-def _median(cell: Cell, answers: Sequence[Answer], steps: int) -> Row:
+def _median(cell: Cell, answers: Sequence[PeerAnswer], steps: int) -> Row:
     decode = [answer.decode for answer in answers]
     return {
         "decode, tokens/s": cell.batch * steps / statistics.median(decode),

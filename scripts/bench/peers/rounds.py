@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from trt_lora.scripts.bench.peers.process import Answer, PeerError
+from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError
 
 VOCABULARY = 40_000  # ids below it are words of the demo model
 _FIRST_WORD = 100
@@ -26,7 +26,7 @@ class Cell(NamedTuple):
 class Asked(Protocol):
     """What a round asks: a `PeerProcess`."""
 
-    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> Answer:
+    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> PeerAnswer:
         """Have prompts answered."""
         ...
 
@@ -35,7 +35,7 @@ class Asked(Protocol):
 class Results:
     """Answers by peer and cell, and why a peer has no more."""
 
-    answers: dict[str, dict[Cell, list[Answer]]] = field(default_factory=dict)
+    answers: dict[str, dict[Cell, list[PeerAnswer]]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
 

@@ -7,9 +7,9 @@ from conftest import TinyEngine
 
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
+from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.generation.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.step_inputs import Ids
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, read_manifest
 
 
@@ -19,7 +19,8 @@ def logits(directory: Path, ids: Ids) -> Logits:
         manager.initialize_engine_bindings(engine)
         tensor_map = TensorMap()
         manager.refresh_tensor_map(tensor_map)
-        return StaticDecoder(engine, tensor_map, len(ids)).run(ids)
+        found: Logits = StaticDecoder(engine, tensor_map, len(ids)).run(ids)
+        return found
 
 
 def test_what_runs_on_a_cpu_is_the_engines_own_form_less_lora(

@@ -10,7 +10,7 @@ from support.fakes import fake_peers
 
 from trt_lora.scripts.bench.peers import __main__ as bench_peers
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
-from trt_lora.scripts.bench.peers.process import Answer, PeerError
+from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError
 from trt_lora.scripts.bench.peers.rounds import Cell, Rounds, random_prompts
 
 FAKES = Path(fake_peers.__file__).parent
@@ -92,10 +92,10 @@ class Sleeper:
         self.clock = clock
         self.asked: list[tuple[int, int]] = []
 
-    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> Answer:
+    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> PeerAnswer:
         self.asked.append((len(ids), ids[0][0]))
         self.clock[0] += len(ids)
-        return Answer(1.0, 1.0, [[0] * (steps + 1)] * len(ids))
+        return PeerAnswer(1.0, 1.0, [[0] * (steps + 1)] * len(ids))
 
 
 def test_rounds_go_on_while_the_last_one_of_a_cell_fits_the_time(
@@ -121,11 +121,11 @@ class Recorder:
     def __init__(self, name: str, turns: list[str], *, fails: bool = False) -> None:
         self.name, self.turns, self.fails = name, turns, fails
 
-    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> Answer:
+    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> PeerAnswer:
         self.turns.append(self.name)
         if self.fails:
             raise PeerError("broken")
-        return Answer(1.0, 1.0, [[0] * (steps + 1)])
+        return PeerAnswer(1.0, 1.0, [[0] * (steps + 1)])
 
 
 def test_another_peer_begins_each_round_and_one_that_failed_is_asked_no_more() -> None:

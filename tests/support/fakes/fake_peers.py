@@ -16,7 +16,7 @@ class Ours:
         """Nothing is loaded."""
 
     def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """Answer with the next number of each row."""
+        """PeerAnswer with the next number of each row."""
         self.rest = [[row[-1] + step for step in range(2, steps + 2)] for row in ids]
         return Timed(1.0 * self.factor, [[row[-1] + 1] for row in ids])
 
@@ -35,7 +35,7 @@ class WithoutAdapter(Ours):
     """Other tokens from the second on."""
 
     def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """Answer with the right number, then with wrong ones."""
+        """PeerAnswer with the right number, then with wrong ones."""
         first = super().prompt(ids, steps)
         self.rest = [[0] * steps for _ in ids]
         return first
