@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := builder plugins runtime scripts
-PYTEST := $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One thread of torch a process: they are as many as there are processors.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 FAST := $(addprefix tests/,architecture plugins runtime builder/passes builder/checks builder/checkpoint)
 
 # torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
