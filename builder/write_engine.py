@@ -95,9 +95,10 @@ def _save(
     progress.stage("save")
     _check_space(graph.model, work, flavour)
     ClearMetadata()(graph.model)
-    save_graphs(graph.model, work)
     values = graph.model.graph
-    return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
+    inputs, outputs = _bindings(values.inputs), _bindings(values.outputs)
+    save_graphs(graph.model, work)
+    return graph.inserted.sites, inputs, outputs
 
 
 def _with_parts(site: Site, model_config: Any) -> Site:

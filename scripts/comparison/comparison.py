@@ -76,8 +76,9 @@ class Comparison:
 
     def _engine_command(self, case: ComparisonCase) -> Command:
         reference = self.setup.reference
+        graph = ONNX_FILE if self.setup.runs_plans else self.setup.manifest.cpu_graph
         command = run_model(
-            f"{ENGINE}/{ONNX_FILE}",
+            f"{ENGINE}/{graph}",
             reference.engine_runner,
             case.inputs,
             *("--load-outputs", case.outputs(reference.name)),
