@@ -12,7 +12,7 @@ from support.fakes.planted_faults import copy_of
 from support.models.tiny_models import save_adapter, save_model
 
 from trt_lora.builder.passes.remove_lora import engine_without_lora
-from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_CPU_FILE, ONNX_FILE, read_manifest
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
 
 
 def refused(
