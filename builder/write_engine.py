@@ -95,10 +95,9 @@ def _save(
     progress.stage("save")
     _check_space(graph.model, work, flavour)
     ClearMetadata()(graph.model)
-    values = graph.model.graph
-    inputs, outputs = _bindings(values.inputs), _bindings(values.outputs)
     save_graphs(graph.model, work)
-    return graph.inserted.sites, inputs, outputs
+    values = graph.model.graph
+    return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
 
 
 def _with_parts(site: Site, model_config: Any) -> Site:

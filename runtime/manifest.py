@@ -19,7 +19,7 @@ _MAX_BYTES = 32 << 20  # of 20 thousand sites
 MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
 ONNX_WEIGHTS_FILE = "model.onnx.data"
-ONNX_CPU_FILE = "model.cpu.onnx"  # of a static cache: the same weights, for ONNX Runtime
+ONNX_CPU_FILE = "model.cpu.onnx"  # the same weights with operators of ONNX Runtime's own
 PLAN_FILE = "engine.plan"
 BACKEND_FILES = {
     "tensorrt": (PLAN_FILE,),
@@ -102,11 +102,6 @@ class Manifest:
         The plugin's kernels then load 16 bytes at a time; nothing is padded on a run.
         """
         return 1 if self.lora_plugin == "native" else RANK_MULTIPLE
-
-    @property
-    def cpu_graph(self) -> str:
-        """The file that ONNX Runtime runs."""
-        return ONNX_CPU_FILE if ONNX_CPU_FILE in self.files else ONNX_FILE
 
     @property
     def vocabulary_size(self) -> int:

@@ -76,9 +76,8 @@ class Comparison:
 
     def _engine_command(self, case: ComparisonCase) -> Command:
         reference = self.setup.reference
-        graph = ONNX_FILE if self.setup.runs_plans else self.setup.manifest.cpu_graph
         command = run_model(
-            f"{ENGINE}/{graph}",
+            f"{ENGINE}/{ONNX_FILE}",
             reference.engine_runner,
             case.inputs,
             *("--load-outputs", case.outputs(reference.name)),

@@ -10,7 +10,6 @@ from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, Manifest, read_m
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.comparison.files import save_inputs
 from trt_lora.scripts.comparison.references import (
-    ONNXRT,
     ComparisonCase,
     NativePlan,
     OtherEngine,
@@ -39,11 +38,6 @@ class ComparisonSetup:
     def other(self) -> Manifest | None:
         """The manifest of the other engine, if that is the reference."""
         return self.reference.manifest if isinstance(self.reference, OtherEngine) else None
-
-    @property
-    def runs_plans(self) -> bool:
-        """Whether TensorRT runs the engine, which takes no cache but a whole one."""
-        return self.reference.engine_runner != ONNXRT
 
     @property
     def tolerance(self) -> float:
@@ -88,10 +82,8 @@ def check_setup(engine: Path, against: str, model: Path | None, *, bisect: bool)
 
 def _runnable(engine: Path) -> Manifest:
     manifest = read_manifest(engine)
-    if not (engine / manifest.cpu_graph).is_file():
-        raise ConfigError(
-            f"{engine} has no {manifest.cpu_graph}, which polygraphy runs; copy it there"
-        )
+    if not (engine / ONNX_FILE).is_file():
+        raise ConfigError(f"{engine} has no {ONNX_FILE}, which polygraphy runs; copy it there")
     if manifest.dtype == "bfloat16":
         raise BackendError(
             f"{engine} is a bfloat16 engine, which ONNX Runtime cannot run on the CPU; "
@@ -179,8 +171,7 @@ def write_inputs(
     shape = None if prompt is not None else _shape(setup)
     try:
         for case in cases:
-            adapter, runs_plans = adapters.get(case.name), setup.runs_plans
-            spec = InputSpec(adapter, prompt, shape, seed, whole_cache=runs_plans)
+            spec = InputSpec(adapters.get(case.name), prompt, shape, seed)
             steps = make_inputs(setup.places["ENGINE"], setup.manifest, spec)
             save_inputs(steps, folder / case.inputs)
             if isinstance(setup.reference, OtherEngine) and setup.reference.has_inputs:

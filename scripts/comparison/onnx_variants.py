@@ -19,7 +19,7 @@ from trt_lora.builder.passes.mark_sites import MarkSites
 from trt_lora.builder.passes.merge_lora import MergeLoRA
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.manifest import read_manifest
+from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.scripts.comparison.files import load_inputs
 from trt_lora.scripts.terminal.console import run
 
@@ -52,7 +52,7 @@ def write_model(
         ModelError: its graph is not as the insertion pass leaves it.
     """
     manifest = read_manifest(engine)
-    model = ir.load(engine / manifest.cpu_graph)
+    model = ir.load(engine / ONNX_FILE)
     output.parent.mkdir(parents=True, exist_ok=True)
     if sites:
         MarkSites(deltas=kind != "merged")(model)

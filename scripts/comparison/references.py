@@ -159,11 +159,7 @@ class OtherEngine:
         """Return what runs it."""
         outputs = case.outputs(self.name, sites=sites)
         if not sites:
-            return [
-                run_model(
-                    f"{OTHER}/{self.manifest.cpu_graph}", ONNXRT, self.inputs(case), outputs=outputs
-                )
-            ]
+            return [run_model(f"{OTHER}/{ONNX_FILE}", ONNXRT, self.inputs(case), outputs=outputs)]
         model = f"models.{self.name}/sites.onnx"  # its weights are not the engine's
         return [
             python_command(ONNX_VARIANTS, "engine", OTHER, "--sites", "--output", model),

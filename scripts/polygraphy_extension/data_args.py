@@ -10,7 +10,6 @@ from polygraphy.tools.script import make_invocable
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
-from trt_lora.runtime.manifest import ONNX_CPU_FILE
 
 
 class LoraDataArgs(DataLoaderArgs):  # type: ignore[misc] # polygraphy has no types
@@ -66,7 +65,6 @@ def use_inputs(groups: Any, engine: Path, adapter: Path | None, prompt: str | No
         shape=shape,
         seed=theirs.seed,
         iterations=theirs.iterations,
-        whole_cache=Path(groups[ModelArgs].path).name != ONNX_CPU_FILE,
     )
     groups[DataLoaderArgs] = LoraDataArgs(call)
 

@@ -45,7 +45,6 @@ class LoraInputs:
         shape: tuple[int, int] | None = None,
         seed: int = InputSpec.seed,
         iterations: int = InputSpec.iterations,
-        whole_cache: bool = InputSpec.whole_cache,
     ) -> None:
         """Make them; the arguments are those of `InputSpec`.
 
@@ -54,7 +53,7 @@ class LoraInputs:
         """
         with polygraphy_errors():
             path = Path(adapter) if adapter is not None else None
-            spec = InputSpec(path, prompt, shape, seed, iterations, whole_cache)
+            spec = InputSpec(path, prompt, shape, seed, iterations)
             self._steps = make_inputs(Path(engine), read_manifest(Path(engine)), spec)
 
     def __len__(self) -> int:

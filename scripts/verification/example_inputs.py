@@ -17,14 +17,8 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.engines.tensorrt.inputs import allows
-from trt_lora.runtime.generation.decoding.static_inputs import (
-    BOUND,
-    CACHE,
-    LENGTHS,
-    static_token_inputs,
-)
+from trt_lora.runtime.generation.decoding.static_inputs import CACHE, static_token_inputs
 from trt_lora.runtime.generation.decoding.step_inputs import (
-    INPUT_IDS,
     PAST,
     Ids,
     cache_shapes,
@@ -49,7 +43,6 @@ class InputSpec:
     shape: tuple[int, int] | None = None  # batch and length of random tokens; None: small ones
     seed: int = 0
     iterations: int = 2  # prefill, decode, prefill, ... each with tokens of its own
-    whole_cache: bool = True  # of a static one; else what a step needs, which ONNX_CPU_FILE takes
 
 
 def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[Inputs]:
@@ -80,7 +73,7 @@ def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[In
         ids = _ids(directory, manifest, spec, rng)
         step = decode(manifest, ids, rng) if iteration % 2 else prefill(manifest, ids)
         _check_profile(manifest, step, "decode" if iteration % 2 else "prefill")
-        arrays = {**(step if spec.whole_cache else _shortened(step)), **lora}
+        arrays = {**step, **lora}
         steps.append({b.name: as_numpy_or_torch(arrays[b.name], b.dtype) for b in manifest.inputs})
     return steps
 
@@ -120,7 +113,8 @@ def _ids(directory: Path, manifest: Manifest, spec: InputSpec, rng: np.random.Ge
 
 def _prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:
     """All tokens [batch, s] at once, on a cache of zeros; logits of the last of each row."""
-    return _static_step(manifest, ids, np.zeros(len(ids), np.int64), None)
+    lengths = np.zeros(len(ids), np.int64)
+    return _static_step(manifest, ids, lengths, ids.shape[1], None)
 
 
 def _decode(manifest: Manifest, ids: Ids, rng: np.random.Generator) -> dict[str, Array]:
@@ -128,26 +122,16 @@ def _decode(manifest: Manifest, ids: Ids, rng: np.random.Generator) -> dict[str,
     past = min(ids.shape[1], manifest.max_seq_len - 1)
     lengths = np.full(len(ids), past, np.int64)
     lengths[1:] -= past // 3
-    return _static_step(manifest, ids[:, -1:], lengths, rng)
+    return _static_step(manifest, ids[:, -1:], lengths, manifest.max_seq_len, rng)
 
 
 def _static_step(
-    manifest: Manifest, ids: Ids, lengths: Ids, rng: np.random.Generator | None
+    manifest: Manifest, ids: Ids, lengths: Ids, bound: int, rng: np.random.Generator | None
 ) -> dict[str, Array]:
     batch, width = ids.shape
     kept = np.arange(1, batch + 1) * width - 1
-    bound = int(lengths.max()) + width if rng is None else manifest.max_seq_len
     cache = _cache(manifest, CACHE, batch, manifest.max_seq_len, rng)
-    return {**static_token_inputs(ids, lengths, kept, bound), **cache}
-
-
-def _shortened(step: dict[str, Array]) -> dict[str, Array]:
-    """A step with as much of its static cache as it needs."""
-    if LENGTHS not in step:
-        return step
-    needed = int(step[LENGTHS].max()) + step[INPUT_IDS].shape[1]
-    cache = {n: array[:, :, :needed].copy() for n, array in step.items() if n.startswith(CACHE)}
-    return {**step, **cache, BOUND: step[BOUND][:needed]}
+    return static_token_inputs(ids, lengths, kept, bound) | cache
 
 
 def _growing_prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime.engines.engine import check_inputs, closed, open_already
 from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, Manifest
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
@@ -32,7 +32,8 @@ class OnnxRuntimeEngine:
         self.rank_multiple = 1  # it runs no plugin
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
-        self._graph = directory / manifest.cpu_graph
+        own = ONNX_CPU_FILE in manifest.files
+        self._graph = directory / (ONNX_CPU_FILE if own else ONNX_FILE)
         self._open: SessionPool | None = None
         self._entering = Lock()
 

@@ -19,7 +19,6 @@ from trt_lora.runtime.memory.dtypes import Array
 
 LENGTHS, KEPT_PLACES, BOUND = "lengths", "kept", "bound"
 CACHE, NEW_CACHE = "cache.", "new_cache."
-CACHE_LENGTH = "cache_length"  # the symbol of max_len where ONNX Runtime runs; a plan fixes it
 
 STATIC_SHAPES: Mapping[str, tuple[str, ...]] = {
     INPUT_IDS: (BATCH, SEQUENCE),

@@ -61,7 +61,7 @@ def test_shapes_of_tokens_are_polygraphys_option(subject: Subject, tmp_path: Pat
         tmp_path, subject.model, "--onnxrt", *subject.adapters, "--lora-use", "b",
         "--input-shapes", "input_ids:[1,5]", "--seed", "3", "--iterations", "4",
     )  # fmt: skip
-    assert f"adapter='{subject.b}', shape=(1, 5), seed=3, iterations=4, whole_cache=True)" in text
+    assert f"adapter='{subject.b}', shape=(1, 5), seed=3, iterations=4)" in text
 
 
 def test_without_a_lora_option_nothing_changes(subject: Subject, tmp_path: Path) -> None:

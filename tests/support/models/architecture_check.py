@@ -15,6 +15,7 @@ from trt_lora.builder import build_engine
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.manifest import ONNX_CPU_FILE
 from trt_lora.scripts.terminal.adapters import activate
 from trt_lora.scripts.verification.peft_reference import PeftReference
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
@@ -124,7 +125,7 @@ def check_architecture(model_type: str, folder: Path) -> Verdict:
         effect=largest_error(plain, adapted),
         sites=len(manifest.sites),
         kv_cache=manifest.kv_cache,
-        grouped=b"GroupQueryAttention" in (folder / "engine" / manifest.cpu_graph).read_bytes(),
+        grouped=ONNX_CPU_FILE in manifest.files,
     )
 
 
