@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trt_lora.builder.tensorrt.attention_attribute import with_decomposable_attention
 from trt_lora.plugins.atomic_files import publish_file
-from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.errors import BackendError, ModelError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT, TENSORRT_RTX
 from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
@@ -51,7 +52,7 @@ def network_with_plugin(engine: str) -> tuple[Any, Any, Any]:
             logged.
     """
     from polygraphy import config
-    from polygraphy.backend.trt import NetworkFromOnnxPath
+    from polygraphy.backend.trt import create_network, get_trt_logger
 
     with polygraphy_errors():
         read_manifest(Path(engine))
@@ -60,10 +61,14 @@ def network_with_plugin(engine: str) -> tuple[Any, Any, Any]:
             raise BackendError(f"the LoRA plugin cannot be had here: {obstacle}")
         trt = flavour.load()
         register_plugins(trt)
-        flags = [trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE]
-        path = str(Path(engine) / ONNX_FILE)
-        made: tuple[Any, Any, Any] = NetworkFromOnnxPath(path, flags=flags, strongly_typed=True)()
-    return made
+        path = Path(engine) / ONNX_FILE
+        builder, network = create_network(strongly_typed=True)
+        parser = trt.OnnxParser(network, get_trt_logger())
+        parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
+        if not parser.parse(with_decomposable_attention(path.read_bytes()), str(path)):
+            reasons = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+            raise ModelError(f"{flavour.name} cannot parse {path}: {'; '.join(reasons)}")
+    return builder, network, parser
 
 
 def config_with_profiles(engine: str, builder: Any, network: Any) -> Any:

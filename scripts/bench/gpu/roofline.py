@@ -36,8 +36,8 @@ class LaunchCost:
 
 
 LAUNCH_COSTS = {
-    "ours": LaunchCost(4, hidden=4, shares_x=True, keeps_t=True),
-    "ours_one_stream": LaunchCost(4, shares_x=True, keeps_t=True),
+    "ours": LaunchCost(4, shares_x=True, keeps_t=True),
+    "ours_two_streams": LaunchCost(4, hidden=4, shares_x=True, keeps_t=True),
     "vllm": LaunchCost(12, shares_x=True),
     "addmm": LaunchCost(14),
     "pair_add": LaunchCost(21, passes_over_y=4),

@@ -112,7 +112,7 @@ def test_a_prompt_and_a_generated_script(subject: Subject, tmp_path: Path) -> No
     assert "Passed: 2/2 iterations" in done.text
     prefill, decode = (load_json(str(path)) for path in sorted(inputs.iterdir()))
     assert prefill["input_ids"].tolist() == [[1, 2, 3]]
-    assert decode["attention_mask"].shape == (1, 4)
+    assert decode["lengths"].tolist() == [3]
     lora = [value for name, value in prefill.items() if name.startswith("lora_")]
     assert all(min(value.shape) == 1 and not value.any() for value in lora)
 

@@ -30,9 +30,9 @@ _RANK, _MOST_ROWS, _OURS, _NATIVE, _VLLM, _IDLE = 16, 32, 8.0, 25.0, 2.0, 5.0
 _OTHERS = ("addmm", "pair_add", "native_dynamic", "peft", "vllm")
 
 # Streams of our kernels. `ours` is what the plan does: by TensorRT-RTX 1.7.1's own list for these
-# sizes, every LoRA node but the first lies on a second stream beside its group's product, in both
-# optimization profiles and without being asked (the builder sets no `max_aux_streams`).
-STREAMS: Mapping[str, int] = {"ours": 2, "ours_one_stream": 1}
+# sizes, every LoRA node of a decode step lies on the one stream of the others (the builder sets no
+# `max_aux_streams`); in prefill each lies on a second one, beside its group's product.
+STREAMS: Mapping[str, int] = {"ours": 1, "ours_two_streams": 2}
 
 
 @dataclass(frozen=True)

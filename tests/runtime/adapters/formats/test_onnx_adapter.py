@@ -18,9 +18,11 @@ from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import save_adapter as save_as
-from trt_lora.runtime.generation.decoding.step_inputs import empty_cache
+from trt_lora.runtime.generation.decoding.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -217,14 +219,13 @@ def logits_of(engine: Path, adapter: Path, ids: Array) -> Array:
     loaded.Load(str(adapter))
     options = onnxruntime.RunOptions()
     options.add_active_adapter(loaded)
-    cache = {name: tensor.numpy() for name, tensor in empty_cache(manifest, len(ids)).items()}
-    positions = np.arange(ids.shape[1])
-    feeds: dict[str, Array] = cache | {
-        "input_ids": ids,
-        "attention_mask": np.ones_like(ids),
-        "position_ids": np.broadcast_to(positions, ids.shape).copy(),
-        "logits_to_keep": positions,
+    rows, width = ids.shape
+    cache = {
+        name: tensor.numpy()
+        for name, tensor in KVCache(manifest, HostMemory(), rows).views(0, rows).items()
     }
+    lengths, kept = np.zeros(rows, np.int64), np.arange(ids.size)
+    feeds: dict[str, Array] = {**cache, **static_token_inputs(ids, lengths, kept, width)}
     assert feeds.keys() == {b.name for b in manifest.inputs} - manifest.lora_bindings.keys()
     session: Any = onnxruntime.InferenceSession(
         engine / "model.onnx", providers=["CPUExecutionProvider"]
@@ -232,7 +233,7 @@ def logits_of(engine: Path, adapter: Path, ids: Array) -> Array:
     # The Python class around the session asks for every input before it looks at adapters; the
     # session itself, which is what other languages call, does not.
     (logits,) = session._sess.run(["logits"], feeds, options)
-    return np.asarray(logits)
+    return np.asarray(logits).reshape(rows, width, -1)
 
 
 IDS = np.random.default_rng(0).integers(3, VOCABULARY, (2, 9))
