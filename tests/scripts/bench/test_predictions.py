@@ -88,7 +88,7 @@ def test_a_node_is_predicted_for_every_launch_that_is_planned() -> None:
     expected = decode_step.decode_expectations(Options(), FIRST + DECODE)
     for m, rank in ((1, 16), (8, 16), (64, 256)):
         nodes = launches(m, rank)
-        cost = replace(LAUNCH_COSTS["ours"], nodes=nodes, hidden=nodes)
+        cost = replace(LAUNCH_COSTS["ours"], nodes=nodes)
         found = expected[f"m{m} r{rank}"]["ours overhead, %"]
         assert (found.low, found.high) == pytest.approx(overhead_percent(m, rank, cost))
     targets = {name: row["ours overhead, %"].at_most for name, row in expected.items()}
