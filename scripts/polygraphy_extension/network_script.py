@@ -52,7 +52,7 @@ def network_with_plugin(engine: str) -> tuple[Any, Any, Any]:
             logged.
     """
     from polygraphy import config
-    from polygraphy.backend.trt import create_network, get_trt_logger
+    from polygraphy.backend.trt import CreateNetwork, get_trt_logger
 
     with polygraphy_errors():
         read_manifest(Path(engine))
@@ -62,7 +62,7 @@ def network_with_plugin(engine: str) -> tuple[Any, Any, Any]:
         trt = flavour.load()
         register_plugins(trt)
         path = Path(engine) / ONNX_FILE
-        builder, network = create_network(strongly_typed=True)
+        builder, network = CreateNetwork(strongly_typed=True)()
         parser = trt.OnnxParser(network, get_trt_logger())
         parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
         if not parser.parse(with_decomposable_attention(path.read_bytes()), str(path)):
