@@ -1,8 +1,8 @@
 """Scratch directories next to their target; removes those left by killed processes."""
 
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +20,10 @@ def scratch_directory(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(target.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    # The name is known before the directory is there: nothing interrupts between the two.
+    scratch = target.parent / f".{target.name}.{secrets.token_hex(8)}"
     try:
+        scratch.mkdir(mode=0o700)
         with (scratch / "trt-lora.new").open("xb") as file:
             if _lock(file):  # never to be seen without the lock
                 os.rename(file.name, scratch / _MARKER)

@@ -7,8 +7,8 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.export.attention import ATTENTION
+from trt_lora.builder.export.module_linears import module_linears
 from trt_lora.builder.model_errors import one_line
-from trt_lora.builder.passes.linears import module_linears
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.builder.targets import (
     LeftAlone,

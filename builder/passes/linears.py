@@ -3,11 +3,8 @@
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
-import torch
-from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.targets import not_linear
 
@@ -120,22 +117,3 @@ def behind_identity(value: ir.Value) -> ir.Value:
         value = node.inputs[0]
         node = value.producer()
     return value
-
-
-def module_linears(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield path and module of every linear of a torch model; a shared module has one path."""
-    for path, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear | Conv1D):
-            yield path, module
-
-
-def untie_linears(model: Any) -> None:
-    """Give linears that share a weight their own, in place.
-
-    The exporter makes one node of two that read the same x and weight.
-    """
-    seen = set[int]()
-    for _, linear in module_linears(model):
-        if id(linear.weight) in seen:
-            linear.weight = torch.nn.Parameter(linear.weight.detach().clone())
-        seen.add(id(linear.weight))

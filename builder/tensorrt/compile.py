@@ -175,13 +175,17 @@ def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
 
     The thread uses the GPU of this one, where there is any: a plan is for the GPU that is current.
     An event tells the end of the thread: in Python 3.11 a `Thread.join` that Ctrl-C interrupts
-    takes a running thread for an ended one.
+    takes a running thread for an ended one. Another tells its begin, since Ctrl-C may come while
+    this thread waits for the start of the other.
     """
     results: list[Any] = []
     device = try_call("cudaGetDevice")
-    finished = threading.Event()
+    begun, finished = threading.Event(), threading.Event()
 
     def work() -> None:
+        begun.wait()
+        if cancelled.is_set():
+            return
         try:
             if device is not None:
                 try_call("cudaSetDevice", device)
@@ -190,16 +194,20 @@ def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
             finished.set()
 
     worker = threading.Thread(target=work, name="tensorrt-build")
-    worker.start()
     try:
+        worker.start()
+        begun.set()
         while not finished.wait(timeout=0.2):
             pass
     except KeyboardInterrupt:
         cancelled.set()
-        finished.wait()
+        has_begun = begun.is_set()
+        begun.set()
+        if has_begun:
+            finished.wait()
+            worker.join()
         raise
-    finally:
-        worker.join()
+    worker.join()
     return results[0] if results else None
 
 

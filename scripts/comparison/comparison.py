@@ -59,9 +59,8 @@ class Comparison:
     def _row(self, case: ComparisonCase) -> ComparisonRow:
         reference = self.setup.reference
         print(f"{case.name}: {reference.engine_runner[2:]} vs {reference.name}", file=sys.stderr)
-        for command in reference.commands(case):
+        for command in (*reference.commands(case), *self._engine_commands(case)):
             self._run(case, command)
-        self._run(case, self._engine_command(case))
         accuracy = load_accuracy(self.folder / case.accuracy)
         row = compared_row(accuracy, reference, self.setup.manifest, case.name)
         if self.bisect and not row.same:
@@ -74,17 +73,19 @@ class Comparison:
         base = load_outputs(outputs.pop(BASE_CASE)) if self.adapters else []
         return [name for name, path in outputs.items() if same_outputs(base, load_outputs(path))]
 
-    def _engine_command(self, case: ComparisonCase) -> Command:
-        reference = self.setup.reference
+    def _engine_commands(self, case: ComparisonCase) -> list[Command]:
+        reference, runs_plan = self.setup.reference, self.setup.runs_plan
+        model = f"{ENGINE}/{ONNX_FILE}" if runs_plan else case.model("engine", sites=False)
         command = run_model(
-            f"{ENGINE}/{ONNX_FILE}",
+            model,
             reference.engine_runner,
             case.inputs,
             *("--load-outputs", case.outputs(reference.name)),
             *("--atol", f"{self.limit:g}", "--rtol", f"{self.limit / 10:g}"),
             outputs=case.outputs("engine"),
         )
-        return Command((*command.words, "--save-accuracy-results", case.accuracy))
+        variant = [] if runs_plan else [write_variant(case, "engine", sites=False)]
+        return [*variant, Command((*command.words, "--save-accuracy-results", case.accuracy))]
 
     def _first_fault(self, case: ComparisonCase) -> SiteFault | None:
         model = case.model("engine", sites=True)
@@ -96,7 +97,7 @@ class Comparison:
         engine, reference = (load_outputs(self.folder / path) for path in outputs.values())
         manifest, sites = self.setup.manifest, self._coverage(case)
         fault = first_fault(engine, reference, manifest, sites, self.limit / 10)
-        self._remove_models("sites", "models", "models.other")
+        self._remove_models("sites")
         return fault
 
     def _coverage(self, case: ComparisonCase) -> tuple[SiteCoverage, ...]:
@@ -107,6 +108,8 @@ class Comparison:
         return fit_adapter(adapter, manifest).coverage.sites
 
     def _run(self, case: ComparisonCase, command: Command) -> None:
+        if any(command in ran for ran in self.commands.values()):
+            return  # a model that serves every case
         self.commands.setdefault(case.name, []).append(command)
         log = Path("logs", f"{case.name}.txt")
         run_command(command, self.folder, self.places, log)

@@ -10,6 +10,7 @@ from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, Manifest, read_m
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.comparison.files import save_inputs
 from trt_lora.scripts.comparison.references import (
+    ONNXRT,
     ComparisonCase,
     NativePlan,
     OtherEngine,
@@ -38,6 +39,11 @@ class ComparisonSetup:
     def other(self) -> Manifest | None:
         """The manifest of the other engine, if that is the reference."""
         return self.reference.manifest if isinstance(self.reference, OtherEngine) else None
+
+    @property
+    def runs_plan(self) -> bool:
+        """Whether TensorRT runs the engine, which takes no cache but a whole one."""
+        return self.reference.engine_runner != ONNXRT
 
     @property
     def tolerance(self) -> float:
@@ -142,6 +148,11 @@ def _other(engine: Path, manifest: Manifest) -> Reference:
             f"{engine} is built from {other.base_model.name}, the engine from "
             f"{manifest.base_model.name}: their fingerprints differ, so their outputs do"
         )
+    if other.kv_cache != manifest.kv_cache:
+        raise ConfigError(
+            f"{engine} has a {other.kv_cache} KV cache, the engine a {manifest.kv_cache} one, with "
+            "other inputs and outputs; build both with the same --kv-cache"
+        )
     odd = {b.name for b in other.outputs} ^ {b.name for b in manifest.outputs}
     if odd:
         raise ConfigError(f"{engine} has other outputs: {', '.join(sorted(odd)[:5])}")
@@ -171,7 +182,8 @@ def write_inputs(
     shape = None if prompt is not None else _shape(setup)
     try:
         for case in cases:
-            spec = InputSpec(adapters.get(case.name), prompt, shape, seed)
+            adapter = adapters.get(case.name)
+            spec = InputSpec(adapter, prompt, shape, seed, whole_cache=setup.runs_plan)
             steps = make_inputs(setup.places["ENGINE"], setup.manifest, spec)
             save_inputs(steps, folder / case.inputs)
             if isinstance(setup.reference, OtherEngine) and setup.reference.has_inputs:

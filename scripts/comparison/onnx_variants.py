@@ -4,7 +4,8 @@
         [--inputs FOLDER] --output FILE.onnx
 
 `engine` is the file as it is, `float64` computes its LoRA nodes in float64, `merged` has the LoRA
-inputs of FOLDER in its weights. `--sites` makes what every site reads and returns an output.
+inputs of FOLDER in its weights; all take a static cache of any length. `--sites` makes what every
+site reads and returns an output.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trt_lora.builder.passes.float64_lora import EvaluateInFloat64
+from trt_lora.builder.passes.free_cache_length import FreeCacheLength
 from trt_lora.builder.passes.mark_sites import MarkSites
 from trt_lora.builder.passes.merge_lora import MergeLoRA
 from trt_lora.plugins.atomic_files import publish_file
@@ -54,6 +56,7 @@ def write_model(
     manifest = read_manifest(engine)
     model = ir.load(engine / ONNX_FILE)
     output.parent.mkdir(parents=True, exist_ok=True)
+    FreeCacheLength()(model)
     if sites:
         MarkSites(deltas=kind != "merged")(model)
     if kind == "merged":

@@ -35,7 +35,8 @@ class ComparisonCase:
 
     def model(self, kind: str, *, sites: bool) -> str:
         """Return the file of a variant of the engine's ONNX graph."""
-        return f"models/{kind}-{self.name}{'-sites' if sites else ''}.onnx"
+        name = f"{kind}-{self.name}" if kind == "merged" else kind  # the others serve every case
+        return f"models/{name}{'-sites' if sites else ''}.onnx"
 
 
 class Reference(Protocol):
@@ -158,10 +159,9 @@ class OtherEngine:
     def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
         """Return what runs it."""
         outputs = case.outputs(self.name, sites=sites)
-        if not sites:
-            return [run_model(f"{OTHER}/{ONNX_FILE}", ONNXRT, self.inputs(case), outputs=outputs)]
-        model = f"models.{self.name}/sites.onnx"  # its weights are not the engine's
+        folder = f"models.{self.name}"  # its weights are not the engine's
+        model, more = (f"{folder}/sites.onnx", ["--sites"]) if sites else (f"{folder}/all.onnx", [])
         return [
-            python_command(ONNX_VARIANTS, "engine", OTHER, "--sites", "--output", model),
+            python_command(ONNX_VARIANTS, "engine", OTHER, *more, "--output", model),
             run_model(model, ONNXRT, self.inputs(case), outputs=outputs),
         ]

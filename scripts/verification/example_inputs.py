@@ -17,8 +17,14 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.engines.tensorrt.inputs import allows
-from trt_lora.runtime.generation.decoding.static_inputs import CACHE, static_token_inputs
+from trt_lora.runtime.generation.decoding.static_inputs import (
+    BOUND,
+    CACHE,
+    LENGTHS,
+    static_token_inputs,
+)
 from trt_lora.runtime.generation.decoding.step_inputs import (
+    INPUT_IDS,
     PAST,
     Ids,
     cache_shapes,
@@ -43,6 +49,7 @@ class InputSpec:
     shape: tuple[int, int] | None = None  # batch and length of random tokens; None: small ones
     seed: int = 0
     iterations: int = 2  # prefill, decode, prefill, ... each with tokens of its own
+    whole_cache: bool = True  # of a static one; else as long as the step needs (`FreeCacheLength`)
 
 
 def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[Inputs]:
@@ -73,7 +80,7 @@ def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[In
         ids = _ids(directory, manifest, spec, rng)
         step = decode(manifest, ids, rng) if iteration % 2 else prefill(manifest, ids)
         _check_profile(manifest, step, "decode" if iteration % 2 else "prefill")
-        arrays = {**step, **lora}
+        arrays = {**(step if spec.whole_cache else _shortened(step)), **lora}
         steps.append({b.name: as_numpy_or_torch(arrays[b.name], b.dtype) for b in manifest.inputs})
     return steps
 
@@ -132,6 +139,15 @@ def _static_step(
     kept = np.arange(1, batch + 1) * width - 1
     cache = _cache(manifest, CACHE, batch, manifest.max_seq_len, rng)
     return static_token_inputs(ids, lengths, kept, bound) | cache
+
+
+def _shortened(step: dict[str, Array]) -> dict[str, Array]:
+    """A step with as much of its static cache as it needs."""
+    if LENGTHS not in step:
+        return step
+    needed = int(step[LENGTHS].max()) + step[INPUT_IDS].shape[1]
+    cache = {n: array[:, :, :needed].copy() for n, array in step.items() if n.startswith(CACHE)}
+    return {**step, **cache, BOUND: step[BOUND][:needed]}
 
 
 def _growing_prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:

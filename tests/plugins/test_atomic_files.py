@@ -179,3 +179,18 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert names(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == "new"
+
+
+def test_ctrl_c_the_moment_the_scratch_directory_is_there_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.mkdir
+
+    def made_then_interrupted(path: Path, mode: int) -> None:
+        make(path, mode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.mkdir", made_then_interrupted)
+    with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path / "engine"):
+        pass
+    assert names(tmp_path) == []

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,6 +159,7 @@ def test_ctrl_c_exits_with_2_and_leaves_no_half_engine(
     )
     while not any(tmp_path.iterdir()):  # the scratch directory: the export is under way
         assert build.poll() is None
+        time.sleep(0.01)
     build.send_signal(signal.SIGINT)
     _, message = build.communicate(timeout=60)
     assert build.returncode == 2

@@ -13,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from conftest import TinyEngine
+from support.eventually import eventually
 from support.fakes.fake_cuda import FakeCuda
 from support.models.tiny_models import tiny_config
 
@@ -90,7 +91,26 @@ def test_ctrl_c_cancels_the_compilation_and_leaves_nothing(
         build_engine(config, recorder)
     assert recorder.stages[-1] == "compile"
     assert list(tmp_path.iterdir()) == []
-    assert not [t for t in threading.enumerate() if t.name == "tensorrt-build"]
+    assert not building()
+
+
+def test_ctrl_c_before_the_compilation_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def started_then_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", started_then_interrupted)
+    calls: list[None] = []
+    with pytest.raises(KeyboardInterrupt):
+        _run(lambda: calls.append(None), threading.Event())
+    assert eventually(lambda: not building())
+    assert calls == []
+
+
+def building() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tensorrt-build"]
 
 
 @pytest.fixture

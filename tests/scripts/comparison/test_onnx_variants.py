@@ -86,3 +86,16 @@ def test_a_merged_model_takes_no_lora_inputs_and_a_float64_one_differs_by_roundi
         outputs_of(path, inputs) for path in (any_engine / ONNX_FILE, tmp_path / "f.onnx")
     )
     assert 0 < largest_error(ours, wide) < 1e-4
+
+
+@pytest.mark.slow
+def test_a_variant_takes_as_much_cache_as_a_step_needs(any_engine: Path, tmp_path: Path) -> None:
+    write_model("engine", any_engine, tmp_path / "a.onnx")
+    manifest = read_manifest(any_engine)
+    whole = make_inputs(any_engine, manifest, InputSpec())
+    short = make_inputs(any_engine, manifest, InputSpec(whole_cache=False))
+    assert [step["cache.0.key"].shape[2] for step in (*whole, *short)] == [64, 64, 16, 17]
+    for step, less in zip(whole, short, strict=True):
+        ours = outputs_of(any_engine / ONNX_FILE, step)["logits"]
+        theirs = outputs_of(tmp_path / "a.onnx", less)["logits"]
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)

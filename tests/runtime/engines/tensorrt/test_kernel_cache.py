@@ -76,10 +76,10 @@ def test_a_file_that_can_neither_be_read_nor_written_is_no_error(
 def test_a_directory_that_cannot_be_written_to_is_no_error(
     engine: TensorRTEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(**options: object) -> None:
+    def refuse(*args: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     with caplog.at_level(logging.INFO):
         file = run_once(engine)
 

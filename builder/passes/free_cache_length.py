@@ -1,0 +1,28 @@
+"""Pass that leaves the length of a static cache to whoever runs the graph.
+
+1. The cache's inputs and outputs have a symbol where the engine's max_seq_len stands.
+
+For ONNX Runtime alone: TensorRT writes in place to a cache of one length.
+"""
+
+import onnx_ir as ir
+
+from trt_lora.runtime.generation.decoding.static_inputs import CACHE, NEW_CACHE
+
+_LENGTH = "cache_length"
+
+
+class FreeCacheLength(ir.passes.InPlacePass):
+    """The pass."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Replace the length, which is dimension 2 of [batch, kv_heads, max_len, dim]."""
+        values = [
+            value
+            for value in (*model.graph.inputs, *model.graph.outputs)
+            if str(value.name).startswith((CACHE, NEW_CACHE))
+        ]
+        for value in values:
+            assert value.shape is not None  # the export names them all
+            value.shape = ir.Shape([*value.shape[:2], _LENGTH, value.shape[3]])
+        return ir.passes.PassResult(model, modified=bool(values))
