@@ -27,8 +27,15 @@ class CacheLayout:
         self, batch: int, length: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values [batch, heads, length, dim]."""
-        keys = torch.zeros(batch, self.heads, length, self.key_dim, dtype=dtype)
-        return keys, torch.zeros(batch, self.heads, length, self.value_dim, dtype=dtype)
+        keys, values = self.unset(batch, length, dtype)
+        return keys.zero_(), values.zero_()
+
+    def unset(
+        self, batch: int, length: int, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the same with undefined values: memory that nobody writes to takes none."""
+        keys = torch.empty(batch, self.heads, length, self.key_dim, dtype=dtype)
+        return keys, torch.empty(batch, self.heads, length, self.value_dim, dtype=dtype)
 
 
 def cache_layouts(model: Any) -> tuple[CacheLayout, ...]:

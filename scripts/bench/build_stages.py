@@ -4,6 +4,7 @@ Run by cpu.py in a process of its own: peak memory is what the process holds abo
 imports already do.
 """
 
+import importlib
 import json
 import sys
 import threading
@@ -12,9 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trt_lora.builder import BuildConfig, build_engine
-from trt_lora.scripts.bench.process_memory import resident_bytes
+from trt_lora.scripts.bench.process_memory import proportional_bytes
 
 SAMPLE_SECONDS = 0.01
+_IMPORTS = ("trt_lora.builder.write_engine", "onnxscript")  # of a build, before it is measured
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
-        self._base, self._start = resident_bytes(), time.perf_counter()
+        self._base, self._start = proportional_bytes(), time.perf_counter()
         threading.Thread(target=self._sample, daemon=True).start()
 
     def stage(self, name: str) -> None:
@@ -56,13 +58,15 @@ class Meter:
         while True:
             if self.stages:
                 last = self.stages[-1]
-                last.peak_bytes = max(last.peak_bytes, resident_bytes() - self._base)
+                last.peak_bytes = max(last.peak_bytes, proportional_bytes() - self._base)
             time.sleep(SAMPLE_SECONDS)
 
 
 def main() -> None:
     """Build MODEL into OUTPUT for the modules named after them, in float32."""
     model, output, *modules = sys.argv[1:]
+    for name in _IMPORTS:
+        importlib.import_module(name)
     meter = Meter()
     build_engine(BuildConfig(Path(model), Path(output), tuple(modules), dtype="float32"), meter)
     meter.close()

@@ -13,10 +13,19 @@ def peak_resident_bytes() -> int:
     return _status_bytes("self", "VmHWM:")
 
 
+def proportional_bytes() -> int:
+    """Return what this process has in RAM, with a file that it maps twice counted once."""
+    return _field(Path("/proc/self/smaps_rollup").read_text(), "\nPss:")
+
+
 def _status_bytes(pid: int | str, field: str) -> int:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    _, found, rest = status.partition(field)  # a process that has just ended has none
+    return _field(status, field)
+
+
+def _field(text: str, name: str) -> int:
+    _, found, rest = text.partition(name)  # a process that has just ended has none
     return int(rest.split()[0]) * 1024 if found else 0
