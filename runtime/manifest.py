@@ -74,7 +74,7 @@ class Manifest:
     outputs: tuple[Binding, ...]
     profiles: Mapping[str, Mapping[str, Range]]  # by profile, in the engine's order, and input
     max_batch_size: int
-    max_input_len: int  # tokens of a prompt
+    max_input_len: int  # tokens of a row in one step
     max_seq_len: int  # tokens of prompt and answer together
     max_lora_rank: int
     opt_lora_rank: int
@@ -102,6 +102,11 @@ class Manifest:
         The plugin's kernels then load 16 bytes at a time; nothing is padded on a run.
         """
         return 1 if self.lora_plugin == "native" else RANK_MULTIPLE
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of a prompt, most: a static cache is filled chunk by chunk."""
+        return self.max_seq_len if self.kv_cache == STATIC else self.max_input_len
 
     @property
     def vocabulary_size(self) -> int:

@@ -93,8 +93,8 @@ def _print_engine(directory: Path, manifest: Manifest) -> None:
         "fingerprint": base.fingerprint,
         "dtype": manifest.dtype,
         "plan": f"{manifest.flavour}, LoRA as {manifest.lora_plugin}",
-        "lengths": f"{manifest.max_batch_size} rows, prompts of {manifest.max_input_len} tokens, "
-        f"{manifest.max_seq_len} in all",
+        "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
+        f"{manifest.max_input_len} of them in one step",
         "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
         "sites": f"{len(manifest.sites)}: "
         + ", ".join(f"{name} x {count}" for name, count in modules.items()),

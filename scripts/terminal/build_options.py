@@ -131,8 +131,8 @@ def _add_sizes(add: Callable[..., object]) -> None:
         type=int,
         default=BuildConfig.max_input_len,
         metavar="TOKENS",
-        help=f"tokens of a prompt (default: {DEFAULT_MAX_INPUT_LEN}, or --max-seq-len if that is "
-        "less)",
+        help=f"tokens of a prompt that one step takes (default: {DEFAULT_MAX_INPUT_LEN}, or "
+        "--max-seq-len if that is less)",
     )
     add(
         "--max-seq-len",

@@ -9,7 +9,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.text.chat_template import Message
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.manifest import STATIC, Manifest
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -81,9 +81,10 @@ def check_prompt(name: str, values: object, manifest: Manifest) -> list[int]:
     ids = list(token_ids(name, values, manifest.vocabulary_size))
     if not ids:
         raise ConfigError(f"{name} is empty; it needs at least one token")
-    if len(ids) > manifest.max_input_len:
+    if len(ids) > manifest.longest_prompt:
+        option = "--max-seq-len" if manifest.kv_cache == STATIC else "--max-input-len"
         raise ConfigError(
-            f"{name} has {len(ids)} tokens, this engine takes {manifest.max_input_len}; "
-            "shorten it, or build with a larger --max-input-len"
+            f"{name} has {len(ids)} tokens, this engine takes {manifest.longest_prompt}; "
+            f"shorten it, or build with a larger {option}"
         )
     return ids

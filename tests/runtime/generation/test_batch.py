@@ -120,6 +120,16 @@ def test_rows_of_any_age_answer_as_each_alone(
     assert serve(served, monkeypatch, prefill_chunk=chunk).error(served) < TOLERANCE
 
 
+def test_a_prompt_longer_than_a_step_takes_is_run_in_chunks(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(served, monkeypatch)
+    watched.add(7, seed=1)
+    watched.add(served.engine.manifest.max_input_len + 9, seed=2)
+    watched.step(12)
+    assert watched.error(served) < TOLERANCE
+
+
 @pytest.mark.parametrize("served", ["Llama", "Gemma2"], indirect=True)  # a window may hide it
 def test_a_stale_cache_would_be_seen(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     def admit(self: KVCache, owner: Any) -> int:
@@ -217,8 +227,10 @@ def test_a_full_batch_and_wrong_numbers_are_refused(served: Served) -> None:
         Batch(served.engine, rows=5)
     with pytest.raises(ConfigError, match="prefill_chunk is 0, expected"):
         Batch(served.engine, prefill_chunk=0)
-    with pytest.raises(ConfigError, match=r"prompt 1 has 33 tokens, this engine takes 32"):
-        batch.add([3] * 33)
+    with pytest.raises(
+        ConfigError, match=r"prompt 1 has 65 tokens, this engine takes 64; .*--max-s"
+    ):
+        batch.add([3] * 65)
 
 
 def test_a_budget_of_bytes_is_as_many_rows_as_it_holds(served: Served) -> None:

@@ -121,7 +121,7 @@ def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
     ("prompts", "message"),
     [
         ([[3]] * 3, "3 prompts are more than this engine's batch of 2"),
-        ([[3], [3] * 33], "prompt 1 has 33 tokens, this engine takes 32"),
+        ([[3], [3] * 65], "prompt 1 has 65 tokens, this engine takes 64"),
         ([[3], []], "prompt 1 is empty; it needs at least one token"),
         ([], "there is no prompt; a batch has at least one"),
         (["text"], r"has no tokenizer\.json; pass prompts as lists of token ids"),
