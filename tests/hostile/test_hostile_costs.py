@@ -66,7 +66,7 @@ def test_a_pattern_cannot_stop_the_loader(tmp_path: Path, field: str, pattern: s
             CONFIG_FILE: encoded(CONFIG | {field: value}),
             WEIGHTS_FILE: save({name: np.ones((2, 2), np.float32) for name in names}),
         }
-        with within(1):
+        with within(SECONDS):
             loaded(write(tmp_path, files))
 
 
