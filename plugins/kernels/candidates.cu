@@ -23,6 +23,7 @@ struct Rows {
   int* not_finite;             // [rows], 1 where a logit is NaN or infinite: nothing else of that row counts then
   Key* keys;                   // [rows, parts, KEPT], and
   double* sums;                // [rows, parts], as totals but of a part: the workspace
+  long long* greedy;           // [rows], the first of `tokens`, or 0 where that is -1; null: not written
   int vocabulary;
   int parts;
 };
@@ -170,6 +171,7 @@ DEVICE void best_of_row(const Rows& rows) {
   if (threadIdx.x == 0) {
     write(rows.totals + row, total);
     write(rows.not_finite + row, int(total != total));
+    if (rows.greedy) write(rows.greedy + row, static_cast<long long>(token_of(keys[0]) < 0 ? 0 : token_of(keys[0])));
   }
   for (int i = threadIdx.x; i < KEPT; i += THREADS) {
     const long long at = static_cast<long long>(row) * KEPT + i;

@@ -59,6 +59,9 @@ class CandidateBuffers(NamedTuple):
     totals: int  # [rows] float64, written: sum of exp((logit - greatest) / temperature), of all
     not_finite: int  # [rows] int32, written: 0 or 1
     workspace: int  # `candidates_workspace_bytes`, aligned to 8 bytes; what is in it means nothing
+    # [rows] int64, written: each row's first token, as an engine's next input; 0: not written. Also
+    # where a logit is not finite it is a token of the vocabulary.
+    greedy: int = 0
 
 
 class KernelRows(ctypes.Structure):
@@ -73,6 +76,7 @@ class KernelRows(ctypes.Structure):
         ("not_finite", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
+        ("greedy", ctypes.c_void_p),
         ("vocabulary", ctypes.c_int),
         ("parts", ctypes.c_int),
     )
@@ -81,8 +85,9 @@ class KernelRows(ctypes.Structure):
 def launch_candidates(shape: LogitsShape, buffers: CandidateBuffers, stream: int) -> None:
     """Enqueue the search for each row's candidates on `stream`, a CUDA stream handle.
 
-    It may be captured, once a call of that dtype has compiled and loaded the kernels. The same
-    logits and temperatures give the same bits, whatever the other rows are.
+    It may be captured, once a call of that dtype has compiled and loaded the kernels; the driver
+    copies the argument. The same logits and temperatures give the same bits, whatever the other
+    rows are.
 
     Raises:
         BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
@@ -116,8 +121,9 @@ def candidates_workspace_bytes(shape: LogitsShape) -> int:
 
 def kernel_rows(shape: LogitsShape, buffers: CandidateBuffers) -> KernelRows:
     """Return the kernels' argument; the workspace is the keys, and behind them the sums."""
-    sums = buffers.workspace + shape.rows * shape.parts * KEPT * _KEY_BYTES
-    return KernelRows(*buffers, sums, shape.vocabulary, shape.parts)
+    *read_and_written, keys, greedy = buffers
+    sums = keys + shape.rows * shape.parts * KEPT * _KEY_BYTES
+    return KernelRows(*read_and_written, keys, sums, greedy, shape.vocabulary, shape.parts)
 
 
 def candidate_constants() -> str:

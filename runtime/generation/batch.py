@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError, OutputError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.cache_regions import rows_within
 from trt_lora.runtime.generation.decoding.growing_rows import GrowingRows
-from trt_lora.runtime.generation.decoding.rows import RowLogits, Rows
+from trt_lora.runtime.generation.decoding.rows import Rows
 from trt_lora.runtime.generation.decoding.static_rows import StaticRows
-from trt_lora.runtime.generation.sampling import Logits, SamplingParams, choose, generator
+from trt_lora.runtime.generation.next_tokens import NextTokens
+from trt_lora.runtime.generation.sampling import SamplingParams, generator
 from trt_lora.runtime.generation.text.prompts import check_prompt
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.managers.lora_manager import LoRAManager
@@ -42,6 +42,19 @@ class _Sequence:
 
 class Batch:
     """Sequences under way on an engine, all with one adapter.
+
+    On a TensorRT engine with a static cache, tokens are chosen from at most 256 candidates a row,
+    which the GPU finds; logits come to the host only where those do not decide, and for a greedy
+    sequence never. While all sequences are greedy and no prompt waits, the next step is begun
+    before the host looks at the tokens of this one. Guaranteed is:
+
+    * Tokens are those of the same steps one by one. A sequence that others leave may go on from
+      the step that was begun with them: that can change no more than the rounding of its logits.
+    * For each sequence that ends, at most one step is computed in vain; for an end by length,
+      none. The GPU is one step further when a stop token is seen, and neither the token nor what
+      follows it is returned. Whoever looks for stop strings in the text calls `remove`.
+    * What a step begun ahead computed with the adapter before `use_active_adapter` is forgotten.
+    * Its failure is raised by the `step` whose tokens it was to give.
 
     Not for several threads at a time; each thread may have a batch of its own on one engine.
     """
@@ -115,7 +128,7 @@ class Batch:
         sampling = sampling or SamplingParams()
         ids = check_prompt(f"prompt {self._next}", prompt, self._manifest)
         row = self._next
-        self._rows.add(row, ids)
+        self._rows.add(row, ids, temperature=sampling.temperature)
         stops = _stop_token_ids(self._manifest, sampling)
         self._sequences[row] = _Sequence(sampling, stops, generator(sampling.seed, ids))
         self._next += 1
@@ -134,15 +147,15 @@ class Batch:
             held, self._held = self._held, []
             return held
         tokens = {row: s.tokens[-1] for row, s in self._sequences.items() if s.tokens}
-        found = self._rows.step(tokens)
-        finite = _are_numbers(found.logits)
-        wrong = [row for row, is_finite in zip(found.rows, finite, strict=True) if not is_finite]
-        if not wrong:
+        found = self._rows.step(tokens, ahead=self._is_known_to_go_on())
+        numbers = found.are_numbers()
+        if numbers.all():
             return self._advance(found)
+        wrong = [row for row, is_right in zip(found.rows, numbers, strict=True) if not is_right]
+        right = found.only(numbers)
         for row in wrong:
             self._remove(row, clear=True)
-        right = tuple(row for row in found.rows if row not in wrong)
-        self._held = self._advance(RowLogits(right, found.logits[finite]))
+        self._held = self._advance(right)
         raise self._not_numbers(wrong)
 
     def remove(self, row: int) -> None:
@@ -169,12 +182,23 @@ class Batch:
         self._weights = f"adapter {name!r} at strength {scale:g}" if name else "no adapter"
         return tensor_map
 
-    def _advance(self, found: RowLogits) -> list[Token]:
+    def _is_known_to_go_on(self) -> bool:
+        """Whether every sequence is greedy, and its next token not its last by length."""
+        return all(
+            not sequence.sampling.temperature and len(sequence.tokens) + 1 < self._most(row)
+            for row, sequence in self._sequences.items()
+        )
+
+    def _most(self, row: Hashable) -> int:
+        """Tokens that a sequence may have."""
+        return min(self._sequences[row].sampling.max_new_tokens, self._rows.room(row))
+
+    def _advance(self, found: NextTokens) -> list[Token]:
         """Choose the next token of sequences, and remove those that end with it."""
         sequences = [self._sequences[row] for row in found.rows]
         draws = np.array([sequence.draws.random() for sequence in sequences])
         sampling = [sequence.sampling for sequence in sequences]
-        chosen = choose(found.logits, sampling, draws) if sequences else ()
+        chosen = found.choose(sampling, draws) if sequences else ()
         return [
             self._append(row, int(token)) for row, token in zip(found.rows, chosen, strict=True)
         ]
@@ -186,8 +210,7 @@ class Batch:
             self._remove(row)
             return Token(row, None, "stop")
         sequence.tokens.append(token)
-        most = min(sequence.sampling.max_new_tokens, self._rows.room(row))
-        if len(sequence.tokens) < most:
+        if len(sequence.tokens) < self._most(row):
             return Token(row, token)
         self._remove(row)
         return Token(row, token, "length")
@@ -202,14 +225,6 @@ class Batch:
             f"{self._weights}: a value left the engine's number range; use a lower strength, or "
             "build with --dtype float32 or bfloat16"
         )
-
-
-def _are_numbers(logits: Logits) -> npt.NDArray[np.bool_]:
-    """Which rows are finite [rows]: NaN and infinity show in the maximum or the minimum."""
-    if not logits.size:
-        return np.zeros(len(logits), np.bool_)
-    found = np.isfinite(logits.max(axis=-1)) & np.isfinite(logits.min(axis=-1))
-    return np.asarray(found, np.bool_)
 
 
 def _without_adapters(engine: Executor) -> LoRAManager:

@@ -32,7 +32,8 @@ def generate(
 
     An answer depends on its own prompt, the adapter and `sampling` alone: the draws of a prompt
     come from the seed and its tokens, so that equal prompts have equal answers. What else is in the
-    batch can change no more than the rounding of the logits.
+    batch can change no more than the rounding of the logits. On a GPU, the next step of greedy
+    prompts is begun before the host looks at the last tokens; see `Batch` for what that guarantees.
 
     Threads may generate on one engine, and with one tokenizer, at a time. Each has a manager of its
     own, or holds a lock from `switch_weights` until this returns.

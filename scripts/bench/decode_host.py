@@ -1,8 +1,10 @@
 """Time the host's part of a decode step on a GPU, at Llama-3-8B's 448 bindings; print it as JSON.
 
-Run by cpu.py. CUDA and TensorRT are stubs that return at once: what is left is ours.
+Run by cpu.py. CUDA and TensorRT are stubs that return at once: what is left is ours. A step is
+greedy: it begins the next one and takes its own candidates.
 """
 
+import importlib
 import itertools
 import json
 import statistics
@@ -20,6 +22,7 @@ import numpy as np
 
 from trt_lora.runtime import LoRAManager, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.static_inputs import CACHE, STATIC_SHAPES
 from trt_lora.runtime.generation.decoding.step_inputs import LOGITS
@@ -56,6 +59,15 @@ def stub_cuda() -> Any:
     cuda.cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
     cuda.__getattr__ = function  # of names that are not here yet
     return cuda
+
+
+def stub_driver() -> Any:
+    """Return a module `cuda.bindings.driver` that launches nothing."""
+    driver: Any = ModuleType("cuda.bindings.driver")
+    driver.cuInit = driver.cuLaunchKernel = lambda *args: (0,)
+    driver.cuLibraryLoadData = driver.cuLibraryGetKernel = lambda *args: (0, 1)
+    driver.CUfunction = int
+    return driver
 
 
 class StubContext:
@@ -136,6 +148,8 @@ def main() -> None:
     """Print microseconds as JSON."""
     manifest = manifest_of_bindings()
     sys.modules["cuda.bindings.runtime"] = stub_cuda()
+    importlib.import_module("cuda.bindings.nvrtc")  # compiles, and wants the driver's own module
+    sys.modules["cuda.bindings.driver"] = stub_driver()
     sys.modules["tensorrt"] = stub_tensorrt(manifest)
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / PLAN_FILE).write_bytes(b"")
@@ -151,16 +165,18 @@ def measure(engine: TensorRTEngine) -> dict[str, float]:
         manager.add_weights(name, _weights(engine.manifest))
     maps = [_bindings(manager, name) for name in ADAPTERS]
     decoder = StaticDecoder(engine, maps[0], ROWS)
-    token = np.zeros(1, np.int64)
+    decoder.cache.admit(0)
+    steps = RankedSteps(engine, engine.memory, decoder.cache)
     turns = itertools.cycle(maps)
 
-    def step() -> None:
-        decoder.decode(token)
+    def step(*, ahead: bool = True) -> None:
+        steps.run({0: 0}, {0: 0.0}, decoder.adapter, ahead=ahead)
         decoder.cache.lengths[0] = 1
 
     def switch() -> None:
+        steps.drop()
         decoder.use_adapter(next(turns))
-        step()
+        step(ahead=False)
 
     times = {"switch": _median_us(switch), "step": _median_us(step)}
     return times | {"bindings": len(engine.manifest.lora_bindings)}

@@ -26,10 +26,11 @@ class Found:
     values: npt.NDArray[np.float32]
     totals: npt.NDArray[np.float64]
     not_finite: npt.NDArray[np.int32]
+    greedy: npt.NDArray[np.int64]
 
     def bits(self) -> bytes:
         """All of it."""
-        arrays = (self.tokens, self.values, self.totals, self.not_finite)
+        arrays = (self.tokens, self.values, self.totals, self.not_finite, self.greedy)
         return b"".join(array.tobytes() for array in arrays)
 
 
@@ -56,6 +57,9 @@ class CandidateCall:
             "values": np.any(found.values[finite] != values),
             "totals": not np.all(abs(found.totals[finite] / totals - 1) < TOLERANCE),
             "flags": np.any(found.not_finite != ~finite),
+            "greedy": np.any(found.greedy[finite] != tokens[:, 0])
+            or found.greedy.min() < 0
+            or found.greedy.max() >= self.shape.vocabulary,
         }
         return [name for name, is_wrong in wrong.items() if is_wrong]
 
@@ -100,12 +104,13 @@ def run_between_guards(
     ]
     launch(CandidateBuffers(*(each.address for each in buffers)), buffers)
     assert all(each.is_intact() for each in buffers), "memory that is no output was written"
-    tokens, values, totals, flags = (each.read() for each in buffers[2:6])
+    tokens, values, totals, flags, _, greedy = (each.read() for each in buffers[2:])
     found = Found(
         tokens.view(np.int32).reshape(rows, KEPT),
         values.view(np.float32).reshape(rows, KEPT),
         totals.view(np.float64),
         flags.view(np.int32),
+        greedy.view(np.int64),
     )
     for each in buffers:
         each.free()
@@ -113,9 +118,9 @@ def run_between_guards(
 
 
 def rows_written(shape: LogitsShape) -> tuple[int, ...]:
-    """Return the bytes of tokens, values, totals, flags and workspace."""
-    rows = shape.rows
-    return rows * KEPT * 4, rows * KEPT * 4, rows * 8, rows * 4, candidates_workspace_bytes(shape)
+    """Return the bytes of tokens, values, totals, flags, workspace and greedy tokens."""
+    rows, workspace = shape.rows, candidates_workspace_bytes(shape)
+    return rows * KEPT * 4, rows * KEPT * 4, rows * 8, rows * 4, workspace, rows * 8
 
 
 def random_call(

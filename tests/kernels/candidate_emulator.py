@@ -23,7 +23,12 @@ _ROWS_END = Path(__file__).with_name("emulation_rows.cpp")
 
 
 def run_candidates(
-    call: CandidateCall, *, shift: int = 0, order: int = 0, library: ctypes.CDLL | None = None
+    call: CandidateCall,
+    *,
+    shift: int = 0,
+    order: int = 0,
+    is_fed: bool = True,
+    library: ctypes.CDLL | None = None,
 ) -> Found:
     """Return what the kernels leave.
 
@@ -33,6 +38,7 @@ def run_candidates(
     """
 
     def launch(addresses: CandidateBuffers, buffers: list[Guarded]) -> None:
+        addresses = addresses if is_fed else addresses._replace(greedy=0)
         rows, ranges = kernel_rows(call.shape, addresses), [range_of(each) for each in buffers]
         for each in plan_candidates(call.shape):
             emulate(library or load_candidates(), each, rows, ranges, order)

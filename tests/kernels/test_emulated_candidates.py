@@ -94,6 +94,19 @@ def test_a_logit_that_is_no_number_is_reported_for_its_row_alone(
     assert call.mistakes(found) == []
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+def test_what_is_fed_of_a_row_without_numbers_is_a_token_all_the_same(value: float) -> None:
+    found = run_candidates(call_of(np.full((2, 300), value)))
+    assert found.not_finite.all()
+    assert ((found.greedy >= 0) & (found.greedy < 300)).all()
+
+
+def test_the_greedy_tokens_are_written_nowhere_without_an_address() -> None:
+    call = random_call(2, 300, "float32")
+    found = run_candidates(call, is_fed=False)
+    assert (found.greedy != found.tokens[:, 0]).all()  # what was there before
+
+
 def test_a_row_has_the_same_bits_alone_and_in_whichever_order_threads_run() -> None:
     call = random_call(4, 5000, "bfloat16", step=0.25)
     found = run_candidates(call)

@@ -50,6 +50,8 @@ BUGS = (
     Bug("greedy divides by zero", "temperature == 0.0 ? 1.0 : ", "", "totals"),
     Bug("infinity taken for a number", "if (!is_finite(logit))", "if (logit != logit)", "flags"),
     Bug("a row beside its own", "const int row = blockIdx.x;", "const int row = 0;", "values"),
+    Bug("the first row's token fed", "rows.greedy + row", "rows.greedy", "greedy"),
+    Bug("no token fed", "< 0 ? 0 : token_of(keys[0])", "< 0 ? 0 : -1", "greedy"),
     Bug("less memory", "keys + PART)", "keys + PART + 8)", "an address outside shared memory"),
 )
 

@@ -22,6 +22,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake.check()
 
 
+@pytest.fixture(params=[False, True], ids=["late", "hurries"])
+def hurrying(request: pytest.FixtureRequest, cuda: FakeCuda) -> None:
+    """Let the GPU be as late as may be, or as early."""
+    cuda.hurries = request.param
+
+
 @pytest.fixture
 def trt(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorRT]:
     """A TensorRT in which every test must leave no context behind."""

@@ -8,18 +8,23 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from trt_lora.plugins.errors import StateError
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.plugins.errors import StateError, TensorError
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import closed, open_already
+from trt_lora.runtime.engines.ranked_run import RankedRows
 from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
-from trt_lora.runtime.engines.tensorrt.mirrored_block import MirroredBlock
 from trt_lora.runtime.engines.tensorrt.plan import Plan
-from trt_lora.runtime.engines.tensorrt.prepared_run import TensorRTPreparedRun
+from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import Mirror
+from trt_lora.runtime.engines.tensorrt.prepared.prepared_run import TensorRTPreparedRun
+from trt_lora.runtime.engines.tensorrt.prepared.ranked_run import RankedCalls, TensorRTRankedRun
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey
 from trt_lora.runtime.engines.tensorrt.runs import Runs
 from trt_lora.runtime.engines.tensorrt.warm_up import warm_up_inputs
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.memory.cuda import call, on_device, try_call
+from trt_lora.runtime.memory.cuda import Event, call, on_device, try_call
 from trt_lora.runtime.memory.device import CudaMemory, MemoryOptions
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
@@ -32,6 +37,8 @@ class TensorRTEngine:
     libraries are ready (`tensor_from` asks for it), and where callers may write to them. Whoever
     writes on other streams waits before calling `execute`. `execute` waits for its stream before
     it returns, so that every stream and the host may use the outputs, and inputs may be let go of.
+    A run of `prepare_ranked` alone is under way when `enqueue` returns: it holds what it uses, and
+    whoever writes to that on another stream asks for its result before.
 
     The stream does not wait for the default stream by itself, nor that for it: work of other
     threads on the default stream would make a capture fail. Any number of threads may call
@@ -104,6 +111,24 @@ class TensorRTEngine:
             repeat = partial(self._repeat, runs)
             return TensorRTPreparedRun(self.manifest, self.memory, tensor_map, repeat)
 
+    def prepare_ranked(self, tensor_map: TensorMap, *, logits: str, fed: str) -> TensorRTRankedRun:
+        """Make a run that ranks its logits; see `RanksLogits.prepare_ranked`."""
+        with self._alone() as runs:
+            calls = RankedCalls(partial(self._begin, runs), partial(self._wait, runs))
+            return TensorRTRankedRun(
+                self.manifest, self.memory, tensor_map, logits=logits, fed=fed, calls=calls
+            )
+
+    def rank(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> RankedRows:
+        """Find candidates; see `RanksLogits.rank`."""
+        with self._alone() as runs:
+            if logits.device != self.memory.device:
+                raise TensorError(
+                    f"the logits are on {logits.device}, the engine on {self.memory.device}; pass "
+                    "what its own `execute` returned"
+                )
+            return runs.rank(logits, temperatures)
+
     def release_inputs(self) -> None:
         """Do nothing: the engine keeps addresses of earlier inputs, and no memory."""
 
@@ -130,10 +155,27 @@ class TensorRTEngine:
             with on_device(self.memory.index):
                 yield self._open
 
-    def _repeat(self, prepared_for: Runs, key: RunKey, block: MirroredBlock) -> None:
+    def _repeat(self, prepared_for: Runs, key: RunKey, mirror: Mirror) -> None:
         with self._alone() as runs:
-            if runs is not prepared_for:
-                raise StateError(
-                    "the engine was closed since this run was prepared; prepare it anew"
-                )
-            runs.repeat(key, block)
+            _check_same(runs, prepared_for)
+            runs.repeat(key, mirror)
+
+    def _begin(
+        self, prepared_for: Runs, key: RunKey, mirror: Mirror, copied: Event, is_fed: bool
+    ) -> None:
+        with self._alone() as runs:
+            _check_same(runs, prepared_for)
+            runs.begin(key, mirror, copied, is_fed=is_fed)
+
+    def _wait(self, prepared_for: Runs, copied: Event) -> None:
+        with self._lock:
+            _check_same(self._open, prepared_for)
+            copied.wait()
+
+
+def _check_same(found: Runs | None, prepared_for: Runs) -> None:
+    """Refuse a run of an engine that was closed since it was prepared, with StateError."""
+    if found is None:
+        raise closed()
+    if found is not prepared_for:
+        raise StateError("the engine was closed since this run was prepared; prepare it anew")

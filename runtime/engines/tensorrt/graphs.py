@@ -47,8 +47,8 @@ class GraphCache:
     that was freed and mapped again for such a tensor is memory of the same GPU at that address.
     The activation memory lives as long as the engine is open, and `clear` goes before it.
 
-    Nothing here waits: the engine waits for its stream after every run, so that a graph that is
-    driven out has run to its end.
+    Nothing here waits: what is under way is of one run, and the engine waits for its stream before
+    it begins another, so that a graph that is driven out has run to its end.
     """
 
     def __init__(

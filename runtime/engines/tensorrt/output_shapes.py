@@ -6,6 +6,8 @@ from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime.engines.tensorrt.run_key import BoundAddress
 from trt_lora.runtime.manifest import Dimension, Manifest
 
+TensorShape = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
+
 
 class OutputShapes:
     """Source of each output dimension: an input and its axis. Outputs in place are left out.
@@ -32,7 +34,7 @@ class OutputShapes:
             b.shape: [_source(b.name, size, found) for size in b.shape] for b in new
         }
 
-    def infer(self, inputs: Mapping[str, BoundAddress]) -> list[tuple[str, str, tuple[int, ...]]]:
+    def infer(self, inputs: Mapping[str, BoundAddress]) -> list[TensorShape]:
         """Return (name, dtype, shape) of every output that has memory of its own."""
         shapes = {
             symbols: tuple(d if isinstance(d, int) else inputs[d[0]][1][d[1]] for d in sizes)

@@ -2,8 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from trt_lora.plugins.kernels.candidates import CandidateBuffers, LogitsShape
 
 BoundAddress = tuple[int, tuple[int, ...]]  # address and shape of a tensor
+
+
+class Ranking(NamedTuple):
+    """A search for candidates that follows the engine."""
+
+    shape: LogitsShape
+    buffers: CandidateBuffers
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -13,16 +23,19 @@ class RunKey:
     profile: int
     addresses: Mapping[str, BoundAddress]
     digest: int
+    ranking: Ranking | None = None
 
     def __hash__(self) -> int:
         """Hash the digest."""
         return hash((self.profile, self.digest))
 
     def __eq__(self, other: object) -> bool:
-        """Compare profile and every address, not the digest."""
+        """Compare profile, every address and the search, not the digest."""
         if not isinstance(other, RunKey):
             return NotImplemented
-        return self.profile == other.profile and self.addresses == other.addresses
+        return (self.profile, self.ranking) == (other.profile, other.ranking) and (
+            self.addresses == other.addresses
+        )
 
 
 class RunState:
@@ -59,4 +72,4 @@ class RunState:
 
 def frozen_copy(key: RunKey) -> RunKey:
     """Return a copy of a key that stays as it is."""
-    return RunKey(key.profile, dict(key.addresses), key.digest)
+    return RunKey(key.profile, dict(key.addresses), key.digest, key.ranking)

@@ -3,24 +3,39 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
+import numpy.typing as npt
+
 from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.kernels.candidates import launch_candidates
+from trt_lora.runtime.engines.ranked_run import TEMPERATURES, RankedRows
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
 from trt_lora.runtime.engines.tensorrt.graphs import GraphCache, GraphOptions
 from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
-from trt_lora.runtime.engines.tensorrt.mirrored_block import MirroredBlock
 from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.plan import Plan
+from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import Mirror
+from trt_lora.runtime.engines.tensorrt.prepared.ranking import (
+    candidate_shapes,
+    ranked_rows,
+    ranking_of,
+    workspace_shape,
+)
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.memory.cuda import Event, call, constant, synchronized, try_call
+from trt_lora.runtime.memory.cuda import Event, call, constant, try_call
 from trt_lora.runtime.memory.device import CudaMemory
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 
 _DEFAULT_STREAM = 0
 
 
 class Runs:
-    """One run after another, on the GPU that is current at every call."""
+    """One run after another, on the GPU that is current at every call.
+
+    All that is under way when a call returns is of one key: whatever has another waits for it
+    first, so that no context changes and no graph goes while it runs.
+    """
 
     def __init__(
         self, manifest: Manifest, plan: Plan, memory: CudaMemory, graphs: GraphOptions
@@ -34,6 +49,7 @@ class Runs:
         self._state = RunState()
         context = plan.new_context()
         self._written = Event()  # on the default stream, by others
+        self._under_way: RunKey | None = None  # the run that was enqueued and not waited for
         flags = constant("cudaStreamNonBlocking")
         # Last: what fails before leaves no stream behind.
         self._stream = int(call("cudaStreamCreateWithFlags", flags))
@@ -53,12 +69,40 @@ class Runs:
         outputs.update({name: tensor_map[source] for name, source in self._in_place.items()})
         return {name: outputs[name] for name in self._outputs}
 
-    def repeat(self, key: RunKey, block: MirroredBlock) -> None:
+    def repeat(self, key: RunKey, mirror: Mirror) -> None:
         """Run what was prepared, and wait for it: a copy in, a launch, a copy out."""
         with self._in_order():
-            block.upload(self._stream)
+            mirror.upload(self._stream)
             self._enqueue(key, repeats=True)
-            block.download(self._stream)
+            mirror.download(self._stream)
+
+    def begin(self, key: RunKey, mirror: Mirror, copied: Event, *, is_fed: bool) -> None:
+        """Enqueue what `repeat` runs; `copied` stands for its end.
+
+        Args:
+            key: the run.
+            mirror: its inputs and outputs on the host.
+            copied: to be waited for before the outputs are looked at.
+            is_fed: the first input is on the device already.
+        """
+        if self._under_way is not key:
+            self._finish()
+        with self._behind_others():
+            mirror.upload(self._stream, without_first=is_fed)
+            self._enqueue(key, repeats=True)
+            mirror.download(self._stream)
+            copied.record(self._stream)
+            self._under_way = key
+
+    def rank(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> RankedRows:
+        """See `RanksLogits.rank`."""
+        bits = tensor_from_numpy(temperatures.view(np.int64))
+        with self._in_order():
+            places = self._memory.stage({TEMPERATURES: bits}, self._stream)
+            shapes = [*candidate_shapes(len(temperatures)), workspace_shape(logits)]
+            places |= self._memory.empty(shapes)
+            launch_candidates(*ranking_of(logits, places), self._stream)
+        return ranked_rows(places, logits)
 
     def close(self) -> None:
         """Release all but the memory of tensors."""
@@ -72,15 +116,34 @@ class Runs:
     @contextmanager
     def _in_order(self) -> Iterator[None]:
         """What the block enqueues comes after the default stream's work, and is done at its end."""
+        self._finish()
+        with self._behind_others():
+            yield
+            call("cudaStreamSynchronize", self._stream)
+
+    @contextmanager
+    def _behind_others(self) -> Iterator[None]:
+        """What the block enqueues comes after the default stream's work.
+
+        If the block raises, all of it is done at its end: its memory may then be freed.
+        """
         try:
-            with synchronized(self._stream):
-                self._written.record(_DEFAULT_STREAM)
-                self._written.make_wait(self._stream)
-                yield
-        except BackendError:
-            # A LoRA node that failed has written nothing, and a graph may have been made of that.
-            self._graphs.clear()
+            self._written.record(_DEFAULT_STREAM)
+            self._written.make_wait(self._stream)
+            yield
+        except BaseException as error:
+            try_call("cudaStreamSynchronize", self._stream)
+            self._under_way = None
+            if isinstance(error, BackendError):
+                # A LoRA node that failed has written nothing, and a graph may have been made of it.
+                self._graphs.clear()
             raise
+
+    def _finish(self) -> None:
+        """Wait for what is under way."""
+        if self._under_way is not None:
+            self._under_way = None
+            call("cudaStreamSynchronize", self._stream)
 
     def _enqueue(self, key: RunKey, *, repeats: bool = False) -> None:
         with self._plan.plugin_calls():

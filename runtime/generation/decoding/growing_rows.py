@@ -7,8 +7,8 @@ import numpy as np
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
-from trt_lora.runtime.generation.decoding.rows import RowLogits
 from trt_lora.runtime.generation.decoding.step_inputs import left_pad
+from trt_lora.runtime.generation.next_tokens import RowLogits
 from trt_lora.runtime.memory.tensor import TensorMap
 
 
@@ -23,8 +23,9 @@ class GrowingRows:
         self._decoder: GrowingDecoder | None = None  # from the first step on
         self._pad = executor.manifest.base_model.pad_token_id
 
-    def add(self, row: Hashable, prompt: Sequence[int]) -> None:
+    def add(self, row: Hashable, prompt: Sequence[int], *, temperature: float = 0.0) -> None:
         """Take a sequence in; see `Rows.add`."""
+        del temperature  # the logits come to the host
         if self._decoder is not None:
             raise StateError(
                 "the KV cache of this engine grows: sequences begin together; start another "
@@ -38,8 +39,9 @@ class GrowingRows:
         longest = max(map(len, self._prompts.values()))
         return self._executor.manifest.max_seq_len - longest
 
-    def step(self, tokens: Mapping[Hashable, int]) -> RowLogits:
+    def step(self, tokens: Mapping[Hashable, int], *, ahead: bool = False) -> RowLogits:
         """Run the prompts, or a token of each; see `Rows.step`."""
+        del ahead  # the next step needs a cache that this one makes
         if self._decoder is None:
             self._decoder = GrowingDecoder(self._executor, self._map, len(self._prompts))
             ids, mask = left_pad(list(self._prompts.values()), self._pad)

@@ -1,24 +1,22 @@
 """Sequences under way on an engine, whichever form its KV cache has."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from trt_lora.runtime.generation.sampling import Logits
+from trt_lora.runtime.generation.next_tokens import NextTokens
 from trt_lora.runtime.memory.tensor import TensorMap
-
-
-class RowLogits(NamedTuple):
-    """Logits [n, vocab] of the next token of n sequences."""
-
-    rows: tuple[Hashable, ...]
-    logits: Logits
 
 
 class Rows(Protocol):
     """Sequences by a name of the caller's, each with its prompt and its cache."""
 
-    def add(self, row: Hashable, prompt: Sequence[int]) -> None:
+    def add(self, row: Hashable, prompt: Sequence[int], *, temperature: float = 0.0) -> None:
         """Take a sequence in; its prompt is run with the next `step`.
+
+        Args:
+            row: its name.
+            prompt: token ids.
+            temperature: that its tokens are chosen with; 0 is greedy.
 
         Raises:
             StateError: no row is free, or the cache grows and a step has been made.
@@ -29,12 +27,17 @@ class Rows(Protocol):
         """Return how many tokens may follow the prompt, once a step has been made."""
         ...
 
-    def step(self, tokens: Mapping[Hashable, int]) -> RowLogits:
+    def step(self, tokens: Mapping[Hashable, int], *, ahead: bool = False) -> NextTokens:
         """Append a token to each sequence named, and run the prompts that wait.
 
+        Args:
+            tokens: by sequence.
+            ahead: the next step will probably have the greedy token of each of these sequences: it
+                may be begun. Where it has others after all, it is made anew.
+
         Returns:
-            The logits of all sequences that have none outstanding: those of `tokens`, and those
-            whose prompt was run to its end.
+            What is found for all sequences that have no token outstanding: those of `tokens`, and
+            those whose prompt was run to its end.
         """
         ...
 

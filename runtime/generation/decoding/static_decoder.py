@@ -9,7 +9,7 @@ from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
 from trt_lora.runtime.generation.decoding.step_inputs import LOGITS, Ids
 from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.memory.tensor import HOST, TensorMap, tensor_from_numpy
+from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
 
 
 class StaticDecoder:
@@ -24,7 +24,7 @@ class StaticDecoder:
             rows: sequences at a time, most.
         """
         self._executor = executor
-        self._adapter = TensorMap(tensor_map)
+        self.adapter = TensorMap(tensor_map)  # another object after every change
         self._map = TensorMap(tensor_map)
         self.cache = KVCache(executor.manifest, executor.memory, rows)
         self._steps: DecodeSteps | None = None
@@ -33,12 +33,22 @@ class StaticDecoder:
 
     def use_adapter(self, tensor_map: TensorMap) -> None:
         """Take other LoRA bindings from the next run on; what is in the cache stays."""
-        self._adapter = TensorMap(self._adapter | tensor_map)
+        self.adapter = TensorMap(self.adapter | tensor_map)
         self._map.update(tensor_map)
 
     def run(
         self, ids: Ids, *, first: int = 0, new: Ids | None = None, kept: Ids | None = None
     ) -> Logits:
+        """Append tokens to neighbouring rows; run the engine once.
+
+        As `execute`; return logits [kept, vocab] as float32, on the host.
+        """
+        logits = self.execute(ids, first=first, new=new, kept=kept).numpy()
+        return logits.astype(np.float32, copy=False)
+
+    def execute(
+        self, ids: Ids, *, first: int = 0, new: Ids | None = None, kept: Ids | None = None
+    ) -> Tensor:
         """Append tokens to neighbouring rows; run the engine once.
 
         Args:
@@ -50,7 +60,7 @@ class StaticDecoder:
                 by default.
 
         Returns:
-            Logits [kept, vocab] as float32.
+            Logits [kept, vocab], where the engine leaves them.
 
         Raises:
             TensorError: a row would be longer than the engine allows, or a place is outside.
@@ -65,9 +75,9 @@ class StaticDecoder:
         tokens = static_token_inputs(ids, lengths, kept, self._bound(lengths, width))
         self._map.update({name: tensor_from_numpy(array) for name, array in tokens.items()})
         self._map.update(self.cache.views(first, count))
-        logits = self._executor.execute(self._map)[LOGITS].numpy()
+        logits = self._executor.execute(self._map)[LOGITS]
         lengths += new  # in place
-        return logits.astype(np.float32, copy=False)
+        return logits
 
     def decode(self, tokens: Ids, *, rows: Ids | None = None) -> Logits:
         """Append a token to each of the first rows; run the engine once.
@@ -91,7 +101,7 @@ class StaticDecoder:
         if self._steps is None:
             return self.run(tokens[:, None], new=new, kept=rows)
         self.cache.check_room(0, np.ones(self._steps.rows(count), np.int64))
-        logits = self._steps.run(tokens, self._adapter)
+        logits = self._steps.run(tokens, self.adapter)
         self.cache.lengths[:count] += new
         return logits if rows is None else logits[rows]
 

@@ -5,17 +5,22 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.decoding.rows import RowLogits
+from trt_lora.runtime.engines.ranked_run import RanksLogits
+from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps, row_candidates
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.memory.tensor import TensorMap
+from trt_lora.runtime.generation.next_tokens import NextTokens, RowLogits, SeveralRuns
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 # Prompts are run together where padding them to one length adds no more than a quarter.
 _MOST_PADDING = 1.25
 
 
 class StaticRows:
-    """`Rows` of an engine whose cache is written in place."""
+    """`Rows` of an engine whose cache is written in place.
+
+    Where the engine ranks its logits, candidates alone come to the host, and a step may be begun
+    ahead.
+    """
 
     def __init__(
         self, executor: Executor, tensor_map: TensorMap, rows: int, prefill_chunk: int
@@ -33,39 +38,51 @@ class StaticRows:
         self._chunk = prefill_chunk
         self._waiting: dict[Hashable, list[int]] = {}  # what is left of prompts
         self._prompts: dict[Hashable, int] = {}  # how long they are
+        self._temperatures: dict[Hashable, float] = {}
+        self._ranker: RanksLogits | None = None
+        self._steps: RankedSteps | None = None
+        if isinstance(executor, RanksLogits):
+            self._ranker = executor
+            self._steps = RankedSteps(executor, executor.memory, self._cache)
 
-    def add(self, row: Hashable, prompt: Sequence[int]) -> None:
+    def add(self, row: Hashable, prompt: Sequence[int], *, temperature: float = 0.0) -> None:
         """Take a sequence in; see `Rows.add`."""
         self._cache.admit(row)
         self._waiting[row], self._prompts[row] = list(prompt), len(prompt)
+        self._temperatures[row] = temperature
 
     def room(self, row: Hashable) -> int:
         """Return how many tokens may follow the prompt."""
         return self._cache.max_len - self._prompts[row]
 
-    def step(self, tokens: Mapping[Hashable, int]) -> RowLogits:
+    def step(self, tokens: Mapping[Hashable, int], *, ahead: bool = False) -> NextTokens:
         """Decode, then prefill; see `Rows.step`."""
-        found = dict[Hashable, Logits]()
-        if tokens:
-            found |= self._decode(tokens)
-        found |= self._prefill()
-        return RowLogits(tuple(found), np.stack(list(found.values())) if found else _NOTHING)
+        parts = [self._decode(tokens, ahead=ahead and not self._waiting)] if tokens else []
+        parts += self._prefill()
+        return parts[0] if len(parts) == 1 else SeveralRuns(tuple(parts))
 
     def remove(self, row: Hashable, *, clear: bool = False) -> None:
         """Free the row; see `Rows.remove`."""
+        if self._steps is not None:
+            self._steps.settle()  # rows move on another stream
         self._cache.release(row, clear=clear)
         self._waiting.pop(row, None)
-        del self._prompts[row]
+        del self._prompts[row], self._temperatures[row]
 
     def use_adapter(self, tensor_map: TensorMap) -> None:
         """Take other LoRA bindings; see `Rows.use_adapter`."""
+        if self._steps is not None:
+            self._steps.drop()
         self._decoder.use_adapter(tensor_map)
 
-    def _decode(self, tokens: Mapping[Hashable, int]) -> dict[Hashable, Logits]:
+    def _decode(self, tokens: Mapping[Hashable, int], *, ahead: bool) -> NextTokens:
         """One token for each row up to the last one named; an idle row in between stays as it was.
 
         What is written behind its length is overwritten by its own next token.
         """
+        if self._steps is not None:
+            adapter = self._decoder.adapter
+            return self._steps.run(tokens, self._temperatures, adapter, ahead=ahead)
         places = {self._cache.row_of(row): row for row in tokens}
         count = max(places) + 1
         ids = np.zeros(count, np.int64)
@@ -73,24 +90,33 @@ class StaticRows:
             ids[place] = tokens[row]
         rows = None if len(places) == count else np.array(sorted(places))
         logits = self._decoder.decode(ids, rows=rows)
-        return {places[place]: row for place, row in zip(sorted(places), logits, strict=True)}
+        return RowLogits(tuple(places[place] for place in sorted(places)), logits)
 
-    def _prefill(self) -> dict[Hashable, Logits]:
-        """The next chunk of every prompt that waits; the logits of those that end."""
-        found = dict[Hashable, Logits]()
+    def _prefill(self) -> Iterator[NextTokens]:
+        """Run the next chunk of every prompt that waits; yield what is found for those that end."""
         for group in self._groups():
             chunks = [self._waiting[row][: self._chunk] for row in group]
             ids = np.zeros((len(group), max(map(len, chunks))), np.int64)
             for padded, chunk in zip(ids, chunks, strict=True):
                 padded[: len(chunk)] = chunk
             new = np.array([len(chunk) for chunk in chunks])
-            logits = self._decoder.run(ids, first=self._cache.row_of(group[0]), new=new)
-            for row, chunk, last in zip(group, chunks, logits, strict=True):
+            logits = self._decoder.execute(ids, first=self._cache.row_of(group[0]), new=new)
+            ended = np.zeros(len(group), np.bool_)
+            for place, (row, chunk) in enumerate(zip(group, chunks, strict=True)):
                 self._waiting[row] = self._waiting[row][len(chunk) :]
                 if not self._waiting[row]:
                     del self._waiting[row]
-                    found[row] = last
-        return found
+                    ended[place] = True
+            if ended.any():
+                yield self._found(group, logits).only(ended)
+
+    def _found(self, rows: Sequence[Hashable], logits: Tensor) -> NextTokens:
+        """What logits [n, vocab] are for n sequences."""
+        if self._ranker is None:
+            return RowLogits(tuple(rows), logits.numpy().astype(np.float32, copy=False))
+        temperatures = np.array([self._temperatures[row] for row in rows], np.float64)
+        found = self._ranker.rank(logits, temperatures)
+        return row_candidates(found, {row: place for place, row in enumerate(rows)})
 
     def _groups(self) -> Iterator[list[Hashable]]:
         """Neighbouring rows whose prompts run together: new, in one chunk, of similar length."""
@@ -115,6 +141,3 @@ class StaticRows:
             and max(left) <= self._chunk
             and padded <= _MOST_PADDING * sum(left)
         )
-
-
-_NOTHING: Logits = np.zeros((0, 1), np.float32)  # no rows, of which a maximum can be taken

@@ -17,6 +17,7 @@ from trt_lora.plugins.errors import ConfigError, OutputError, StateError
 from trt_lora.runtime import Engine, LoRAManager, SamplingParams, open_engine
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
+from trt_lora.runtime.generation.next_tokens import RowLogits, SeveralRuns
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 ENDLESS = SamplingParams(max_new_tokens=1000, stop_token_ids=())
@@ -62,11 +63,13 @@ class Watched:
         self.logits: dict[int, list[Any]] = {}
         step = self.batch._rows.step
 
-        def kept(tokens: Any) -> Any:
-            found = step(tokens)
-            for row, logits in zip(found.rows, found.logits, strict=True):
-                assert isinstance(row, int)
-                self.logits[row].append(logits)
+        def kept(tokens: Any, *, ahead: bool) -> Any:
+            found = step(tokens, ahead=ahead)
+            for part in found.parts if isinstance(found, SeveralRuns) else (found,):
+                assert isinstance(part, RowLogits)
+                for row, logits in zip(part.rows, part.logits, strict=True):
+                    assert isinstance(row, int)
+                    self.logits[row].append(logits)
             return found
 
         monkeypatch.setattr(self.batch._rows, "step", kept)

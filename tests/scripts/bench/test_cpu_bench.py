@@ -80,7 +80,10 @@ def test_callbacks_of_every_node_of_a_layer_are_timed_without_a_gpu(
         assert 0 < times["enqueue"] < times["both"]
 
 
-def test_the_hosts_part_of_a_decode_step_is_measured_with_every_binding_of_an_8b_model() -> None:
+def test_the_hosts_part_of_a_decode_step_is_measured_with_every_binding_of_an_8b_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(BUILD))
     measured = json.loads(cpu._in_process("decode_host"))
     assert measured["bindings"] == 448
     assert min(measured["step"], measured["switch"]) > 0

@@ -6,7 +6,8 @@
 * Memory, streams and events are of the GPU that was current when they were made, and used there;
   a thread begins on GPU 0, and each GPU has a default stream of its own.
 * Memory is garbage before it is written and after it is freed, and no address is used twice.
-* A copy from pinned memory finds there what was there when it was enqueued.
+* A copy from pinned memory finds there what was there when it was enqueued. The target of a copy
+  to the host is garbage until the copy is done; where it is not pinned, the host waits at once.
 * What is enqueued while a stream is captured is part of a graph, and happens when that is launched;
   a graph is launched only while all memory is there that it uses.
 * An error stays until somebody asks for the last one.

@@ -183,15 +183,15 @@ class FakeCudaMemory(FakeCudaState):
         self.enqueue(Work(what, copy.stream, [*blocks, *sources], run))
 
     def _enqueue_download(self, copy: Copy) -> None:
-        what = "a copy to the host"
-        blocks = self.blocks_at(copy.source, copy.nbytes, what)
+        what, pinned = "a copy to the host", self._pinned_at(copy.target)
+        blocks = [*self.blocks_at(copy.source, copy.nbytes, what), *([pinned] if pinned else [])]
         view = self.view(copy.source, copy.nbytes)
         ctypes.memset(copy.target, GARBAGE, copy.nbytes)
 
         def run() -> None:
             ctypes.memmove(copy.target, view.tobytes(), copy.nbytes)
 
-        self.enqueue(Work(what, copy.stream, blocks, run, to_host=True))
+        self.enqueue(Work(what, copy.stream, blocks, run, to_host=pinned is None))
 
     def _pinned_at(self, address: int) -> Block | None:
         for block in self._pinned:

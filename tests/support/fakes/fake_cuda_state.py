@@ -155,6 +155,7 @@ class FakeCudaState(ModuleType):
     def __init__(self, devices: int = 1) -> None:
         super().__init__("cuda.bindings.runtime")
         self.devices = devices
+        self.hurries = False  # whoever waits for an event finds what is behind it done too
         self._thread = threading.local()
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.copies: list[Copy] = []
@@ -228,6 +229,10 @@ class FakeCudaState(ModuleType):
         """What `owner` has enqueued and nobody has waited for."""
         queues = [] if self._lost else self._streams.values()
         return [work.what for queue in queues for work in queue if work.owner is owner]
+
+    def pending_works(self) -> int:
+        """How many works on streams that were created nobody has waited for."""
+        return sum(len(queue) for stream, queue in self._streams.items() if stream > 0)
 
     def check(self) -> None:
         """Raise AssertionError if a rule was broken or something was not given back."""
@@ -327,6 +332,8 @@ class FakeCudaState(ModuleType):
 
     def _do_up_to(self, last: Work | None) -> None:
         while last and not last.done:
+            self._do_next(self._streams[last.stream])
+        while last and self.hurries and self._streams.get(last.stream):
             self._do_next(self._streams[last.stream])
 
     def _check_alive(self, what: str, item: Event | Graph) -> None:

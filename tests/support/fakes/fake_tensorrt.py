@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import ALIGNMENT, Block, Work
+from support.fakes.fake_ranking import RankingDriver
 from support.fakes.tiny_engine import (
     ACTIVATION_BYTES,
     PLAN,
@@ -88,6 +89,7 @@ class FakeTensorRT(ModuleType):
         self.__spec__ = ModuleSpec(name, None)
         self.cuda = cuda
         self.manifest = small_manifest()
+        self.driver = RankingDriver(cuda)
         self.refusals: set[str] = set()  # methods that answer False or None
         self.contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
         self.bound: list[str] = []  # tensors whose address was set, in order
@@ -101,6 +103,7 @@ class FakeTensorRT(ModuleType):
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be what `import tensorrt_rtx` finds; its library, which needs an alias, is not loaded."""
         monkeypatch.setitem(sys.modules, self.__name__, self)
+        self.driver.install(monkeypatch)
         monkeypatch.setattr(
             "trt_lora.plugins.tensorrt.flavour.load_alias", lambda soname, needed: None
         )
@@ -361,7 +364,9 @@ class IExecutionContext:
             self.config.cache.kernels.add(" ".join(shapes))
 
     def _change(self) -> None:
-        """A context that changes leaves the graphs of it undefined."""
+        """A context that changes leaves the graphs of it undefined; one that runs must not."""
+        if "a run" in self._trt.cuda.pending(self._token):
+            self._trt.cuda.violate("TensorRT: a context is changed while it runs")
         self._ready = False
         _make_stale(self._trt.cuda, self._captured, "its context has changed")
 

@@ -22,15 +22,16 @@ from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
 MakeEngine = Callable[..., TensorRTEngine]
-STEP = [  # of a token that a graph answers
+BEGIN = [  # a step that a graph answers
     "cudaGetDevice",
     "cudaEventRecord",
     "cudaStreamWaitEvent",
     "cudaMemcpyAsync",
     "cudaGraphLaunch",
     "cudaMemcpyAsync",
-    "cudaStreamSynchronize",
 ]
+STEP = [*BEGIN, "cudaStreamSynchronize"]  # whose logits come to the host
+AHEAD = [*BEGIN, "cudaEventRecord", "cudaEventSynchronize"]  # of the next step, then of this one
 
 
 def tokens(count: int) -> SamplingParams:
@@ -86,9 +87,11 @@ def test_an_answer_of_512_tokens_is_one_capture_and_one_launch_for_every_other_t
             answer += [token.token_id for token in batch.step()]
             calls.append(cuda.names()[before:])
 
-    # The prompt, the first decode step, and what all others do.
+    # The prompt, the first decode step with the second behind it, and what all others do.
     assert ["cudaStreamBeginCapture" in step for step in calls[:2]] == [False, True]
-    assert calls[2:] == [STEP] * 510
+    assert calls[1].count("cudaGraphLaunch") == 1
+    assert calls[2:-1] == [AHEAD] * 509
+    assert calls[-1] == ["cudaEventSynchronize"]
     assert set(callbacks[2:]) == {len(called) + len(trt.bound)}  # no plugin, no address
     assert answer == expected_answer([3, 1, 4], 512)
 

@@ -1,0 +1,1 @@
+"""Runs that come again and again."""

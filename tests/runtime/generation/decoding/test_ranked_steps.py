@@ -1,0 +1,195 @@
+"""Steps whose candidates are found on the device, and steps begun ahead: on a fake GPU."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import CopyKind
+from support.fakes.tiny_engine import VOCABULARY
+from support.models.static_batches import (
+    PROMPTS,
+    answers_of,
+    greedy,
+    is_ahead,
+    rows_of,
+)
+from support.models.tiny_model_runs import expected_answer
+
+from trt_lora.plugins.kernels import candidates
+from trt_lora.runtime import SamplingParams
+from trt_lora.runtime.engines.ranked_run import RanksLogits
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.engines.tensorrt.prepared import mirrored_block
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.decoding import static_rows
+
+pytestmark = pytest.mark.usefixtures("hurrying")
+
+MakeEngine = Callable[..., TensorRTEngine]
+MIXTURE = [
+    SamplingParams(9, stop_token_ids=()),
+    SamplingParams(8, temperature=1.5, seed=3, stop_token_ids=()),
+    SamplingParams(9, temperature=0.7, top_k=5, seed=1, stop_token_ids=()),
+    SamplingParams(7, temperature=2.0, top_p=0.8, seed=2, stop_token_ids=()),
+]
+
+
+@contextmanager
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let batches take logits to the host, as with ONNX Runtime."""
+    with monkeypatch.context() as patch:
+        patch.setattr(static_rows, "RanksLogits", type("Nobody", (), {}))
+        yield
+
+
+def answers_with(
+    engine: TensorRTEngine, sampling: Sequence[SamplingParams], prompts: Sequence[list[int]]
+) -> dict[int, list[int]]:
+    """Run a batch of prompts."""
+    batch = Batch(engine, rows=len(prompts))
+    for prompt, params in zip(prompts, sampling, strict=True):
+        batch.add(prompt, params)
+    return answers_of(batch)
+
+
+# Tokens.
+
+
+@pytest.mark.parametrize("max_graphs", [0, 32])
+@pytest.mark.parametrize(
+    "sampling",
+    [*([params] * 4 for params in MIXTURE), MIXTURE],
+    ids=["greedy", "temperature", "top-k", "top-p", "mixture"],
+)
+def test_tokens_are_those_of_logits_on_the_host(
+    static_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    max_graphs: int,
+    sampling: list[SamplingParams],
+) -> None:
+    with static_engine(max_graphs=max_graphs) as engine:
+        assert isinstance(engine, RanksLogits)
+        found = answers_with(engine, sampling, PROMPTS)
+        with on_the_host(monkeypatch):
+            assert answers_with(engine, sampling, PROMPTS) == found
+
+
+@pytest.mark.parametrize("params", MIXTURE[1:])
+def test_where_two_candidates_do_not_decide_the_logits_of_the_row_do(
+    static_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: FakeCuda,
+    params: SamplingParams,
+) -> None:
+    monkeypatch.setattr(candidates, "KEPT", 2)
+    sampling = [greedy(7), params, params, greedy(7)]
+    with static_engine() as engine:
+        cuda.copies.clear()
+        found = answers_with(engine, sampling, PROMPTS)
+        sizes = [c.nbytes for c in cuda.copies if c.kind is CopyKind.cudaMemcpyDeviceToHost]
+        assert VOCABULARY * 4 in sizes  # the logits of one row
+        assert 4 * VOCABULARY * 4 not in sizes
+        with on_the_host(monkeypatch):
+            assert answers_with(engine, sampling, PROMPTS) == found
+
+
+def test_greedy_brings_no_logits_to_the_host(static_engine: MakeEngine, cuda: FakeCuda) -> None:
+    with static_engine(max_len=64) as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(60))
+        batch.step()
+        cuda.copies.clear()
+        answers_of(batch)
+
+    sizes: dict[CopyKind, list[int]] = {kind: [] for kind in CopyKind}
+    for copy in cuda.copies:
+        sizes[copy.kind].append(copy.nbytes)
+    assert sizes == {
+        # Ids once; lengths, places and temperatures each time.
+        CopyKind.cudaMemcpyHostToDevice: [4 * 256] + [3 * 256] * 58,
+        # 256 tokens and their logits; totals and flags.
+        CopyKind.cudaMemcpyDeviceToHost: [2 * 1024 + 2 * 256] * 59,
+        CopyKind.cudaMemcpyDeviceToDevice: [],
+    }
+
+
+# One step ahead.
+
+
+def test_the_next_step_is_launched_before_this_one_is_waited_for(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(9))
+        batch.step()
+        batch.step()
+        before = len(cuda.calls)
+        batch.step()
+        names = cuda.names()[before:]
+        assert names.index("cudaGraphLaunch") < names.index("cudaEventSynchronize")
+        assert cuda.hurries or cuda.pending_works() > 0  # the step ahead is not waited for
+        answers_of(batch)
+
+
+def test_no_step_is_begun_behind_the_last_one_by_length(static_engine: MakeEngine) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=2)
+        batch.add(PROMPTS[0], greedy(4))
+        batch.add(PROMPTS[1], greedy(9))
+        ahead = []
+        while batch:
+            batch.step()
+            ahead.append(is_ahead(batch))
+            rows_of(batch)._cache.check_integrity()
+    # Their prompts; up to the fourth token; the other one alone, up to its ninth.
+    assert ahead == [False, True, True, False, True, True, True, True, False]
+
+
+def test_no_step_is_begun_where_a_row_has_no_room_for_it(static_engine: MakeEngine) -> None:
+    with static_engine(max_len=8) as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(100))
+        assert answers_of(batch) == {0: expected_answer(PROMPTS[0], 5)}
+
+
+def test_no_step_is_begun_beyond_the_end_of_the_cache(static_engine: MakeEngine) -> None:
+    with static_engine(max_len=8) as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(100))
+        batch.step()
+        answer = expected_answer(PROMPTS[0], 5)
+        ahead = []
+        for token in answer:
+            rows_of(batch).step({0: token}, ahead=True)
+            ahead.append(is_ahead(batch))
+        assert ahead == [True] * 4 + [False]
+
+
+def test_no_step_is_begun_for_a_sequence_that_draws(static_engine: MakeEngine) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=2)
+        batch.add(PROMPTS[0], greedy(9))
+        batch.add(PROMPTS[1], MIXTURE[1])
+        while batch:
+            batch.step()
+            assert not is_ahead(batch) or len(batch) == 1
+
+
+def test_results_that_the_next_step_overwrites_would_be_seen(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
+    original = mirrored_block.MirroredBlock.__init__
+
+    def with_one_output(self: mirrored_block.MirroredBlock, *args: Any, **how: Any) -> None:
+        original(self, *args, **how)
+        for mirror in self.mirrors[1:]:
+            mirror.outputs = self.mirrors[0].outputs
+            mirror.download = self.mirrors[0].download  # type: ignore[method-assign]
+
+    monkeypatch.setattr(mirrored_block.MirroredBlock, "__init__", with_one_output)
+    cuda.hurries = True
+    with static_engine() as engine:
+        assert answers_with(engine, [greedy(9)], PROMPTS[:1]) != {0: expected_answer(PROMPTS[0], 9)}

@@ -1,0 +1,345 @@
+"""What comes while a step is ahead: rows, adapters, other runs, failures; on a fake GPU."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import VOCABULARY
+from support.fakes.tiny_static_engine import KEY
+from support.models.static_batches import (
+    PROMPTS,
+    answers_of,
+    check_cache,
+    drain,
+    greedy,
+    is_ahead,
+    keep,
+    rows_of,
+)
+from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manager_of
+
+from trt_lora.plugins.errors import BackendError, OutputError, StateError
+from trt_lora.runtime import SamplingParams, TensorMap
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.memory.cuda import Event
+
+pytestmark = pytest.mark.usefixtures("hurrying")
+
+MakeEngine = Callable[..., TensorRTEngine]
+
+
+def interrupt_once(wait: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Return a wait at which, the first time, somebody presses Ctrl-C."""
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(event: Event) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        wait(event)
+
+    return interrupted
+
+
+# What comes between.
+
+
+def test_a_stop_token_is_seen_one_step_late_and_never_returned(static_engine: MakeEngine) -> None:
+    expected = [expected_answer(prompt, 9) for prompt in PROMPTS]
+    for stopping in range(4):
+        stop = next(token for token in expected[stopping] if token != expected[stopping][0])
+        kept = expected[stopping][: expected[stopping].index(stop)]
+        with static_engine() as engine:
+            batch = Batch(engine, rows=4)
+            for row, prompt in enumerate(PROMPTS):
+                stops = [stop] if row == stopping else []
+                batch.add(prompt, SamplingParams(9, stop_token_ids=stops))
+            found: dict[int, list[int]] = {}
+            while batch:
+                keep(batch.step(), found)
+                check_cache(batch, found)
+        assert found == {
+            row: kept if row == stopping else answer for row, answer in enumerate(expected)
+        }
+
+
+@pytest.mark.parametrize("leaving", [0, 1, 2])
+def test_a_row_that_leaves_while_a_step_is_ahead_changes_no_other(
+    static_engine: MakeEngine, leaving: int
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=3)
+        for prompt in PROMPTS[:3]:
+            batch.add(prompt, greedy(9))
+        answers: dict[int, list[int]] = {}
+        for _ in range(4):
+            keep(batch.step(), answers)
+        assert is_ahead(batch)
+        batch.remove(leaving)
+        batch.add(PROMPTS[3], greedy(9))  # into the row that is free
+        while batch:
+            check_cache(batch, answers)
+            keep(batch.step(), answers)
+
+    expected = {row: expected_answer(prompt, 9) for row, prompt in enumerate(PROMPTS)}
+    expected[leaving] = expected[leaving][:4]
+    assert answers == expected
+
+
+def test_a_row_that_joins_while_a_step_is_ahead_is_run_with_the_next(
+    static_engine: MakeEngine,
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=4)
+        answers: dict[int, list[int]] = {}
+        for prompt in PROMPTS:
+            batch.add(prompt, greedy(9))
+            keep(batch.step(), answers)
+            assert not is_ahead(batch)  # a prompt was waiting
+            keep(batch.step(), answers)
+            assert is_ahead(batch)
+            check_cache(batch, answers)
+        while batch:
+            keep(batch.step(), answers)
+            check_cache(batch, answers)
+    assert answers == {row: expected_answer(prompt, 9) for row, prompt in enumerate(PROMPTS)}
+
+
+def test_a_step_begun_with_other_tokens_than_are_asked_for_is_made_anew(
+    static_engine: MakeEngine,
+) -> None:
+    answer = expected_answer(PROMPTS[0], 1)
+    with static_engine() as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(9))
+        rows = rows_of(batch)
+        batch.step()
+        found = rows.step({0: answer[0]}, ahead=True)
+        second = int(found.choose([greedy(1)], np.zeros(1))[0])
+        assert is_ahead(batch)
+        token = (second + 1) % VOCABULARY
+        found = rows.step({0: token}, ahead=True)
+        ids = [*PROMPTS[0], answer[0], token]
+        assert found.choose([greedy(1)], np.zeros(1)).tolist() == expected_answer(ids, 1)
+        assert rows._cache.lengths.tolist() == [len(ids)]
+
+
+def test_what_was_begun_with_another_adapter_is_forgotten(static_engine: MakeEngine) -> None:
+    tokens: dict[bool, list[int]] = {}
+    for runs_ahead in (True, False):
+        with static_engine() as engine:
+            manager = manager_of(engine, a=FIRST, b=SECOND)
+            manager.switch_weights("a")
+            batch = Batch(engine, manager=manager, rows=1)
+            batch.add(PROMPTS[0], greedy(12))
+            if not runs_ahead:
+                batch._is_known_to_go_on = lambda: False  # type: ignore[method-assign]
+            answers: dict[int, list[int]] = {}
+            for name in ("a", "b", "b", "a", "a", "a"):
+                manager.switch_weights(name)
+                batch.use_active_adapter()
+                for _ in range(2):
+                    keep(batch.step(), answers)
+            tokens[runs_ahead] = answers[0]
+            del batch, manager
+    assert tokens[True] == tokens[False]
+    assert len(tokens[True]) == 12
+
+
+def test_an_adapter_that_goes_while_a_step_is_ahead_is_let_go_of_after_it(
+    static_engine: MakeEngine,
+) -> None:
+    with static_engine() as engine:
+        manager = manager_of(engine, a=FIRST)
+        manager.switch_weights("a")
+        batch = Batch(engine, manager=manager, rows=1)
+        batch.add(PROMPTS[0], greedy(12))
+        for _ in range(3):
+            batch.step()
+        assert is_ahead(batch)
+        manager.reset_weights()
+        batch.use_active_adapter()
+        batch.step()
+        del batch, manager
+
+
+def test_a_batch_that_is_forgotten_waits_for_its_step_ahead(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(12))
+        for _ in range(3):
+            batch.step()
+        assert cuda.hurries or cuda.pending_works() > 0
+        del batch
+        assert cuda.pending_works() == 0
+    assert not cuda.violations
+
+
+def test_an_engine_that_is_closed_waits_for_the_step_ahead(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(12))
+        for _ in range(3):
+            batch.step()
+        assert cuda.hurries or cuda.pending_works() > 0
+    assert cuda.pending_works() == 0
+    with pytest.raises(StateError, match="the engine is closed"):
+        batch.step()
+    batch.remove(0)
+    del batch
+
+
+@pytest.mark.parametrize("max_graphs", [0, 1, 32])
+def test_other_runs_on_the_engine_come_between_two_steps(
+    static_engine: MakeEngine, max_graphs: int
+) -> None:
+    with static_engine(max_graphs=max_graphs) as engine:
+        batches = [Batch(engine, rows=1) for _ in range(2)]
+        answers: list[dict[int, list[int]]] = [{}, {}]
+        batches[0].add(PROMPTS[0], greedy(9))
+        for _ in range(3):
+            keep(batches[0].step(), answers[0])
+        batches[1].add(PROMPTS[1], greedy(9))
+        while any(batches):
+            for batch, found in zip(batches, answers, strict=True):
+                keep(batch.step(), found)
+        batches.clear()
+    assert answers == [{0: expected_answer(prompt, 9)} for prompt in PROMPTS[:2]]
+
+
+# Failures.
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_row_without_numbers_is_named_and_the_others_go_on(
+    static_engine: MakeEngine, cuda: FakeCuda, steps: int, joins: bool
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=4)
+        for prompt in PROMPTS[:3]:
+            batch.add(prompt, greedy(9))
+        answers: dict[int, list[int]] = {}
+        for _ in range(steps):
+            keep(batch.step(), answers)
+        if joins:
+            batch.add(PROMPTS[3], greedy(9))
+        place = rows_of(batch)._cache.views(1, 1)[KEY]
+        cuda.view(place.pointer, place.nbytes)[:16].fill(0xFF)
+        with pytest.raises(OutputError, match="prompt 1 are NaN or infinite with no adapter"):
+            drain(batch, answers)  # the step ahead may have read the row before
+        found = len(answers[1])
+        assert found <= steps + 1
+        while batch:
+            if not batch._held:
+                check_cache(batch, answers)
+            keep(batch.step(), answers)
+    others = [0, 2, 3] if joins else [0, 2]
+    assert answers.pop(1) == expected_answer(PROMPTS[1], found)
+    assert answers == {row: expected_answer(PROMPTS[row], 9) for row in others}
+
+
+def test_a_failure_of_the_step_ahead_is_raised_where_its_tokens_are_asked_for(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(9))
+        answers: dict[int, list[int]] = {}
+        for _ in range(3):
+            keep(batch.step(), answers)
+        cuda.fail("cudaGraphLaunch", Status.cudaErrorInvalidValue)
+        keep(batch.step(), answers)
+        length = rows_of(batch)._cache.lengths[0]
+        with pytest.raises(BackendError, match=r"of 1 rows that was begun ahead: .*invalid"):
+            batch.step()
+        assert rows_of(batch)._cache.lengths[0] == length
+        drain(batch, answers)
+    assert answers == {0: expected_answer(PROMPTS[0], 9)}
+
+
+def test_a_plugin_that_fails_in_the_step_ahead_is_told_with_its_tokens(
+    static_engine: MakeEngine, trt: FakeTensorRT
+) -> None:
+    def fail() -> None:
+        raise BackendError("the LoRA plugin failed: no workspace")
+
+    with static_engine(max_graphs=0) as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(9))
+        answers: dict[int, list[int]] = {}
+        for _ in range(2):
+            keep(batch.step(), answers)
+        trt.call_plugin = fail
+        keep(batch.step(), answers)
+        trt.call_plugin = lambda: None
+        with pytest.raises(BackendError, match=r"begun ahead: the LoRA plugin failed: no work"):
+            batch.step()
+        drain(batch, answers)
+    assert answers == {0: expected_answer(PROMPTS[0], 9)}
+
+
+def test_a_failure_that_nobody_asks_for_is_forgotten_with_its_sequence(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(9))
+        for _ in range(3):
+            batch.step()
+        cuda.fail("cudaGraphLaunch", Status.cudaErrorInvalidValue)
+        batch.step()
+        batch.remove(0)
+        batch.add(PROMPTS[1], greedy(3))
+        assert answers_of(batch) == {1: expected_answer(PROMPTS[1], 3)}
+
+
+def test_a_wait_that_is_interrupted_loses_no_token(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=2)
+        for prompt in PROMPTS[:2]:
+            batch.add(prompt, greedy(9))
+        answers: dict[int, list[int]] = {}
+        for _ in range(4):
+            keep(batch.step(), answers)
+        with monkeypatch.context() as patch:
+            patch.setattr(Event, "wait", interrupt_once(Event.wait))
+            with pytest.raises(KeyboardInterrupt):
+                batch.step()
+        while batch:
+            check_cache(batch, answers)
+            keep(batch.step(), answers)
+    assert answers == {row: expected_answer(PROMPTS[row], 9) for row in (0, 1)}
+
+
+def test_a_run_that_is_fed_follows_one_and_any_other_none(static_engine: MakeEngine) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(9))
+        for _ in range(3):
+            batch.step()
+        steps = rows_of(batch)._steps
+        assert steps is not None
+        run = steps._last
+        assert run is not None
+        with pytest.raises(StateError, match="1 runs are under way, not 0; ask for results"):
+            run.enqueue()
+        with pytest.raises(StateError, match="1 runs are under way, not 0; ask for results"):
+            run.bind(TensorMap())
+        run.enqueue(is_fed=True)
+        with pytest.raises(StateError, match="2 runs are under way, not 1"):
+            run.enqueue(is_fed=True)
+        run.discard()
+        with pytest.raises(StateError, match="no run is under way"):
+            run.result()
+        assert np.isfinite(run.inputs["temperatures"]).all()
+        steps.drop()

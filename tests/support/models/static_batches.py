@@ -1,0 +1,63 @@
+"""Batches on the tiny static engine: prompts, answers, and what their cache should hold."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from support.fakes.tiny_engine import EMBEDDING
+
+from trt_lora.runtime import SamplingParams
+from trt_lora.runtime.generation.batch import Batch, Token
+from trt_lora.runtime.generation.decoding.static_rows import StaticRows
+
+PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9]]
+
+
+def greedy(count: int) -> SamplingParams:
+    """So many tokens, whatever they are."""
+    return SamplingParams(max_new_tokens=count, stop_token_ids=())
+
+
+def answers_of(batch: Batch) -> dict[int, list[int]]:
+    """Run a batch to its end."""
+    answers: dict[int, list[int]] = {}
+    drain(batch, answers)
+    return answers
+
+
+def drain(batch: Batch, answers: dict[int, list[int]]) -> None:
+    """Run a batch to its end, and add what it returns."""
+    while batch:
+        keep(batch.step(), answers)
+
+
+def keep(tokens: Sequence[Token], answers: dict[int, list[int]]) -> None:
+    """Add what a step has returned."""
+    for token in tokens:
+        if token.token_id is not None:
+            answers.setdefault(token.row, []).append(token.token_id)
+
+
+def rows_of(batch: Batch) -> StaticRows:
+    """The rows of a batch whose cache is static."""
+    assert isinstance(batch._rows, StaticRows)
+    return batch._rows
+
+
+def check_cache(batch: Batch, answers: dict[int, list[int]]) -> None:
+    """Assert that every row holds its own tokens, each at its place, and no two are one's."""
+    cache = rows_of(batch)._cache
+    cache.check_integrity()
+    for place, row in enumerate(cache.owners):
+        assert isinstance(row, int)
+        ids = [*PROMPTS[row % len(PROMPTS)], *answers.get(row, [])][: cache.lengths[place]]
+        assert len(ids) == cache.lengths[place]
+        expected = EMBEDDING[ids] + 0.1 * np.arange(len(ids))[:, None]
+        for view in cache.views(place, 1).values():
+            np.testing.assert_allclose(view.numpy()[0, 0, : len(ids)], expected, rtol=1e-5)
+
+
+def is_ahead(batch: Batch) -> bool:
+    """Whether a step has been begun that nobody has asked for."""
+    steps = rows_of(batch)._steps
+    assert steps is not None
+    return steps._ahead is not None
