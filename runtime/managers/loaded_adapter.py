@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.strength import scaled_factors
+from trt_lora.runtime.managers.one_slot import as_slot
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor
 
@@ -52,6 +53,7 @@ class BoundAdapter:
     bound: Bindings  # every LoRA input of the engine, with dummies
     coverage: Coverage
     memory: Memory  # of the engine
+    is_slot: bool = False  # bound as stacks of one slot
 
     def at_strength(self, scale: float) -> tuple[Bindings, Bindings]:
         """Return `tensors` and `bound` with every B times `scale`, in a buffer of its own.
@@ -60,7 +62,8 @@ class BoundAdapter:
             AdapterError: a product leaves the range of its dtype.
         """
         scaled = self.memory.upload(scaled_factors(self.adapter, scale))
-        return {**self.tensors, **scaled}, {**self.bound, **scaled}
+        bound = as_slot(scaled) if self.is_slot else scaled
+        return {**self.tensors, **scaled}, {**self.bound, **bound}
 
 
 LoadedAdapter = PendingAdapter | BoundAdapter
