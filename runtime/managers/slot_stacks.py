@@ -75,8 +75,8 @@ class SlotStacks:
         Raises:
             StateError: there are no such slots.
         """
-        self._check_slot(first)
-        self._check_slot(first + count - 1)
+        if first < 0 or count < 1 or first + count > self.slots:
+            raise StateError(f"no {count} slots from {first}; this engine has {self.slots}")
         if (first, count) not in self._views:
             if len(self._views) == _CACHED_VIEWS:
                 del self._views[next(iter(self._views))]
