@@ -161,3 +161,34 @@ def test_a_growing_cache_takes_an_adapter_a_row_too(llama: Built, tmp_path: Path
     for name, found, row in zip(["c", ""], ours, ids, strict=True):
         theirs = reference.logits(name, row[None], np.ones_like(row[None]))[0]
         assert np.abs(found - theirs).max() < TOLERANCE
+
+
+def test_a_slot_answers_with_what_was_placed_last(llama: Built) -> None:
+    adapters = SlotAdapters(llama.engine)
+    adapters.load_weights("d", llama.adapters["d"])
+    ids = row_ids("r1")
+    right = SlotRows(llama.engine, adapters).join("r1", "d", ids)
+    adapters.unload("d")
+    adapters.load_weights("a", llama.adapters["a"])
+    other = SlotRows(llama.engine, adapters).join("r1", "a", ids)
+    adapters.unload("a")
+    adapters.load_weights("again", llama.adapters["d"])
+    again = SlotRows(llama.engine, adapters).join("r1", "again", ids)
+    assert adapters.slots == {"again": 0}
+    assert np.array_equal(again, right)
+    assert not np.array_equal(other, right)
+
+
+def test_half_precision_stays_close_to_peft(llama: Built, tmp_path: Path) -> None:
+    build_engine(tiny_config(llama.model, tmp_path / "e", dtype="float16", max_loras=2))
+    rows = {"r1": "d", "r3": None}
+    reference = PeftReference(llama.model, llama.adapters)
+    with open_engine(tmp_path / "e") as engine:
+        adapters = SlotAdapters(engine)
+        adapters.load_weights("d", llama.adapters["d"])
+        running = SlotRows(engine, adapters)
+        for row, name in rows.items():
+            ids = row_ids(row)
+            ours = running.join(row, name, ids)
+            theirs = reference.logits(name or "", ids[None], np.ones_like(ids[None]))[0]
+            assert 0 < np.abs(ours - theirs).max() < 0.03
