@@ -9,7 +9,7 @@ from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.managers.loaded_adapter import BoundAdapter
-from trt_lora.runtime.managers.one_slot import as_slot, base_rows, rows_of_slot
+from trt_lora.runtime.managers.one_slot import as_slot, base_rows, rows_of_slot, unpadded
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Memory, Stream
 from trt_lora.runtime.memory.tensor import Tensor
@@ -68,6 +68,8 @@ class EngineBindings:
         tensors = self.memory.upload({**fitted.tensors, **rows}, stream)
         rows = {name: tensors.pop(name) for name in rows}
         weights = {name: weight_of(name, tensor) for name, tensor in tensors.items()}
+        if is_slot:
+            weights = unpadded(weights, self.manifest, fitted.coverage)
         held = Adapter(adapter.source, weights, adapter.base_model)
         bound = {**self.dummies, **(as_slot(tensors) if is_slot else tensors), **rows}
         return BoundAdapter(held, tensors, strict, bound, fitted.coverage, self.memory, is_slot)

@@ -11,7 +11,9 @@ import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_RANK, LORA_SLOT, SLOT_DTYPE
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.fit import Fitted
+from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
 
@@ -42,6 +44,18 @@ def rows_of_slot(manifest: Manifest, fitted: Fitted) -> dict[str, Tensor]:
                 "them up with zeros, or load the adapter from a file"
             )
     return _rows(0, [site.rank for site in fitted.coverage.sites])
+
+
+def unpadded(
+    weights: Mapping[str, Weight], manifest: Manifest, coverage: Coverage
+) -> dict[str, Weight]:
+    """Return the weights up to the rank of each site: ranks of blends add up."""
+    ranks = {site.path: site.rank for site in coverage.sites}
+    sites = {name: manifest.lora_bindings[name] for name in weights}
+    return {
+        name: weights[name].part(1 if factor == "A" else 0, 0, ranks[site.path])
+        for name, (site, factor) in sites.items()
+    }
 
 
 def _rows(slot: int, ranks: list[int]) -> dict[str, Tensor]:

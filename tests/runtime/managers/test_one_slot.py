@@ -62,6 +62,16 @@ def test_a_strength_keeps_the_slot(tmp_path: Path) -> None:
     assert bound["lora_slot"].numpy().tolist() == [0]
 
 
+def test_ranks_of_a_blend_add_up_without_the_zeros_of_a_slot(tmp_path: Path) -> None:
+    made = manager(tmp_path)
+    made.blend("both", {"all": 0.5, "part": 2.0})
+    made.switch_weights("both", 2.0)
+    bound, given = refreshed(made), make_weights(MANIFEST, rank=3)
+    assert bound["lora_rank"].numpy().tolist() == [[3, 3, 3, 6]]
+    delta = bound[A].numpy()[0] @ bound[B].numpy()[0]
+    np.testing.assert_allclose(delta, 5 * given[A] @ given[B], rtol=1e-5)
+
+
 def test_weights_in_memory_must_fill_a_slot(tmp_path: Path) -> None:
     made = manager(tmp_path)
     weights = make_weights(MANIFEST, rank=3)
