@@ -29,6 +29,7 @@ class BuildConfig:
     target_modules: tuple[str, ...] = ()  # empty: those that the adapters in lora_dirs have
     lora_dirs: tuple[Path, ...] = ()  # adapters the engine must be able to take
     max_lora_rank: int | None = None  # None: the largest of lora_dirs, else DEFAULT_MAX_LORA_RANK
+    max_loras: int = 0  # adapters in one batch, a row each; 0: one for all rows
     max_batch_size: int = 8
     max_input_len: int | None = None  # tokens of a prompt; None: as choose_lengths has it
     max_seq_len: int | None = None  # tokens of prompt and answer together; None: likewise
@@ -48,6 +49,7 @@ class BuildConfig:
                 "all-linear, or --lora-dir with a real adapter"
             )
         _check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
+        _check_range("--max-loras", self.max_loras, 0)
         _check_range("--max-batch-size", self.max_batch_size, 1)
         _check_range("--max-seq-len", self.max_seq_len, 2)
         _check_range("--max-input-len", self.max_input_len, 1)
@@ -56,6 +58,7 @@ class BuildConfig:
         _check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         _check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
         _check_choice("--kv-cache", self.kv_cache, KV_CACHE_CHOICES)
+        self._check_that_plugin_takes_slots()
 
     def _check_that_prompts_fit(self) -> None:
         prompt, total = self.max_input_len, self.max_seq_len
@@ -63,6 +66,13 @@ class BuildConfig:
             raise ConfigError(
                 f"--max-input-len is {prompt}, but --max-seq-len, which counts the prompt too, is "
                 f"{total}; lower the one or raise the other"
+            )
+
+    def _check_that_plugin_takes_slots(self) -> None:
+        if self.max_loras and self.lora_plugin in ("plugin", "aot"):
+            raise ConfigError(
+                f"--lora-plugin {self.lora_plugin} takes one adapter at a time, and --max-loras is "
+                f"{self.max_loras}; pass --lora-plugin native, or leave out --max-loras"
             )
 
 

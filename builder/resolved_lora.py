@@ -19,13 +19,20 @@ class ResolvedLoRA:
     targets: Targets
     max_rank: int
     opt_rank: int  # what the engine is tuned for
+    max_loras: int = 0  # slots of the stacks; 0: one adapter at a time
+
+    @property
+    def stack_rank(self) -> int | None:
+        """The rank of the stacks; None without."""
+        return self.max_rank if self.max_loras else None
 
 
 def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
     """Return targets and ranks; the adapters in `config.lora_dirs` are read for theirs.
 
     The optimal rank is the commonest among the adapters' sites, the larger of equals; without
-    adapters it is the maximum, capped at 16, which most published adapters do not exceed.
+    adapters it is the maximum, capped at 16, which most published adapters do not exceed. With
+    slots the maximum is rounded up to a power of two.
 
     Raises:
         ConfigError: an option contradicts an adapter, or a target is not known.
@@ -38,8 +45,11 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
     ranks = [(path, rank) for adapter in adapters for path, rank in adapter.ranks.items()]
     targets = Targets.from_names(config.target_modules or _modules_of(ranks))
     max_rank = _max_rank(config, ranks)
+    if config.max_loras:  # so that a row's bits do not depend on its slot (slots_function.py)
+        max_rank = 1 << (max_rank - 1).bit_length()
     _check_targets_cover(targets, ranks)
-    return ResolvedLoRA(targets, max_rank, min(_opt_rank(ranks), max_rank))
+    opt_rank = min(_opt_rank(ranks), max_rank)
+    return ResolvedLoRA(targets, max_rank, opt_rank, config.max_loras)
 
 
 def _modules_of(ranks: list[tuple[str, int]]) -> list[str]:

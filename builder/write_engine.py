@@ -77,6 +77,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         max_seq_len=model.lengths.max_seq_len,
         max_lora_rank=build.lora.max_rank,
         opt_lora_rank=build.lora.opt_rank,
+        max_loras=build.lora.max_loras,
         dtype=config.dtype,
         flavour=build.flavour.name if build.flavour else "none",
         lora_plugin=build.lora_plugin,
@@ -120,7 +121,8 @@ def make_graph(
     if exported.obstacle:
         progress.note(f"the KV cache grows (as --kv-cache growing): {exported.obstacle}")
     progress.stage("insert")
-    insert = InsertLoRA(lora.targets, config.binding_names, head_path(model), exported.linears)
+    head, linears = head_path(model), exported.linears
+    insert = InsertLoRA(lora.targets, config.binding_names, head, linears, lora.stack_rank)
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
     return Graph(exported.model, exported.kv_cache, inserted)

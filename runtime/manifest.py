@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
+from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
@@ -28,6 +29,9 @@ BACKEND_FILES = {
 
 LORA_PLUGINS = ("native", "plugin", "aot")  # what LoRA nodes can be in a plan
 STATIC, GROWING = KV_CACHES = ("static", "growing")  # written in place, or longer at every step
+
+SINGLE, SLOTTED = LORA_MODES = ("single", "slots")  # adapters of a batch: one, or one a row
+_SLOT_INPUTS = frozenset({LORA_SLOT, LORA_RANK})
 
 Dimension = int | str  # a str is a symbol, such as "batch"
 
@@ -85,6 +89,7 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
     lora_plugin: str = "native"  # one of LORA_PLUGINS
     kv_cache: str = GROWING  # one of KV_CACHES; engines of earlier releases do not say
+    max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
 
     @cached_property
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:
@@ -94,6 +99,16 @@ class Manifest:
             for site in self.sites
             for factor, name in zip(FACTORS, self.binding_names.pair(site.path), strict=True)
         }
+
+    @property
+    def lora_mode(self) -> str:
+        """One of LORA_MODES."""
+        return SLOTTED if self.max_loras else SINGLE
+
+    @property
+    def lora_inputs(self) -> frozenset[str]:
+        """The names of all inputs that an adapter decides, or which row takes it."""
+        return frozenset(self.lora_bindings) | (_SLOT_INPUTS if self.max_loras else frozenset())
 
     @property
     def rank_multiple(self) -> int:
@@ -200,6 +215,8 @@ def _parse(data: dict[str, Any]) -> Manifest:
     ]
     if min(sizes) < 1:
         raise ValueError(f"a size of a site or the largest rank is {min(sizes)}")
+    if manifest.max_loras < 0:
+        raise ValueError(f"max_loras is {manifest.max_loras}, expected 0 or more")
     return manifest
 
 

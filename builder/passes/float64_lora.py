@@ -1,12 +1,12 @@
 """Pass that evaluates LoRA nodes in float64, as a reference for plans and runtimes.
 
-1. The body of every LoRA operator casts its operands to float64.
+1. The body of every LoRA operator casts its operands to float64, but slots and ranks.
 2. Its results are rounded once, at the end, to the dtype of x.
 """
 
 import onnx_ir as ir
 
-from trt_lora.plugins.contract.operators import DOMAIN
+from trt_lora.plugins.contract.operators import DOMAIN, SLOT_INPUTS
 
 
 class EvaluateInFloat64(ir.passes.InPlacePass):
@@ -28,6 +28,8 @@ class EvaluateInFloat64(ir.passes.InPlacePass):
 def _widen(function: ir.Function) -> None:
     first = function[0]
     for value in function.inputs:
+        if value.name in SLOT_INPUTS:  # integers
+            continue
         cast = ir.node("Cast", [value], {"to": ir.DataType.DOUBLE})
         cast.outputs[0].name = f"{value.name}_wide"
         ir.convenience.replace_all_uses_with(value, cast.outputs[0])

@@ -9,20 +9,24 @@
    read a linear's output y, or return it, then read y + (x @ A) @ B.
 5. The operator has a model-local function body in standard operators, which ONNX Runtime inlines,
    and TensorRT too where our plugin is not registered.
-6. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
+6. With `stack_rank`, A and B are stacks [slots, k, R] and [slots, R, n], and every node reads the
+   slot of each token too (`slots/`).
+7. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
+from trt_lora.builder.passes.slots.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
-from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, operator_named
+from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, Operator, operator_named
 from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
+from trt_lora.plugins.contract.slots import SLOTS
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
@@ -44,6 +48,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     head: str = ""  # path of the output head, which `all-linear` leaves out, as PEFT does
     # The linears of the torch model by path, and whether the logits need them.
     modules: Mapping[str, bool] = field(default_factory=dict)
+    stack_rank: int | None = None  # R of stacks for many adapters; None: one adapter at a time
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there."""
@@ -58,7 +63,8 @@ class InsertLoRA(ir.passes.InPlacePass):
 
         Raises:
             ConfigError: a target matches no linear of this model, or two modules clash.
-            ModelError: a target that the logits need is not in the graph by itself.
+            ModelError: a target that the logits need is not in the graph by itself; or, with
+                stacks, it cannot be told which adapter a token of its input takes.
         """
         linears, left_alone = self._choose(model)
         in_graph = {linear.path for linear in linears} | {item.path for item in left_alone}
@@ -68,11 +74,13 @@ class InsertLoRA(ir.passes.InPlacePass):
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
-            _insert_all(model, make_groups(missing), sites, self.names)
+            inputs = _SiteInputs(model.graph, self.names, self.stack_rank)
+            slots = None if self.stack_rank is None else TokenSlots(model.graph, len(sites))
+            _insert_all(model, make_groups(missing), sites, inputs, slots)
         return InsertLoRAResult(model, bool(missing), tuple(sites.values()), tuple(left_alone))
 
     def ensures(self, model: ir.Model) -> None:
-        """Every input is named once, and every Lora node reads the two inputs of one site."""
+        """Every input is named once, and every Lora node reads the two inputs of each site."""
         names = [value.name for value in model.graph.inputs]
         if len(names) != len(set(names)):
             raise ir.passes.PostconditionError("two graph inputs have one name")
@@ -129,16 +137,22 @@ def _factors_are_inputs(node: ir.Node) -> Iterator[bool]:
 
 
 def _insert_all(
-    model: ir.Model, groups: list[LinearGroup], sites: dict[str, Site], names: BindingNames
+    model: ir.Model,
+    groups: list[LinearGroup],
+    sites: dict[str, Site],
+    inputs: "_SiteInputs",
+    slots: TokenSlots | None,
 ) -> None:
     graph = model.graph
-    inputs = _SiteInputs(graph, names)
     used = _UnusedNames(_names(graph))
     for group in groups:
-        function = lora_function(group.operator, graph.opset_imports[""])
+        operator = replace(group.operator, has_slots=slots is not None)
+        function = lora_function(operator, graph.opset_imports[""])
         model.functions[function.identifier()] = function
-        factors = [inputs.pair(sites[linear.path]) for linear in group.linears]
-        _insert(group, _node(group, factors, used), used)
+        operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
+        for linear in group.linears:
+            operands += inputs.pair(sites[linear.path])
+        _insert(group, _node(group, operator, operands, used), used)
     graph.opset_imports[DOMAIN] = DOMAIN_VERSION
     graph.sort()  # a node may stand before the last of the outputs that it adds to
 
@@ -146,8 +160,8 @@ def _insert_all(
 class _SiteInputs:
     """The two graph inputs of each site, made at the site's first call."""
 
-    def __init__(self, graph: ir.Graph, names: BindingNames) -> None:
-        self._graph, self._names = graph, names
+    def __init__(self, graph: ir.Graph, names: BindingNames, stack_rank: int | None) -> None:
+        self._graph, self._names, self._stack_rank = graph, names, stack_rank
         self._made = {str(value.name): value for value in graph.inputs}
 
     def pair(self, site: Site) -> tuple[ir.Value, ir.Value]:
@@ -156,8 +170,9 @@ class _SiteInputs:
     def _input(self, site: Site, factor: Factor) -> ir.Value:
         name = self._names.binding(factor, site.path)
         if name not in self._made:
-            rank = self._names.rank_symbol(site.path)
-            dimensions = (site.k, rank) if factor == "A" else (rank, site.n)
+            rank = self._stack_rank or self._names.rank_symbol(site.path)
+            matrix = (site.k, rank) if factor == "A" else (rank, site.n)
+            dimensions = matrix if self._stack_rank is None else (SLOTS, *matrix)
             value = ir.val(name, ir.DataType.from_numpy(storage_dtype(site.dtype)), dimensions)
             self._graph.inputs.append(value)
             self._made[name] = value
@@ -186,14 +201,13 @@ def _names(graph: ir.Graph) -> Iterator[str]:
 
 
 def _node(
-    group: LinearGroup, factors: list[tuple[ir.Value, ir.Value]], names: _UnusedNames
+    group: LinearGroup, operator: Operator, operands: list[ir.Value], names: _UnusedNames
 ) -> ir.Node:
-    """The group's node with x, A and B; its addends are still missing."""
-    operator = group.operator
+    """The group's node with all operands but its addends."""
     node = ir.Node(
         DOMAIN,
         operator.name,
-        [group.x, *(value for pair in factors for value in pair)],
+        operands,
         num_outputs=operator.sites,
         name=names.new(f"lora_{group.linears[0].path}"),
     )

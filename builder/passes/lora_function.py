@@ -2,11 +2,14 @@
 
 import onnx_ir as ir
 
+from trt_lora.builder.passes.slots.slots_function import slots_function
 from trt_lora.plugins.contract.operators import DOMAIN, Operator
 
 
 def lora_function(operator: Operator, opset: int) -> ir.Function:
     """Return the model-local function of an operator, in opset `opset`."""
+    if operator.has_slots:
+        return slots_function(operator, opset)
     inputs = [ir.val(name) for name in _input_names(operator)]
     nodes: list[ir.Node] = []
     outputs: list[ir.Value] = []

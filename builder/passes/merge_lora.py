@@ -43,7 +43,7 @@ class MergeLoRA(ir.passes.InPlacePass):
                 delta = self._delta(call)
                 if delta.any():
                     merger.replace_weight(call, delta)
-        RemoveLoRA(frozenset(self.manifest.lora_bindings))(model)
+        RemoveLoRA(self.manifest.lora_inputs)(model)
         return ir.passes.PassResult(model, modified=True)
 
     def _delta(self, call: SiteCall) -> npt.NDArray[np.float64]:

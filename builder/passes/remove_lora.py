@@ -2,7 +2,8 @@
 
 1. What read a node's result reads what the delta was added to.
 2. A delta by itself goes with the Add that it met.
-3. LoRA inputs and the operators' functions go; weights and everything else stay.
+3. LoRA inputs, what is computed of slots and the operators' functions go; weights and everything
+   else stay.
 """
 
 import shutil
@@ -36,7 +37,10 @@ class RemoveLoRA(ir.passes.InPlacePass):
             assert operator is not None  # the insertion pass makes no other
             for site in range(operator.sites):
                 _bypass(operator, node, site)
+            slots = [value for value in node.inputs[1:3] if operator.has_slots and value]
             model.graph.remove(node, safe=True)
+            for value in slots:
+                _drop(value)
         for value in [value for value in model.graph.inputs if value.name in self.bindings]:
             model.graph.inputs.remove(value)
         model.functions.clear()
@@ -60,12 +64,14 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
     own = [ONNX_CPU_FILE] if ONNX_CPU_FILE in manifest.files else []
     for name in [ONNX_FILE, *own]:
         model = ir.load(engine / name)
-        RemoveLoRA(frozenset(manifest.lora_bindings))(model)
+        RemoveLoRA(manifest.lora_inputs)(model)
         ir.save(model, directory / name)
     shutil.copyfile(engine / ONNX_WEIGHTS_FILE, directory / ONNX_WEIGHTS_FILE)
-    inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_bindings)
+    inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_inputs)
     files = {name: file_record(directory / name) for name in own}
-    plain = replace(manifest, sites=(), inputs=inputs, profiles={}, files=files, flavour="none")
+    plain = replace(
+        manifest, sites=(), inputs=inputs, profiles={}, files=files, flavour="none", max_loras=0
+    )
     (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")
     return directory
 
@@ -80,6 +86,17 @@ def _bypass(operator: Operator, node: ir.Node, site: int) -> None:
     graph = add.graph
     assert isinstance(graph, ir.Graph)
     graph.remove(add, safe=True)
+
+
+def _drop(value: ir.Value) -> None:
+    """Remove the nodes that compute a value which nothing reads."""
+    node = value.producer()
+    if node is None or value.uses() or not isinstance(node.graph, ir.Graph):
+        return
+    operands = [operand for operand in node.inputs if operand is not None]
+    node.graph.remove(node, safe=True)
+    for operand in operands:
+        _drop(operand)
 
 
 def _read_instead(value: ir.Value, other: ir.Value | None) -> None:

@@ -43,13 +43,19 @@ def kernel_layouts(directory: Path, progress: Progress) -> list[Layout]:
     """Build an engine directory's ONNX file in every layout; `PLAIN` comes first.
 
     Raises:
-        ConfigError: the engine has no profiles, because it was built without TensorRT.
+        ConfigError: the engine has no profiles, because it was built without TensorRT, or takes
+            many adapters in a batch.
         BackendError: the flavour is not installed.
         ModelError: TensorRT cannot build a layout.
     """
     manifest = read_manifest(directory)
     if not manifest.sites or not manifest.profiles:
         raise ConfigError(f"{directory} has no LoRA sites: there is nothing to compare")
+    if manifest.max_loras:
+        raise ConfigError(
+            f"{directory} takes {manifest.max_loras} adapters in a batch, which the plugin does "
+            "not; kernels are counted of an engine that is built without --max-loras"
+        )
     flavour = TENSORRT_RTX if manifest.flavour == "none" else flavour_named(manifest.flavour)
     return list(_layouts(directory, manifest, flavour, progress))
 
@@ -76,7 +82,7 @@ def _layouts(
 
 
 def _plain(model: ir.Model, manifest: Manifest) -> Profiles:
-    RemoveLoRA(frozenset(manifest.lora_bindings))(model)
+    RemoveLoRA(manifest.lora_inputs)(model)
     return {
         profile: {name: r for name, r in ranges.items() if name not in manifest.lora_bindings}
         for profile, ranges in manifest.profiles.items()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.contract.sites import MIN_RANK
+from trt_lora.plugins.contract.slots import SLOT_ROWS, SLOTS
 from trt_lora.runtime.generation.decoding.static_inputs import BOUND
 from trt_lora.runtime.generation.decoding.step_inputs import (
     BATCH,
@@ -24,8 +25,8 @@ def make_profiles(
 ) -> dict[str, dict[str, Range]]:
     """Return the range of every input in the profiles `decode` and `prefill`, in this order.
 
-    A rank symbol has the same range in both. TensorRT tunes for opt: one sequence, half full when
-    decoding, a prompt of full length in prefill.
+    A rank symbol and the slots have the same range in both. TensorRT tunes for opt: one sequence,
+    half full when decoding, a prompt of full length in prefill, and all slots.
 
     Args:
         batch: the most sequences at a time.
@@ -37,8 +38,9 @@ def make_profiles(
     forms = {GROWING: _growing, STATIC: _static}
     decode, prefill = forms[kv_cache](batch, lengths)
     rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
+    slots = {SLOTS: (1, lora.max_loras, lora.max_loras), SLOT_ROWS: (1, 1, batch)}
     return {
-        name: {binding.name: _range(binding, symbols, rank) for binding in inputs}
+        name: {binding.name: _range(binding, slots | symbols, rank) for binding in inputs}
         for name, symbols in (("decode", decode), ("prefill", prefill))
     }
 

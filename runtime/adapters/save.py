@@ -45,10 +45,16 @@ def save_adapter(
         What casts changed.
 
     Raises:
-        ConfigError: format or dtype are none of the choices, or something is at `path`.
+        ConfigError: format or dtype are none of the choices, something is at `path`, or an
+            `.onnx_adapter` is asked for an engine whose inputs hold several adapters.
         AdapterError: the format cannot hold the adapter, or the engine cannot take it.
     """
     _check(path, format, dtype)
+    if format == "onnxruntime" and manifest and manifest.max_loras:
+        raise ConfigError(
+            f"an engine with {manifest.max_loras} slots takes stacks of adapters, and an "
+            ".onnx_adapter holds one; leave out the engine, or give one built without --max-loras"
+        )
     adapter.check_usable()
     weights = dict(adapter.weights)
     if manifest is not None:

@@ -9,6 +9,7 @@ from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.managers.loaded_adapter import BoundAdapter
+from trt_lora.runtime.managers.one_slot import as_slot, base_rows, rows_of_slot, unpadded
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Memory, Stream
 from trt_lora.runtime.memory.tensor import Tensor
@@ -23,15 +24,17 @@ class EngineBindings:
     rank_multiple: int  # as in `Executor`
     release_inputs: Callable[[], None]  # as in `Executor`
     dummy: Tensor  # a zero of shape [1] and the engine's dtype
-    dummies: Mapping[str, Tensor]  # A [k, 1] or B [1, n] by binding, all in one zero buffer
+    dummies: Mapping[str, Tensor]  # A [k, 1] or B [1, n] by binding, all in one zero buffer; or
+    # with slots a slot of zeros, and no row that takes it
 
     @classmethod
     def from_executor(cls, executor: Executor) -> "EngineBindings":
         """Read the engine's manifest and make the zero buffer on its device."""
         manifest = executor.manifest
         dummy = Tensor(0, (1,), manifest.dtype)
+        rank = manifest.max_lora_rank if manifest.max_loras else MIN_RANK
         shapes = {
-            name: replace(dummy, shape=site.shape(factor, MIN_RANK), dtype=site.dtype)
+            name: replace(dummy, shape=site.shape(factor, rank), dtype=site.dtype)
             for name, (site, factor) in manifest.lora_bindings.items()
         }
         zeros = executor.memory.zeros(max(tensor.nbytes for tensor in (dummy, *shapes.values())))
@@ -40,10 +43,12 @@ class EngineBindings:
             return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=zeros)
 
         dummies = {name: on_device(tensor) for name, tensor in shapes.items()}
+        if manifest.max_loras:
+            dummies = as_slot(dummies) | executor.memory.upload(base_rows(manifest))
         return cls(
             manifest,
             executor.memory,
-            executor.rank_multiple,
+            manifest.max_lora_rank if manifest.max_loras else executor.rank_multiple,
             executor.release_inputs,
             on_device(dummy),
             dummies,
@@ -58,8 +63,13 @@ class EngineBindings:
         fitted = fit_adapter(
             adapter, self.manifest, strict=strict, rank_multiple=self.rank_multiple
         )
-        tensors = self.memory.upload(fitted.tensors, stream)
+        is_slot = self.manifest.max_loras > 0
+        rows = rows_of_slot(self.manifest, fitted) if is_slot else {}
+        tensors = self.memory.upload({**fitted.tensors, **rows}, stream)
+        rows = {name: tensors.pop(name) for name in rows}
         weights = {name: weight_of(name, tensor) for name, tensor in tensors.items()}
+        if is_slot:
+            weights = unpadded(weights, self.manifest, fitted.coverage)
         held = Adapter(adapter.source, weights, adapter.base_model)
-        bound = {**self.dummies, **tensors}
-        return BoundAdapter(held, tensors, strict, bound, fitted.coverage, self.memory)
+        bound = {**self.dummies, **(as_slot(tensors) if is_slot else tensors), **rows}
+        return BoundAdapter(held, tensors, strict, bound, fitted.coverage, self.memory, is_slot)

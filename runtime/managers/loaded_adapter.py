@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.strength import scaled_factors
+from trt_lora.runtime.adapters.weight import weight_of
+from trt_lora.runtime.managers.one_slot import as_slot
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor
 
@@ -46,12 +48,13 @@ class PendingAdapter:
 class BoundAdapter:
     """An adapter fitted to an engine, on its device."""
 
-    adapter: Adapter  # of the tensors below, the source of blends and strengths
+    adapter: Adapter  # of the tensors below without the padding of a slot, the source of blends
     tensors: Bindings
     strict: bool
     bound: Bindings  # every LoRA input of the engine, with dummies
     coverage: Coverage
     memory: Memory  # of the engine
+    is_slot: bool = False  # bound as stacks of one slot
 
     def at_strength(self, scale: float) -> tuple[Bindings, Bindings]:
         """Return `tensors` and `bound` with every B times `scale`, in a buffer of its own.
@@ -59,8 +62,11 @@ class BoundAdapter:
         Raises:
             AdapterError: a product leaves the range of its dtype.
         """
-        scaled = self.memory.upload(scaled_factors(self.adapter, scale))
-        return {**self.tensors, **scaled}, {**self.bound, **scaled}
+        weights = {name: weight_of(name, tensor) for name, tensor in self.tensors.items()}
+        whole = Adapter(self.adapter.source, weights)
+        scaled = self.memory.upload(scaled_factors(whole, scale))
+        bound = as_slot(scaled) if self.is_slot else scaled
+        return {**self.tensors, **scaled}, {**self.bound, **bound}
 
 
 LoadedAdapter = PendingAdapter | BoundAdapter

@@ -13,6 +13,7 @@ from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.managers.slot_stacks import stacks_nbytes
 from trt_lora.runtime.manifest import Manifest, read_manifest
 
 
@@ -96,12 +97,20 @@ def _print_engine(directory: Path, manifest: Manifest) -> None:
         "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
         f"{manifest.max_input_len} of them in one step",
         "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
+        "adapters": _adapters(manifest),
         "sites": f"{len(manifest.sites)}: "
         + ", ".join(f"{name} x {count}" for name, count in modules.items()),
         "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
     }
     for label, fact in facts.items():
         print(f"{label:<12} {fact}")
+
+
+def _adapters(manifest: Manifest) -> str:
+    """How many an answer may take, and the memory of all slots."""
+    if not manifest.max_loras:
+        return "one at a time, for all rows"
+    return f"{manifest.max_loras} in a batch, in stacks of {stacks_nbytes(manifest) / 1e6:.1f} MB"
 
 
 def _print_coverage(coverage: Coverage, manifest: Manifest) -> None:

@@ -47,6 +47,7 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(args.lora_dir),
         max_lora_rank=args.max_lora_rank,
+        max_loras=args.max_loras,
         max_batch_size=args.max_batch_size,
         max_input_len=args.max_input_len,
         max_seq_len=args.max_seq_len,
@@ -109,6 +110,14 @@ def _add_lora_options(add: Callable[..., object]) -> None:
         metavar="RANK",
         help="largest rank an adapter may have (default: that of --lora-dir, else "
         f"{DEFAULT_MAX_LORA_RANK})",
+    )
+    add(
+        "--max-loras",
+        type=int,
+        default=BuildConfig.max_loras,
+        metavar="SLOTS",
+        help="adapters in one batch, each row with its own; 0: one adapter for all rows "
+        "(default: %(default)s)",
     )
     add(
         "--binding-names",

@@ -65,8 +65,8 @@ def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[In
 
     Raises:
         AdapterError: the adapter cannot be read, or the engine refuses it.
-        ConfigError: the engine has no LoRA inputs or no tokenizer, the shapes leave its profiles,
-            or there are no iterations.
+        ConfigError: the engine has no LoRA inputs or stacks of them, or no tokenizer, the shapes
+            leave its profiles, or there are no iterations.
         BackendError: a bfloat16 engine without torch, or a prompt without tokenizers.
     """
     if spec.iterations < 1:
@@ -90,8 +90,14 @@ def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
 
     Raises:
         AdapterError: the adapter cannot be read, or the engine refuses it.
-        ConfigError: the engine has no LoRA inputs.
+        ConfigError: the engine has no LoRA inputs, or stacks of them.
     """
+    if manifest.max_loras:
+        raise ConfigError(
+            f"this engine of {manifest.base_model.name} takes {manifest.max_loras} adapters in a "
+            "batch, and its inputs are made for one; use trt-lora verify, or an engine that is "
+            "built without --max-loras"
+        )
     if not manifest.sites:
         raise ConfigError(
             f"this engine of {manifest.base_model.name} has no LoRA inputs; build one with: "

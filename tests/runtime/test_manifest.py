@@ -98,9 +98,10 @@ def test_another_schema_is_refused_with_both_versions(tmp_path: Path, version: o
 FIELDS = [field.name for field in dataclasses.fields(Manifest)]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in FIELDS if name not in ("lora_plugin", "kv_cache")]
-)
+OPTIONAL = ("lora_plugin", "kv_cache", "max_loras")
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in OPTIONAL])
 def test_a_missing_field_is_refused_by_name(tmp_path: Path, name: str) -> None:
     write_engine(tmp_path, **{name: None})
     assert_refused(tmp_path, name)
@@ -160,3 +161,22 @@ def test_a_file_of_another_size_is_refused_by_name(tmp_path: Path, data: bytes) 
 def test_a_file_name_that_leads_out_of_the_directory_is_refused(tmp_path: Path, name: str) -> None:
     write_engine(tmp_path, files={name: {"size_bytes": 1, "sha256": "0"}})
     assert_refused(tmp_path, "leads out of the engine directory")
+
+
+def test_an_engine_of_an_earlier_release_takes_one_adapter_at_a_time(tmp_path: Path) -> None:
+    write_engine(tmp_path, max_loras=None)
+    manifest = read_manifest(tmp_path)
+    assert (manifest.max_loras, manifest.lora_mode) == (0, "single")
+    assert manifest.lora_inputs == set(manifest.lora_bindings)
+
+
+def test_an_engine_with_slots_has_two_inputs_beside_the_stacks(tmp_path: Path) -> None:
+    write_engine(tmp_path, max_loras=3)
+    manifest = read_manifest(tmp_path)
+    assert manifest.lora_mode == "slots"
+    assert manifest.lora_inputs - set(manifest.lora_bindings) == {"lora_slot", "lora_rank"}
+
+
+def test_a_negative_number_of_slots_is_refused(tmp_path: Path) -> None:
+    write_engine(tmp_path, max_loras=-1)
+    assert_refused(tmp_path, "max_loras is -1, expected 0 or more")

@@ -1,0 +1,125 @@
+"""The slot of every token of a linear's input, from the slot of every row of the batch.
+
+What a token's row is, the sizes of the input say, by name:
+
+1. [batch, ..., k]: the row is the first index.
+2. [1, kept, k] of a static cache: that of the token kept, counted over `input_ids`.
+3. A view of one of these, whose last sizes make up k: its tokens, in their order.
+
+Any other input is refused by name: a wrong row would be another adapter.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+from trt_lora.builder.passes.linears import Linear, behind_identity
+from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT, SLOT_ROWS, SLOTS
+from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.generation.decoding.static_inputs import KEPT_PLACES
+from trt_lora.runtime.generation.decoding.step_inputs import BATCH, INPUT_IDS, KEPT, SEQUENCE
+
+Sizes = tuple[int | str | None, ...]
+
+_VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+class TokenSlots:
+    """The inputs `lora_slot` and `lora_rank` of a graph, and what nodes need of them."""
+
+    def __init__(self, graph: ir.Graph, sites: int) -> None:
+        """Add the inputs.
+
+        Args:
+            graph: in which the nodes will be.
+            sites: the number of sites of the engine.
+        """
+        self._graph = graph
+        self._made: dict[Sizes | ir.Value, ir.Value] = {}
+        self._slot = ir.val(LORA_SLOT, ir.DataType.INT32, [SLOT_ROWS])
+        self._rank = ir.val(LORA_RANK, ir.DataType.INT32, [SLOTS, sites])
+        graph.inputs.extend([self._slot, self._rank])
+
+    def operands(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
+        """Return `slot` [tokens of x] and `rank` of the node of a linear.
+
+        Raises:
+            ModelError: it cannot be told which row a token of x belongs to.
+        """
+        slot = self._of(linear.x, linear.k)
+        if slot is None:
+            raise ModelError(
+                f"the input of {linear.path} has shape {linear.x.shape}: which row of the batch a "
+                "token is in cannot be told, and so not which adapter it takes; leave its kind out "
+                "of --lora-target-modules, or leave out --max-loras"
+            )
+        return slot, self._rank
+
+    def _of(self, x: ir.Value, width: int) -> ir.Value | None:
+        """The slots of x read as [tokens, width]."""
+        x = behind_identity(x)
+        leading = _leading(_sizes(x), width)
+        if leading[:1] == (BATCH,):
+            return self._of_rows(leading, x, {"end": len(leading)})
+        if leading == (1, KEPT):
+            return self._of_kept(leading)
+        view = x.producer()
+        if view is None or view.op_type not in _VIEWS or view.inputs[0] is None:
+            return None
+        return self._of(view.inputs[0], width)
+
+    def _of_rows(self, sizes: Sizes, like: ir.Value, axes: Mapping[str, int]) -> ir.Value:
+        """The slot of every row, once for each place of `sizes`.
+
+        It is made once for all values of these sizes, or, where one has no name, for this one.
+
+        `axes` says which axes of `like` have these sizes, as attributes of Shape.
+        """
+        key = sizes if None not in sizes else like
+        if key not in self._made:
+            tape = Tape()
+            column = _constant(tape, [-1] + [1] * (len(sizes) - 1))
+            rows = tape.op("Reshape", [self._slot, column])
+            spread = tape.op("Expand", [rows, tape.op("Shape", [like], axes)])
+            flat = tape.op("Reshape", [spread, _constant(tape, [-1])])
+            self._made[key] = self._inserted(tape, flat)
+        return self._made[key]
+
+    def _of_kept(self, sizes: Sizes) -> ir.Value | None:
+        inputs = {value.name: value for value in self._graph.inputs}
+        if INPUT_IDS not in inputs or KEPT_PLACES not in inputs:
+            return None
+        if sizes not in self._made:
+            every, tape = self._of_rows((BATCH, SEQUENCE), inputs[INPUT_IDS], {}), Tape()
+            kept = tape.op("Gather", [every, inputs[KEPT_PLACES]])
+            self._made[sizes] = self._inserted(tape, kept)
+        return self._made[sizes]
+
+    def _inserted(self, tape: Tape, value: ir.Value) -> ir.Value:
+        """Put nodes into the graph, which is sorted later, and name the value they end in."""
+        for node in tape.nodes:
+            node.outputs[0].name = None
+        value.name = f"{LORA_SLOT}_of_tokens_{len(self._made)}"
+        self._graph.insert_before(self._graph[0], tape.nodes)
+        return value
+
+
+def _sizes(value: ir.Value) -> Sizes:
+    """Every size of a value: its number, its name, or None."""
+    return tuple(s if isinstance(s, int) else s.value for s in value.shape or ())
+
+
+def _leading(sizes: Sizes, width: int) -> Sizes:
+    """The sizes before the last ones that make up `width`; none where none do."""
+    for count in range(1, len(sizes) + 1):
+        last = [size for size in sizes[-count:] if isinstance(size, int)]
+        if len(last) == count and math.prod(last) == width:
+            return sizes[:-count]
+    return ()
+
+
+def _constant(tape: Tape, numbers: Sequence[int]) -> ir.Value:
+    return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})

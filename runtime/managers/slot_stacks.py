@@ -1,0 +1,144 @@
+"""Stacks of an engine for many adapters: memory on its device for good, an adapter in each slot."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from trt_lora.plugins.contract.slots import LORA_RANK, SLOT_DTYPE
+from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
+from trt_lora.runtime.adapters.fitting.fit import Fitted
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.host import Blocks, Memory, pack, packed_on_host
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+
+_CACHED_VIEWS = 64  # first slot and number of slots, the pairs in use
+
+
+class SlotStacks:
+    """A [slots, k, R] and B [slots, R, n] of every site, and the ranks [slots, sites].
+
+    Addresses and shapes never change. A slot holds one adapter, with zeros behind its ranks; it is
+    copied there, and no run may read the slot meanwhile.
+    """
+
+    def __init__(self, manifest: Manifest, memory: Memory) -> None:
+        """Allocate empty slots on the engine's device.
+
+        Raises:
+            ConfigError: the engine takes one adapter at a time.
+            BackendError: the device is out of memory.
+        """
+        self._manifest, self._memory = manifest, memory
+        self.slots = manifest.max_loras
+        self._slot = slot_tensors(manifest)
+        self.nbytes, layout = pack(_stacked(self._slot, self.slots), memory.device)
+        block = memory.zeros(self.nbytes)
+        self._stacks = {
+            name: replace(place, pointer=block.pointer + place.pointer, owner=block)
+            for name, place in layout.items()
+        }
+        self._views: dict[tuple[int, int], TensorMap] = {}
+
+    def place(self, slot: int, fitted: Fitted) -> None:
+        """Copy an adapter into a slot, in the place of what was there.
+
+        Args:
+            slot: from 0.
+            fitted: to this engine; sites that it leaves out get zeros.
+
+        Raises:
+            StateError: there is no such slot.
+            AdapterError: a tensor does not fit its site's stacks.
+        """
+        self._check_slot(slot)
+        padded = self._memory.upload(self._padded(fitted))
+        for name, tensor in padded.items():
+            self._memory.copy(self._pointer(name, slot), tensor.pointer, Blocks(tensor.nbytes))
+
+    def clear(self, slot: int) -> None:
+        """Write zeros to a slot.
+
+        Raises:
+            StateError: there is no such slot.
+        """
+        self._check_slot(slot)
+        for name, tensor in self._slot.items():
+            self._memory.clear(self._pointer(name, slot), Blocks(tensor.nbytes))
+
+    def views(self, first: int, count: int) -> Mapping[str, Tensor]:
+        """Every stack over slots [first, first + count); the same objects at every call.
+
+        A step whose rows take these slots alone then computes no others; it counts its slots from
+        `first`.
+
+        Raises:
+            StateError: there are no such slots.
+        """
+        if first < 0 or count < 1 or first + count > self.slots:
+            raise StateError(f"no {count} slots from {first}; this engine has {self.slots}")
+        if (first, count) not in self._views:
+            if len(self._views) == _CACHED_VIEWS:
+                del self._views[next(iter(self._views))]
+            self._views[first, count] = self._new_views(first, count)
+        return self._views[first, count]
+
+    def _new_views(self, first: int, count: int) -> TensorMap:
+        return TensorMap(
+            (name, replace(s, pointer=self._pointer(name, first), shape=(count, *s.shape[1:])))
+            for name, s in self._stacks.items()
+        )
+
+    def _padded(self, fitted: Fitted) -> dict[str, Tensor]:
+        """All that a slot holds, on the host."""
+        padded = packed_on_host(self._slot)
+        for name, tensor in fitted.tensors.items():
+            room = self._slot[name].shape if name in self._slot else ()
+            if len(room) != len(tensor.shape) or any(map(int.__gt__, tensor.shape, room)):
+                raise AdapterError(
+                    f"{fitted.coverage.source}: {name} has shape {list(tensor.shape)}, a slot of "
+                    f"this engine has room for {list(room)}; fit the adapter to this engine"
+                )
+            padded[name].storage()[tuple(map(slice, tensor.shape))] = tensor.read_storage()
+        ranks = [site.rank for site in fitted.coverage.sites]
+        padded[LORA_RANK].storage()[:] = np.array(ranks, SLOT_DTYPE)
+        return padded
+
+    def _pointer(self, name: str, slot: int) -> int:
+        return self._stacks[name].pointer + slot * self._slot[name].nbytes
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.slots:
+            raise StateError(f"there is no slot {slot}; this engine has 0 to {self.slots - 1}")
+
+
+def slot_tensors(manifest: Manifest) -> dict[str, Tensor]:
+    """Return what one slot holds, as tensors without memory: A [k, R], B [R, n], ranks [sites].
+
+    Raises:
+        ConfigError: the engine takes one adapter at a time.
+    """
+    if not manifest.max_loras:
+        raise ConfigError(
+            f"this engine of {manifest.base_model.name} takes one adapter at a time: it has no "
+            "slots; build one with --max-loras 8, or use a LoRAManager"
+        )
+    rank = manifest.max_lora_rank
+    tensors = {
+        name: Tensor(0, site.shape(factor, rank), site.dtype)
+        for name, (site, factor) in manifest.lora_bindings.items()
+    }
+    return {**tensors, LORA_RANK: Tensor(0, (len(manifest.sites),), SLOT_DTYPE)}
+
+
+def stacks_nbytes(manifest: Manifest) -> int:
+    """Return the bytes that the stacks of an engine take on its device, before they are made.
+
+    Raises:
+        ConfigError: the engine takes one adapter at a time.
+    """
+    return pack(_stacked(slot_tensors(manifest), manifest.max_loras), "")[0]
+
+
+def _stacked(tensors: Mapping[str, Tensor], slots: int) -> dict[str, Tensor]:
+    return {name: replace(t, shape=(slots, *t.shape)) for name, t in tensors.items()}

@@ -1,0 +1,85 @@
+"""Engines for many adapters: what is built of the options, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from conftest import TinyEngine
+from support.models.tiny_models import tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.builder.progress import NoProgress
+from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime import Manifest, read_manifest
+from trt_lora.runtime.manifest import ONNX_FILE, Range
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def built(engine: TinyEngine, output: Path, **options: Any) -> Manifest:
+    """An engine with LoRA on q_proj and v_proj, and three slots unless told otherwise."""
+    targets = ("attn_q", "attn_v")
+    config = tiny_config(
+        engine.model, output, **{"target_modules": targets, "max_loras": 3} | options
+    )
+    return build_engine(config)
+
+
+def test_the_manifest_names_stacks_slots_and_ranks(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    manifest = built(tiny_engine, tmp_path / "engine")
+    assert read_manifest(tmp_path / "engine") == manifest
+    assert (manifest.lora_mode, manifest.max_loras, manifest.lora_plugin) == ("slots", 3, "native")
+    shapes = {binding.name: (binding.dtype, binding.shape) for binding in manifest.inputs}
+    assert shapes[f"lora_A_{Q}"] == ("float32", ("slots", 32, 16))
+    assert shapes[f"lora_B_{Q}"] == ("float32", ("slots", 16, 32))
+    assert shapes["lora_slot"] == ("int32", ("slot_rows",))
+    assert shapes["lora_rank"] == ("int32", ("slots", 4))
+    for ranges in manifest.profiles.values():
+        assert ranges[f"lora_A_{Q}"] == Range((1, 32, 16), (3, 32, 16), (3, 32, 16))
+        assert ranges["lora_slot"] == Range((1,), (1,), (2,))
+        assert ranges["lora_rank"] == Range((1, 4), (3, 4), (3, 4))
+
+
+def test_the_rank_of_the_stacks_is_a_power_of_two(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    assert built(tiny_engine, tmp_path / "e", max_lora_rank=9).max_lora_rank == 16
+
+
+def test_an_engine_for_one_adapter_is_as_before(tiny_engine: TinyEngine) -> None:
+    manifest = read_manifest(tiny_engine.engine)
+    assert (manifest.lora_mode, manifest.max_loras) == ("single", 0)
+    assert "lora_slot" not in {binding.name for binding in manifest.inputs}
+    operators = {key[1] for key in ir.load(tiny_engine.engine / ONNX_FILE).functions}
+    assert operators == {"LoraAdd2", "LoraDelta2"} & operators
+    assert operators
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_tensorrt_builds_the_function_bodies(
+    tiny_engine: TinyEngine, tmp_path: Path, dtype: str
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    manifest = built(tiny_engine, tmp_path / "engine", flavour="tensorrt-rtx", dtype=dtype)
+    assert manifest.lora_plugin == "native"
+    assert manifest.files["engine.plan"].size_bytes > 0
+
+
+@pytest.mark.parametrize("lora_plugin", ["plugin", "aot"])
+def test_a_plugin_for_one_adapter_is_refused(lora_plugin: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"--lora-plugin {lora_plugin} takes one adapter at a"):
+        tiny_config(tmp_path, tmp_path / "e", max_loras=8, lora_plugin=lora_plugin)
+
+
+def test_a_negative_number_of_adapters_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--max-loras is -1, expected a whole number 0 or more"):
+        tiny_config(tmp_path, tmp_path / "e", max_loras=-1)
+
+
+def test_kernels_of_an_engine_with_slots_are_not_counted(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    built(tiny_engine, tmp_path / "engine")
+    with pytest.raises(ConfigError, match=r"takes 3 adapters in a batch.*without --max-loras"):
+        kernel_layouts(tmp_path / "engine", NoProgress())
