@@ -8,6 +8,7 @@ import numpy as np
 
 from trt_lora.plugins.errors import ConfigError, OutputError
 from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.generation.batch_adapters import batch_adapters
 from trt_lora.runtime.generation.decoding.cache_regions import rows_within
 from trt_lora.runtime.generation.decoding.growing_rows import GrowingRows
 from trt_lora.runtime.generation.decoding.rows import Rows
@@ -17,8 +18,8 @@ from trt_lora.runtime.generation.sampling import SamplingParams, generator
 from trt_lora.runtime.generation.text.prompts import check_prompt
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.managers.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import STATIC, Manifest
-from trt_lora.runtime.memory.tensor import TensorMap
 
 FinishReason = Literal["stop", "length"]
 
@@ -35,13 +36,18 @@ class Token:
 @dataclass
 class _Sequence:
     sampling: SamplingParams
+    adapter: str | None  # of its own
     stop_token_ids: tuple[int, ...]
     draws: np.random.Generator
     tokens: list[int] = field(default_factory=list)
 
 
 class Batch:
-    """Sequences under way on an engine, all with one adapter.
+    """Sequences under way on an engine: all with one adapter, or each with its own.
+
+    On an engine for many adapters (`build-engine --max-loras`) and with `adapters`, each sequence
+    names its adapter, which stays loaded and in its slot until the sequence has ended. An answer
+    does not depend on the adapters of the others.
 
     On a TensorRT engine with a static cache, tokens are chosen from at most 256 candidates a row,
     which the GPU finds; logits come to the host only where those do not decide, and for a greedy
@@ -64,6 +70,7 @@ class Batch:
         engine: Executor,
         *,
         manager: LoRAManager | None = None,
+        adapters: SlotAdapters | None = None,
         rows: int | None = None,
         cache_bytes: int | None = None,
         prefill_chunk: int | None = None,
@@ -73,6 +80,7 @@ class Batch:
         Args:
             engine: a running engine.
             manager: holds the adapters; its active one answers, or the base model.
+            adapters: instead of `manager`: those that sequences name.
             rows: sequences at a time, most; the engine's largest batch by default. A static cache
                 is allocated for so many.
             cache_bytes: instead of `rows`: as many sequences as a static cache of this size holds.
@@ -80,12 +88,13 @@ class Batch:
                 others waiting for less; whole prompts by default. Of a static cache alone.
 
         Raises:
-            ConfigError: a number is beyond the engine's limits.
+            ConfigError: a number is beyond the engine's limits, or the cache grows and sequences
+                shall have adapters of their own.
             BackendError: the device has no room for the cache.
         """
         manifest = engine.manifest
         self._manifest = manifest
-        self._manager = manager or _without_adapters(engine)
+        self._adapters = batch_adapters(engine, manager, adapters)
         if cache_bytes is not None:
             _check_budget(manifest, rows)
             rows = rows_within(manifest, cache_bytes)
@@ -93,10 +102,9 @@ class Batch:
         chunk = manifest.max_input_len if prefill_chunk is None else prefill_chunk
         _check("rows", rows, manifest.max_batch_size)
         _check("prefill_chunk", chunk, manifest.max_input_len)
-        self._weights = ""
-        bindings = self._bindings()
+        bindings = self._adapters.bindings()
         self._rows: Rows = (
-            StaticRows(engine, bindings, rows, chunk)
+            StaticRows(engine, bindings, rows, chunk, adapters)
             if manifest.kv_cache == STATIC
             else GrowingRows(engine, bindings)
         )
@@ -114,23 +122,37 @@ class Batch:
         """How many sequences can be added."""
         return self._free - len(self._sequences)
 
-    def add(self, prompt: Sequence[int], sampling: SamplingParams | None = None) -> int:
+    def add(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+    ) -> int:
         """Take a sequence in; its first token comes with a later step. Return its number.
 
         Args:
             prompt: token ids.
             sampling: how its tokens are chosen; greedy by default.
+            adapter: of its own; by default the base model, or what all have.
 
         Raises:
-            ConfigError: the prompt is beyond the engine's limits, or no prompt of this model.
-            StateError: no row is free, or the cache grows and a step has been made.
+            ConfigError: the prompt is beyond the engine's limits, or no prompt of this model; or
+                all sequences have one adapter.
+            StateError: no row is free, no slot is, or the cache grows and a step has been made.
+            UnknownAdapterError: no adapter of that name is loaded.
         """
         sampling = sampling or SamplingParams()
         ids = check_prompt(f"prompt {self._next}", prompt, self._manifest)
         row = self._next
-        self._rows.add(row, ids, temperature=sampling.temperature)
         stops = _stop_token_ids(self._manifest, sampling)
-        self._sequences[row] = _Sequence(sampling, stops, generator(sampling.seed, ids))
+        self._adapters.lease(adapter)
+        try:
+            self._rows.add(row, ids, temperature=sampling.temperature, adapter=adapter)
+        except BaseException:
+            self._adapters.release(adapter)
+            raise
+        self._sequences[row] = _Sequence(sampling, adapter, stops, generator(sampling.seed, ids))
         self._next += 1
         return row
 
@@ -153,10 +175,11 @@ class Batch:
             return self._advance(found)
         wrong = [row for row, is_right in zip(found.rows, numbers, strict=True) if not is_right]
         right = found.only(numbers)
+        names = [self._sequences[row].adapter for row in wrong]
         for row in wrong:
             self._remove(row, clear=True)
         self._held = self._advance(right)
-        raise self._not_numbers(wrong)
+        raise self._not_numbers(wrong, names)
 
     def remove(self, row: int) -> None:
         """Let a sequence go before its end.
@@ -168,19 +191,20 @@ class Batch:
             raise ConfigError(f"sequence {row} is not under way; those are {list(self._sequences)}")
         self._remove(row)
 
+    def clear(self) -> None:
+        """Let all sequences go."""
+        for row in list(self._sequences):
+            self._remove(row)
+
     def use_active_adapter(self) -> None:
         """Take the manager's active adapter from the next step on.
 
         What a sequence has in the cache stays as the adapter before made it.
-        """
-        self._rows.use_adapter(self._bindings())
 
-    def _bindings(self) -> TensorMap:
-        tensor_map = TensorMap()
-        self._manager.refresh_tensor_map(tensor_map)
-        name, scale = self._manager.get_active_adapter_name(), self._manager.active_scale
-        self._weights = f"adapter {name!r} at strength {scale:g}" if name else "no adapter"
-        return tensor_map
+        Raises:
+            ConfigError: sequences have adapters of their own.
+        """
+        self._rows.use_adapter(self._adapters.bindings())
 
     def _is_known_to_go_on(self) -> bool:
         """Whether every sequence is greedy, and its next token not its last by length."""
@@ -217,20 +241,15 @@ class Batch:
 
     def _remove(self, row: Hashable, *, clear: bool = False) -> None:
         self._rows.remove(row, clear=clear)
-        del self._sequences[row]
+        self._adapters.release(self._sequences.pop(row).adapter)
 
-    def _not_numbers(self, rows: Sequence[Hashable]) -> OutputError:
+    def _not_numbers(self, rows: Sequence[Hashable], names: Sequence[str | None]) -> OutputError:
+        adapters = self._adapters.described(names)
         return OutputError(
-            f"the logits of prompt {', '.join(map(str, rows))} are NaN or infinite with "
-            f"{self._weights}: a value left the engine's number range; use a lower strength, or "
-            "build with --dtype float32 or bfloat16"
+            f"the logits of prompt {', '.join(map(str, rows))} are NaN or infinite with {adapters}"
+            ": a value left the engine's number range; use a lower strength, or build with --dtype "
+            "float32 or bfloat16"
         )
-
-
-def _without_adapters(engine: Executor) -> LoRAManager:
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(engine)
-    return manager
 
 
 def _stop_token_ids(manifest: Manifest, sampling: SamplingParams) -> tuple[int, ...]:

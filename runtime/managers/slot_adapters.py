@@ -1,6 +1,6 @@
 """SlotAdapters: named adapters of an engine for many, and the slots of those in use."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -37,6 +37,7 @@ class SlotAdapters:
         self.stacks = SlotStacks(executor.manifest, executor.memory)
         self._adapters: dict[str, Fitted] = {}
         self._slots: OrderedDict[str, int] = OrderedDict()  # the least recently used first
+        self._leases = Counter[str]()  # of those who use an adapter for more than a step
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,22 +70,49 @@ class SlotAdapters:
 
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
+            StateError: it is leased.
         """
         self._get(name)
+        if count := self._leases[name]:
+            raise StateError(f"adapter {name!r} is in use by {count} sequences; let them end first")
         del self._adapters[name]
         if (slot := self._slots.pop(name, None)) is not None:
             self.stacks.clear(slot)
+
+    def lease(self, name: str) -> None:
+        """Keep an adapter loaded, and in its slot once it has one, until `release`.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            StateError: as many others are leased as there are slots.
+        """
+        self._get(name)
+        others = self._leases.keys() - {name}
+        if len(others) == self.stacks.slots:
+            raise StateError(
+                f"adapter {name!r} finds all {self.stacks.slots} slots in use by "
+                f"{', '.join(sorted(others))}; wait for a sequence to end, or build with a larger "
+                "--max-loras"
+            )
+        self._leases[name] += 1
+
+    def release(self, name: str) -> None:
+        """Give back a lease."""
+        self._leases[name] -= 1
+        if not self._leases[name]:
+            del self._leases[name]
 
     def activate(self, name: str, keep: Collection[str] = ()) -> int:
         """Return the slot of an adapter; it is copied into one if it has none.
 
         Args:
             name: of a loaded adapter.
-            keep: adapters that stay in their slots; of the others the least recently used leaves.
+            keep: adapters that stay in their slots, as leased ones do; of the others the least
+                recently used leaves.
 
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
-            StateError: every slot holds an adapter of `keep`.
+            StateError: every slot holds an adapter that stays.
         """
         fitted = self._get(name)
         if name not in self._slots:
@@ -121,10 +149,13 @@ class SlotAdapters:
         return TensorMap({**self.stacks.views(first, count), LORA_SLOT: slot})
 
     def check_integrity(self) -> None:
-        """Raise StateError if two adapters share a slot, or one in a slot is not loaded."""
-        slots = list(self._slots.values())
-        if len(set(slots)) < len(slots) or not self._slots.keys() <= self._adapters.keys():
-            raise StateError(f"slots {dict(self._slots)} of the adapters {self.names}")
+        """Raise StateError if two adapters share a slot, or one that is not loaded is in use."""
+        slots, used = list(self._slots.values()), self._slots.keys() | self._leases.keys()
+        if len(set(slots)) < len(slots) or not used <= self._adapters.keys():
+            raise StateError(
+                f"slots {dict(self._slots)} and leases {dict(self._leases)} of the adapters "
+                f"{self.names}"
+            )
 
     def _range(self, slots: Collection[int]) -> tuple[int, int]:
         """The first of the stacks' slots that a step binds, and how many."""
@@ -139,7 +170,7 @@ class SlotAdapters:
         if free:
             return min(free)
         for name in self._slots:
-            if name not in keep:
+            if name not in keep and name not in self._leases:
                 return self._slots.pop(name)
         raise StateError(
             f"all {self.stacks.slots} slots are in use: {', '.join(self._slots)}; use fewer "

@@ -23,9 +23,16 @@ class GrowingRows:
         self._decoder: GrowingDecoder | None = None  # from the first step on
         self._pad = executor.manifest.base_model.pad_token_id
 
-    def add(self, row: Hashable, prompt: Sequence[int], *, temperature: float = 0.0) -> None:
+    def add(
+        self,
+        row: Hashable,
+        prompt: Sequence[int],
+        *,
+        temperature: float = 0.0,
+        adapter: str | None = None,
+    ) -> None:
         """Take a sequence in; see `Rows.add`."""
-        del temperature  # the logits come to the host
+        del temperature, adapter  # the logits come to the host; all have one adapter
         if self._decoder is not None:
             raise StateError(
                 "the KV cache of this engine grows: sequences begin together; start another "

@@ -10,13 +10,21 @@ from trt_lora.runtime.memory.tensor import TensorMap
 class Rows(Protocol):
     """Sequences by a name of the caller's, each with its prompt and its cache."""
 
-    def add(self, row: Hashable, prompt: Sequence[int], *, temperature: float = 0.0) -> None:
+    def add(
+        self,
+        row: Hashable,
+        prompt: Sequence[int],
+        *,
+        temperature: float = 0.0,
+        adapter: str | None = None,
+    ) -> None:
         """Take a sequence in; its prompt is run with the next `step`.
 
         Args:
             row: its name.
             prompt: token ids.
             temperature: that its tokens are chosen with; 0 is greedy.
+            adapter: of its own, where sequences have one; None is the base model.
 
         Raises:
             StateError: no row is free, or the cache grows and a step has been made.

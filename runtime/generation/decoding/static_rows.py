@@ -9,6 +9,7 @@ from trt_lora.runtime.engines.ranked_run import RanksLogits
 from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps, row_candidates
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.next_tokens import NextTokens, RowLogits, SeveralRuns
+from trt_lora.runtime.managers.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 # Prompts are run together where padding them to one length adds no more than a quarter.
@@ -23,7 +24,12 @@ class StaticRows:
     """
 
     def __init__(
-        self, executor: Executor, tensor_map: TensorMap, rows: int, prefill_chunk: int
+        self,
+        executor: Executor,
+        tensor_map: TensorMap,
+        rows: int,
+        prefill_chunk: int,
+        adapters: SlotAdapters | None = None,
     ) -> None:
         """Allocate the cache.
 
@@ -32,6 +38,7 @@ class StaticRows:
             tensor_map: holds the engine's LoRA bindings.
             rows: sequences at a time, most.
             prefill_chunk: tokens of a prompt that one step runs, most.
+            adapters: of the sequences, where each has its own.
         """
         self._decoder = StaticDecoder(executor, tensor_map, rows)
         self._cache = self._decoder.cache
@@ -39,15 +46,24 @@ class StaticRows:
         self._waiting: dict[Hashable, list[int]] = {}  # what is left of prompts
         self._prompts: dict[Hashable, int] = {}  # how long they are
         self._temperatures: dict[Hashable, float] = {}
+        self._adapters, self._names = adapters, dict[Hashable, str | None]()
         self._ranker: RanksLogits | None = None
         self._steps: RankedSteps | None = None
         if isinstance(executor, RanksLogits):
             self._ranker = executor
             self._steps = RankedSteps(executor, executor.memory, self._cache)
 
-    def add(self, row: Hashable, prompt: Sequence[int], *, temperature: float = 0.0) -> None:
+    def add(
+        self,
+        row: Hashable,
+        prompt: Sequence[int],
+        *,
+        temperature: float = 0.0,
+        adapter: str | None = None,
+    ) -> None:
         """Take a sequence in; see `Rows.add`."""
         self._cache.admit(row)
+        self._names[row] = adapter
         self._waiting[row], self._prompts[row] = list(prompt), len(prompt)
         self._temperatures[row] = temperature
 
@@ -67,7 +83,7 @@ class StaticRows:
             self._steps.settle()  # rows move on another stream
         self._cache.release(row, clear=clear)
         self._waiting.pop(row, None)
-        del self._prompts[row], self._temperatures[row]
+        del self._prompts[row], self._temperatures[row], self._names[row]
 
     def use_adapter(self, tensor_map: TensorMap) -> None:
         """Take other LoRA bindings; see `Rows.use_adapter`."""
@@ -89,8 +105,15 @@ class StaticRows:
         for place, row in places.items():
             ids[place] = tokens[row]
         rows = None if len(places) == count else np.array(sorted(places))
+        self._bind([places.get(place) for place in range(count)])
         logits = self._decoder.decode(ids, rows=rows)
         return RowLogits(tuple(places[place] for place in sorted(places)), logits)
+
+    def _bind(self, rows: Sequence[Hashable | None]) -> None:
+        """Give each row of the next run its adapter; None is a row that is idle."""
+        if self._adapters is not None:
+            names = [None if row is None else self._names[row] for row in rows]
+            self._decoder.use_adapter(self._adapters.rows(names))
 
     def _prefill(self) -> Iterator[NextTokens]:
         """Run the next chunk of every prompt that waits; yield what is found for those that end."""
@@ -100,6 +123,7 @@ class StaticRows:
             for padded, chunk in zip(ids, chunks, strict=True):
                 padded[: len(chunk)] = chunk
             new = np.array([len(chunk) for chunk in chunks])
+            self._bind(group)
             logits = self._decoder.execute(ids, first=self._cache.row_of(group[0]), new=new)
             ended = np.zeros(len(group), np.bool_)
             for place, (row, chunk) in enumerate(zip(group, chunks, strict=True)):

@@ -1,0 +1,216 @@
+"""A batch whose sequences have adapters of their own answers each as PEFT does."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+
+from trt_lora.builder import build_engine
+from trt_lora.plugins.errors import ConfigError, OutputError, StateError, UnknownAdapterError
+from trt_lora.runtime import (
+    Batch,
+    Engine,
+    LoRAManager,
+    SamplingParams,
+    SlotAdapters,
+    generate,
+    open_engine,
+)
+from trt_lora.runtime.generation.next_tokens import NextTokens, RowLogits
+from trt_lora.scripts.verification.peft_reference import PeftReference
+
+RANKS = {"a": 2, "b": 8, "c": 3}
+ENDLESS = SamplingParams(max_new_tokens=1000, stop_token_ids=())
+TOLERANCE = 1e-4
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine with two slots for three adapters, and PEFT's model of the same."""
+
+    engine: Engine
+    paths: dict[str, Path]
+    reference: PeftReference
+
+    def adapters(self) -> SlotAdapters:
+        """All three, none of them in a slot yet."""
+        adapters = SlotAdapters(self.engine)
+        for name, path in self.paths.items():
+            adapters.load_weights(name, path)
+        return adapters
+
+    def expected(self, name: str | None, ids: Sequence[int]) -> Any:
+        """Logits [s, vocab] of a sequence by itself."""
+        tokens = np.array([ids])
+        return self.reference.logits(name or "", tokens, np.ones_like(tokens))[0]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    model = save_model("Llama", folder / "model")
+    paths = {
+        name: save_adapter(model, folder / name, seed=rank, r=rank) for name, rank in RANKS.items()
+    }
+    build_engine(tiny_config(model, folder / "engine", max_loras=2, max_batch_size=5))
+    with open_engine(folder / "engine", "onnxruntime") as engine:
+        yield Served(engine, paths, PeftReference(model, paths))
+
+
+def prompt(seed: int, count: int = 6) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(3, VOCABULARY, count).tolist()
+    return found
+
+
+class Watched:
+    """A batch whose logits are kept, with the adapter and the tokens of every sequence."""
+
+    def __init__(self, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batch = batch
+        self.names: dict[int, str | None] = {}
+        self.ids: dict[int, list[int]] = {}
+        self.logits: dict[int, list[Any]] = {}
+        step = batch._rows.step
+
+        def kept(*arguments: Any, **options: Any) -> NextTokens:
+            found = step(*arguments, **options)
+            for part in getattr(found, "parts", [found]):
+                assert isinstance(part, RowLogits)
+                for row, logits in zip(part.rows, part.logits, strict=True):
+                    assert isinstance(row, int)
+                    self.logits[row].append(logits.copy())
+            return found
+
+        monkeypatch.setattr(batch._rows, "step", kept)
+
+    def add(self, name: str | None, ids: list[int]) -> int:
+        row = self.batch.add(ids, ENDLESS, adapter=name)
+        self.names[row], self.ids[row], self.logits[row] = name, list(ids), []
+        return row
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for token in self.batch.step():
+                assert token.token_id is not None
+                self.ids[token.row].append(token.token_id)
+
+
+def test_rows_that_join_and_leave_answer_as_peft_does_with_their_adapter(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = served.adapters()
+    watched = Watched(Batch(served.engine, adapters=adapters, prefill_chunk=4), monkeypatch)
+    first = watched.add("a", prompt(1))
+    watched.add(None, prompt(2, 3))
+    watched.step(3)
+    watched.add("b", prompt(3, 11))
+    watched.add("a", prompt(4, 1))
+    watched.step(6)
+    watched.batch.remove(first)  # a row moves to its place, with its adapter
+    watched.step(4)
+    for row in [row for row, name in watched.names.items() if name == "b"]:
+        watched.batch.remove(row)
+    watched.add("c", prompt(5, 9))  # takes the slot that b had
+    watched.step(20)
+    adapters.check_integrity()
+    for row, name in watched.names.items():
+        ours = np.stack(watched.logits[row])
+        theirs = served.expected(name, watched.ids[row][:-1])[-len(ours) :]
+        assert np.abs(ours - theirs).max() < TOLERANCE, (row, name)
+        others = {served_name for served_name in (*RANKS, None) if served_name != name}
+        for other in others:
+            wrong = served.expected(other, watched.ids[row][:-1])[-len(ours) :]
+            assert np.abs(ours - wrong).max() > 10 * TOLERANCE, (row, name, other)
+
+
+def test_prompts_are_answered_with_the_adapters_named_for_them(served: Served) -> None:
+    adapters, names = served.adapters(), ["b", None, "a", "b"]
+    prompts = [prompt(seed) for seed in range(4)]
+    sampling = SamplingParams(max_new_tokens=12, stop_token_ids=())
+    found = generate(
+        served.engine, prompts, adapters=adapters, adapter_names=names, sampling=sampling
+    )
+    for ids, name, completion in zip(prompts, names, found, strict=True):
+        (alone,) = generate(
+            served.engine, [ids], adapters=adapters, adapter_names=[name], sampling=sampling
+        )
+        assert completion.token_ids == alone.token_ids
+        logits = served.expected(name, [*ids, *completion.token_ids])[len(ids) - 1 : -1]
+        chosen = logits[np.arange(12), list(completion.token_ids)]
+        assert np.all(logits.max(axis=-1) - chosen < TOLERANCE)
+    assert len({completion.token_ids for completion in found}) > 1
+
+
+def test_an_adapter_in_use_stays_and_a_third_finds_no_slot(served: Served) -> None:
+    adapters = served.adapters()
+    batch = Batch(served.engine, adapters=adapters)
+    rows = [batch.add(prompt(1), ENDLESS, adapter=name) for name in ("a", "b", "b")]
+    with pytest.raises(StateError, match=r"'c' finds all 2 slots in use by a, b; wait for"):
+        batch.add(prompt(2), adapter="c")
+    with pytest.raises(StateError, match="adapter 'b' is in use by 2 sequences"):
+        adapters.unload("b")
+    batch.add(prompt(2))  # the base model needs none
+    batch.step()
+    batch.remove(rows[0])
+    batch.add(prompt(2), ENDLESS, adapter="c")
+    batch.step()
+    assert adapters.slots.keys() == {"b", "c"}
+    batch.clear()
+    for name in RANKS:
+        adapters.unload(name)
+    adapters.check_integrity()
+    assert batch.free_rows == 5
+
+
+def test_a_sequence_that_is_refused_takes_no_adapter(served: Served) -> None:
+    adapters = served.adapters()
+    batch = Batch(served.engine, adapters=adapters, rows=1)
+    batch.add(prompt(1), adapter="a")
+    with pytest.raises(StateError, match="all 1 rows are in use"):
+        batch.add(prompt(1), adapter="b")
+    adapters.unload("b")
+    with pytest.raises(UnknownAdapterError, match="unknown adapter 'b'; loaded: a, c"):
+        batch.add(prompt(1), adapter="b")
+    all_three = served.adapters()
+    with pytest.raises(StateError, match="all 2 slots in use by a, b"):
+        generate(
+            served.engine,
+            [prompt(1)] * 3,
+            adapters=all_three,
+            adapter_names=list(RANKS),
+        )
+    for name in RANKS:
+        all_three.unload(name)
+
+
+def test_what_contradicts_itself_is_refused(served: Served) -> None:
+    adapters, manager = served.adapters(), LoRAManager()
+    with pytest.raises(ConfigError, match="manager and adapters both say"):
+        Batch(served.engine, manager=manager, adapters=adapters)
+    with pytest.raises(ConfigError, match="all sequences of this batch have one adapter"):
+        Batch(served.engine).add(prompt(1), adapter="a")
+    with pytest.raises(ConfigError, match="have adapters of their own"):
+        Batch(served.engine, adapters=adapters).use_active_adapter()
+    with pytest.raises(ConfigError, match="there are 1 adapter_names for 2 prompts"):
+        generate(served.engine, [prompt(1)] * 2, adapters=adapters, adapter_names=["a"])
+
+
+def test_logits_that_are_no_numbers_name_the_adapter_of_their_row(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch(served.engine, adapters=served.adapters())
+    batch.add(prompt(1), ENDLESS, adapter="a")
+    bad = batch.add(prompt(2), ENDLESS, adapter="b")
+    batch.step()
+    cache = batch._rows._cache  # type: ignore[attr-defined]
+    for tensor in cache.views(1, 1).values():
+        tensor.numpy()[0, :, :2] = np.nan
+    with pytest.raises(OutputError, match=rf"prompt {bad} are NaN or infinite with adapter 'b':"):
+        batch.step()
+    assert len(batch) == 1
