@@ -38,7 +38,7 @@ class TokenSlots:
             sites: the number of sites of the engine.
         """
         self._graph = graph
-        self._made: dict[Sizes, ir.Value] = {}
+        self._made: dict[Sizes | ir.Value, ir.Value] = {}
         self._slot = ir.val(LORA_SLOT, ir.DataType.INT32, [SLOT_ROWS])
         self._rank = ir.val(LORA_RANK, ir.DataType.INT32, [SLOTS, sites])
         graph.inputs.extend([self._slot, self._rank])
@@ -72,18 +72,21 @@ class TokenSlots:
         return self._of(view.inputs[0], width)
 
     def _of_rows(self, sizes: Sizes, like: ir.Value, axes: Mapping[str, int]) -> ir.Value:
-        """The slot of every row, once for each place of `sizes`; made once where all have names.
+        """The slot of every row, once for each place of `sizes`.
+
+        It is made once for all values of these sizes, or, where one has no name, for this one.
 
         `axes` says which axes of `like` have these sizes, as attributes of Shape.
         """
-        if sizes not in self._made or None in sizes:
+        key = sizes if None not in sizes else like
+        if key not in self._made:
             tape = Tape()
             column = _constant(tape, [-1] + [1] * (len(sizes) - 1))
             rows = tape.op("Reshape", [self._slot, column])
             spread = tape.op("Expand", [rows, tape.op("Shape", [like], axes)])
             flat = tape.op("Reshape", [spread, _constant(tape, [-1])])
-            self._made[sizes] = self._inserted(tape, flat)
-        return self._made[sizes]
+            self._made[key] = self._inserted(tape, flat)
+        return self._made[key]
 
     def _of_kept(self, sizes: Sizes) -> ir.Value | None:
         inputs = {value.name: value for value in self._graph.inputs}

@@ -43,7 +43,7 @@ def graph(body: str) -> ir.Model:
          int64[1] one = {{1}}, int64[3] one_row = {{1, -1, {K}}}, int64[3] swap = {{1, 0, 2}}>
         {{ {body} y = MatMul(x, w) z = Identity(y) }}
     """)
-    come_from(next(node for node in model.graph if node.op_type == "MatMul"), Q)
+    come_from(next(node for node in model.graph if node.outputs[0].name == "y"), Q)
     model.graph.outputs[0].shape = None
     ShapeInferencePass()(model)
     for node in model.graph:
@@ -128,13 +128,32 @@ def test_inputs_are_stacks_with_the_slots_and_ranks_of_all() -> None:
 
 
 def test_linears_of_one_shape_share_what_is_computed_of_the_slots() -> None:
-    model = graph("x = Identity(hidden) u = MatMul(hidden, w)")
+    model = graph("x = Add(hidden, hidden) u = MatMul(hidden, w)")
     (other,) = [node for node in model.graph if node.outputs[0].name == "u"]
     come_from(other, "h.1.attn.q_proj")
     insert(model)
     lora = [node for node in model.graph if node.domain == DOMAIN]
+    assert len(lora) == 2
     assert len({node.inputs[1] for node in lora}) == 1
     assert sum(node.op_type == "Expand" for node in model.graph) == 1
+
+
+def test_inputs_of_unnamed_sizes_have_slots_of_their_own() -> None:
+    model = graph(
+        "x = Add(hidden, hidden) h = Add(x, x) g = Add(h, h) u = MatMul(h, w) v = MatMul(g, w)"
+    )
+    paths = {"u": "h.1.attn.q_proj", "v": "h.2.attn.q_proj"}
+    for node in model.graph:
+        output = node.outputs[0]
+        if output.name in ("x", "h", "g"):
+            output.shape = ir.Shape(["batch", None, K])
+        if output.name in paths:
+            come_from(node, paths[output.name])
+    insert(model)
+    lora = [node for node in model.graph if node.domain == DOMAIN]
+    assert len({node.inputs[1] for node in lora}) == 3
+    names = [value.name for node in model.graph for value in node.outputs]
+    assert len(names) == len(set(names))
 
 
 def test_the_pass_is_idempotent_with_stacks() -> None:
