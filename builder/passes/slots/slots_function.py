@@ -5,8 +5,9 @@
     d = t @ B            t as [tokens, slots * R], B as [slots * R, n]
 
 The tokens of other adapters are replaced and not multiplied by 0: one adapter's t may be infinite
-on another's tokens. What they add to the sum is zero and exact, so that a token's bits are those of
-its adapter alone, where R is a power of two: blocks of a matrix product then hold whole adapters.
+on another's tokens. What they add to the sum is zero and exact. A token's bits do not depend on the
+other tokens' adapters, nor on its own one's slot where R is a power of two: blocks of a matrix
+product then hold whole adapters. They may depend on the shapes, as those of any matrix product.
 """
 
 import numpy as np
