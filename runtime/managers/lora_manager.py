@@ -240,8 +240,9 @@ class LoRAManager:
     def initialize_engine_bindings(self, executor: Executor) -> None:
         """Register the engine's LoRA bindings and make their rank-1 dummies; call it once.
 
-        A dummy has A's shape [k, 1] or B's shape [1, n]; all lie in one zero buffer. Adapters
-        loaded before are fitted now.
+        A dummy has A's shape [k, 1] or B's shape [1, n]; all lie in one zero buffer. On an engine
+        for many adapters they are a slot of zeros, and the active adapter is a slot for all rows.
+        Adapters loaded before are fitted now.
 
         Raises:
             StateError: an engine is bound already.

@@ -122,13 +122,16 @@ class SlotAdapters:
         self._slots.move_to_end(name)
         return self._slots[name]
 
-    def rows(self, names: Sequence[str | None]) -> TensorMap:
+    def rows(self, names: Sequence[str | None], *, all_slots: bool = False) -> TensorMap:
         """Return the LoRA inputs of a step: the stacks, and the slot of each row.
 
-        On the host the stacks begin and end with the slots in use.
+        On the host the stacks begin and end with the slots that the rows take.
 
         Args:
             names: the adapter of each row; None is the base model.
+            all_slots: bind every slot on the host too, at the cost of all of them. From rank 32 on
+                the bits of a row with an adapter may depend on how many are bound; then they depend
+                on nothing that the other rows take.
 
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
@@ -143,7 +146,8 @@ class SlotAdapters:
                 f"{self.stacks.slots} slots; split the rows, or build with a larger --max-loras"
             )
         slots = {name: self.activate(name, wanted) for name in wanted}
-        first, count = self._range(slots.values())
+        is_narrow = self._device == HOST and not all_slots
+        first, count = _range(slots.values()) if is_narrow else (0, self.stacks.slots)
         of_rows = [BASE_SLOT if name is None else slots[name] - first for name in names]
         slot = tensor_from_numpy(np.array(of_rows, SLOT_DTYPE))
         return TensorMap({**self.stacks.views(first, count), LORA_SLOT: slot})
@@ -156,13 +160,6 @@ class SlotAdapters:
                 f"slots {dict(self._slots)} and leases {dict(self._leases)} of the adapters "
                 f"{self.names}"
             )
-
-    def _range(self, slots: Collection[int]) -> tuple[int, int]:
-        """The first of the stacks' slots that a step binds, and how many."""
-        if self._device != HOST:
-            return 0, self.stacks.slots
-        first, last = min(slots, default=0), max(slots, default=0)
-        return first, last + 1 - first
 
     def _take_slot(self, keep: Collection[str]) -> int:
         """Return the lowest free slot, or that of the adapter which was used least recently."""
@@ -183,3 +180,9 @@ class SlotAdapters:
                 f"unknown adapter {shown(name)}; loaded: {', '.join(self._adapters) or 'none'}"
             )
         return self._adapters[name]
+
+
+def _range(slots: Collection[int]) -> tuple[int, int]:
+    """The first slot that a step binds, and how many; one where it needs none."""
+    first, last = min(slots, default=0), max(slots, default=0)
+    return first, last + 1 - first

@@ -5,8 +5,9 @@
     d = t @ B            t as [tokens, slots * R], B as [slots * R, n]
 
 The tokens of other adapters are replaced and not multiplied by 0: one adapter's t may be infinite
-on another's tokens. What they add to the sum is zero and exact, so that a token's bits are those of
-its adapter alone, where R is a power of two: blocks of a matrix product then hold whole adapters.
+on another's tokens. What they add to the sum is zero and exact. A token's bits do not depend on the
+other tokens' adapters, nor on its own one's slot where R is a power of two: blocks of a matrix
+product then hold whole adapters. They may depend on the shapes, as those of any matrix product.
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ def slots_function(operator: Operator, opset: int) -> ir.Function:
     rows = tape.op("Flatten", [x], {"axis": -1})  # [tokens, k]
     taken = _taken(tape, slot, rank)
     leading = tape.op("Shape", [x], {"end": -1})
-    zero = tape.op("CastLike", [_constant(tape, np.float32(0)), x])
+    zero = tape.op("CastLike", [constant(tape, np.float32(0)), x])
     outputs = []
     for site in range(operator.sites):
         a, b = (inputs[index] for index in operator.factors(site))
@@ -44,20 +45,21 @@ def slots_function(operator: Operator, opset: int) -> ir.Function:
 def _taken(tape: Tape, slot: ir.Value, rank: ir.Value) -> ir.Value:
     """Whether a token takes an adapter [slots, tokens, 1]; the same nodes in every function."""
     count = tape.op("Squeeze", [tape.op("Shape", [rank], {"start": 0, "end": 1})])
-    numbers = tape.op("Range", [_constant(tape, 0), count, _constant(tape, 1)])
-    of_slots = tape.op("Reshape", [numbers, _constant(tape, [-1, 1, 1])])
+    numbers = tape.op("Range", [constant(tape, 0), count, constant(tape, 1)])
+    of_slots = tape.op("Reshape", [numbers, constant(tape, [-1, 1, 1])])
     wide = tape.op("Cast", [slot], {"to": ir.DataType.INT64})
-    of_tokens = tape.op("Reshape", [wide, _constant(tape, [-1, 1])])
+    of_tokens = tape.op("Reshape", [wide, constant(tape, [-1, 1])])
     return tape.op("Equal", [of_tokens, of_slots])
 
 
 def _joined(tape: Tape, *sizes: ir.Value | list[int]) -> ir.Value:
     """One shape of several parts."""
-    parts = [_constant(tape, part) if isinstance(part, list) else part for part in sizes]
+    parts = [constant(tape, part) if isinstance(part, list) else part for part in sizes]
     return tape.op("Concat", parts, {"axis": 0})
 
 
-def _constant(tape: Tape, value: object) -> ir.Value:
+def constant(tape: Tape, value: object) -> ir.Value:
+    """Return a constant of the graph; whole numbers are int64."""
     array = np.asarray(value)
     dtype = np.int64 if array.dtype.kind == "i" else array.dtype
     return tape.op("Constant", [], {"value": ir.tensor(array.astype(dtype))})

@@ -10,13 +10,13 @@ Any other input is refused by name: a wrong row would be another adapter.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes.linears import Linear, behind_identity
+from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT, SLOT_ROWS, SLOTS
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.generation.decoding.static_inputs import KEPT_PLACES
@@ -38,7 +38,11 @@ class TokenSlots:
             sites: the number of sites of the engine.
         """
         self._graph = graph
+<<<<<<< HEAD
         self._made: dict[Sizes | ir.Value, ir.Value] = {}
+=======
+        self._made: dict[tuple[Sizes, ir.Value | None], ir.Value] = {}
+>>>>>>> slots
         self._slot = ir.val(LORA_SLOT, ir.DataType.INT32, [SLOT_ROWS])
         self._rank = ir.val(LORA_RANK, ir.DataType.INT32, [SLOTS, sites])
         graph.inputs.extend([self._slot, self._rank])
@@ -73,18 +77,34 @@ class TokenSlots:
 
     def _of_rows(self, sizes: Sizes, like: ir.Value, axes: Mapping[str, int]) -> ir.Value:
         """The slot of every row, once for each place of `sizes`.
+<<<<<<< HEAD
+
+        It is made once for all values of these sizes, or, where one has no name, for this one.
+=======
+>>>>>>> slots
 
         It is made once for all values of these sizes, or, where one has no name, for this one.
 
-        `axes` says which axes of `like` have these sizes, as attributes of Shape.
+        Args:
+            sizes: how many tokens there are.
+            like: a value that begins with these sizes.
+            axes: which axes of it they are, as attributes of Shape.
         """
+<<<<<<< HEAD
         key = sizes if None not in sizes else like
+=======
+        key = sizes, like if None in sizes else None
+>>>>>>> slots
         if key not in self._made:
             tape = Tape()
-            column = _constant(tape, [-1] + [1] * (len(sizes) - 1))
+            column = constant(tape, [-1] + [1] * (len(sizes) - 1))
             rows = tape.op("Reshape", [self._slot, column])
             spread = tape.op("Expand", [rows, tape.op("Shape", [like], axes)])
+<<<<<<< HEAD
             flat = tape.op("Reshape", [spread, _constant(tape, [-1])])
+=======
+            flat = tape.op("Reshape", [spread, constant(tape, [-1])])
+>>>>>>> slots
             self._made[key] = self._inserted(tape, flat)
         return self._made[key]
 
@@ -92,11 +112,12 @@ class TokenSlots:
         inputs = {value.name: value for value in self._graph.inputs}
         if INPUT_IDS not in inputs or KEPT_PLACES not in inputs:
             return None
-        if sizes not in self._made:
+        key = sizes, None
+        if key not in self._made:
             every, tape = self._of_rows((BATCH, SEQUENCE), inputs[INPUT_IDS], {}), Tape()
             kept = tape.op("Gather", [every, inputs[KEPT_PLACES]])
-            self._made[sizes] = self._inserted(tape, kept)
-        return self._made[sizes]
+            self._made[key] = self._inserted(tape, kept)
+        return self._made[key]
 
     def _inserted(self, tape: Tape, value: ir.Value) -> ir.Value:
         """Put nodes into the graph, which is sorted later, and name the value they end in."""
@@ -119,7 +140,3 @@ def _leading(sizes: Sizes, width: int) -> Sizes:
         if len(last) == count and math.prod(last) == width:
             return sizes[:-count]
     return ()
-
-
-def _constant(tape: Tape, numbers: Sequence[int]) -> ir.Value:
-    return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})

@@ -80,6 +80,14 @@ def test_a_step_binds_the_slots_of_its_rows_and_counts_from_the_first(tmp_path: 
     assert both.keys() == MANIFEST.lora_inputs
 
 
+def test_a_step_may_bind_every_slot(tmp_path: Path) -> None:
+    adapters = loaded(tmp_path)
+    adapters.rows(["a", "b"])
+    step = adapters.rows([None, "b"], all_slots=True)
+    assert step["lora_slot"].numpy().tolist() == [-1, 1]
+    assert step[A].shape == (2, 8, 16)
+
+
 def test_a_step_of_base_rows_needs_no_adapter(tmp_path: Path) -> None:
     base = SlotAdapters(FakeExecutor(MANIFEST)).rows([None, None])
     assert base["lora_slot"].numpy().tolist() == [-1, -1]

@@ -60,20 +60,21 @@ def built(operator: Operator) -> Any:
     return session(operator, CHANGES["as built"])
 
 
-def operands(operator: Operator, tokens: int = 3) -> dict[str, Any]:
-    """Eight rows of tokens, and stacks that are zero behind each adapter's rank."""
+def operands(operator: Operator, tokens: int = 3, room: int = RANK) -> dict[str, Any]:
+    """Eight rows of tokens, and stacks of rank `room`, zero behind each adapter's rank."""
     rng = np.random.default_rng(0)
+    ranks = [rank * room // RANK for rank in RANKS]
 
     def values(*shape: int) -> Floats:
         return rng.standard_normal(shape, np.float32)
 
     found: dict[str, Any] = {
         "x": values(8, tokens, K),
-        "rank": np.tile(np.array(RANKS, np.int32)[:, None], 2),
+        "rank": np.tile(np.array(ranks, np.int32)[:, None], 2),
     }
     for site, n in enumerate(WIDTHS):
-        found |= {f"a_{site}": values(SLOTS, K, RANK), f"b_{site}": values(SLOTS, RANK, n)}
-        for slot, rank in enumerate(RANKS):
+        found |= {f"a_{site}": values(SLOTS, K, room), f"b_{site}": values(SLOTS, room, n)}
+        for slot, rank in enumerate(ranks):
             found[f"a_{site}"][slot, :, rank:] = found[f"b_{site}"][slot, rank:] = 0
         if operator.has_addend:
             found[f"c_{site}"] = values(8, tokens, n)
@@ -132,10 +133,11 @@ def test_what_overflows_with_a_neighbours_adapter_stays_with_the_neighbour(
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 40])
+@pytest.mark.parametrize("room", [16, 32, 64, 256])
 def test_no_bit_of_a_row_depends_on_the_others_or_on_its_slot(
-    operator: Operator, built: Any, tokens: int
+    operator: Operator, built: Any, tokens: int, room: int
 ) -> None:
-    given, slots = operands(operator, tokens), MIXES["distinct"]
+    given, slots = operands(operator, tokens, room), MIXES["distinct"]
     before = run(built, given, slots)
     order = [3, 0, 4, 1, 2]  # the adapter in slot i moves to order.index(i)
     moved = dict(given)

@@ -139,15 +139,19 @@ def test_linears_of_one_shape_share_what_is_computed_of_the_slots() -> None:
 
 
 def test_inputs_of_unnamed_sizes_have_slots_of_their_own() -> None:
-    model = graph("x = Add(hidden, hidden) h = Add(x, x) u = MatMul(h, w)")
+    model = graph(
+        "x = Add(hidden, hidden) h = Add(x, x) g = Add(h, h) u = MatMul(h, w) v = MatMul(g, w)"
+    )
+    paths = {"u": "h.1.attn.q_proj", "v": "h.2.attn.q_proj"}
     for node in model.graph:
-        if node.outputs[0].name in ("x", "h"):
-            node.outputs[0].shape = ir.Shape(["batch", None, K])
-        if node.outputs[0].name == "u":
-            come_from(node, "h.1.attn.q_proj")
+        output = node.outputs[0]
+        if output.name in ("x", "h", "g"):
+            output.shape = ir.Shape(["batch", None, K])
+        if output.name in paths:
+            come_from(node, paths[output.name])
     insert(model)
     lora = [node for node in model.graph if node.domain == DOMAIN]
-    assert len({node.inputs[1] for node in lora}) == 2
+    assert len({node.inputs[1] for node in lora}) == 3
     names = [value.name for node in model.graph for value in node.outputs]
     assert len(names) == len(set(names))
 
