@@ -46,8 +46,8 @@ class Batch:
     """Sequences under way on an engine: all with one adapter, or each with its own.
 
     On an engine for many adapters (`build-engine --max-loras`) and with `adapters`, each sequence
-    names its adapter, which stays loaded and in its slot until the sequence has ended. An answer
-    does not depend on the adapters of the others.
+    names its adapter, which stays loaded and in its slot until the sequence has ended. The adapters
+    of the others can change no more than the rounding of its logits.
 
     On a TensorRT engine with a static cache, tokens are chosen from at most 256 candidates a row,
     which the GPU finds; logits come to the host only where those do not decide, and for a greedy

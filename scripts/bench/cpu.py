@@ -111,6 +111,21 @@ def switch() -> Results:
     }
 
 
+def many_adapters() -> Results:
+    """Decode 8 rows with adapters of their own, tokens/s of all rows."""
+    with tempfile.TemporaryDirectory() as scratch:
+        measured = json.loads(
+            _in_process("many_adapters", DEFAULT_DIRECTORY, scratch, ADAPTERS / ADAPTER)
+        )
+    return measured | {
+        f"{count} adapters, in one batch / one adapter in all": measured[
+            f"{count} adapters, in one batch"
+        ]
+        / measured["1 adapters, in one batch"]
+        for count in (4, 8)
+    }
+
+
 def decode_host() -> Results:
     """The host's part of a decode step on a GPU, where CUDA and TensorRT return at once."""
     measured = json.loads(_in_process("decode_host"))
@@ -229,7 +244,7 @@ MEASUREMENTS: dict[str, Callable[[], Results]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         *(decode, dummies, switch, decode_host, sampling, strength, load, callbacks, build),
-        *(compare, cold_start),
+        *(compare, cold_start, many_adapters),
     )
 }
 

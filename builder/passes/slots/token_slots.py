@@ -38,11 +38,7 @@ class TokenSlots:
             sites: the number of sites of the engine.
         """
         self._graph = graph
-<<<<<<< HEAD
-        self._made: dict[Sizes | ir.Value, ir.Value] = {}
-=======
         self._made: dict[tuple[Sizes, ir.Value | None], ir.Value] = {}
->>>>>>> slots
         self._slot = ir.val(LORA_SLOT, ir.DataType.INT32, [SLOT_ROWS])
         self._rank = ir.val(LORA_RANK, ir.DataType.INT32, [SLOTS, sites])
         graph.inputs.extend([self._slot, self._rank])
@@ -77,11 +73,6 @@ class TokenSlots:
 
     def _of_rows(self, sizes: Sizes, like: ir.Value, axes: Mapping[str, int]) -> ir.Value:
         """The slot of every row, once for each place of `sizes`.
-<<<<<<< HEAD
-
-        It is made once for all values of these sizes, or, where one has no name, for this one.
-=======
->>>>>>> slots
 
         It is made once for all values of these sizes, or, where one has no name, for this one.
 
@@ -90,21 +81,13 @@ class TokenSlots:
             like: a value that begins with these sizes.
             axes: which axes of it they are, as attributes of Shape.
         """
-<<<<<<< HEAD
-        key = sizes if None not in sizes else like
-=======
         key = sizes, like if None in sizes else None
->>>>>>> slots
         if key not in self._made:
             tape = Tape()
             column = constant(tape, [-1] + [1] * (len(sizes) - 1))
             rows = tape.op("Reshape", [self._slot, column])
             spread = tape.op("Expand", [rows, tape.op("Shape", [like], axes)])
-<<<<<<< HEAD
-            flat = tape.op("Reshape", [spread, _constant(tape, [-1])])
-=======
             flat = tape.op("Reshape", [spread, constant(tape, [-1])])
->>>>>>> slots
             self._made[key] = self._inserted(tape, flat)
         return self._made[key]
 
