@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from support.doc_blocks import ROOT, build_block, run_block
+from support.doc_blocks import ROOT, build_blocks, run_block
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
@@ -52,9 +52,7 @@ def readme_folder(demo_model: Path) -> Path:
         link.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             link.symlink_to(ROOT / name)
-    with _shared("readme_engine"):
-        if not (folder / "engines" / "readme").exists():
-            run_block(build_block(), folder)
+    _build("readme", folder)
     return folder
 
 
@@ -62,6 +60,12 @@ def readme_folder(demo_model: Path) -> Path:
 def real_engine(readme_folder: Path) -> Path:
     """The engine of the real model: seven linears of 30 layers, float32."""
     return readme_folder / "engines" / "readme"
+
+
+@pytest.fixture(scope="session")
+def many_engine(readme_folder: Path) -> Path:
+    """The README's engine for many adapters, in the same folder."""
+    return _build("many", readme_folder)
 
 
 @pytest.fixture(scope="session")
@@ -95,8 +99,17 @@ def _shared(name: str) -> FileLock:
     return FileLock(ROOT / "build" / f"{name}.lock")
 
 
+def _build(name: str, folder: Path) -> Path:
+    """The engine that a block of the README builds."""
+    engine = folder / "engines" / name
+    with _shared(f"{name}_engine"):
+        if not engine.exists():
+            run_block(build_blocks()[name], folder)
+    return engine
+
+
 def _sources_hash() -> str:
-    digest = hashlib.sha256(build_block().text.encode())
+    digest = hashlib.sha256("".join(block.text for block in build_blocks().values()).encode())
     for folder in ("builder", "plugins", "runtime"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())

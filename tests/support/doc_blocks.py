@@ -1,6 +1,7 @@
 """The fenced blocks of the README and of other documents, which are tests."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,10 +24,11 @@ def blocks(document: str = "README.md") -> list[Block]:
     return [Block(*part.split("\n", 1)) for part in parts[1::2]]
 
 
-def build_block() -> Block:
-    """Return the block that builds the engine which the blocks after it use."""
-    (build,) = (b for b in blocks() if "build-engine" in b.text and "--output" in b.text)
-    return build
+def build_blocks() -> dict[str, Block]:
+    """Return the blocks that build engines for the blocks after them, by the engine's name."""
+    found = re.compile(r"build-engine .*--output engines/(\w+) ", re.DOTALL)
+    named = [(found.match(block.text), block) for block in blocks()]
+    return {match[1]: block for match, block in named if match}
 
 
 def run_block(block: Block, folder: Path) -> str:

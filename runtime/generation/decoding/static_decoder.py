@@ -72,12 +72,25 @@ class StaticDecoder:
             raise TensorError(f"cannot keep places {kept.tolist()} of {ids.size} tokens")
         self.cache.check_room(first, np.full(count, width, np.int64))
         lengths = self.cache.lengths[first : first + count]
+        if min(count, width) > 1 and lengths.any() and self._executor.memory.device == HOST:
+            return self._row_by_row(ids, first, new, kept)
         tokens = static_token_inputs(ids, lengths, kept, self._bound(lengths, width))
         self._map.update({name: tensor_from_numpy(array) for name, array in tokens.items()})
         self._map.update(self.cache.views(first, count))
         logits = self._executor.execute(self._map)[LOGITS]
         lengths += new  # in place
         return logits
+
+    def _row_by_row(self, ids: Ids, first: int, new: Ids, kept: Ids) -> Tensor:
+        """As `execute`: ONNX Runtime's attention takes several rows of several tokens when new."""
+        width, logits = ids.shape[1], dict[int, Logits]()
+        for row in range(len(ids)):
+            mine = np.flatnonzero(kept // width == row)
+            places = kept[mine] % width if mine.size else np.zeros(1, np.int64)
+            at = slice(row, row + 1)
+            found = self.execute(ids[at], first=first + row, new=new[at], kept=places).numpy()
+            logits |= dict(zip(mine.tolist(), found, strict=False))  # of a row without any, nothing
+        return tensor_from_numpy(np.stack([logits[place] for place in range(kept.size)]))
 
     def decode(self, tokens: Ids, *, rows: Ids | None = None) -> Logits:
         """Append a token to each of the first rows; run the engine once.
