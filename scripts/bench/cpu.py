@@ -114,14 +114,9 @@ def switch() -> Results:
 def many_adapters() -> Results:
     """Decode 8 rows with adapters of their own, tokens/s of all rows."""
     with tempfile.TemporaryDirectory() as scratch:
-        measured: Results = json.loads(
-            _in_process("many_adapters", DEFAULT_DIRECTORY, scratch, ADAPTERS / ADAPTER)
-        )
-    together = {count: float(measured[f"{count} adapters, in one batch"]) for count in (1, 4, 8)}
-    return measured | {
-        f"{count} adapters, in one batch, against 1": together[count] / together[1]
-        for count in (4, 8)
-    }
+        adapter = ADAPTERS / ADAPTER
+        printed = _in_process("peers.many_adapters", DEFAULT_DIRECTORY, scratch, adapter)
+    return dict(json.loads(printed))
 
 
 def decode_host() -> Results:

@@ -1,6 +1,6 @@
 """Decode 8 rows with 1, 4 and 8 adapters: in one batch, one adapter after another, and in PEFT.
 
-    python -m trt_lora.scripts.bench.many_adapters MODEL FOLDER ADAPTER
+    python -m trt_lora.scripts.bench.peers.many_adapters MODEL FOLDER ADAPTER
 
 Run by cpu.py. ADAPTER gives the sizes: its copies with other values are the other adapters. Prints
 tokens/s of all rows as JSON. The three take turns, and the medians are compared.
@@ -59,7 +59,7 @@ def decode_seconds(batch: Batch, rows: list[str | None]) -> float:
     return seconds
 
 
-class Peft:
+class PeftRows:
     """All adapters in one model of transformers, chosen by row."""
 
     def __init__(self, model: Path, adapters: dict[str, Path]) -> None:
@@ -96,7 +96,7 @@ def measure(model: Path, folder: Path, adapter: Path) -> dict[str, float]:
     shared: dict[str, Any] = {"flavour": "none", "dtype": "float32", "lora_dirs": (adapter,)}
     build_engine(BuildConfig(model, folder / "single", **shared))
     build_engine(BuildConfig(model, folder / "slots", **shared, max_loras=ROWS))
-    peft = Peft(model, adapters)
+    peft = PeftRows(model, adapters)
     with open_engine(folder / "single") as single, open_engine(folder / "slots") as slots:
         manager, own = LoRAManager(), SlotAdapters(slots)
         manager.initialize_engine_bindings(single)
@@ -118,11 +118,13 @@ def measure(model: Path, folder: Path, adapter: Path) -> dict[str, float]:
             "one adapter after another": one_after_another,
             "transformers + PEFT": peft.seconds,
         }
-        return {
+        found = {
             f"{count} adapters, {way}": ROWS * STEPS / median
             for count in COUNTS
             for way, median in _medians(ways, names_of(count)).items()
         }
+    one, *more = (f"{count} adapters, in one batch" for count in COUNTS)
+    return found | {f"{name}, against 1": found[name] / found[one] for name in more}
 
 
 def _medians(ways: dict[str, Callable[[list[str]], float]], names: list[str]) -> dict[str, float]:
