@@ -1,11 +1,9 @@
 """Limits that a config states and an engine has: both say the same, or the config is refused."""
 
-from dataclasses import replace
-
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.managers.slots.slot_stacks import stacks_nbytes
+from trt_lora.runtime.managers.slots.slot_stacks import slot_nbytes
 from trt_lora.runtime.manifest import Manifest
 
 
@@ -49,7 +47,7 @@ def memory_of_slots(option: str, slots: int | None, manifest: Manifest) -> int |
             f"{option} is {slots}, this engine has {manifest.max_loras} slots; pass 1 to "
             f"{manifest.max_loras}, or build one with --max-loras {slots}"
         )
-    return stacks_nbytes(replace(manifest, max_loras=slots))
+    return slots * slot_nbytes(manifest)
 
 
 def cache_of_slots(option: str, slots: int | None, manifest: Manifest) -> CacheConfig:

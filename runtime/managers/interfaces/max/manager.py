@@ -111,9 +111,9 @@ class MaxLoRAManager:
         """Load the adapter at a path under a name; again from that path is a success too."""
         if "\0" in path or not os.path.exists(path):
             return LoRAOutcome(LoRAStatus.LOAD_INVALID_PATH, f"{shown(path)} does not exist")
-        if self.is_lora(name):
-            return self._loaded_before(name, path)
         try:
+            if self.is_lora(name):
+                return self._loaded_before(name, path)
             self.adapters.load_weights(name, path)
         except AdapterError as error:
             return LoRAOutcome(LoRAStatus.LOAD_INVALID_ADAPTER, str(error))

@@ -1,14 +1,10 @@
 """MAX's requests to load and unload adapters while an engine serves, over ZeroMQ.
 
 A message is MessagePack of [request id, {"operation", "lora_name", "lora_path"}], its answer of
-[request id, {"status", "message"}]. As in MAX, who sends binds and who receives connects: requests
-come from `{base}-lora_request`, which the client binds, and answers go to `{base}-lora_response`.
-Who can write to the folder of these sockets can load and unload: make it its user's alone.
+[request id, {"status", "message"}]. The id is the client's, of any kind, and comes back as it was.
 """
 
 import logging
-import os
-import stat
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -17,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.errors import AdapterError, ConfigError
-from trt_lora.plugins.messages import shown
 from trt_lora.runtime.managers.interfaces.allowed_roots import AllowedRoots
+from trt_lora.runtime.managers.interfaces.max.request_sockets import RequestSockets
 from trt_lora.runtime.managers.interfaces.max.status import (
     LoRAOperation,
     LoRAOperations,
@@ -28,16 +24,14 @@ from trt_lora.runtime.managers.interfaces.max.status import (
 
 try:
     import msgspec
-    import zmq
 except ImportError as error:
     raise ConfigError(
-        f"requests over ZeroMQ need {error.name}; install it with: pip install 'trt-lora[requests]'"
+        "requests need msgspec; install it with: pip install 'trt-lora[requests]'"
     ) from error
 
 _LOG = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 64 << 10  # larger requests are refused in words
-MAX_MESSAGE_BYTES = 1 << 20  # ZeroMQ ends a connection that sends larger ones
+MAX_REQUEST_BYTES = 64 << 10  # with its id; a larger one is refused
 MOST_WAITING = 64  # requests under way, and answers that nobody has fetched
 TIMEOUT_S = 30.0  # an operation that takes longer is answered before it has ended
 
@@ -94,24 +88,17 @@ class LoRARequestProcessor:
         Raises:
             ConfigError: the base is no such address, or what lies there is no socket.
         """
-        requests, responses = _endpoints(zmq_endpoint_base)
+        self._sockets = RequestSockets(zmq_endpoint_base, MOST_WAITING)
         self._operations, self._timeout_s = operations, timeout_s
         self._roots = AllowedRoots.of(allowed_roots)
         self._worker = ThreadPoolExecutor(1, "lora-requests")
         self._waiting: deque[_Waiting] = deque()
         self._answers: deque[bytes] = deque(maxlen=MOST_WAITING)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._requests, self._responses = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        try:
-            self._open(requests, responses)
-        except BaseException:
-            self.close()
-            raise
 
     def process_lora_requests(self) -> None:
         """Take requests in and answer those that are done; waits for neither."""
         for _ in range(MOST_WAITING - len(self._waiting)):
-            if (frames := self._receive()) is None:
+            if (frames := self._sockets.receive()) is None:
                 break
             self._take(frames)
         now = time.monotonic()
@@ -124,26 +111,7 @@ class LoRARequestProcessor:
     def close(self) -> None:
         """Close the endpoints; an operation under way ends first, later ones are not begun."""
         self._worker.shutdown(cancel_futures=True)
-        for socket in (self._requests, self._responses):
-            socket.close(linger=0)
-
-    def _open(self, requests: str, responses: str) -> None:
-        self._requests.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._requests.setsockopt(zmq.RCVHWM, MOST_WAITING)
-        self._responses.setsockopt(zmq.SNDHWM, MOST_WAITING)
-        try:
-            self._requests.connect(requests)
-            self._responses.bind(responses)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"{responses} cannot be opened: {error}") from error
-        if responses.startswith("ipc://"):
-            os.chmod(responses.removeprefix("ipc://"), stat.S_IRUSR | stat.S_IWUSR)
-
-    def _receive(self) -> list[bytes] | None:
-        try:
-            return [bytes(frame) for frame in self._requests.recv_multipart(zmq.NOBLOCK)]
-        except zmq.Again:
-            return None
+        self._sockets.close()
 
     def _take(self, frames: list[bytes]) -> None:
         """Begin what a message asks for, or answer why not."""
@@ -151,8 +119,9 @@ class LoRARequestProcessor:
         try:
             if len(frames) != 1:
                 raise ValueError(f"{len(frames)} frames, expected 1")
-            request_id, body = _ENVELOPE.decode(frames[0])
-            request_id = msgspec.Raw(bytes(request_id))
+            sent_id, body = _ENVELOPE.decode(frames[0])
+            msgspec.msgpack.decode(sent_id)  # it goes back as it is, so it has to be readable
+            request_id = msgspec.Raw(bytes(sent_id))
             if len(frames[0]) > MAX_REQUEST_BYTES:
                 raise ValueError(f"{len(frames[0])} bytes, expected at most {MAX_REQUEST_BYTES}")
             request = _REQUEST.decode(body)
@@ -191,33 +160,5 @@ class LoRARequestProcessor:
         self._answers.append(msgspec.msgpack.encode((request_id, response)))
 
     def _send(self) -> None:
-        while self._answers:
-            try:
-                self._responses.send(self._answers[0], zmq.NOBLOCK)
-            except zmq.Again:  # nobody is connected, or does not read
-                return
+        while self._answers and self._sockets.send(self._answers[0]):
             self._answers.popleft()
-
-
-def _endpoints(base: str) -> tuple[str, str]:
-    """The endpoints of requests and of responses."""
-    scheme, _, place = base.partition("://")
-    if scheme not in ("ipc", "inproc") or not place or "\0" in base:
-        raise ConfigError(
-            f"zmq_endpoint_base is {shown(base)}; expected ipc:// and an absolute path, or "
-            "inproc:// and a name: no endpoint is open to other machines"
-        )
-    requests, responses = f"{base}-lora_request", f"{base}-lora_response"
-    if scheme == "ipc":
-        _check_ipc(Path(responses.removeprefix("ipc://")))
-    return requests, responses
-
-
-def _check_ipc(path: Path) -> None:
-    """Refuse a place where a socket cannot be made, or where one would replace a file."""
-    if not path.is_absolute() or not path.parent.is_dir():
-        raise ConfigError(f"{path} is no absolute path in a folder that exists")
-    if len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
-        raise ConfigError(f"{path} is longer than {zmq.IPC_PATH_MAX_LEN} bytes; take a shorter one")
-    if path.exists() and not path.is_socket():
-        raise ConfigError(f"{path} is no socket, and one would take its place; remove it")

@@ -4,9 +4,12 @@ from threading import Lock
 
 from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.formats.trtllm import adapter_from_trtllm_arrays
 from trt_lora.runtime.managers.interfaces.trtllm.request import TrtllmLoraRequest
-from trt_lora.runtime.managers.slots.slot_adapters import Lease, SlotAdapters
+from trt_lora.runtime.managers.slots.cache.adapter_source import content_hash
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import Manifest
 
 
@@ -57,7 +60,7 @@ class PeftCacheManager:
                 source = f"request of LoRA task {task_id}"
                 arrays = request.lora_weights, request.lora_config
                 adapter = adapter_from_trtllm_arrays(source, *arrays, self._manifest)
-                self._put(task_id, adapter.in_memory())
+                self._put(task_id, adapter)
             return self._lease(task_id)
 
     def mark_request_done(self, lease: Lease | None) -> None:
@@ -82,7 +85,7 @@ class PeftCacheManager:
         name = task_name(task_id)
         if not self.is_task_cached(task_id):
             self.adapters.add_adapter(name, adapter, replace=True)
-        elif self.adapters.content_hash(name) != adapter.content_hash:
+        elif self.adapters.content_hash(name) != content_hash(fit_adapter(adapter, self._manifest)):
             raise AdapterError(
                 f"LoRA task {task_id} is cached with other weights; send them under another "
                 "lora_task_id"

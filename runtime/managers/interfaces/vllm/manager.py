@@ -10,7 +10,8 @@ from trt_lora.runtime.managers.interfaces.vllm.config import VllmLoRAConfig
 from trt_lora.runtime.managers.interfaces.vllm.mapping import LoRAMapping
 from trt_lora.runtime.managers.interfaces.vllm.metrics import Mean, lora_metrics
 from trt_lora.runtime.managers.interfaces.vllm.model import LoRAModel
-from trt_lora.runtime.managers.slots.slot_adapters import Lease, SlotAdapters
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import TensorMap
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trt_lora.runtime.managers.slots.slot_adapters import CacheStats
+from trt_lora.runtime.managers.slots.cache.cache_stats import CacheStats
 
 _MIB = 1 << 20
 
@@ -39,7 +39,7 @@ def lora_metrics(
     performance   avg_activation_time (copies into a slot), avg_switching_time (a step's rows),
                   punica_kernel_enabled (one launch for all adapters: the plugin's kernels)
     """
-    activation = stats.activation_seconds / stats.activations if stats.activations else 0.0
+    activation = stats.activation_seconds / stats.host_hits if stats.host_hits else 0.0
     return {
         "adapters": {
             "registered": registered,

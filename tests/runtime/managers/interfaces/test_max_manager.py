@@ -132,7 +132,7 @@ def test_an_option_holds_or_is_refused() -> None:
     assert manager(max_num_loras=1, max_lora_rank=16).adapters.stacks.slots == 1
     with pytest.raises(ConfigError, match="max_num_loras is 3, this engine has 2 slots"):
         manager(max_num_loras=3)
-    with pytest.raises(ConfigError, match="max_lora_rank is 8, this engine .* up to rank 16"):
+    with pytest.raises(ConfigError, match=r"max_lora_rank is 8, this engine .* up to rank 16"):
         manager(max_lora_rank=8)
     two = slot_adapters()
     with pytest.raises(ConfigError, match=r"max_num_loras is 1, .* 2 slots; .*cache_config"):

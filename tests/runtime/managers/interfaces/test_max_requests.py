@@ -2,7 +2,6 @@
 
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from trt_lora.runtime.managers.interfaces.max import (
     LoRAOutcome,
     LoRAStatus,
 )
+from trt_lora.runtime.managers.interfaces.max.request_sockets import MAX_MESSAGE_BYTES
 from trt_lora.runtime.managers.interfaces.max.requests import (
-    MAX_MESSAGE_BYTES,
     MAX_REQUEST_BYTES,
     MOST_WAITING,
     LoRARequestProcessor,
@@ -32,8 +31,9 @@ class Client:
     """What MAX's server does at the other end: sends by a socket it binds, and reads answers."""
 
     def __init__(self, base: str) -> None:
-        context = zmq.Context.instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.requests, self.answers = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        self.requests.setsockopt(zmq.SNDTIMEO, 10_000)  # an error instead of a test that hangs
         self.requests.bind(f"{base}-lora_request")
         self.answers.connect(f"{base}-lora_response")
 
@@ -185,14 +185,14 @@ def test_a_message_beyond_all_limits_ends_its_connection_and_the_next_one_is_ser
     client: Client, server: LoRAManager
 ) -> None:
     client.requests.send(bytes(MAX_MESSAGE_BYTES + 1))
-    time.sleep(0.2)  # the connection is made again
 
     def served() -> bool:
-        client.send(["2", {"operation": "unload", "lora_name": "a"}])
         server.process_lora_requests()
+        if client.requests.poll(10, zmq.POLLOUT):  # it is connected, or not yet cut off
+            client.send(["2", {"operation": "unload", "lora_name": "a"}])
         return bool(client.answers.poll(10))
 
-    assert eventually(served)
+    assert eventually(served, 10)
     assert msgspec.msgpack.decode(client.answers.recv())[0] == "2"
 
 
@@ -252,7 +252,9 @@ def test_answers_that_nobody_fetches_are_bounded(
     base: str, slow: tuple[Slow, LoRARequestProcessor], caplog: pytest.LogCaptureFixture
 ) -> None:
     processor = slow[1]
-    requests = zmq.Context.instance().socket(zmq.PUSH)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    requests = context.socket(zmq.PUSH)
+    requests.setsockopt(zmq.SNDTIMEO, 10_000)
     requests.bind(f"{base}-lora_request")
     try:
         sent = 0
