@@ -9,7 +9,7 @@ from trt_lora.plugins.errors import ConfigError, StateError, UnknownAdapterError
 from trt_lora.runtime.managers.interfaces.vllm.config import VllmLoRAConfig
 from trt_lora.runtime.managers.interfaces.vllm.mapping import LoRAMapping
 from trt_lora.runtime.managers.interfaces.vllm.metrics import Mean, lora_metrics
-from trt_lora.runtime.managers.interfaces.vllm.model import LoRAModel
+from trt_lora.runtime.managers.interfaces.vllm.model import PART_SUFFIXES, LoRAModel
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import Manifest
@@ -68,9 +68,9 @@ class LoRAModelManager:
 
     @property
     def packed_modules_mapping(self) -> dict[str, list[str]]:
-        """The modules that a fused one is made of, by TensorRT-LLM's names."""
+        """The modules that each fused one is made of, by the last parts of their paths."""
         return {
-            site.path.rpartition(".")[2]: list(names)
+            site.path.rpartition(".")[2]: [PART_SUFFIXES[name] for name in names]
             for site in self.manifest.sites
             if (names := parts_of(site.path))
         }

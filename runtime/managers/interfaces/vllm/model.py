@@ -23,7 +23,8 @@ from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
 LayerWeights = LoRALayerWeights | PackedLoRALayerWeights
 
-_SUFFIXES = {module.name: module.suffixes[0] for module in MODULES if module.suffixes}
+PART_SUFFIXES = {module.name: module.suffixes[0] for module in MODULES if module.suffixes}
+"""Last part of a module's path, by TensorRT-LLM's name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +155,7 @@ def _pairs(path: str, layer: LayerWeights) -> dict[str, Pair]:
         raise AdapterError(f"{path} has {len(names) or 'no'} parts, these are {len(layer.parts)}")
     parent = path.rpartition(".")[0]
     parts = zip(names, layer.parts, strict=True)
-    found = {f"{parent}.{_SUFFIXES[name]}": part for name, part in parts if part is not None}
+    found = {f"{parent}.{PART_SUFFIXES[name]}": part for name, part in parts if part is not None}
     return {at: _pair(at, part) for at, part in found.items()}
 
 
