@@ -35,7 +35,7 @@ class PeftCacheManager:
         self._lock = Lock()  # two first requests of a task may come at once
 
     def add_request_peft(self, request: TrtllmLoraRequest) -> Lease | None:
-        """Take the weights of a request in, and hold its task until `mark_request_done`.
+        """Take the weights of a request in, and hold its task until its sequence has ended.
 
         Weights that come again are compared with the cached ones: TensorRT-LLM goes on with those
         it has, whatever came.
@@ -44,8 +44,8 @@ class PeftCacheManager:
             request: of a sequence.
 
         Returns:
-            What the sequence is added with, `Batch.add(..., adapter=lease)`; None is the base
-            model.
+            What the sequence is added with, `Batch.add(..., adapter=lease)`, and owns from then on;
+            None is the base model.
 
         Raises:
             PeftTaskNotCachedError: (a KeyError) the task is not cached and no weights came.
@@ -64,7 +64,7 @@ class PeftCacheManager:
             return self._lease(task_id)
 
     def mark_request_done(self, lease: Lease | None) -> None:
-        """Let a sequence's task go: it may leave its slot, and then the cache.
+        """Let the task of a request go that no batch has taken.
 
         Raises:
             StateError: it was let go before.

@@ -163,10 +163,10 @@ def test_a_request_that_contradicts_itself_is_refused(arguments: Any, message: s
         (arrays(0)[0][:2], arrays(0)[1], "3 rows of config, 2 of weights"),
         (
             arrays(0)[0],
-            arrays(0)[1] + np.int32([[0, 9, 0]]),
+            arrays(0)[1] + np.array([0, 9, 0], np.int32),
             "layer 9, for which the engine",
         ),
-        (arrays(0)[0], arrays(0)[1] + np.int32([[1, 0, 0]]), "is attn_k of layer 0"),
+        (arrays(0)[0], arrays(0)[1] + np.array([1, 0, 0], np.int32), "is attn_k of layer 0"),
         (arrays(0, rank=17)[0], arrays(0, rank=17)[1], "rank 17"),
     ],
     ids=["int64", "float64", "rows", "layer", "module", "rank"],

@@ -67,8 +67,8 @@ def test_a_layer_of_other_shapes_is_refused() -> None:
 
 
 def test_the_parts_of_a_packed_layer_become_one_site_of_the_engine() -> None:
-    parts = [layer(2, 0, 3.0, n=6), None, layer(3, 1, n=2)]
-    packed = PackedLoRALayerWeights.pack(parts)
+    q, v = layer(2, 0, 3.0, n=6), layer(3, 1, n=2)
+    packed = PackedLoRALayerWeights.pack([q, None, v])
     assert packed.is_packed
     assert packed.rank == 3
     assert packed.scaling == [3.0, 1.0, 1.0]
@@ -81,7 +81,7 @@ def test_the_parts_of_a_packed_layer_become_one_site_of_the_engine() -> None:
         fitted = fit_adapter(adapter, fused)
         a, b = (fitted.tensors[f"lora_{f}_{path}"].numpy().astype(np.float64) for f in "AB")
         expected = np.zeros((K, 10))
-        expected[:, :6], expected[:, 8:] = product(parts[0]), product(parts[2])
+        expected[:, :6], expected[:, 8:] = product(q), product(v)
         np.testing.assert_allclose(a @ b, expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(AdapterError, match="no part of the fused layer"):
         PackedLoRALayerWeights.pack([None, None])

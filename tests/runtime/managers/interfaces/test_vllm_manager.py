@@ -48,7 +48,9 @@ def model(id: int) -> LoRAModel:
     return LoRAModel.of_layers(
         id,
         {
-            site.path: LoRALayerWeights(*(weights[f"lora_{f}_{site.path}"] for f in "AB"))
+            site.path: LoRALayerWeights(
+                weights[f"lora_A_{site.path}"], weights[f"lora_B_{site.path}"]
+            )
             for site in MANIFEST.sites
         },
     )
