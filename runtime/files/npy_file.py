@@ -68,7 +68,7 @@ def open_npy(path: Path) -> NpyFile:
 
 
 def npy_of_array(source: str, array: Array) -> NpyFile:
-    """Return a copy of an array in memory as if it had been read from a file.
+    """Return an array in memory as if it were in a file; nobody may write to it meanwhile.
 
     Raises:
         AdapterError: it has another dtype than a file may have.
@@ -78,11 +78,11 @@ def npy_of_array(source: str, array: Array) -> NpyFile:
         choices = ", ".join(_DTYPES.values())
         raise AdapterError(f"{source} holds {array.dtype.str!r}; expected one of {choices}")
     item = storage_dtype(name)
-    flat = np.array(array, order="C").reshape(-1)
-    copied = flat.view(item) if flat.dtype.kind == "V" and flat.itemsize == 2 else flat.astype(item)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    values = flat.view(item) if flat.dtype == "V2" else flat.astype(item, copy=False)
 
     def read(first: int, count: int, buffer: ReadBuffer | None) -> Array:
-        return copied[first : first + count]
+        return values[first : first + count]
 
     return NpyFile(array.shape, name, read)
 

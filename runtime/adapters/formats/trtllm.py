@@ -56,7 +56,7 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
 def adapter_from_trtllm_arrays(
     source: str, weights: Array, config: Array, manifest: Manifest
 ) -> Adapter:
-    """Return the adapter of a request that carries the two arrays; they are copied.
+    """Return the adapter of a request that carries the two arrays; fit it before they change.
 
     Args:
         source: what messages call it.

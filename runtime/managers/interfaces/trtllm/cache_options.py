@@ -32,7 +32,8 @@ class LoraCacheOptions:
         if optimal not in (None, manifest.opt_lora_rank):
             raise ConfigError(
                 f"lora_cache_optimal_adapter_size is {optimal}, this engine is fastest at rank "
-                f"{manifest.opt_lora_rank}; pass that, or build one with --opt-lora-rank {optimal}"
+                f"{manifest.opt_lora_rank}, by the adapters that it was built for (--lora-dir); "
+                "leave it out"
             )
         fraction, host = self.lora_cache_gpu_memory_fraction, self.lora_cache_host_memory_bytes
         if fraction is not None and not 0 < fraction <= 1:

@@ -97,11 +97,9 @@ class LoRAModelManager:
         model = self._registered.get(adapter_id)
         if model is None:
             return False
-        if adapter_id in self._pinned:
-            self._pinned.remove(adapter_id)
-            self.adapters.unpin(model.adapter_name)
+        self._pinned.discard(adapter_id)
         self.deactivate_adapter(adapter_id)
-        self.adapters.unload(model.adapter_name)
+        self.adapters.unload(model.adapter_name)  # its pin ends too
         del self._registered[adapter_id]
         return True
 

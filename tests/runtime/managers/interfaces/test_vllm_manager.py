@@ -259,11 +259,13 @@ def test_a_batch_has_its_adapters_active_and_no_others(tmp_path: Path) -> None:
     made = worker(lru=True, max_cpu_loras=2)
     requests = {id: request(tmp_path, id) for id in (1, 2, 3)}
     mapping = LoRAMapping.map_sequence_to_adapters([2, 1])
-    made.set_active_adapters({requests[1], requests[2]}, mapping)
+    made.set_active_adapters([requests[1], requests[2]], mapping)
     assert active(made.manager) == {1, 2}
     assert sorted(made.manager.step_inputs()["lora_slot"].numpy().tolist()) == [0, 1]
+    loads = made.manager.adapters.stats.disk_loads
     made.set_active_adapters([requests[3], requests[1]], None)  # 2 makes room and 1 does not
     assert made.list_adapters() == active(made.manager) == {1, 3}
+    assert made.manager.adapters.stats.disk_loads == loads + 1
     made.set_active_adapters([], None)
     assert active(made.manager) == set()
     with pytest.raises(RuntimeError, match=r"requested models \(3\) is greater .* slots \(2\)\."):
