@@ -1,0 +1,69 @@
+"""Requests that have a row, and the leases of their adapters."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic
+
+from trt_lora.plugins.errors import StateError
+from trt_lora.runtime.serving.adapter_cache import AdapterCache, LeaseT
+from trt_lora.runtime.serving.request import Request
+
+
+@dataclass(frozen=True)
+class Running(Generic[LeaseT]):
+    """A request that has a row."""
+
+    request: Request
+    lease: LeaseT | None  # of its adapter; None: the base model
+    last_step: int  # at which its answer ends, steps of its prompt left out
+
+
+class RunningRequests(Generic[LeaseT]):
+    """By number; each keeps a lease of its own until it is stopped."""
+
+    def __init__(self, adapters: AdapterCache[LeaseT]) -> None:
+        """Nobody runs."""
+        self._adapters = adapters
+        self._by_id: dict[int, Running[LeaseT]] = {}
+
+    def __len__(self) -> int:
+        """How many run."""
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[int]:
+        """Their numbers."""
+        return iter(self._by_id)
+
+    def add(self, running: Running[LeaseT]) -> None:
+        """Take a request with its lease."""
+        self._by_id[running.request.id] = running
+
+    def stop(self, request_id: int) -> Running[LeaseT]:
+        """Let a request go, and give its lease back.
+
+        Raises:
+            StateError: it does not run.
+        """
+        running = self._by_id.pop(request_id, None)
+        if running is None:
+            raise StateError(f"request {request_id} does not run; those are {list(self._by_id)}")
+        if running.lease is not None:
+            self._adapters.release(running.lease)
+        return running
+
+    def last_steps(self) -> dict[str, int]:
+        """Return when the last answer of each adapter ends."""
+        last: dict[str, int] = {}
+        for running in self._by_id.values():
+            name = running.request.adapter
+            if name is not None:
+                last[name] = max(last.get(name, 0), running.last_step)
+        return last
+
+    def check_integrity(self) -> None:
+        """Raise StateError if a request has another adapter than its lease says."""
+        for number, running in self._by_id.items():
+            if (running.lease is None) != (running.request.adapter is None):
+                raise StateError(
+                    f"request {number} is {running.request}, its lease {running.lease}"
+                )
