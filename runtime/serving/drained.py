@@ -13,6 +13,10 @@ class DrainedAdapters:
         """Nobody is drained."""
         self._names: list[str] = []
 
+    def __len__(self) -> int:
+        """How many are drained."""
+        return len(self._names)
+
     def __contains__(self, name: object) -> bool:
         """Whether an adapter is drained."""
         return name in self._names
@@ -21,21 +25,20 @@ class DrainedAdapters:
         """Return those drained for the first `count` that wait."""
         return self._names[:count]
 
-    def forget_ended(self, running: Collection[str]) -> None:
+    def forget_ended(self, running: Collection[str | None]) -> None:
         """Let those go that do not run any more."""
         self._names = [name for name in self._names if name in running]
 
-    def extend(self, count: int, last_steps: Mapping[str, int]) -> bool:
-        """Drain adapters until there are `count`; return whether there are.
+    def extend(self, count: int, last_steps: Mapping[str, int]) -> None:
+        """Drain adapters until there are `count`, as far as others run.
 
         Args:
             count: how many.
-            last_steps: when each of those that run ends; the next one is the one that ends first.
+            last_steps: when the last answer of each that runs ends; who ends first comes first.
         """
-        free = {name: step for name, step in last_steps.items() if name not in self._names}
-        more = sorted(free, key=free.__getitem__)[: max(count - len(self._names), 0)]
-        self._names += more
-        return len(self._names) >= count
+        others = [name for name in last_steps if name not in self._names]
+        others.sort(key=last_steps.__getitem__)
+        self._names += others[: count - len(self._names)]
 
     def shorten(self, count: int) -> None:
         """Drain no more than `count`: others that waited have left."""

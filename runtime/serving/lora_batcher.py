@@ -131,8 +131,8 @@ class LoRABatcher(Generic[LeaseT]):
 
     def _admit_overdue(self, choice: Choice[LeaseT]) -> Sequence[Request]:
         """Step 1 of the class; return the heads of the queues behind those that were looked at."""
-        last_steps = self._running.last_steps()
-        self._drained.forget_ended(last_steps)
+        if self._drained:
+            self._drained.forget_ended(self._running.adapters())
         heads, place, without_slot = self._waiting.heads, 0, 0
         latest = self.steps - self._config.drain_after
         while place < len(heads) and heads[place].arrival < latest:
@@ -144,10 +144,16 @@ class LoRABatcher(Generic[LeaseT]):
             stage = self._try(heads[place], choice, reserve=True)
             place += stage is not None
             without_slot += stage is Stage.NO_ROOM
-            if stage is Stage.NO_ROOM and not self._drained.extend(without_slot, last_steps):
+            if stage is Stage.NO_ROOM and not self._drain(without_slot):
                 break
         self._drained.shorten(without_slot)
         return heads[place : place + self._config.look_ahead]
+
+    def _drain(self, count: int) -> bool:
+        """Drain adapters until there are so many; return whether there are."""
+        if len(self._drained) < count:
+            self._drained.extend(count, self._running.last_steps())
+        return len(self._drained) >= count
 
     def _admit_resident(self, choice: Choice[LeaseT]) -> None:
         """Step 2 of the class."""

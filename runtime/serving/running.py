@@ -51,6 +51,10 @@ class RunningRequests(Generic[LeaseT]):
             self._adapters.release(running.lease)
         return running
 
+    def adapters(self) -> set[str | None]:
+        """Return whose requests run."""
+        return {running.request.adapter for running in self._by_id.values()}
+
     def last_steps(self) -> dict[str, int]:
         """Return when the last answer of each adapter ends."""
         last: dict[str, int] = {}
