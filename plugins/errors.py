@@ -41,6 +41,10 @@ class UnknownAdapterError(LoRAError, KeyError):
     """No adapter of that name is loaded."""
 
 
+class EvictedAdapterError(UnknownAdapterError):
+    """An adapter whose weights came in memory had to leave; they must be sent again."""
+
+
 class UnknownBindingError(LoRAError, KeyError):
     """The active adapter has no weight for that binding."""
 

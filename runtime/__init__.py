@@ -12,13 +12,15 @@ from trt_lora.runtime.generation.generate import Completion, generate
 from trt_lora.runtime.generation.sampling import SamplingParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.cache_config import CacheConfig
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 __all__ = [
     "Adapter",
     "Batch",
+    "CacheConfig",
     "Completion",
     "Coverage",
     "Engine",

@@ -18,7 +18,8 @@ from trt_lora.runtime.generation.sampling import SamplingParams, generator
 from trt_lora.runtime.generation.text.prompts import check_prompt
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import STATIC, Manifest
 
 FinishReason = Literal["stop", "length"]
@@ -36,7 +37,7 @@ class Token:
 @dataclass
 class _Sequence:
     sampling: SamplingParams
-    adapter: str | None  # of its own
+    adapter: Lease | None  # of its own
     stop_token_ids: tuple[int, ...]
     draws: np.random.Generator
     most_tokens: int  # by its own parameters, less what was answered before it was added
@@ -142,7 +143,7 @@ class Batch:
         prompt: Sequence[int],
         sampling: SamplingParams | None = None,
         *,
-        adapter: str | None = None,
+        adapter: Lease | str | None = None,
         answered: int = 0,
     ) -> int:
         """Take a sequence in; its first token comes with a later step. Return its number.
@@ -150,7 +151,8 @@ class Batch:
         Args:
             prompt: token ids.
             sampling: how its tokens are chosen; greedy by default.
-            adapter: of its own; by default the base model, or what all have.
+            adapter: of its own, by name or as a lease, which the sequence then owns; by default
+                the base model, or what all have.
             answered: how many tokens at the end of the prompt are the answer of a sequence that was
                 removed; this one goes on with its draws, and has as many fewer to come.
 
@@ -164,15 +166,16 @@ class Batch:
         ids = check_prompt(f"prompt {self._next}", prompt, self._manifest)
         row = self._next
         stops = _stop_token_ids(self._manifest, sampling)
-        self._adapters.lease(adapter)
+        lease = self._adapters.lease(adapter)
         try:
-            self._rows.add(row, ids, temperature=sampling.temperature, adapter=adapter)
+            self._rows.add(row, ids, temperature=sampling.temperature, adapter=lease)
         except BaseException:
-            self._adapters.release(adapter)
+            if lease is not adapter:  # one that was passed in stays its owner's
+                self._adapters.release(lease)
             raise
         draws = generator(sampling.seed, ids, answered)
         most = sampling.max_new_tokens - answered
-        self._sequences[row] = _Sequence(sampling, adapter, stops, draws, most)
+        self._sequences[row] = _Sequence(sampling, lease, stops, draws, most)
         self._next += 1
         return row
 
@@ -195,7 +198,8 @@ class Batch:
             return self._advance(found)
         wrong = [row for row, is_right in zip(found.rows, numbers, strict=True) if not is_right]
         right = found.only(numbers)
-        names = [self._sequences[row].adapter for row in wrong]
+        leases = [self._sequences[row].adapter for row in wrong]
+        names = [None if lease is None else lease.name for lease in leases]
         for row in wrong:
             self._remove(row, clear=True)
         self._held = self._advance(right)

@@ -6,7 +6,8 @@ from typing import Protocol
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import STATIC, Manifest
 from trt_lora.runtime.memory.tensor import TensorMap
 
@@ -22,17 +23,20 @@ class BatchAdapters(Protocol):
         """
         ...
 
-    def lease(self, name: str | None) -> None:
+    def lease(self, adapter: Lease | str | None) -> Lease | None:
         """Take an adapter for a sequence; None is the base model, or what all have.
+
+        A lease is taken as it is, and belongs to the sequence from then on.
 
         Raises:
             ConfigError: all sequences have one adapter.
             UnknownAdapterError: no adapter of that name is loaded.
             StateError: no slot is free.
+            AdapterError: the adapter was to be read again, and could not.
         """
         ...
 
-    def release(self, name: str | None) -> None:
+    def release(self, lease: Lease | None) -> None:
         """Give back what a sequence has taken."""
         ...
 
@@ -59,15 +63,16 @@ class SharedAdapter:
         self._described = f"adapter {name!r} at strength {scale:g}" if name else "no adapter"
         return tensor_map
 
-    def lease(self, name: str | None) -> None:
+    def lease(self, adapter: Lease | str | None) -> Lease | None:
         """Refuse a name."""
-        if name is not None:
+        if adapter is not None:
             raise ConfigError(
-                f"adapter is {name!r}, but all sequences of this batch have one adapter; pass "
+                f"adapter is {adapter!r}, but all sequences of this batch have one adapter; pass "
                 "adapters=SlotAdapters(engine) to the batch, or switch its manager"
             )
+        return None
 
-    def release(self, name: str | None) -> None:
+    def release(self, lease: Lease | None) -> None:
         """Nothing was taken."""
 
     def described(self, names: Sequence[str | None]) -> str:
@@ -99,15 +104,14 @@ class OwnAdapters:
         self._is_bound = True
         return self._adapters.rows([None])
 
-    def lease(self, name: str | None) -> None:
+    def lease(self, adapter: Lease | str | None) -> Lease | None:
         """Keep the adapter loaded, and in its slot."""
-        if name is not None:
-            self._adapters.lease(name)
+        return self._adapters.lease(adapter) if isinstance(adapter, str) else adapter
 
-    def release(self, name: str | None) -> None:
+    def release(self, lease: Lease | None) -> None:
         """Let it go."""
-        if name is not None:
-            self._adapters.release(name)
+        if lease is not None:
+            self._adapters.release(lease)
 
     def described(self, names: Sequence[str | None]) -> str:
         """Return the names of the adapters."""

@@ -10,7 +10,7 @@ from trt_lora.runtime.generation.sampling import SamplingParams
 from trt_lora.runtime.generation.text.prompts import Prompt, encoded, is_text, prompt_list
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 
 
 @dataclass(frozen=True)

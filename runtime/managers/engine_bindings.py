@@ -9,7 +9,7 @@ from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.managers.loaded_adapter import BoundAdapter
-from trt_lora.runtime.managers.one_slot import as_slot, base_rows, rows_of_slot, unpadded
+from trt_lora.runtime.managers.slots.one_slot import as_slot, base_rows, rows_of_slot, unpadded
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Memory, Stream
 from trt_lora.runtime.memory.tensor import Tensor

@@ -7,7 +7,7 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.strength import scaled_factors
 from trt_lora.runtime.adapters.weight import weight_of
-from trt_lora.runtime.managers.one_slot import as_slot
+from trt_lora.runtime.managers.slots.one_slot import as_slot
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor
 

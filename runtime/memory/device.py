@@ -87,6 +87,12 @@ class CudaMemory:
             call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)
         return Tensor(buffer.pointer, (nbytes,), "bool", self.device, buffer)
 
+    def free_bytes(self) -> int:
+        """Return how much of the GPU's memory is free now."""
+        with on_device(self.index):
+            free, _ = call("cudaMemGetInfo")
+        return int(free)
+
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         """Copy blocks from address to address on the device, and wait; they do not overlap.
 

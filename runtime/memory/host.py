@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -48,6 +49,10 @@ class Memory(Protocol):
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         ...
 
+    def free_bytes(self) -> int:
+        """Return how much of the device's memory is free now."""
+        ...
+
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         """Copy blocks from address to address on the device; they do not overlap."""
         ...
@@ -79,6 +84,10 @@ class HostMemory:
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         return tensor_from_numpy(host_buffer(nbytes).view(np.bool_))
+
+    def free_bytes(self) -> int:
+        """Return how much memory is free now."""
+        return free_host_memory()
 
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         """Copy blocks from address to address; they do not overlap."""
@@ -123,3 +132,15 @@ def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Ten
         layout[name] = Tensor(offset, tensor.shape, tensor.dtype, device)
         offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return offset, layout
+
+
+def free_host_memory() -> int:
+    """Return the bytes that new allocations may take without swapping; Linux's `MemAvailable`."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    except OSError:  # not Linux
+        found = []
+    if found:
+        return int(found[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -13,7 +13,7 @@ from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
-from trt_lora.runtime.managers.slot_stacks import stacks_nbytes
+from trt_lora.runtime.managers.slots.slot_stacks import stacks_nbytes
 from trt_lora.runtime.manifest import Manifest, read_manifest
 
 

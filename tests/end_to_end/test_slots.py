@@ -14,7 +14,7 @@ from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tin
 from trt_lora.builder import build_engine
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.managers.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.scripts.verification.peft_reference import PeftReference
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
 

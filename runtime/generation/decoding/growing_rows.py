@@ -9,6 +9,7 @@ from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import left_pad
 from trt_lora.runtime.generation.next_tokens import RowLogits
+from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.memory.tensor import TensorMap
 
 
@@ -29,7 +30,7 @@ class GrowingRows:
         prompt: Sequence[int],
         *,
         temperature: float = 0.0,
-        adapter: str | None = None,
+        adapter: Lease | None = None,
     ) -> None:
         """Take a sequence in; see `Rows.add`."""
         del temperature, adapter  # the logits come to the host; all have one adapter

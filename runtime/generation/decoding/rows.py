@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Protocol
 
 from trt_lora.runtime.generation.next_tokens import NextTokens
+from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.memory.tensor import TensorMap
 
 
@@ -16,7 +17,7 @@ class Rows(Protocol):
         prompt: Sequence[int],
         *,
         temperature: float = 0.0,
-        adapter: str | None = None,
+        adapter: Lease | None = None,
     ) -> None:
         """Take a sequence in; its prompt is run with the next `step`.
 

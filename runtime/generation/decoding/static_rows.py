@@ -9,7 +9,8 @@ from trt_lora.runtime.engines.ranked_run import RanksLogits
 from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps, row_candidates
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.next_tokens import NextTokens, RowLogits, SeveralRuns
-from trt_lora.runtime.managers.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 # Prompts are run together where padding them to one length adds no more than a quarter.
@@ -46,7 +47,8 @@ class StaticRows:
         self._waiting: dict[Hashable, list[int]] = {}  # what is left of prompts
         self._prompts: dict[Hashable, int] = {}  # how long they are
         self._temperatures: dict[Hashable, float] = {}
-        self._adapters, self._names = adapters, dict[Hashable, str | None]()
+        self._adapters, self._leases = adapters, dict[Hashable, Lease | None]()
+        self._bound: TensorMap | None = None  # of the last step, where sequences have their own
         self._ranker: RanksLogits | None = None
         self._steps: RankedSteps | None = None
         if isinstance(executor, RanksLogits):
@@ -59,11 +61,11 @@ class StaticRows:
         prompt: Sequence[int],
         *,
         temperature: float = 0.0,
-        adapter: str | None = None,
+        adapter: Lease | None = None,
     ) -> None:
         """Take a sequence in; see `Rows.add`."""
         self._cache.admit(row)
-        self._names[row] = adapter
+        self._leases[row] = adapter
         self._waiting[row], self._prompts[row] = list(prompt), len(prompt)
         self._temperatures[row] = temperature
 
@@ -83,7 +85,7 @@ class StaticRows:
             self._steps.settle()  # rows move on another stream
         self._cache.release(row, clear=clear)
         self._waiting.pop(row, None)
-        del self._prompts[row], self._temperatures[row], self._names[row]
+        del self._prompts[row], self._temperatures[row], self._leases[row]
 
     def use_adapter(self, tensor_map: TensorMap) -> None:
         """Take other LoRA bindings; see `Rows.use_adapter`."""
@@ -112,8 +114,11 @@ class StaticRows:
     def _bind(self, rows: Sequence[Hashable | None]) -> None:
         """Give each row of the next run its adapter; None is a row that is idle."""
         if self._adapters is not None:
-            names = [None if row is None else self._names[row] for row in rows]
-            self._decoder.use_adapter(self._adapters.rows(names))
+            leases = [None if row is None else self._leases[row] for row in rows]
+            step = self._adapters.rows(leases)
+            if step is not self._bound:
+                self._decoder.use_adapter(step)
+                self._bound = step
 
     def _prefill(self) -> Iterator[NextTokens]:
         """Run the next chunk of every prompt that waits; yield what is found for those that end."""

@@ -120,6 +120,9 @@ class FakeMemory:
     def zeros(self, nbytes: int) -> Tensor:
         return replace(HostMemory().zeros(nbytes), device=self.device)
 
+    def free_bytes(self) -> int:
+        return HostMemory().free_bytes()
+
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         HostMemory().copy(target, source, blocks)
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from trt_lora.runtime import Engine, TensorMap
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
-from trt_lora.runtime.managers.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
 Logits = npt.NDArray[np.float32]

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError, UnknownAdapterError
-from trt_lora.runtime.managers.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 
 SLOTS = 2
 MANIFEST = replace(make_manifest(), max_loras=SLOTS)
@@ -57,14 +57,19 @@ def test_the_least_recently_used_leaves(tmp_path: Path) -> None:
     adapters.check_integrity()
 
 
-def test_what_is_to_be_kept_does_not_leave(tmp_path: Path) -> None:
+def test_what_is_leased_does_not_leave(tmp_path: Path) -> None:
     adapters = loaded(tmp_path)
+    lease = adapters.lease("a")
     for name in "ab":
         adapters.activate(name)
-    assert adapters.activate("c", keep={"a"}) == 1
-    with pytest.raises(StateError, match=r"all 2 slots are in use: a, c; .*larger --max-loras"):
-        adapters.activate("b", keep={"a", "c"})
+    assert adapters.activate("c") == 1
+    other = adapters.lease("c")
+    with pytest.raises(StateError, match=r"2 slots in use by 'a' \(1 sequence\), 'c' \(1"):
+        adapters.activate("b")
     assert adapters.slots == {"a": 0, "c": 1}
+    adapters.release(lease)
+    assert adapters.activate("b") == 0
+    adapters.release(other)
     adapters.check_integrity()
 
 

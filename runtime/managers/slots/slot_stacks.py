@@ -22,16 +22,21 @@ class SlotStacks:
     copied there, and no run may read the slot meanwhile.
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory) -> None:
+    def __init__(self, manifest: Manifest, memory: Memory, slots: int | None = None) -> None:
         """Allocate empty slots on the engine's device.
+
+        Args:
+            manifest: of the engine.
+            memory: of the engine.
+            slots: from 1 to as many as the engine was built for, which is the default.
 
         Raises:
             ConfigError: the engine takes one adapter at a time.
             BackendError: the device is out of memory.
         """
         self._manifest, self._memory = manifest, memory
-        self.slots = manifest.max_loras
         self._slot = slot_tensors(manifest)
+        self.slots = manifest.max_loras if slots is None else slots
         self.nbytes, layout = pack(_stacked(self._slot, self.slots), memory.device)
         block = memory.zeros(self.nbytes)
         self._stacks = {
@@ -129,6 +134,15 @@ def slot_tensors(manifest: Manifest) -> dict[str, Tensor]:
         for name, (site, factor) in manifest.lora_bindings.items()
     }
     return {**tensors, LORA_RANK: Tensor(0, (len(manifest.sites),), SLOT_DTYPE)}
+
+
+def slot_nbytes(manifest: Manifest) -> int:
+    """Return the bytes of one slot.
+
+    Raises:
+        ConfigError: the engine takes one adapter at a time.
+    """
+    return pack(slot_tensors(manifest), "")[0]
 
 
 def stacks_nbytes(manifest: Manifest) -> int:

@@ -1,0 +1,1 @@
+"""The adapter cache: which generation of an adapter lies at which level."""

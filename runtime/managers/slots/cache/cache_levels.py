@@ -1,0 +1,229 @@
+"""Movement of adapters between disk, host memory and slots."""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict
+from threading import Condition
+
+from trt_lora.runtime.adapters.fitting.fit import Fitted
+from trt_lora.runtime.managers.slots.cache.adapter_source import content_hash
+from trt_lora.runtime.managers.slots.cache.cache_stats import CacheCounts, CacheStats
+from trt_lora.runtime.managers.slots.cache.entry import Entry, check_unchanged
+from trt_lora.runtime.managers.slots.cache.host_store import HostStore
+from trt_lora.runtime.managers.slots.cache.slot_table import SlotTable
+from trt_lora.runtime.managers.slots.slot_stacks import SlotStacks
+
+
+class CacheLevels:
+    """Host memory above slots: an adapter in a slot is in host memory too.
+
+    Whoever moves an adapter marks it under `lock`, reads or copies without it, and publishes what
+    came of it under it: nobody waits for a move but those who want that adapter, or its slot.
+    """
+
+    def __init__(
+        self, stacks: SlotStacks, host_limit: int | None, forget: Callable[[Entry], None]
+    ) -> None:
+        """Take the slots, the limit of host memory in bytes, and what to do with the lost.
+
+        Args:
+            stacks: of the engine.
+            host_limit: bytes; None is no limit.
+            forget: called under `lock` for an entry that is evicted and cannot be read again.
+        """
+        self.lock = Condition()
+        self._forget = forget
+        self.stacks = stacks
+        self.host = HostStore(host_limit)
+        self.table = SlotTable(stacks.slots)
+        self.held: dict[Entry, None] = {}  # the entries with `is_held`
+        self.counts = CacheCounts()
+
+    def hold(self, entry: Entry) -> None:
+        """Count a lease; under `lock`.
+
+        Raises:
+            StateError: others hold all slots.
+        """
+        self.table.check_room(entry, self.held)
+        entry.leases += 1
+        self.held[entry] = None
+
+    def unhold(self, entry: Entry) -> None:
+        """Count a lease out; under `lock`."""
+        entry.leases -= 1
+        self.settle(entry)
+
+    def pin(self, entry: Entry) -> None:
+        """Keep an entry in its slot; under `lock`.
+
+        Raises:
+            StateError: others hold all slots.
+        """
+        self.table.check_room(entry, self.held)
+        entry.is_pinned = True
+        self.held[entry] = None
+
+    def unpin(self, entry: Entry) -> None:
+        """Let an entry leave its slot; under `lock`."""
+        entry.is_pinned = False
+        self.settle(entry)
+
+    def settle(self, entry: Entry) -> None:
+        """Do what follows from a change of who holds or moves an entry; under `lock`."""
+        if not entry.is_held:
+            self.held.pop(entry, None)
+        if not entry.is_named and entry.may_leave:
+            self.drop(entry)
+        self.lock.notify_all()
+
+    def drop(self, entry: Entry) -> None:
+        """Take an entry that nobody holds out of its slot and out of host memory; under `lock`."""
+        if entry.in_slot is not None:
+            self.stacks.clear(self.table.places.pop(entry))
+            entry.in_slot = None
+        if entry.on_host is not None:
+            self.host.remove(entry)
+            entry.on_host = None
+
+    @contextmanager
+    def moving(self, entry: Entry) -> Iterator[None]:
+        """Keep an entry where it is."""
+        with self.lock:
+            entry.moving += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                entry.moving -= 1
+                self.settle(entry)
+
+    def stats(self, registered: int) -> CacheStats:
+        """Return what is where; under `lock`."""
+        return CacheStats(
+            registered=registered,
+            on_host=len(self.host.entries),
+            in_slots=len(self.table.places),
+            slots=self.table.slots,
+            leased=sum(entry.leases > 0 for entry in self.held),
+            pinned=sum(entry.is_pinned for entry in self.held),
+            host_bytes=self.host.used,
+            host_limit=self.host.limit,
+            slot_bytes=self.stacks.nbytes // self.table.slots,
+            **asdict(self.counts),
+        )
+
+    def put(self, entry: Entry, fitted: Fitted) -> None:
+        """Keep an adapter whose weights are in memory already; under `lock`.
+
+        Raises:
+            StateError: it finds no room.
+        """
+        self._reserve(entry)
+        entry.on_host = Future()
+        entry.on_host.set_result(fitted)
+
+    def find(self, entries: Collection[Entry]) -> dict[Entry, int] | None:
+        """Return the slots of adapters that are in use now, or None; under `lock`."""
+        if not all(entry.in_slot is not None and entry.in_slot.done() for entry in entries):
+            return None
+        for entry in entries:
+            self.table.touch(entry)
+            self.host.touch(entry)
+        self.counts.hits += len(entries)
+        return {entry: self.table.places[entry] for entry in entries}
+
+    def to_host(self, entry: Entry) -> Fitted:
+        """Return an adapter in host memory, read from its source if it is not there.
+
+        Raises:
+            AdapterError: its files are gone, damaged, or hold another adapter than they did.
+            StateError: it finds no room.
+        """
+        with self.moving(entry):
+            with self.lock:
+                future, is_mine = entry.on_host, entry.on_host is None
+                if future is None:
+                    self._reserve(entry)
+                    future = entry.on_host = Future()
+                self.host.touch(entry)
+            if is_mine:
+                self._read(entry, future)
+            return future.result()
+
+    def to_slot(self, entry: Entry) -> int:
+        """Return the slot of an adapter; it is copied into one if it has none.
+
+        Raises:
+            AdapterError: as `to_host`.
+            StateError: it finds no room on the host, or others hold all slots.
+        """
+        with self.moving(entry):
+            fitted = self.to_host(entry)
+            with self.lock:
+                future, is_mine = entry.in_slot, entry.in_slot is None
+                if future is None:
+                    self._take_slot(entry)
+                    future = entry.in_slot = Future()
+                    self.counts.host_hits += 1
+                else:
+                    self.counts.hits += 1
+                self.table.touch(entry)
+                slot = self.table.places[entry]
+            if is_mine:
+                self._copy(entry, slot, fitted, future)
+            return future.result()
+
+    def _reserve(self, entry: Entry) -> None:
+        """Make room on the host; those that leave it leave their slots, too."""
+        for victim in self.host.reserve(entry):
+            victim.on_host = None
+            self.counts.evictions_from_host += 1
+            if victim.source is None:
+                self._forget(victim)
+            if victim.in_slot is not None:
+                self.counts.evictions_from_slots += 1
+                victim.in_slot = None
+                del self.table.places[victim]
+
+    def _take_slot(self, entry: Entry) -> None:
+        """Give an entry a slot, waiting for others that are being copied and may then leave."""
+        while (taken := self.table.take(entry)) is None:
+            self.table.check_room(entry, self.held)  # or those in the slots will leave
+            self.lock.wait()
+        if taken.leaving is not None:
+            taken.leaving.in_slot = None
+            self.counts.evictions_from_slots += 1
+
+    def _read(self, entry: Entry, future: Future[Fitted]) -> None:
+        assert entry.source is not None  # an entry without one is forgotten when it leaves
+        try:
+            fitted = entry.source.read()
+            digest = content_hash(fitted)
+            check_unchanged(entry, fitted, digest)
+        except BaseException as error:
+            with self.lock:
+                self.host.remove(entry)
+                entry.on_host = None
+            future.set_exception(error)
+            return
+        with self.lock:
+            entry.content_hash = digest
+            self.counts.disk_loads += 1
+        future.set_result(fitted)
+
+    def _copy(self, entry: Entry, slot: int, fitted: Fitted, future: Future[int]) -> None:
+        start = time.perf_counter()
+        try:
+            self.stacks.place(slot, fitted)
+        except BaseException as error:
+            with self.lock:
+                del self.table.places[entry]
+                entry.in_slot = None
+            future.set_exception(error)
+            return
+        with self.lock:
+            self.counts.activation_seconds += time.perf_counter() - start
+        future.set_result(slot)

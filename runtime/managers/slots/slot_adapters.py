@@ -1,0 +1,270 @@
+"""SlotAdapters: named adapters of an engine for many, in its slots, in host memory or on disk."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from trt_lora.plugins.errors import StateError
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.managers.slots.cache.cache_stats import CacheStats
+from trt_lora.runtime.managers.slots.cache.catalog import AdapterCatalog
+from trt_lora.runtime.managers.slots.cache.entry import Entry, Lease
+from trt_lora.runtime.managers.slots.cache.integrity import check_integrity
+from trt_lora.runtime.managers.slots.cache_config import CacheConfig, bytes_of, slots_within
+from trt_lora.runtime.managers.slots.slot_stacks import SlotStacks
+from trt_lora.runtime.managers.slots.step_bindings import StepBindings
+from trt_lora.runtime.memory.host import free_host_memory
+from trt_lora.runtime.memory.tensor import TensorMap
+
+AdapterOfRow = Lease | str | None  # None is the base model
+
+
+class SlotAdapters(AdapterCatalog):
+    """A cache of two levels above the disk: adapters in host memory, some of them in slots.
+
+    What is used stays: where memory or a slot is wanted, the adapter that was used least recently
+    leaves, unless somebody has a lease of it or has pinned it. One that was loaded from disk is
+    read again when it is wanted again, and must be the same then.
+
+    A name means one *generation* of an adapter at a time. Loading with `replace` makes a new one;
+    those who have a lease of the old one keep it, and its memory is free when the last lets go.
+
+    Threads: every method may be called from any thread. Files are read and adapters copied into
+    slots without holding up a thread that wants other adapters. A step reads slots as long as it
+    runs: whoever runs steps while other threads load takes a lease of each adapter in them, or
+    lets a `Batch` do so.
+    """
+
+    def __init__(self, executor: Executor, config: CacheConfig | None = None) -> None:
+        """Allocate the engine's stacks.
+
+        Raises:
+            ConfigError: the engine takes one adapter at a time, or a limit has room for no slot.
+            BackendError: the device is out of memory.
+        """
+        config = config or CacheConfig()
+        slots = slots_within(config, executor.manifest, executor.memory)
+        stacks = SlotStacks(executor.manifest, executor.memory, slots)
+        host_limit = bytes_of(config.host_memory, free_host_memory())
+        super().__init__(executor.manifest, stacks, host_limit)
+        self._bindings = StepBindings(stacks, executor.memory.device)
+        self._leases: dict[Lease, None] = {}
+        self._background: ThreadPoolExecutor | None = None
+        self._prefetched: dict[Entry, Future[None]] = {}
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Drop what waits to be prefetched, and end the thread that does it."""
+        with self._lock:
+            background, self._background = self._background, None
+        if background is not None:
+            background.shutdown(cancel_futures=True)
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """The slot of every adapter that has one."""
+        with self._lock:
+            places = self._levels.table.places.items()
+            return {entry.name: slot for entry, slot in places if entry.is_named}
+
+    @property
+    def stats(self) -> CacheStats:
+        """What is where, and what has happened."""
+        with self._lock:
+            return self._levels.stats(registered=len(self._names.entries))
+
+    def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
+        """Keep an adapter loaded, and in its slot once it has one, until `release`.
+
+        It is read from disk if it is only there; `prefetch` does that in the background.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            StateError: the name means another generation, others hold all slots, or host memory
+                has no room.
+            AdapterError: its files are needed, and are gone, damaged or changed.
+        """
+        with self._lock:
+            lease = self._leased(self._names.get(name, expected_generation))
+        try:
+            self._levels.to_host(lease.entry)
+        except BaseException:
+            self.release(lease)
+            raise
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Give back a lease.
+
+        Raises:
+            StateError: it was given back already.
+        """
+        with self._lock:
+            if lease not in self._leases:
+                raise StateError(f"the lease of adapter {lease.name!r} was released already")
+            del self._leases[lease]
+            self._levels.unhold(lease.entry)
+
+    def can_lease(self, name: str) -> bool:
+        """Whether a lease finds the adapter on the host, and room for it in the slots.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._lock:
+            entry, held = self._names.get(name), self._levels.held
+            return entry.is_read and (entry in held or len(held) < self.stacks.slots)
+
+    def is_on_host(self, name: str) -> bool:
+        """Whether an adapter is in host memory.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._lock:
+            return self._names.get(name).is_read
+
+    def pin(self, name: str) -> None:
+        """Keep an adapter in a slot until `unpin` or `unload`.
+
+        Raises:
+            UnknownAdapterError, StateError, AdapterError: as `lease`.
+        """
+        with self._lock:
+            entry = self._names.get(name)
+            self._levels.pin(entry)
+        try:
+            self._levels.to_slot(entry)
+        except BaseException:
+            with self._lock:
+                self._levels.unpin(entry)
+            raise
+
+    def unpin(self, name: str) -> None:
+        """Let an adapter be evicted again.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._lock:
+            self._levels.unpin(self._names.get(name))
+
+    def prefetch(self, name: str) -> Future[None]:
+        """Bring an adapter to the host in the background, and into a slot that nobody holds.
+
+        Returns:
+            What is done when it is there; it holds the error if it cannot be read or finds no room
+            on the host. That all slots are held is none.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._lock:
+            entry = self._names.get(name)
+            if entry in self._prefetched:
+                return self._prefetched[entry]
+            if self._background is None:
+                self._background = ThreadPoolExecutor(1, thread_name_prefix="trt-lora-prefetch")
+            future = self._prefetched[entry] = self._background.submit(self._prefetch, entry)
+        future.add_done_callback(lambda _: self._prefetched.pop(entry, None))
+        return future
+
+    def activate(self, adapter: Lease | str) -> int:
+        """Return the slot of an adapter; it is copied into one if it has none.
+
+        Raises:
+            UnknownAdapterError, StateError, AdapterError: as `lease`.
+        """
+        with self._lock:
+            entry = self._entry_of(adapter)
+        return self._levels.to_slot(entry)
+
+    def rows(self, adapters: Sequence[AdapterOfRow], *, all_slots: bool = False) -> TensorMap:
+        """Return the LoRA inputs of a step: the stacks, and the slot of each row.
+
+        On the host the stacks begin and end with the slots that the rows take.
+
+        Args:
+            adapters: of each row; None is the base model.
+            all_slots: bind every slot on the host too, at the cost of all of them. From rank 32 on
+                the bits of a row with an adapter may depend on how many are bound; then they depend
+                on nothing that the other rows take.
+
+        Returns:
+            The same object as before for the same rows; nobody may write to it.
+
+        Raises:
+            UnknownAdapterError, AdapterError: as `lease`.
+            StateError: the rows take more adapters than there are slots, or others hold them.
+        """
+        with self._lock:
+            of_rows = [None if a is None else self._entry_of(a) for a in adapters]
+            wanted = dict.fromkeys(entry for entry in of_rows if entry is not None)
+            slots = self._levels.find(wanted)
+        if slots is None:
+            slots = self._placed(list(wanted))
+        places = [None if entry is None else slots[entry] for entry in of_rows]
+        return self._bindings.of(places, all_slots=all_slots)
+
+    def check_integrity(self) -> None:
+        """Check that bytes, slots and leases add up; to be called when no other thread is at work.
+
+        Raises:
+            StateError: they do not.
+        """
+        with self._lock:
+            check_integrity(self._levels, self._names.entries, self._leases)
+
+    def _entry_of(self, adapter: Lease | str) -> Entry:
+        if isinstance(adapter, str):
+            return self._names.get(adapter)
+        if adapter not in self._leases:
+            raise StateError(f"the lease of adapter {adapter.name!r} was released")
+        return adapter.entry
+
+    def _leased(self, entry: Entry) -> Lease:
+        """A lease of an entry; under the lock."""
+        self._levels.hold(entry)
+        lease = Lease(entry)
+        self._leases[lease] = None
+        return lease
+
+    def _placed(self, entries: Sequence[Entry]) -> dict[Entry, int]:
+        """Bring adapters into slots, all at a time."""
+        if len(entries) > self.stacks.slots:
+            raise StateError(
+                f"{len(entries)} adapters in one step are more than this engine's "
+                f"{self.stacks.slots} slots; split the rows, or build with a larger --max-loras"
+            )
+        with self._all_leased(entries):
+            return {entry: self._levels.to_slot(entry) for entry in entries}
+
+    @contextmanager
+    def _all_leased(self, entries: Sequence[Entry]) -> Iterator[None]:
+        leases: list[Lease] = []
+        try:
+            with self._lock:
+                leases += map(self._leased, entries)
+            yield
+        finally:
+            for lease in leases:
+                self.release(lease)
+
+    def _prefetch(self, entry: Entry) -> None:
+        self._levels.to_host(entry)
+        with suppress(StateError):  # all slots are held
+            self._levels.to_slot(entry)

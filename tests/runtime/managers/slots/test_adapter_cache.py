@@ -1,0 +1,326 @@
+"""The adapter cache: budgets in bytes, pins, leases, generations, and what is read again."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier, Thread
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
+
+from trt_lora.plugins.errors import (
+    AdapterError,
+    ConfigError,
+    EvictedAdapterError,
+    StateError,
+    UnknownAdapterError,
+)
+from trt_lora.runtime import load_adapter
+from trt_lora.runtime.managers.slots.cache_config import CacheConfig
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.managers.slots.slot_stacks import slot_nbytes
+
+SLOTS, RANK = 2, 4
+MANIFEST = replace(make_manifest(), max_loras=SLOTS)
+A = "lora_A_model.layers.0.self_attn.q_proj"
+NBYTES = sum(w.nbytes for w in make_weights(MANIFEST, rank=RANK).values())  # of each adapter
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Five adapters of one size."""
+    paths = {name: tmp_path / f"{name}.safetensors" for name in "abcde"}
+    for seed, path in enumerate(paths.values()):
+        save_file(make_weights(MANIFEST, rank=RANK, seed=seed), path)
+    return paths
+
+
+@pytest.fixture
+def cache() -> Iterator[SlotAdapters]:
+    """Room for three adapters on the host and two in slots; at the end everything adds up."""
+    config = CacheConfig(host_memory=3 * NBYTES + NBYTES // 2)
+    with SlotAdapters(FakeExecutor(MANIFEST), config) as adapters:
+        yield adapters
+    adapters.check_integrity()
+
+
+def test_the_least_recently_used_leaves_the_host_and_is_read_again(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    for name in "abc":
+        cache.load_weights(name, files[name])
+    cache.activate("a")
+    cache.load_weights("d", files["d"])
+    assert [cache.is_on_host(name) for name in "abcd"] == [True, False, True, True]
+    assert cache.stats.host_bytes == 3 * NBYTES
+    cache.rows(["b"])  # from disk; c leaves
+    assert [cache.is_on_host(name) for name in "abcd"] == [True, True, False, True]
+    stack = cache.stacks.views(cache.slots["b"], 1)[A].numpy()[0]
+    assert np.array_equal(stack[:, :RANK], load_file(files["b"])[A])
+    stats = cache.stats
+    assert (stats.disk_loads, stats.evictions_from_host, stats.registered) == (5, 2, 4)
+
+
+def test_an_adapter_that_leaves_the_host_leaves_its_slot(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    cache.load_weights("a", files["a"])
+    cache.activate("a")
+    for name in "bcd":
+        cache.load_weights(name, files[name])
+    assert cache.slots == {}
+    assert not cache.is_on_host("a")
+    assert cache.activate("a") == 0
+
+
+def test_one_that_is_larger_than_the_budget_is_refused(tmp_path: Path) -> None:
+    save_file(make_weights(MANIFEST, rank=16), tmp_path / "x.safetensors")
+    adapters = SlotAdapters(FakeExecutor(MANIFEST), CacheConfig(host_memory=1000))
+    with pytest.raises(StateError, match=r"'x' takes 3,584 bytes, .* adapters is 1,000; give"):
+        adapters.load_weights("x", tmp_path / "x.safetensors")
+    assert adapters.names == ()
+    adapters.check_integrity()
+
+
+def test_where_everything_is_held_the_error_names_who_holds_what(files: dict[str, Path]) -> None:
+    config = CacheConfig(host_memory=2 * NBYTES)
+    adapters = SlotAdapters(FakeExecutor(MANIFEST), config)
+    for name in "ab":
+        adapters.load_weights(name, files[name])
+    leases = [adapters.lease("a"), adapters.lease("a")]
+    adapters.pin("b")
+    held = r"held by 'a' \(2 sequences\), 'b' \(pinned\); release or unpin"
+    with pytest.raises(StateError, match=held):
+        adapters.load_weights("c", files["c"])
+    adapters.register("c", files["c"])
+    with pytest.raises(StateError, match=r"2 slots in use by 'a' \(2 seq.*, 'b' \(pinned\)"):
+        adapters.lease("c")
+    adapters.unpin("b")
+    leases.append(adapters.lease("c"))  # b leaves both levels
+    assert adapters.slots == {}
+    for lease in leases:
+        adapters.release(lease)
+    adapters.check_integrity()
+
+
+def test_a_pinned_adapter_is_in_a_slot_and_stays_there(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    for name in "abc":
+        cache.load_weights(name, files[name])
+    cache.pin("a")
+    cache.pin("a")
+    for name in "bcbc":
+        cache.activate(name)
+    assert cache.slots.keys() == {"a", "c"}
+    cache.unpin("a")
+    cache.activate("b")
+    assert cache.slots.keys() == {"b", "c"}
+
+
+def test_memory_of_an_unloaded_adapter_is_free_at_its_last_lease(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    cache.load_weights("a", files["a"])
+    leases = [cache.lease("a"), cache.lease("a")]
+    slot = cache.activate(leases[0])
+    cache.unload("a")
+    with pytest.raises(UnknownAdapterError, match="unknown adapter 'a'; loaded: none"):
+        cache.lease("a")
+    assert cache.rows(leases)["lora_slot"].numpy().tolist() == [0, 0]
+    cache.release(leases[0])
+    assert cache.stats.host_bytes == NBYTES
+    assert cache.stacks.views(slot, 1)[A].numpy().any()
+    cache.release(leases[1])
+    assert (cache.stats.host_bytes, cache.stats.in_slots) == (0, 0)
+    assert not cache.stacks.views(slot, 1)[A].numpy().any()
+
+
+def test_a_name_means_the_new_generation_and_a_lease_the_old_one(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    cache.load_weights("a", files["a"])
+    old = cache.lease("a")
+    first = cache.generation("a")
+    cache.load_weights("a", files["b"], replace=True)
+    new = cache.lease("a")
+    assert (old.generation, new.generation) == (first, cache.generation("a"))
+    assert old.generation != new.generation
+    assert old.key != new.key
+    step = cache.rows([old, new, "a"])
+    assert step["lora_slot"].numpy().tolist() == [0, 1, 1]
+    for stack, name in zip(step[A].numpy(), "ab", strict=True):
+        assert np.array_equal(stack[:, :RANK], load_file(files[name])[A])
+    cache.release(old)
+    assert cache.stats.host_bytes == NBYTES
+    cache.release(new)
+
+
+def test_equal_weights_have_one_hash_and_different_generations(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    for name in "ab":
+        cache.load_weights(name, files["a"])
+    assert cache.content_hash("a") == cache.content_hash("b")
+    assert cache.generation("a") != cache.generation("b")
+    cache.register("c", files["c"])
+    assert cache.content_hash("c") != cache.content_hash("a")
+
+
+def test_replacing_compares_and_swaps(cache: SlotAdapters, files: dict[str, Path]) -> None:
+    cache.load_weights("a", files["a"], expected_generation=0)
+    seen = cache.generation("a")
+    cache.load_weights("a", files["b"], expected_generation=seen)
+    with pytest.raises(StateError, match=r"at generation \d, expected \d: somebody replaced"):
+        cache.load_weights("a", files["c"], expected_generation=seen)
+    for call in (cache.unload, cache.lease):
+        with pytest.raises(StateError, match=f"expected {seen}"):
+            call("a", expected_generation=seen)
+    with pytest.raises(AdapterError, match="loaded already; unload it first, or pass replace=True"):
+        cache.load_weights("a", files["c"])
+    cache.unload("a", expected_generation=cache.generation("a"))
+    with pytest.raises(StateError, match=f"at generation 0, expected {seen}"):
+        cache.load_weights("a", files["a"], expected_generation=seen)
+
+
+def test_a_load_that_fails_leaves_the_name_and_the_bytes_as_they_were(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    cache.load_weights("a", files["a"])
+    before = cache.stats, cache.generation("a")
+    weights = make_weights(MANIFEST, rank=RANK)
+    weights[A][0, 0] = np.nan
+    save_file(weights, files["b"])
+    with pytest.raises(AdapterError, match="NaN"):
+        cache.load_weights("a", files["b"], replace=True)
+    assert (cache.stats, cache.generation("a")) == before
+
+
+def test_an_adapter_whose_files_changed_is_not_read_again(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    for name in "abcd":
+        cache.load_weights(name, files[name])
+    save_file(make_weights(MANIFEST, rank=RANK, seed=99), files["a"])
+    with pytest.raises(AdapterError, match="changed since it was loaded as adapter 'a', gen"):
+        cache.lease("a")
+    with pytest.raises(AdapterError, match="changed since"):
+        cache.prefetch("a").result()
+    cache.load_weights("a", files["a"], replace=True)
+    cache.release(cache.lease("a"))
+
+
+def test_weights_from_memory_must_be_sent_again_once_evicted(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    for name in "abcd":
+        cache.add_adapter(name, load_adapter(files[name]))
+    with pytest.raises(EvictedAdapterError, match=r"'a' was evicted.*; send them again"):
+        cache.lease("a")
+    assert cache.names == ("b", "c", "d")
+    cache.add_adapter("a", load_adapter(files["a"]))
+    cache.release(cache.lease("a"))
+
+
+def test_a_registered_adapter_is_checked_now_and_read_when_wanted(
+    cache: SlotAdapters, files: dict[str, Path], tmp_path: Path
+) -> None:
+    coverage = cache.register("a", files["a"])
+    assert len(coverage.sites) == len(MANIFEST.sites)
+    assert cache.stats.host_bytes == cache.stats.disk_loads == 0
+    assert not cache.can_lease("a")
+    assert cache.get_coverage("a").bindings == coverage.bindings
+    cache.prefetch("a").result()
+    assert cache.can_lease("a")
+    assert cache.slots == {"a": 0}
+    save_file(make_weights(MANIFEST, rank=17), tmp_path / "large.safetensors")
+    with pytest.raises(AdapterError, match="has rank 17"):
+        cache.register("x", tmp_path / "large.safetensors")
+
+
+def test_a_prefetch_takes_no_slot_that_is_held(cache: SlotAdapters, files: dict[str, Path]) -> None:
+    for name in "abc":
+        cache.register(name, files[name])
+    leases = [cache.lease(name) for name in "ab"]
+    cache.rows(leases)
+    cache.prefetch("c").result()
+    assert cache.is_on_host("c")
+    assert not cache.can_lease("c")
+    assert cache.slots.keys() == {"a", "b"}
+    for lease in leases:
+        cache.release(lease)
+
+
+def test_a_lease_is_released_once_and_then_worth_nothing(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    cache.load_weights("a", files["a"])
+    lease = cache.lease("a")
+    cache.release(lease)
+    with pytest.raises(StateError, match="'a' was released already"):
+        cache.release(lease)
+    with pytest.raises(StateError, match="'a' was released"):
+        cache.rows([lease])
+
+
+def test_the_same_rows_are_the_same_object(cache: SlotAdapters, files: dict[str, Path]) -> None:
+    for name in "ab":
+        cache.load_weights(name, files[name])
+    first = cache.rows(["a", "b", None])
+    assert cache.rows(["a", "b", None]) is first
+    assert cache.rows(["b", "a", None]) is not first
+
+
+def test_a_share_of_the_devices_memory_makes_fewer_slots() -> None:
+    one = slot_nbytes(MANIFEST)
+    adapters = SlotAdapters(FakeExecutor(MANIFEST), CacheConfig(device_memory=one + one // 2))
+    assert adapters.stacks.slots == adapters.stats.slots == 1
+    executor = FakeExecutor(MANIFEST)
+    executor.memory.free_bytes = lambda: 3 * one
+    assert SlotAdapters(executor, CacheConfig(device_memory=0.9)).stacks.slots == SLOTS
+    assert SlotAdapters(executor, CacheConfig(device_memory=0.5)).stacks.slots == 1
+    with pytest.raises(ConfigError, match=r"device_memory is 0.1, .* one slot .* takes"):
+        SlotAdapters(executor, CacheConfig(device_memory=0.1))
+
+
+@pytest.mark.parametrize("limit", [0, -1, 0.0, 1.5, True, "1GB", float("nan")])
+def test_a_limit_that_is_none_is_refused(limit: object) -> None:
+    for name in ("host_memory", "device_memory"):
+        with pytest.raises(ConfigError, match=f"{name} is .*; give a number of bytes"):
+            CacheConfig(**{name: limit})  # type: ignore[arg-type]
+
+
+def test_a_thousand_replacements_keep_memory_flat(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    cache.load_weights("a", files["a"])
+    for turn in range(200):
+        cache.load_weights("a", files["ab"[turn % 2]], replace=True)
+        cache.activate("a")
+    assert cache.stats.host_bytes == NBYTES
+    assert cache.stats.in_slots == 1
+    gc.collect()
+
+
+def test_threads_that_want_one_adapter_read_it_once(
+    cache: SlotAdapters, files: dict[str, Path]
+) -> None:
+    cache.register("a", files["a"])
+    start, slots = Barrier(8), list[int]()
+
+    def want() -> None:
+        start.wait()
+        lease = cache.lease("a")
+        slots.append(cache.activate(lease))
+        cache.release(lease)
+
+    threads = [Thread(target=want) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert slots == [0] * 8
+    assert (cache.stats.disk_loads, cache.stats.host_hits) == (1, 1)
