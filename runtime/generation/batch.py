@@ -124,11 +124,6 @@ class Batch:
         """How many sequences can be added."""
         return self._free - len(self._sequences)
 
-    @property
-    def rows(self) -> tuple[Hashable, ...]:
-        """The numbers of the sequences under way."""
-        return tuple(self._sequences)
-
     def tokens(self, row: int) -> tuple[int, ...]:
         """Return the token ids that a sequence was given since it was added.
 
@@ -275,7 +270,8 @@ class Batch:
         return OutputError(
             f"the logits of prompt {', '.join(map(str, rows))} are NaN or infinite with {adapters}"
             ": a value left the engine's number range; use a lower strength, or build with --dtype "
-            "float32 or bfloat16"
+            "float32 or bfloat16",
+            rows,
         )
 
 

@@ -44,7 +44,7 @@ class LoRABatcher(Generic[LeaseT]):
         self._adapters, self._config = adapters, config or BatcherConfig()
         self._loads = AdapterLoads(adapters)
         self._waiting = WaitingRequests()
-        self._running = RunningRequests(adapters)
+        self._running = RunningRequests[LeaseT]()
         self._drained = DrainedAdapters()
         self.steps = 0  # begun so far
 
@@ -73,6 +73,9 @@ class LoRABatcher(Generic[LeaseT]):
 
         Args:
             free_rows: how many may join.
+
+        Returns:
+            Those who join, with leases that belong to their rows from now on.
         """
         self.steps += 1
         choice: Choice[LeaseT] = Choice(free_rows, self._adapters.slots)
@@ -83,7 +86,7 @@ class LoRABatcher(Generic[LeaseT]):
         return choice
 
     def end(self, request_id: int) -> None:
-        """Let a request go that waits or runs; the lease of its adapter is given back.
+        """Let a request go that waits or runs; whoever has its row has released its lease.
 
         Raises:
             StateError: it does neither.
@@ -95,7 +98,7 @@ class LoRABatcher(Generic[LeaseT]):
             self._leave(request)
 
     def preempt(self, request_id: int, tokens: Sequence[int]) -> None:
-        """Let a request that runs wait again, in its place by age.
+        """Let a request that runs wait again, in its place by age; it has no row any more.
 
         Args:
             request_id: its number.

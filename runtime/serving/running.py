@@ -1,11 +1,11 @@
-"""Requests that have a row, and the leases of their adapters."""
+"""Requests that have a row."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic
 
 from trt_lora.plugins.errors import StateError
-from trt_lora.runtime.serving.adapter_cache import AdapterCache, LeaseT
+from trt_lora.runtime.serving.adapter_cache import LeaseT
 from trt_lora.runtime.serving.request import Request
 
 
@@ -14,16 +14,15 @@ class Running(Generic[LeaseT]):
     """A request that has a row."""
 
     request: Request
-    lease: LeaseT | None  # of its adapter; None: the base model
+    lease: LeaseT | None  # of its adapter, which belongs to the row; None: the base model
     last_step: int  # at which its answer ends, steps of its prompt left out
 
 
 class RunningRequests(Generic[LeaseT]):
-    """By number; each keeps a lease of its own until it is stopped."""
+    """By number."""
 
-    def __init__(self, adapters: AdapterCache[LeaseT]) -> None:
+    def __init__(self) -> None:
         """Nobody runs."""
-        self._adapters = adapters
         self._by_id: dict[int, Running[LeaseT]] = {}
 
     def __len__(self) -> int:
@@ -35,11 +34,11 @@ class RunningRequests(Generic[LeaseT]):
         return iter(self._by_id)
 
     def add(self, running: Running[LeaseT]) -> None:
-        """Take a request with its lease."""
+        """Take a request."""
         self._by_id[running.request.id] = running
 
     def stop(self, request_id: int) -> Running[LeaseT]:
-        """Let a request go, and give its lease back.
+        """Let a request go.
 
         Raises:
             StateError: it does not run.
@@ -47,8 +46,6 @@ class RunningRequests(Generic[LeaseT]):
         running = self._by_id.pop(request_id, None)
         if running is None:
             raise StateError(f"request {request_id} does not run; those are {list(self._by_id)}")
-        if running.lease is not None:
-            self._adapters.release(running.lease)
         return running
 
     def adapters(self) -> set[str | None]:

@@ -36,6 +36,7 @@ class Served:
         self.adapters: dict[int, str | None] = {}
         self.submitted: dict[int, int] = {}
         self.requests: dict[int, Request] = {}  # as they joined
+        self.leases: dict[int, FakeLease | None] = {}
         self.waits: dict[int, int] = {}  # steps at which a request was passed over
         self.failed: dict[int, BaseException] = {}
 
@@ -54,6 +55,7 @@ class Served:
             for running in choice.joined:
                 number = running.request.id
                 self.requests[number] = running.request
+                self.leases[number] = running.lease
                 self.left[number] = running.request.most_tokens
                 self.waits[number] = self.batcher.steps - self.submitted[number] - 1
             self.batcher.check_integrity()
@@ -64,12 +66,19 @@ class Served:
         return choice
 
     def end(self, number: int) -> None:
-        self.left.pop(number, None)
+        self.stop(number)
         self.batcher.end(number)
         self.batcher.check_integrity()
 
+    def stop(self, number: int) -> None:
+        """Free its row, if it has one."""
+        self.left.pop(number, None)
+        if lease := self.leases.pop(number, None):
+            self.cache.release(lease)
+
     def preempt(self, number: int) -> None:
-        tokens = self.requests[number].most_tokens - self.left.pop(number)
+        tokens = self.requests[number].most_tokens - self.left[number]
+        self.stop(number)
         self.batcher.preempt(number, [7] * tokens)
 
     def running(self) -> Sequence[str | None]:
@@ -211,7 +220,7 @@ def test_a_preempted_request_goes_back_to_the_front_with_its_tokens() -> None:
     first = served.submit("A", tokens=LONGEST)
     served.step(4)
     served.submit("A")
-    del served.left[first]
+    served.stop(first)
     served.batcher.preempt(first, [7, 8])
     (running,) = served.step().joined
     assert running.request.id == first
@@ -238,7 +247,7 @@ def test_half_an_answer_is_not_ended_by_another_adapter_of_that_name() -> None:
     first, second = served.submit("A"), served.submit("A")
     served.step(3)
     for number in (first, second):
-        del served.left[number]
+        served.stop(number)
     served.batcher.preempt(first, [7])
     served.batcher.preempt(second, [])  # nothing of its answer is there
     served.cache.generations["A"] = 2
