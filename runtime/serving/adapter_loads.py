@@ -14,7 +14,13 @@ class Stage(Enum):
 
     READY = "it lies in a slot that a request may take"
     COMING = "it will lie there, or be on the host, after a while"
-    NO_ROOM = "others hold what it needs"
+    NO_SLOT = "others hold all slots"
+    NO_MEMORY = "others hold the memory of the host"
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether others have to let go first."""
+        return self in (Stage.NO_SLOT, Stage.NO_MEMORY)
 
 
 class AdapterLoads(Generic[LeaseT]):
@@ -57,8 +63,10 @@ class AdapterLoads(Generic[LeaseT]):
         self._drop_replaced(name)
         if self._cache.can_lease(name):
             return self._place(name, resident, reserve=reserve)
-        if name in self._without_room or self._cache.is_on_host(name):
-            return Stage.NO_ROOM
+        if self._cache.is_on_host(name):
+            return Stage.NO_SLOT
+        if name in self._without_room:
+            return Stage.NO_MEMORY
         if read:
             self._loads[name] = self._cache.prefetch(name)
         return Stage.COMING
@@ -111,7 +119,7 @@ class AdapterLoads(Generic[LeaseT]):
         self.drop(name)
         return lease
 
-    def drop(self, name: str | None) -> None:
+    def drop(self, name: str) -> None:
         """Give back the slot that is held for an adapter, if there is one."""
         if name in self._reserved:
             self._cache.release(self._reserved.pop(name))
@@ -125,7 +133,7 @@ class AdapterLoads(Generic[LeaseT]):
             try:
                 self._reserved[name] = self._cache.lease(name)
             except StateError:  # another thread was faster
-                return Stage.NO_ROOM
+                return Stage.NO_SLOT
         self._loads[name] = self._cache.prefetch(name)
         return Stage.COMING
 

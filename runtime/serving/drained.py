@@ -1,6 +1,6 @@
 """Adapters that are drained: no younger request of them joins, until their slots are free."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 
 class DrainedAdapters:
@@ -11,35 +11,33 @@ class DrainedAdapters:
 
     def __init__(self) -> None:
         """Nobody is drained."""
-        self._names: list[str] = []
+        self._places: dict[str, int] = {}  # from 0, in order
 
     def __len__(self) -> int:
         """How many are drained."""
-        return len(self._names)
+        return len(self._places)
 
     def __contains__(self, name: object) -> bool:
         """Whether an adapter is drained."""
-        return name in self._names
+        return name in self._places
 
-    def first(self, count: int) -> Sequence[str]:
-        """Return those drained for the first `count` that wait."""
-        return self._names[:count]
+    def is_among(self, name: str | None, count: int) -> bool:
+        """Whether an adapter is drained for one of the first `count` that wait."""
+        return name is not None and self._places.get(name, count) < count
 
-    def forget_ended(self, running: Collection[str | None]) -> None:
+    def retain(self, running: AbstractSet[str]) -> None:
         """Let those go that do not run any more."""
-        self._names = [name for name in self._names if name in running]
+        if not self._places.keys() <= running:
+            self._number([name for name in self._places if name in running])
 
-    def extend(self, count: int, last_steps: Mapping[str, int]) -> None:
-        """Drain adapters until there are `count`, as far as others run.
-
-        Args:
-            count: how many.
-            last_steps: when the last answer of each that runs ends; who ends first comes first.
-        """
-        others = [name for name in last_steps if name not in self._names]
-        others.sort(key=last_steps.__getitem__)
-        self._names += others[: count - len(self._names)]
+    def add(self, name: str) -> None:
+        """Drain one more."""
+        self._places[name] = len(self._places)
 
     def shorten(self, count: int) -> None:
         """Drain no more than `count`: others that waited have left."""
-        del self._names[count:]
+        if count < len(self._places):
+            self._number(list(self._places)[:count])
+
+    def _number(self, names: list[str]) -> None:
+        self._places = {name: place for place, name in enumerate(names)}

@@ -94,6 +94,7 @@ class LoRABatcher(Generic[LeaseT]):
         request = self._waiting.get(request_id)
         if request is None:
             self._stop(request_id)
+            self._drained.retain(self._running.adapters)
         else:
             self._leave(request)
 
@@ -134,34 +135,45 @@ class LoRABatcher(Generic[LeaseT]):
 
     def _admit_overdue(self, choice: Choice[LeaseT]) -> Sequence[Request]:
         """Step 1 of the class; return the heads of the queues behind those that were looked at."""
-        if self._drained:
-            self._drained.forget_ended(self._running.adapters())
         heads, place, without_slot = self._waiting.heads, 0, 0
         latest = self.steps - self._config.drain_after
         while place < len(heads) and heads[place].arrival < latest:
             if choice.looked_at >= self._config.look_ahead:
                 break
-            if heads[place].adapter in self._drained.first(without_slot):
+            if self._drained.is_among(heads[place].adapter, without_slot):
                 place += 1
                 continue
             stage = self._try(heads[place], choice, reserve=True)
             place += stage is not None
-            without_slot += stage is Stage.NO_ROOM
-            if stage is Stage.NO_ROOM and not self._drain(without_slot):
-                break
+            if stage is not None and stage.wants_room:
+                without_slot += 1
+                if not self._drain(without_slot):
+                    break
+        self._drained.retain(self._running.adapters)
         self._drained.shorten(without_slot)
         return heads[place : place + self._config.look_ahead]
 
     def _drain(self, count: int) -> bool:
-        """Drain adapters until there are so many; return whether there are."""
-        if len(self._drained) < count:
-            self._drained.extend(count, self._running.last_steps())
-        return len(self._drained) >= count
+        """Drain adapters until there are so many; return whether there are.
+
+        Half of those that run go on: each that takes a slot has time to fill rows. One that has
+        begun at this step takes in all of its requests first.
+        """
+        if count > max(len(self._running.adapters) // 2, 1):
+            return False
+        if count > len(self._drained):
+            ends = self._running.ends(before=self.steps)
+            others = [name for name in ends if name not in self._drained]
+            if others:
+                self._drained.add(min(others, key=ends.__getitem__))
+        return count <= len(self._drained)
 
     def _admit_resident(self, choice: Choice[LeaseT]) -> None:
         """Step 2 of the class."""
+        if not choice.rows:
+            return
         names = [name for name in (None, *choice.resident) if name not in self._drained]
-        found = [head for name in names if choice.rows and (head := self._waiting.head(name))]
+        found = [head for name in names if (head := self._waiting.head(name))]
         ready = [(head.id, head) for head in found]
         heapq.heapify(ready)
         while choice.rows and ready:
@@ -179,7 +191,7 @@ class LoRABatcher(Generic[LeaseT]):
             if request.adapter is None or request.adapter in choice.resident:
                 continue
             stage = self._try(request, choice, reserve=rows > 0)
-            if stage is Stage.NO_ROOM:
+            if stage is not None and stage.wants_room:
                 rows = 0  # nor is there for those behind
             elif request.adapter in self._loads.reserved:
                 rows -= 1
@@ -188,14 +200,13 @@ class LoRABatcher(Generic[LeaseT]):
         """Let a request join, or bring its adapter nearer; None: it does not wait any more."""
         if request.adapter is None:
             return self._join(request, choice) if choice.rows else Stage.READY
-        choice.looked_at += request.adapter not in choice.resident
+        name = request.adapter
+        choice.looked_at += name not in choice.resident
         reads = choice.looked_at <= self._config.load_ahead
         try:
-            stage = self._loads.advance(
-                request.adapter, choice.resident, read=reads, reserve=reserve
-            )
+            stage = self._loads.advance(name, choice.resident, read=reads, reserve=reserve)
         except UnknownAdapterError as error:  # unloaded since it was submitted
-            self._fail(request.adapter, error, choice)
+            self._fail(name, error, choice)
             return None
         return self._join(request, choice) if stage is Stage.READY and choice.rows else stage
 
@@ -210,9 +221,9 @@ class LoRABatcher(Generic[LeaseT]):
                 self._leave(request)
                 return None
             if lease is None:
-                return Stage.NO_ROOM
+                return Stage.NO_SLOT
         self._leave(request)
-        running = Running(request, lease, self.steps + request.most_tokens)
+        running = Running(request, lease, self.steps, self.steps + request.most_tokens)
         self._running.add(running)
         choice.joined.append(running)
         choice.rows -= 1
@@ -228,7 +239,7 @@ class LoRABatcher(Generic[LeaseT]):
     def _leave(self, request: Request) -> None:
         """Take a request out of its queue, and give back the slot that was held for its adapter."""
         self._waiting.remove(request)
-        if self._waiting.head(request.adapter) is None:
+        if request.adapter is not None and self._waiting.head(request.adapter) is None:
             self._loads.drop(request.adapter)
 
     def _stop(self, request_id: int) -> Running[LeaseT]:

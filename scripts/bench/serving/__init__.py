@@ -1,0 +1,1 @@
+"""What serving requests with many adapters costs on the host."""
