@@ -4,6 +4,8 @@ A message says what is wrong, the value, the choices, and the next step. A comma
 exits with 2; only a defect of the package shows a traceback.
 """
 
+from collections.abc import Hashable, Sequence
+
 
 class LoRAError(Exception):
     """Root of every error that is the input's fault and not the package's."""
@@ -55,6 +57,11 @@ class BackendError(LoRAError, RuntimeError):
 
 class OutputError(LoRAError, ArithmeticError):
     """An engine's answer is no number: the weights at hand leave its number range."""
+
+    def __init__(self, message: str, rows: Sequence[Hashable] = ()) -> None:
+        """Keep the sequences of a batch that it belongs to, by number."""
+        super().__init__(message)
+        self.rows = tuple(rows)
 
 
 class StateError(LoRAError, RuntimeError):

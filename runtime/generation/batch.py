@@ -40,6 +40,7 @@ class _Sequence:
     adapter: Lease | None  # of its own
     stop_token_ids: tuple[int, ...]
     draws: np.random.Generator
+    most_tokens: int  # by its own parameters, less what was answered before it was added
     tokens: list[int] = field(default_factory=list)
 
 
@@ -123,12 +124,22 @@ class Batch:
         """How many sequences can be added."""
         return self._free - len(self._sequences)
 
+    def tokens(self, row: int) -> tuple[int, ...]:
+        """Return the token ids that a sequence was given since it was added.
+
+        Raises:
+            ConfigError: there is no such sequence, or it has finished.
+        """
+        self._check_under_way(row)
+        return tuple(self._sequences[row].tokens)
+
     def add(
         self,
         prompt: Sequence[int],
         sampling: SamplingParams | None = None,
         *,
         adapter: Lease | str | None = None,
+        answered: int = 0,
     ) -> int:
         """Take a sequence in; its first token comes with a later step. Return its number.
 
@@ -137,6 +148,8 @@ class Batch:
             sampling: how its tokens are chosen; greedy by default.
             adapter: of its own, by name or as a lease, which the sequence then owns; by default
                 the base model, or what all have.
+            answered: how many tokens at the end of the prompt are the answer of a sequence that was
+                removed; this one goes on with its draws, and has as many fewer to come.
 
         Raises:
             ConfigError: the prompt is beyond the engine's limits, or no prompt of this model; or
@@ -155,7 +168,9 @@ class Batch:
             if lease is not adapter:  # one that was passed in stays its owner's
                 self._adapters.release(lease)
             raise
-        self._sequences[row] = _Sequence(sampling, lease, stops, generator(sampling.seed, ids))
+        draws = generator(sampling.seed, ids, answered)
+        most = sampling.max_new_tokens - answered
+        self._sequences[row] = _Sequence(sampling, lease, stops, draws, most)
         self._next += 1
         return row
 
@@ -191,8 +206,7 @@ class Batch:
         Raises:
             ConfigError: there is no such sequence, or it has finished.
         """
-        if row not in self._sequences:
-            raise ConfigError(f"sequence {row} is not under way; those are {list(self._sequences)}")
+        self._check_under_way(row)
         self._remove(row)
 
     def clear(self) -> None:
@@ -219,7 +233,7 @@ class Batch:
 
     def _most(self, row: Hashable) -> int:
         """Tokens that a sequence may have."""
-        return min(self._sequences[row].sampling.max_new_tokens, self._rows.room(row))
+        return min(self._sequences[row].most_tokens, self._rows.room(row))
 
     def _advance(self, found: NextTokens) -> list[Token]:
         """Choose the next token of sequences, and remove those that end with it."""
@@ -243,6 +257,10 @@ class Batch:
         self._remove(row)
         return Token(row, token, "length")
 
+    def _check_under_way(self, row: int) -> None:
+        if row not in self._sequences:
+            raise ConfigError(f"sequence {row} is not under way; those are {list(self._sequences)}")
+
     def _remove(self, row: Hashable, *, clear: bool = False) -> None:
         self._rows.remove(row, clear=clear)
         self._adapters.release(self._sequences.pop(row).adapter)
@@ -252,7 +270,8 @@ class Batch:
         return OutputError(
             f"the logits of prompt {', '.join(map(str, rows))} are NaN or infinite with {adapters}"
             ": a value left the engine's number range; use a lower strength, or build with --dtype "
-            "float32 or bfloat16"
+            "float32 or bfloat16",
+            rows,
         )
 
 

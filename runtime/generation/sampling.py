@@ -62,9 +62,17 @@ class SamplingParams:
             raise ConfigError(f"{name} is {value!r}, expected {kind}{choices}")
 
 
-def generator(seed: int, prompt: Sequence[int]) -> np.random.Generator:
-    """Return where a sequence's draws come from: nothing of the rest of its batch decides them."""
-    return np.random.default_rng([seed, *prompt])
+def generator(seed: int, prompt: Sequence[int], answered: int = 0) -> np.random.Generator:
+    """Return where a sequence's draws come from: nothing of the rest of its batch decides them.
+
+    Args:
+        seed: of its parameters.
+        prompt: token ids.
+        answered: how many of the last of them are its answer so far: their draws are made.
+    """
+    draws = np.random.default_rng([seed, *prompt[: len(prompt) - answered]])
+    draws.random(answered)
+    return draws
 
 
 def choose(logits: Logits, sampling: Sequence[SamplingParams], draws: Draws) -> Tokens:

@@ -1,0 +1,1 @@
+"""Requests that wait for a row and a slot, and those that have both."""

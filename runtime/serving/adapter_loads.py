@@ -1,0 +1,144 @@
+"""Adapters on their way to a slot: read and copied in the background, a slot held for them."""
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from enum import Enum
+from typing import Generic
+
+from trt_lora.plugins.errors import StateError
+from trt_lora.runtime.serving.adapter_cache import AdapterCache, LeaseT
+
+
+class Stage(Enum):
+    """How far an adapter has come."""
+
+    READY = "it lies in a slot that a request may take"
+    COMING = "it will lie there, or be on the host, after a while"
+    NO_SLOT = "others hold all slots"
+    NO_MEMORY = "others hold the memory of the host"
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether others have to let go first."""
+        return self in (Stage.NO_SLOT, Stage.NO_MEMORY)
+
+
+class AdapterLoads(Generic[LeaseT]):
+    """What was asked of the cache for requests that wait.
+
+    A slot that is free is reserved by a lease before the adapter is copied there, so that nobody
+    takes it meanwhile; the first request that joins replaces it by its own.
+    """
+
+    def __init__(self, cache: AdapterCache[LeaseT]) -> None:
+        """Nothing is on its way."""
+        self._cache = cache
+        self._loads: dict[str, Future[None]] = {}
+        self._reserved: dict[str, LeaseT] = {}
+        self._without_room: dict[str, StateError] = {}  # on the host, when last tried
+
+    def __contains__(self, name: object) -> bool:
+        """Whether an adapter is on its way."""
+        return name in self._loads
+
+    @property
+    def reserved(self) -> Collection[str]:
+        """The adapters for which a slot is held."""
+        return self._reserved.keys()
+
+    def advance(self, name: str, resident: Collection[str], *, read: bool, reserve: bool) -> Stage:
+        """Bring an adapter one step nearer, without waiting.
+
+        Args:
+            name: of the adapter.
+            resident: those in slots.
+            read: begin to read it if it is on disk alone.
+            reserve: hold a slot for it if one is free, and begin to copy it there.
+
+        Raises:
+            UnknownAdapterError: there is no such adapter.
+        """
+        if name in self._loads:
+            return Stage.COMING
+        self._drop_replaced(name)
+        if self._cache.can_lease(name):
+            return self._place(name, resident, reserve=reserve)
+        if self._cache.is_on_host(name):
+            return Stage.NO_SLOT
+        if name in self._without_room:
+            return Stage.NO_MEMORY
+        if read:
+            self._loads[name] = self._cache.prefetch(name)
+        return Stage.COMING
+
+    def end(self) -> dict[str, BaseException]:
+        """Forget the loads that are done, and return why others failed.
+
+        One that found no room on the host is not among them while adapters are held here: it is
+        tried again after the next `make_room`.
+        """
+        failed: dict[str, BaseException] = {}
+        for name, load in [(name, load) for name, load in self._loads.items() if load.done()]:
+            del self._loads[name]
+            error = None if load.cancelled() else load.exception()
+            if isinstance(error, StateError):
+                self._without_room[name] = error
+            elif error is not None:
+                failed[name] = error
+        return failed
+
+    def make_room(self) -> None:
+        """Try again what found no room on the host: an adapter was released."""
+        self._without_room.clear()
+
+    def give_up(self) -> dict[str, StateError]:
+        """Return what found no room on the host, and do not try it again: nobody will make any."""
+        refused, self._without_room = self._without_room, {}
+        return refused
+
+    def take(self, name: str, generation: int | None) -> LeaseT | None:
+        """Return a lease for a request; the slot is not held any more.
+
+        Args:
+            name: of an adapter that is ready.
+            generation: that it must have, if any.
+
+        Returns:
+            None if another thread has taken the slot.
+
+        Raises:
+            StateError: the name means another generation.
+            UnknownAdapterError, AdapterError: another thread has unloaded it, or lost its files.
+        """
+        try:
+            lease = self._cache.lease(name, expected_generation=generation)
+        except StateError:
+            if generation not in (None, self._cache.generation(name)):
+                raise
+            return None
+        self.drop(name)
+        return lease
+
+    def drop(self, name: str) -> None:
+        """Give back the slot that is held for an adapter, if there is one."""
+        if name in self._reserved:
+            self._cache.release(self._reserved.pop(name))
+
+    def _place(self, name: str, resident: Collection[str], *, reserve: bool) -> Stage:
+        if name in resident:
+            return Stage.READY
+        if not reserve:
+            return Stage.COMING
+        if name not in self._reserved:
+            try:
+                self._reserved[name] = self._cache.lease(name)
+            except StateError:  # another thread was faster
+                return Stage.NO_SLOT
+        self._loads[name] = self._cache.prefetch(name)
+        return Stage.COMING
+
+    def _drop_replaced(self, name: str) -> None:
+        """Give back a slot that is held for what the name does not mean any more."""
+        reserved = self._reserved.get(name)
+        if reserved is not None and reserved.generation != self._cache.generation(name):
+            self.drop(name)

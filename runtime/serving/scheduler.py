@@ -1,0 +1,190 @@
+"""Scheduler: requests with adapters of their own, answered by a batch that they join and leave."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trt_lora.plugins.errors import LoRAError, OutputError, StateError
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.generation.batch import Batch, Token
+from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.text.prompts import check_prompt
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.serving.batcher_config import BatcherConfig
+from trt_lora.runtime.serving.lora_batcher import LoRABatcher
+from trt_lora.runtime.serving.request import Request
+from trt_lora.runtime.serving.running import Running
+
+
+@dataclass(frozen=True)
+class StepAnswers:
+    """What a step has given requests, by their numbers."""
+
+    tokens: Mapping[int, Token]  # at most one each; `row` is that of the batch
+    failed: Mapping[int, BaseException]  # why requests have ended without their last token
+
+
+class Scheduler:
+    """Takes requests at any time, and gives those that fit a token at every step.
+
+    A request is answered by what its adapter's name means when it joins, to its end: what is loaded
+    in its place meanwhile answers later requests. See `LoRABatcher` for who joins when.
+
+    Not for several threads at a time; but any thread may load, replace, unload and pin adapters.
+    """
+
+    def __init__(
+        self,
+        engine: Executor,
+        adapters: SlotAdapters,
+        *,
+        config: BatcherConfig | None = None,
+        rows: int | None = None,
+        cache_bytes: int | None = None,
+        prefill_chunk: int | None = None,
+    ) -> None:
+        """Make room for rows.
+
+        Args:
+            engine: a running engine with slots and a static cache.
+            adapters: of this engine; requests name them.
+            config: of the `LoRABatcher`.
+            rows: of the `Batch`.
+            cache_bytes: of the `Batch`.
+            prefill_chunk: of the `Batch`.
+
+        Raises:
+            ConfigError, BackendError: as `Batch`.
+        """
+        self._manifest, self._adapters = engine.manifest, adapters
+        self._batch = Batch(
+            engine,
+            adapters=adapters,
+            rows=rows,
+            cache_bytes=cache_bytes,
+            prefill_chunk=prefill_chunk,
+        )
+        self._batcher: LoRABatcher[Lease] = LoRABatcher(adapters, config)
+        self._rows: dict[int, int] = {}  # of the batch, by request
+        self._requests: dict[int, int] = {}  # by row
+        self._next = 0
+
+    def __len__(self) -> int:
+        """How many requests wait or run."""
+        return self._batcher.waiting + self._batcher.running
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+    ) -> int:
+        """Let a request wait for its turn; return its number.
+
+        Args:
+            prompt: token ids.
+            sampling: how its tokens are chosen; greedy by default.
+            adapter: the base model by default.
+
+        Raises:
+            ConfigError: the prompt is beyond the engine's limits, or no prompt of this model.
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        number, sampling = self._next, sampling or SamplingParams()
+        ids = check_prompt(f"request {number}", prompt, self._manifest)
+        self._batcher.submit(
+            Request(number, adapter, tuple(ids), sampling, arrival=self._batcher.steps)
+        )
+        self._next += 1
+        return number
+
+    def step(self) -> StepAnswers:
+        """Let requests join, and give every row its next token.
+
+        A request that fails ends with its error, and nobody else does. One whose logits are NaN or
+        infinite has an OutputError, one whose adapter cannot be read an AdapterError, one whose
+        adapter was unloaded while it waited an UnknownAdapterError.
+        """
+        choice = self._batcher.choose(self._batch.free_rows)
+        failed = choice.failed
+        for running in choice.joined:
+            self._start(running, failed)
+        tokens: dict[int, Token] = {}
+        for token in self._next_tokens(failed):
+            tokens[self._requests[token.row]] = token
+            if token.finish_reason is not None:
+                self._batcher.end(self._forget(token.row))
+        return StepAnswers(tokens, failed)
+
+    def cancel(self, request: int) -> None:
+        """Let a request go, whether it waits or runs.
+
+        Raises:
+            StateError: it has ended, or there never was one.
+        """
+        if request in self._rows:
+            self._batch.remove(self._rows[request])
+            self._forget(self._rows[request])
+        self._batcher.end(request)
+
+    def preempt(self, request: int) -> None:
+        """Take the row from a request; it goes on behind its tokens when its turn comes again.
+
+        Its age does not change, so that nothing younger goes before it. Its draws go on, too.
+
+        Raises:
+            StateError: it has no row.
+        """
+        if request not in self._rows:
+            raise StateError(f"request {request} has no row; those that have: {list(self._rows)}")
+        row = self._rows[request]
+        tokens = self._batch.tokens(row)
+        self._batch.remove(row)
+        self._forget(row)
+        self._batcher.preempt(request, tokens)
+
+    def check_integrity(self) -> None:
+        """Raise StateError if requests, rows, leases and slots do not add up."""
+        self._batcher.check_integrity()
+        rows = {row: request for request, row in self._rows.items()}
+        if rows != self._requests or not len(rows) == len(self._batch) == self._batcher.running:
+            raise StateError(
+                f"{self._batcher.running} requests run in {len(self._batch)} rows: {self._rows}, "
+                f"{self._requests}"
+            )
+
+    def _start(self, running: Running[Lease], failed: dict[int, BaseException]) -> None:
+        request = running.request
+        try:
+            row = self._batch.add(
+                request.prompt,
+                request.sampling,
+                adapter=running.lease,
+                answered=request.answered,
+            )
+        except LoRAError as error:  # its stop tokens are none of the model's
+            failed[request.id] = error
+            if running.lease is not None:
+                self._adapters.release(running.lease)
+            self._batcher.end(request.id)
+        else:
+            self._rows[request.id], self._requests[row] = row, request.id
+
+    def _next_tokens(self, failed: dict[int, BaseException]) -> Sequence[Token]:
+        """A step of the batch; where rows have no numbers, those of the others, which it holds."""
+        while True:
+            try:
+                return self._batch.step()
+            except OutputError as error:
+                for row in error.rows:
+                    assert isinstance(row, int)  # as the batch numbers them
+                    request = self._forget(row)
+                    failed[request] = error
+                    self._batcher.end(request)
+
+    def _forget(self, row: int) -> int:
+        """Return whose row it was."""
+        request = self._requests.pop(row)
+        del self._rows[request]
+        return request

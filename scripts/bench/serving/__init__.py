@@ -1,0 +1,1 @@
+"""Measurements of what serves many adapters: the cache, the scheduler."""
