@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from support.api_table.page import DOCUMENTS, PAGE, ROOT, page
+from support.api_table.page import DOCUMENTS, PAGE, page
+from support.doc_blocks import ROOT
 
 from trt_lora.scripts.commands.convert_adapter import add_command
 from trt_lora.scripts.terminal.build_options import build_parser

@@ -4,7 +4,7 @@ from collections import Counter
 
 from support.api_table.edgellm import EDGELLM
 from support.api_table.max import MAX
-from support.api_table.rows import Document, Row
+from support.api_table.rows import Document, Row, State
 from support.api_table.trtllm import TRTLLM
 from support.api_table.vllm_api import VLLM_API
 from support.api_table.vllm_structures import VLLM_STRUCTURES
@@ -12,7 +12,7 @@ from support.doc_blocks import ROOT
 
 DOCUMENTS = (EDGELLM, MAX, VLLM_STRUCTURES, VLLM_API, TRTLLM)
 PAGE = ROOT / "docs" / "api-table.md"
-STATES = ("present", "different", "absent")
+STATES: tuple[State, ...] = ("present", "different", "absent")
 
 _HEAD = """\
 # The interfaces of other LoRA managers, member by member
