@@ -15,6 +15,7 @@ from trt_lora.plugins.errors import (
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.managers.interfaces.max.config import MaxLoRAConfig
 from trt_lora.runtime.managers.interfaces.max.status import LoRAOutcome, LoRAStatus
+from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.tensor import TensorMap
@@ -64,6 +65,7 @@ class MaxLoRAManager:
         config.check(adapters, manifest)
         self.adapters = adapters
         self._manifest = manifest
+        self._held: dict[str, Lease] = {}  # of the rows of the last step
         for path in config.lora_paths:
             outcome = self.load(*_name_and_path(path))
             if outcome.status is not LoRAStatus.SUCCESS:
@@ -159,13 +161,17 @@ class MaxLoRAManager:
     def get_lora_graph_inputs(self, context_batch: Sequence[RequestContext]) -> TensorMap:
         """Return the LoRA inputs of a step of these rows, by name; adapters are activated.
 
-        Rows are sequences, so MAX's `input_row_offsets` are not needed; the device is the engine's.
+        They stay in their slots until the next call, whatever requests unload meanwhile: call it
+        when the step before has ended, for one batch. Rows are sequences, so MAX's
+        `input_row_offsets` are not needed; the device is the engine's.
 
         Raises:
             UnknownAdapterError: a row names an adapter that is not loaded.
             StateError: the rows take more adapters than there are slots.
         """
-        return self.adapters.rows([self._adapter_of(context) for context in context_batch])
+        names = [self._adapter_of(context) for context in context_batch]
+        self._hold({name for name in names if name is not None})
+        return self.adapters.rows([None if name is None else self._held[name] for name in names])
 
     def get_symbolic_inputs(self) -> list[Binding]:
         """Return the engine's LoRA inputs: names, dtypes and shapes with symbolic dimensions."""
@@ -183,9 +189,23 @@ class MaxLoRAManager:
         self._requests.process_lora_requests()
 
     def close(self) -> None:
-        """Close the endpoints."""
+        """Close the endpoints, and let go of the adapters of the last step."""
         if self._requests is not None:
             self._requests.close()
+        self._hold(set())
+
+    def _hold(self, names: set[str]) -> None:
+        """Have a lease of what these names mean now, and no others."""
+        if len(names) > self.adapters.stacks.slots:
+            raise StateError(
+                f"{len(names)} adapters in one step are more than the {self.adapters.stacks.slots} "
+                "slots; split the batch, or build with a larger --max-loras"
+            )
+        for name, lease in list(self._held.items()):
+            if name not in names or lease.generation != self.adapters.generation(name):
+                self.adapters.release(self._held.pop(name))
+        for name in names - self._held.keys():
+            self._held[name] = self.adapters.lease(name)
 
     def _loaded_before(self, name: str, path: str) -> LoRAOutcome:
         source = self.adapters.get_coverage(name).source

@@ -50,17 +50,16 @@ class PeftCacheManager:
         Raises:
             PeftTaskNotCachedError: (a KeyError) the task is not cached and no weights came.
             AdapterError: the weights do not fit the engine, or others are cached under this id.
+            TensorError: weights or config are no tensor.
             StateError: other sequences use all slots.
         """
         task_id = request.lora_task_id
         if task_id is None:
             return None
         with self._lock:
-            if request.lora_weights is not None and request.lora_config is not None:
+            if (arrays := request.arrays) is not None:
                 source = f"request of LoRA task {task_id}"
-                arrays = request.lora_weights, request.lora_config
-                adapter = adapter_from_trtllm_arrays(source, *arrays, self._manifest)
-                self._put(task_id, adapter)
+                self._put(task_id, adapter_from_trtllm_arrays(source, *arrays, self._manifest))
             return self._lease(task_id)
 
     def mark_request_done(self, lease: Lease | None) -> None:

@@ -174,13 +174,18 @@ class LoRAModelManager:
     def step_inputs(self) -> TensorMap:
         """Return the LoRA inputs of a step with the mapping's rows, by the engine's names.
 
+        Its adapters are activated, and so stay in their slots.
+
         Raises:
-            StateError: no mapping is set, or its rows take more adapters than there are slots.
-            UnknownAdapterError: one of its adapters was removed.
+            StateError: no mapping is set.
+            ConfigError: (a ValueError) all slots are taken by other active adapters.
+            UnknownAdapterError: (a KeyError) one of its adapters was removed.
         """
         if self._mapping is None:
             raise StateError("no row has an adapter yet; call set_adapter_mapping first")
         start = time.perf_counter()
+        for lora_id in self._mapping.lora_index_mapping:
+            self.activate_adapter(lora_id)
         ids = self._mapping.lora_ids
         names = [None if id_ is None else self._get(id_).adapter_name for id_ in ids]
         rows = self.adapters.rows(names)

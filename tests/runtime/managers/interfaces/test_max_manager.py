@@ -5,8 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from support.adapters.many_adapters import MANIFEST, SLOTS, adapter_file, lies_in, slot_adapters
+from support.adapters.many_adapters import (
+    MANIFEST,
+    SLOTS,
+    A,
+    adapter_file,
+    lies_in,
+    slot_adapters,
+    weights_of,
+)
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError, UnknownAdapterError
 from trt_lora.runtime.managers.interfaces.max import LoRAConfig, LoRAManager, LoRAStatus
@@ -116,8 +125,29 @@ def test_graph_inputs_are_what_a_step_with_these_rows_binds(tmp_path: Path) -> N
     assert {binding.name for binding in made.get_symbolic_inputs()} <= inputs.keys()
     with pytest.raises(UnknownAdapterError):
         made.get_lora_graph_inputs([Sequence("x")])
-    with pytest.raises(StateError, match="3 adapters"):
+    with pytest.raises(StateError, match="3 adapters in one step"):
         made.get_lora_graph_inputs([Sequence(name) for name in "abc"])
+    made.adapters.check_integrity()
+
+
+def test_the_adapters_of_a_step_stay_until_the_next_whatever_is_unloaded(tmp_path: Path) -> None:
+    made = loaded(tmp_path)
+    for _ in range(2):
+        made.get_lora_graph_inputs([Sequence("a")])
+    assert made.adapters.stats.leased == 1
+    assert made.unload_adapter("a") is LoRAStatus.SUCCESS
+    for name in "bc":
+        made.activate_adapter(name)
+    assert lies_in(made.adapters, "a", 0)
+    with pytest.raises(UnknownAdapterError):
+        made.get_lora_graph_inputs([Sequence("a")])
+    assert made.load_adapter(f"a={tmp_path}/b.safetensors") is LoRAStatus.SUCCESS
+    step = made.get_lora_graph_inputs([Sequence("a"), Sequence("c")])
+    slots = step["lora_slot"].numpy().tolist()
+    given = weights_of("b")[A]
+    assert np.array_equal(step[A].numpy()[slots[0]][:, : given.shape[1]], given)
+    made.close()
+    assert made.adapters.stats.leased == 0
     made.adapters.check_integrity()
 
 

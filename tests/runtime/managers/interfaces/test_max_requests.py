@@ -1,5 +1,6 @@
 """MAX's requests over ZeroMQ: every one is answered, and none ends the server."""
 
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 from support.adapters.many_adapters import MANIFEST, adapter_file, slot_adapters
@@ -194,6 +196,31 @@ def test_a_message_beyond_all_limits_ends_its_connection_and_the_next_one_is_ser
 
     assert eventually(served, 10)
     assert msgspec.msgpack.decode(client.answers.recv())[0] == "2"
+
+
+def test_every_damaged_message_has_an_answer(client: Client, server: LoRAManager) -> None:
+    rng = np.random.default_rng(0)
+    whole = msgspec.msgpack.encode(["1", load("/a")])
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in rng.integers(len(whole), size=rng.integers(1, 4)):
+            damaged[place] = rng.integers(256)
+        client.requests.send(bytes(damaged[: rng.integers(1, len(whole) + 1)]))
+        assert client.answer(server)[1]["status"] != "success"
+    assert server.loras == []
+
+
+def test_without_the_extra_the_message_says_what_to_install(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LoRAConfig(enable_lora=True)
+    for missing in ("msgspec", "zmq"):
+        with monkeypatch.context() as without:
+            for name in ("requests", "request_sockets"):
+                without.delitem(sys.modules, f"trt_lora.runtime.managers.interfaces.max.{name}")
+            without.setitem(sys.modules, missing, None)
+            with pytest.raises(ConfigError, match=r"pip install 'trt-lora\[requests\]'"):
+                LoRAManager(config, slot_adapters(), MANIFEST, zmq_endpoint_base=base)
 
 
 class Slow:

@@ -5,10 +5,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from support.adapters.many_adapters import MANIFEST, SLOTS, A, slot_adapters
 from support.adapters.trtllm_files import delta, factors, rows_of
 
-from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
+from trt_lora.plugins.errors import AdapterError, ConfigError, StateError, TensorError
 from trt_lora.runtime.managers.interfaces.trtllm import (
     LoraCacheOptions,
     PeftCacheManager,
@@ -136,6 +137,18 @@ def test_weights_come_in_the_dtypes_and_shapes_of_the_format(kind: str) -> None:
     assert lease is not None
     slot = tasks.adapters.activate(lease)
     assert np.array_equal(delta_in_slot(tasks, slot), delta(*factors(2, K, N, 7)))
+
+
+def test_weights_may_be_torch_tensors_and_what_is_no_tensor_is_refused() -> None:
+    weights, config = (torch.from_numpy(array) for array in arrays(7))
+    tasks = cache()
+    lease = tasks.add_request_peft(TrtllmLoraRequest(7, weights.to(torch.bfloat16), config))
+    assert lease is not None
+    slot = tasks.adapters.activate(lease)
+    assert np.array_equal(delta_in_slot(tasks, slot), delta(*factors(2, K, N, 7)))
+    with pytest.raises(TensorError):
+        tasks.add_request_peft(TrtllmLoraRequest(8, [[1.0]], config))
+    tasks.adapters.check_integrity()
 
 
 @pytest.mark.parametrize(
