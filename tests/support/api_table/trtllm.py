@@ -98,10 +98,11 @@ TRTLLM = Document(
         ),
         different(
             "GptManager, in-flight batching",
-            "runtime.generation.batch.Batch",
-            "runtime/managers/interfaces/test_real_engine.py::"
-            "test_tensorrt_llm_serves_what_its_requests_brought",
-            "sequences join and leave at every step, each with the lease of its own task",
+            "runtime.serving.scheduler.Scheduler",
+            "runtime/serving/test_scheduler.py::"
+            "test_every_request_is_answered_as_alone_with_its_adapter",
+            "in Python: requests join and leave at every step, each with its own adapter; a "
+            "`Batch` takes the lease of a task",
         ),
         absent("Triton multi-LoRA", "no server"),
         present(
