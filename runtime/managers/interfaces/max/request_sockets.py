@@ -8,6 +8,7 @@ these sockets can load and unload: make it its user's alone.
 import contextlib
 import os
 import stat
+import time
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
@@ -15,12 +16,14 @@ from trt_lora.plugins.messages import shown
 
 try:
     import zmq
+    from zmq.utils.monitor import parse_monitor_message
 except ImportError as error:
     raise ConfigError(
         "requests need pyzmq; install it with: pip install 'trt-lora[requests]'"
     ) from error
 
 MAX_MESSAGE_BYTES = 1 << 20  # a connection that brings a larger message ends
+_RETRY_S = 0.1  # by then ZeroMQ has said whether it connects again itself
 
 
 class RequestSockets:
@@ -42,7 +45,10 @@ class RequestSockets:
         self._requests.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._requests.setsockopt(zmq.RCVHWM, most_waiting)
         self._answers.setsockopt(zmq.SNDHWM, most_waiting)
-        self._disconnected = self._requests.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._events = self._requests.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        )
+        self._cut_off: float | None = None  # when a connection ended, in time.monotonic's seconds
         try:
             self._requests.connect(self._endpoint)
             self._answers.bind(answers)
@@ -71,18 +77,19 @@ class RequestSockets:
     def close(self) -> None:
         """Close both; what was not sent is lost."""
         self._requests.disable_monitor()
-        for socket in (self._disconnected, self._requests, self._answers):
+        for socket in (self._events, self._requests, self._answers):
             socket.close(linger=0)
 
     def _reconnect(self) -> None:
-        """Connect again where a connection ended; ZeroMQ does not after a message too large."""
-        ended = False
-        while self._disconnected.poll(0):
-            self._disconnected.recv_multipart(zmq.NOBLOCK)
-            ended = True
-        if ended:
-            with contextlib.suppress(zmq.ZMQError):  # it has given the endpoint up
-                self._requests.disconnect(self._endpoint)  # where it has not: not twice
+        """Connect again after a message too large; ZeroMQ itself does after any other end."""
+        while self._events.poll(0):
+            event = parse_monitor_message(self._events.recv_multipart())["event"]
+            is_over = event == zmq.EVENT_DISCONNECTED
+            self._cut_off = time.monotonic() if is_over else None
+        if self._cut_off is not None and time.monotonic() - self._cut_off > _RETRY_S:
+            self._cut_off = None
+            with contextlib.suppress(zmq.ZMQError):  # it knows the endpoint no more
+                self._requests.disconnect(self._endpoint)
             self._requests.connect(self._endpoint)
 
 

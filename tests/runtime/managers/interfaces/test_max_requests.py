@@ -223,6 +223,17 @@ def test_without_the_extra_the_message_says_what_to_install(
                 LoRAManager(config, slot_adapters(), MANIFEST, zmq_endpoint_base=base)
 
 
+def test_a_client_that_starts_again_is_served(
+    base: str, client: Client, server: LoRAManager
+) -> None:
+    for number in range(3):
+        client.send([number, {"operation": "unload", "lora_name": "a"}])
+        assert client.answer(server)[0] == number
+        client.close()
+        client = Client(base)
+    client.close()
+
+
 class Slow:
     """Operations that wait to be let on."""
 
