@@ -81,9 +81,9 @@ class MaxLoRAManager:
         config: MaxLoRAConfig, adapters: SlotAdapters | None, manifest: Manifest
     ) -> "MaxLoRAManager | None":
         """Return the manager of an engine's adapters; None where LoRA is off."""
-        return (
-            MaxLoRAManager(config, adapters, manifest) if adapters and config.enable_lora else None
-        )
+        if adapters is None or not config.enable_lora:
+            return None
+        return MaxLoRAManager(config, adapters, manifest)
 
     @property
     def loras(self) -> list[str]:
