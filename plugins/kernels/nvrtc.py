@@ -25,7 +25,8 @@ _OPTIONS = ("--std=c++17",)
 _CACHE_BYTES = 64 << 20  # the kernels of one release, for both architectures, are some 9 MB
 
 
-DECODE_REGISTERS = 96  # of a thread: two CTAs of the kernels for few rows share a multiprocessor
+# Of a thread: two CTAs of the kernels for few rows share a multiprocessor. A pass takes some more.
+DECODE_REGISTERS, SLOT_DECODE_REGISTERS = 96, 128
 
 SLOTS = "slots_"  # begins the name of a kernel for rows with adapters of their own
 ELEMENTS = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
@@ -67,7 +68,8 @@ def entry_point(kernel: str) -> str:
     ctas = TILE_CTAS if "tiles" in kernel else 1  # on a multiprocessor
     bounds = f"__launch_bounds__(THREADS, {ctas})"
     if family.startswith("decode"):  # the two exclude each other
-        bounds = f"__maxnreg__({DECODE_REGISTERS})"
+        registers = SLOT_DECODE_REGISTERS if kernel in SLOT_KERNELS else DECODE_REGISTERS
+        bounds = f"__maxnreg__({registers})"
     return (
         f'extern "C" __global__ void {clusters}{bounds} '
         f"{kernel}(const __grid_constant__ Group group) {{ {body}(group); }}\n"
