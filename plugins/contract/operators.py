@@ -16,7 +16,7 @@ attribute `columns` has the column of `rank` of each of the node's sites.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trt_lora.plugins.contract.sites import MAX_SITES
 
@@ -73,12 +73,12 @@ class Operator:
 
 
 OPERATORS = tuple(
-    Operator(sites, has_addend, has_slots)
-    for has_slots in (False, True)
-    for sites in range(1, MAX_SITES + 1)
-    for has_addend in (False, True)
+    Operator(sites, has_addend) for sites in range(1, MAX_SITES + 1) for has_addend in (False, True)
 )
-"""All of them; each is a TensorRT plugin too."""
+"""Those of an engine for one adapter at a time, which are TensorRT plugins too."""
+
+SLOT_OPERATORS = tuple(replace(operator, has_slots=True) for operator in OPERATORS)
+"""Those of an engine for many adapters, which are TensorRT plugins too."""
 
 
 def operator_named(name: str) -> Operator | None:

@@ -1,4 +1,4 @@
-"""Launches of a call in which every row may have an adapter of its own: passes, one for each slot."""
+"""Launches of a call in which every row may have an adapter of its own: a pass for each slot."""
 
 from dataclasses import replace
 

@@ -21,7 +21,11 @@ from trt_lora.plugins.tensorrt.plugin_shapes import changed_dims, check_ranges, 
 
 VERSION = str(DOMAIN_VERSION)
 NAMESPACE = ""  # where the parser looks for a plugin that overrides a function of the same name
-FIELDS = ("sites", "adds", COLUMNS)  # all that a plan must say of a node; the rest is in its tensors
+FIELDS = (
+    "sites",
+    "adds",
+    COLUMNS,
+)  # all that a plan must say of a node; the rest is in its tensors
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_lora.plugins.contract.operators import COLUMNS, OPERATORS, Operator
+from trt_lora.plugins.contract.operators import COLUMNS, OPERATORS, SLOT_OPERATORS, Operator
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.launcher import Kernels
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
@@ -36,7 +36,8 @@ class LoraPlugins:
         self.failures = PluginFailures()
         self.plugin_class = type("LoraPlugin", (PluginNode, *bases(trt)), {})
         creator_class = type("LoraCreator", (_Creator, trt.IPluginCreatorV3One), {})
-        self.creators = [creator_class(self, operator) for operator in OPERATORS]
+        operators = (*OPERATORS, *SLOT_OPERATORS)
+        self.creators = [creator_class(self, operator) for operator in operators]
         # TensorRT holds addresses, so Python must hold the objects; for good, because one that is
         # freed after `destroy`, when a build has failed, ends the process.
         self._kept: list[Any] = []

@@ -75,7 +75,9 @@ def changed_dims(
 
 def _stacks(operator: Operator, shapes: Sequence[Shape], columns: Sequence[int]) -> StackShape:
     x, slot, rank = shapes[:3]
-    stacked = [shapes[index][:1] for site in range(operator.sites) for index in operator.factors(site)]
+    stacked = [
+        shapes[index][:1] for site in range(operator.sites) for index in operator.factors(site)
+    ]
     if len(rank) != 2 or any(list(slots) != [rank[0]] for slots in stacked):
         raise TensorError(
             f"{operator.name}: rank {list(rank)} does not fit the stacks, of "
@@ -83,7 +85,8 @@ def _stacks(operator: Operator, shapes: Sequence[Shape], columns: Sequence[int])
         )
     if list(slot) != [math.prod(x[:-1])]:
         raise TensorError(
-            f"{operator.name}: slot {list(slot)} does not fit x {list(x)}; expected one for each token"
+            f"{operator.name}: slot {list(slot)} does not fit x {list(x)}; expected one for each "
+            "token"
         )
     if len(columns) != operator.sites or not all(0 <= column < rank[1] for column in columns):
         raise TensorError(

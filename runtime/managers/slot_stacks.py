@@ -52,9 +52,8 @@ class SlotStacks:
             AdapterError: a tensor does not fit its site's stacks.
         """
         self._check_slot(slot)
-        padded = self._memory.upload(self._padded(fitted))
-        for name, tensor in padded.items():
-            self._memory.copy(self._pointer(name, slot), tensor.pointer, Blocks(tensor.nbytes))
+        padded = self._padded(fitted)
+        self._memory.write({self._pointer(name, slot): tensor for name, tensor in padded.items()})
 
     def clear(self, slot: int) -> None:
         """Write zeros to a slot.

@@ -48,6 +48,10 @@ class Memory(Protocol):
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         ...
 
+    def write(self, tensors: Mapping[int, Tensor]) -> None:
+        """Copy host tensors to addresses of the device; every run that begins later reads them."""
+        ...
+
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         """Copy blocks from address to address on the device; they do not overlap."""
         ...
@@ -79,6 +83,11 @@ class HostMemory:
     def zeros(self, nbytes: int) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
         return tensor_from_numpy(host_buffer(nbytes).view(np.bool_))
+
+    def write(self, tensors: Mapping[int, Tensor]) -> None:
+        """Copy host tensors to addresses."""
+        for target, tensor in tensors.items():
+            ctypes.memmove(target, tensor.pointer, tensor.nbytes)
 
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         """Copy blocks from address to address; they do not overlap."""

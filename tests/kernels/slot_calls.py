@@ -62,7 +62,11 @@ class SlotCall(Call):
             sites = tuple(SiteShape(b.shape[1], len(b)) for _, b in factors)
             shape = replace(self.shape, m=int(rows.sum()), sites=sites, stacks=None)
             a, b = zip(*factors, strict=True)
-            yield rows, shape, Inputs(self.inputs.x[rows], a, b, tuple(y[rows] for y in self.inputs.y))
+            yield (
+                rows,
+                shape,
+                Inputs(self.inputs.x[rows], a, b, tuple(y[rows] for y in self.inputs.y)),
+            )
 
     @property
     def _sites(self) -> range:

@@ -1,4 +1,4 @@
-"""Bugs that passes over slots have, planted in their text; the emulation, or the bound, shows each."""
+"""Bugs that passes over slots have, planted in their text; emulation or bound shows each."""
 
 from dataclasses import dataclass, replace
 
@@ -126,7 +126,7 @@ BUGS = (
 
 
 def call_of(rows: int, dtype: str) -> SlotCall:
-    """Rows of every slot, of the base model and of none; one slot is in a tile's last rows alone."""
+    """Rows of every slot, of the base model and of none; a slot is in a tile's last rows alone."""
     slot = [(1, 0, 3 if row % 16 >= 8 else 2, BASE, 9)[row % 5] for row in range(rows)]
     ranks = [(16, 8), (3, 16), (16, 8), (64, 1)]
     return slot_call(slot, 136, [(136, 256 if rows > 64 else 64), (40, 16)], ranks, dtype)

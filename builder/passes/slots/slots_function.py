@@ -39,7 +39,9 @@ def slots_function(operator: Operator, opset: int) -> ir.Function:
         outputs.append(delta)
     imports = {"": opset}
     body = ir.Graph(inputs, outputs, nodes=tape.nodes, opset_imports=imports, name=operator.name)
-    columns = ir.Attr(COLUMNS, ir.AttributeType.INTS, None)  # the body takes ranks as they are padded
+    columns = ir.Attr(
+        COLUMNS, ir.AttributeType.INTS, None
+    )  # the body takes ranks as they are padded
     return ir.Function(DOMAIN, operator.name, graph=_named(body), attributes=[columns])
 
 

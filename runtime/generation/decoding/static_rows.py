@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from trt_lora.plugins.contract.slots import LORA_SLOT
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.engines.ranked_run import RanksLogits
 from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps, row_candidates
@@ -47,6 +48,7 @@ class StaticRows:
         self._prompts: dict[Hashable, int] = {}  # how long they are
         self._temperatures: dict[Hashable, float] = {}
         self._adapters, self._names = adapters, dict[Hashable, str | None]()
+        self._slots: dict[Hashable | None, int] = {}  # an adapter in use stays in its slot
         self._ranker: RanksLogits | None = None
         self._steps: RankedSteps | None = None
         if isinstance(executor, RanksLogits):
@@ -83,6 +85,7 @@ class StaticRows:
             self._steps.settle()  # rows move on another stream
         self._cache.release(row, clear=clear)
         self._waiting.pop(row, None)
+        self._slots.pop(row, None)
         del self._prompts[row], self._temperatures[row], self._names[row]
 
     def use_adapter(self, tensor_map: TensorMap) -> None:
@@ -97,8 +100,8 @@ class StaticRows:
         What is written behind its length is overwritten by its own next token.
         """
         if self._steps is not None:
-            adapter = self._decoder.adapter
-            return self._steps.run(tokens, self._temperatures, adapter, ahead=ahead)
+            adapter, slots = self._decoder.adapter, self._slots
+            return self._steps.run(tokens, self._temperatures, adapter, ahead=ahead, slots=slots)
         places = {self._cache.row_of(row): row for row in tokens}
         count = max(places) + 1
         ids = np.zeros(count, np.int64)
@@ -113,7 +116,10 @@ class StaticRows:
         """Give each row of the next run its adapter; None is a row that is idle."""
         if self._adapters is not None:
             names = [None if row is None else self._names[row] for row in rows]
-            self._decoder.use_adapter(self._adapters.rows(names))
+            bindings = self._adapters.rows(names)
+            self._decoder.use_adapter(bindings)
+            if self._steps is not None:
+                self._slots |= zip(rows, bindings[LORA_SLOT].numpy().tolist(), strict=True)
 
     def _prefill(self) -> Iterator[NextTokens]:
         """Run the next chunk of every prompt that waits; yield what is found for those that end."""

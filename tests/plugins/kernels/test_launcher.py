@@ -12,7 +12,13 @@ from support.fakes.fake_driver import FakeDriver
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
 from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
-from trt_lora.plugins.kernels.launcher import KernelGroup, Kernels, KernelSite, KernelStacks, group_of
+from trt_lora.plugins.kernels.launcher import (
+    KernelGroup,
+    Kernels,
+    KernelSite,
+    KernelStacks,
+    group_of,
+)
 
 SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", has_addend=True)
 BUFFERS = GroupBuffers(

@@ -120,6 +120,9 @@ class FakeMemory:
     def zeros(self, nbytes: int) -> Tensor:
         return replace(HostMemory().zeros(nbytes), device=self.device)
 
+    def write(self, tensors: Mapping[int, Tensor]) -> None:
+        HostMemory().write(tensors)
+
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         HostMemory().copy(target, source, blocks)
 
