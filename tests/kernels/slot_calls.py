@@ -20,7 +20,7 @@ MIXES = ("identical", "distinct", "uniform", "Zipf", "one base row among many", 
 def mix(name: str, rows: int, slots: int) -> Numbers:
     """Return the slot of each row."""
     random = np.random.default_rng((rows, slots, MIXES.index(name)))
-    found: dict[str, Sequence[int] | Numbers] = {
+    found: dict[str, npt.ArrayLike] = {
         "identical": [slots - 1] * rows,
         "distinct": random.permutation(np.arange(rows) % slots),
         "uniform": random.integers(0, slots, rows),

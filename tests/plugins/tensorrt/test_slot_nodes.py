@@ -136,7 +136,5 @@ def test_shapes_that_do_not_fit_are_refused(
 
 @pytest.mark.parametrize("columns", [(), (1,), (1, -1), (1, 2, 3)])
 def test_a_node_without_a_column_for_each_site_is_refused(columns: tuple[int, ...]) -> None:
-    with pytest.raises(
-        TensorError, match=r"columns are .* expected 2 of .* build the engine"
-    ):
+    with pytest.raises(TensorError, match=r"columns are .* expected 2 of .* build the engine"):
         group_shape(ADD, SHAPES, "float16", columns)

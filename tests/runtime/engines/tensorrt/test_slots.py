@@ -1,6 +1,6 @@
 """An engine for many adapters on a fake TensorRT: stacks that stay, and slots that a step brings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ def step_inputs(engine: TensorRTEngine, rows: int) -> TensorMap:
     return tensor_map
 
 
-def are_right(logits: Array, ids: Sequence[int], names: Sequence[str | None]) -> bool:
+def are_right(logits: Array, ids: Iterable[int], names: Sequence[str | None]) -> bool:
     """Whether logits [rows, vocab] are those of one token and one adapter each."""
     pairs = zip(ids, names, strict=True)
     expected = [expected_logits(np.array([token]), WEIGHTS[name])[0] for token, name in pairs]
@@ -155,7 +155,9 @@ def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits
         before = len(cuda.calls)
         run.run()
         step = cuda.names()[before:]
-        order = [step.index(n) for n in ("cudaEventRecord", "cudaStreamWaitEvent", "cudaGraphLaunch")]
+        order = [
+            step.index(n) for n in ("cudaEventRecord", "cudaStreamWaitEvent", "cudaGraphLaunch")
+        ]
         assert order == sorted(order)
         assert are_right(run.outputs["logits"].numpy(), [0] * ROWS, ["b"] * ROWS)
 
@@ -193,7 +195,6 @@ def test_sequences_join_and_leave_with_adapters_of_their_own(
         while batch:
             step(1)
         adapters.check_integrity()
-        del batch
     for row, (prompt, name, tokens) in joined.items():
         assert answers[row] == expected_answer(prompt, tokens, WEIGHTS[name]), (row, name)
 
@@ -205,8 +206,8 @@ def test_a_manager_binds_one_adapter_for_all_rows(
         manager = manager_of(engine)
         for name, path in files.items():
             manager.load_weights(name, path, strict=False)
-        for name in ("a", "d", None):
-            manager.switch_weights(name) if name else manager.reset_weights()
+        for active in ("a", "d", None):
+            manager.switch_weights(active) if active else manager.reset_weights()
             batch = Batch(engine, manager=manager)
             sampling = SamplingParams(max_new_tokens=6, stop_token_ids=())
             rows = [batch.add(prompt, sampling) for prompt in ([3, 1, 4], [1])]
@@ -215,10 +216,8 @@ def test_a_manager_binds_one_adapter_for_all_rows(
                 for token in batch.step():
                     assert token.token_id is not None
                     answers[token.row].append(token.token_id)
-            assert answers[rows[0]] == expected_answer([3, 1, 4], 6, WEIGHTS[name])
-            assert answers[rows[1]] == expected_answer([1], 6, WEIGHTS[name])
-            del batch
-        del manager
+            assert answers[rows[0]] == expected_answer([3, 1, 4], 6, WEIGHTS[active])
+            assert answers[rows[1]] == expected_answer([1], 6, WEIGHTS[active])
 
 
 def test_the_ranks_of_an_adapter_lie_beside_it(
