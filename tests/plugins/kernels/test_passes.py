@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_lora.plugins.contract.sites import MAX_RANK, MAX_SITES
+from trt_lora.plugins.errors import TensorError
 from trt_lora.plugins.kernels.constants import PASS_BYTES
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape, StackShape
 from trt_lora.plugins.kernels.launch_plan import ITEM_BYTES, Chip, plan_launches
@@ -80,3 +81,6 @@ def test_the_argument_says_where_rows_and_ranks_lie() -> None:
     assert (found.slot, found.rank, found.slots, found.sites) == (176, 192, 5, 12)
     assert (found.columns, found.column_tiles) == (24, 1)
     assert [site.of_ranks for site in group.site[:2]] == [7, 3]
+    for missing in (buffers._replace(slot=0), buffers._replace(rank=0)):
+        with pytest.raises(TensorError, match=r"the rows' slots are at 0x.*, their ranks at 0x"):
+            group_of(shape, missing, splits=1)
