@@ -88,25 +88,29 @@ class PackedArgument:
             site.n, site.rank, site.column, site.rank_tile = sizes.n, sizes.rank, column, tile
             column += sizes.rank
             tile += sizes.rank_tiles
-        if shape.stacks is not None:
-            self._describe_stacks(shape, shape.stacks)
+        self._stacks = self._described(shape, shape.stacks) if shape.stacks else None
 
-    def _describe_stacks(self, shape: GroupShape, stacks: StackShape) -> None:
+    def _described(self, shape: GroupShape, stacks: StackShape) -> KernelStacks:
         for site, column in zip(self._sites, stacks.columns, strict=True):
             site.of_ranks = column
-        found = self.group.stacks
+        found: KernelStacks = self.group.stacks
         found.slots, found.sites, found.columns = stacks.slots, stacks.sites, shape.total_rank
         found.column_tiles = column_tiles(shape)
+        return found
 
     def point_to(self, buffers: GroupBuffers) -> int:
         """Write the addresses of a call; return all their bits, which tell how they are aligned.
 
         Raises:
-            TensorError: they are not one A, B, output and, with an addend, y for each site.
+            TensorError: they are not one A, B, output and, with an addend, y for each site; or,
+                with stacks, those of slot and rank are missing.
         """
         x, every_a, every_b, every_y, every_out, workspace, slot, rank = buffers
         self.group.x, self.group.workspace = x, workspace
-        self.group.stacks.slot, self.group.stacks.rank = slot, rank
+        if self._stacks is not None:
+            if not (slot and rank):
+                raise TensorError(f"the rows' slots are at {slot:#x}, their ranks at {rank:#x}")
+            self._stacks.slot, self._stacks.rank = slot, rank
         bits = x
         try:
             for site, a, b, out in zip(self._sites, every_a, every_b, every_out, strict=True):

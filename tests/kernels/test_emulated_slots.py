@@ -112,8 +112,8 @@ def test_no_bit_of_a_row_depends_on_its_neighbours(chip: Chip, dtype: str, rows:
     call = some_call(rows, "distinct", dtype)
     others = np.arange(rows) % 2 == 1
     x = np.where(others[:, None], call.inputs.x * call.inputs.x.dtype.type(2), call.inputs.x)
-    before = outputs(call, chip)
-    for slot in (BASE, 0, 3, 5):
+    before = run(call, launches_of(call.shape, chip))
+    for slot in (BASE, 5):
         changed = SlotCall(call.shape, replace(call.inputs, x=x))
         changed = changed.with_slots(np.where(others, slot, call.slot))
         for old, new in zip(before, run(changed, launches_of(call.shape, chip)), strict=True):
@@ -130,7 +130,8 @@ def test_no_bit_of_a_row_depends_on_its_slot(chip: Chip, dtype: str, rows: int) 
     a, b = (tuple(stack[order] for stack in stacks) for stacks in (given.a, given.b))
     slot = np.argsort(order)[call.slot].astype(np.int32)
     moved = SlotCall(call.shape, Inputs(given.x, a, b, given.y, (slot, given.rows[1][order])))
-    for old, new in zip(outputs(call, chip), outputs(moved, chip), strict=True):
+    launches = launches_of(call.shape, chip)
+    for old, new in zip(run(call, launches), run(moved, launches), strict=True):
         assert old.tobytes() == new.tobytes()
 
 
@@ -139,7 +140,7 @@ def test_no_bit_of_a_row_depends_on_its_slot(chip: Chip, dtype: str, rows: int) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_finite_stays_in_its_row(dtype: str, rows: int, value: float) -> None:
     call = some_call(rows, "identical", dtype)
-    before = outputs(call, H200)
+    before = run(call, launches_of(call.shape, H200))
     x = call.inputs.x.copy()
     x[rows // 2, 135] = value
     others = np.arange(rows) != rows // 2
@@ -161,7 +162,7 @@ def test_the_calls_above_launch_every_kernel() -> None:
     assert set(launched()) == set(SLOT_KERNELS)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8, 20, 70])
+@pytest.mark.parametrize("rows", [3, 8, 20])
 @pytest.mark.parametrize("dtype", DTYPES)
 @CHIPS
 def test_the_bits_are_the_same_in_whichever_order_threads_run(

@@ -1,4 +1,4 @@
-"""An engine for many adapters on a fake TensorRT: stacks that stay, slots that a step brings."""
+"""An engine for many adapters on a fake TensorRT: stacks stay, and a step brings its slots."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
