@@ -17,11 +17,6 @@ class Stage(Enum):
     NO_SLOT = "others hold all slots"
     NO_MEMORY = "others hold the memory of the host"
 
-    @property
-    def wants_room(self) -> bool:
-        """Whether others have to let go first."""
-        return self in (Stage.NO_SLOT, Stage.NO_MEMORY)
-
 
 class AdapterLoads(Generic[LeaseT]):
     """What was asked of the cache for requests that wait.
@@ -37,9 +32,9 @@ class AdapterLoads(Generic[LeaseT]):
         self._reserved: dict[str, LeaseT] = {}
         self._without_room: dict[str, StateError] = {}  # on the host, when last tried
 
-    def __contains__(self, name: object) -> bool:
-        """Whether an adapter is on its way."""
-        return name in self._loads
+    def have_ended(self) -> bool:
+        """Whether `end` has something to say, or `give_up` has."""
+        return bool(self._without_room) or any(load.done() for load in self._loads.values())
 
     @property
     def reserved(self) -> Collection[str]:
@@ -87,9 +82,11 @@ class AdapterLoads(Generic[LeaseT]):
                 failed[name] = error
         return failed
 
-    def make_room(self) -> None:
-        """Try again what found no room on the host: an adapter was released."""
+    def make_room(self) -> bool:
+        """Try again what found no room on the host, after a release; return whether any did."""
+        found_none = bool(self._without_room)
         self._without_room.clear()
+        return found_none
 
     def give_up(self) -> dict[str, StateError]:
         """Return what found no room on the host, and do not try it again: nobody will make any."""

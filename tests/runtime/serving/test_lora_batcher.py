@@ -211,8 +211,8 @@ def test_a_drain_ends_when_who_waited_is_cancelled() -> None:
     served.step(2)
     assert number not in served.waits
     served.end(other)
-    served.step()
-    assert served.waits[number] == 2
+    served.step(2)
+    assert served.waits[number] == 3
 
 
 def test_a_preempted_request_goes_back_to_the_front_with_its_tokens() -> None:
