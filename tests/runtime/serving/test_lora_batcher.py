@@ -124,8 +124,10 @@ def test_adapters_in_slots_go_before_older_requests_of_others() -> None:
     assert served.running() == ["A", "B"]
 
 
-def test_one_slot_is_drained_for_who_was_passed_over() -> None:
+@pytest.mark.parametrize("on_host", ["", "AB"], ids=["from disk", "on the host"])
+def test_one_slot_is_drained_for_who_was_passed_over(on_host: str) -> None:
     served = Served()
+    served.cache.host |= set(on_host)
     served.submit("A")
     served.step(2)
     other = served.submit("B")
@@ -174,6 +176,56 @@ def test_as_many_slots_are_drained_as_adapters_starve_and_no_more() -> None:
     draining = joined[DRAIN_AFTER + 1]
     assert len(draining) == 2
     assert draining < {"A", "B", "C"}
+
+
+def test_who_takes_a_slot_takes_in_all_that_wait_for_it() -> None:
+    served = Served()
+    served.submit("A")
+    served.step(2)
+    others = [served.submit("B") for _ in range(3)]
+    for _ in range(40):
+        served.submit("A")
+        served.step()
+    assert len({served.requests[number].arrival + served.waits[number] for number in others}) == 1
+
+
+def test_half_of_the_running_adapters_go_on() -> None:
+    served = Served("ABCDEFGH", slots=4, rows=64)
+    served.submit(*"ABCD")
+    served.step(3)
+    served.submit(*"EFGH")
+    served.step(DRAIN_AFTER + 1)
+    served.submit(*"ABCD")
+    joined = served.step().joined
+    assert len({running.request.adapter for running in joined} & set("ABCD")) == 2
+
+
+def test_a_slot_that_another_thread_frees_is_found() -> None:
+    served = Served("AB")
+    served.cache.host |= {"A"}
+    served.cache.pinned.add(("A", 1))
+    number = served.submit("B")
+    served.step(3 * DRAIN_AFTER)
+    assert number not in served.waits
+    served.cache.pinned.clear()
+    served.step(10)
+    assert number in served.waits
+
+
+def test_an_adapter_in_a_slot_that_others_hold_all_of_starves_no_more_than_any() -> None:
+    served = Served("ADX", slots=2)
+    served.submit("D", tokens=1)
+    served.step(3)
+    served.submit("A")
+    served.step(2)
+    served.cache.host.add("X")
+    served.cache.lease("X")  # by somebody else, who has not used it yet
+    assert set(served.cache.slots) == {"A", "D"}
+    number = served.submit("D")
+    for _ in range(40):
+        served.submit("A")
+        served.step()
+    assert served.waits[number] <= DRAIN_AFTER + LONGEST + PLACING
 
 
 def test_the_adapter_that_ends_first_is_drained() -> None:
