@@ -21,6 +21,18 @@ def test_one_slot_is_drained_for_who_was_passed_over(on_host: str) -> None:
     assert max(served.waits.values()) <= 2 * (DRAIN_AFTER + LONGEST + PLACING)
 
 
+def test_a_slot_that_was_held_for_a_copy_is_not_held_for_ever() -> None:
+    served = BatcherSteps(rows=1)
+    served.cache.host |= {"A", "B"}
+    served.submit("A", "A")
+    served.step(2)
+    other = served.submit("B")
+    for _ in range(60):
+        served.submit("A")
+        served.step()
+    assert served.waits[other] <= 3 * LONGEST  # the two that are older go first
+
+
 def test_without_draining_it_would_starve() -> None:
     served = BatcherSteps(drain_after=1000)
     served.submit("A")
