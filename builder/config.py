@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.manifest import KV_CACHES, LORA_PLUGINS
+from trt_lora.runtime.manifest import KV_CACHES, LORA_MODES, LORA_PLUGINS, SINGLE, SLOTTED
 
 DTYPES = ("float16", "bfloat16", "float32")
 FLAVOUR_CHOICES = ("auto", "tensorrt", "tensorrt-rtx", "none")
@@ -14,6 +14,8 @@ KV_CACHE_CHOICES = ("auto", *KV_CACHES)
 DEFAULT_MAX_LORA_RANK = 64
 DEFAULT_MAX_INPUT_LEN = 1024
 DEFAULT_MAX_SEQ_LEN = 2048
+DEFAULT_MAX_LORAS = 8  # of --lora-mode slots
+LORA_MODE_CHOICES = ("auto", *LORA_MODES)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class BuildConfig:
     target_modules: tuple[str, ...] = ()  # empty: those that the adapters in lora_dirs have
     lora_dirs: tuple[Path, ...] = ()  # adapters the engine must be able to take
     max_lora_rank: int | None = None  # None: the largest of lora_dirs, else DEFAULT_MAX_LORA_RANK
-    max_loras: int = 0  # adapters in one batch, a row each; 0: one for all rows
+    lora_mode: str = "auto"  # one of LORA_MODE_CHOICES; auto: slots where max_loras is given
+    max_loras: int = 0  # adapters in one batch, a row each; 0: one for all rows, in slots mode 8
     max_batch_size: int = 8
     max_input_len: int | None = None  # tokens of a prompt; None: as choose_lengths has it
     max_seq_len: int | None = None  # tokens of prompt and answer together; None: likewise
@@ -50,6 +53,7 @@ class BuildConfig:
             )
         _check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
         _check_range("--max-loras", self.max_loras, 0)
+        self._choose_slots()
         _check_range("--max-batch-size", self.max_batch_size, 1)
         _check_range("--max-seq-len", self.max_seq_len, 2)
         _check_range("--max-input-len", self.max_input_len, 1)
@@ -59,6 +63,16 @@ class BuildConfig:
         _check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
         _check_choice("--kv-cache", self.kv_cache, KV_CACHE_CHOICES)
         self._check_that_plugin_takes_slots()
+
+    def _choose_slots(self) -> None:
+        _check_choice("--lora-mode", self.lora_mode, LORA_MODE_CHOICES)
+        if self.lora_mode == SINGLE and self.max_loras:
+            raise ConfigError(
+                f"--lora-mode single is one adapter for all rows, and --max-loras is "
+                f"{self.max_loras}; leave out one of them"
+            )
+        if self.lora_mode == SLOTTED and not self.max_loras:
+            object.__setattr__(self, "max_loras", DEFAULT_MAX_LORAS)
 
     def _check_that_prompts_fit(self) -> None:
         prompt, total = self.max_input_len, self.max_seq_len

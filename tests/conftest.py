@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from support.doc_blocks import ROOT, build_blocks, run_block
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY, ensure_demo_model
 
 # A process takes whole files: those that take minutes go first, so that none is left at the end.
@@ -89,7 +89,7 @@ def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> TinyEngine:
     folder = tmp_path_factory.mktemp("tiny")
     model = save_model("Llama", folder / "model")
     adapter = save_adapter(model, folder / "a", r=4, target_modules=["q_proj", "v_proj"])
-    build_engine(tiny_config(model, folder / "engine", target_modules=("attn_q", "attn_v")))
+    quick_build(tiny_config(model, folder / "engine", target_modules=("attn_q", "attn_v")))
     return TinyEngine(model, folder / "engine", adapter)
 
 

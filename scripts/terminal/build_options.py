@@ -7,10 +7,12 @@ from pathlib import Path
 from trt_lora.builder.config import (
     DEFAULT_MAX_INPUT_LEN,
     DEFAULT_MAX_LORA_RANK,
+    DEFAULT_MAX_LORAS,
     DEFAULT_MAX_SEQ_LEN,
     DTYPES,
     FLAVOUR_CHOICES,
     KV_CACHE_CHOICES,
+    LORA_MODE_CHOICES,
     PLUGIN_CHOICES,
     BuildConfig,
 )
@@ -47,6 +49,7 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(args.lora_dir),
         max_lora_rank=args.max_lora_rank,
+        lora_mode=args.lora_mode,
         max_loras=args.max_loras,
         max_batch_size=args.max_batch_size,
         max_input_len=args.max_input_len,
@@ -112,12 +115,19 @@ def _add_lora_options(add: Callable[..., object]) -> None:
         f"{DEFAULT_MAX_LORA_RANK})",
     )
     add(
+        "--lora-mode",
+        choices=LORA_MODE_CHOICES,
+        default=BuildConfig.lora_mode,
+        help="one adapter for all rows of a batch (single), or one for each (slots) "
+        "(default: slots where --max-loras is given, else single)",
+    )
+    add(
         "--max-loras",
         type=int,
         default=BuildConfig.max_loras,
         metavar="SLOTS",
-        help="adapters in one batch, each row with its own; 0: one adapter for all rows "
-        "(default: %(default)s)",
+        help="adapters in one batch, each row with its own (default: 0, which is one adapter for "
+        f"all rows; {DEFAULT_MAX_LORAS} with --lora-mode slots)",
     )
     add(
         "--binding-names",

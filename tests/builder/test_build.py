@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
+from support.models.quick_build import quick_build
 from support.models.tiny_models import POSITIONS, save_adapter, save_model, tiny_config
 from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
@@ -128,7 +129,7 @@ def test_a_build_that_stops_anywhere_leaves_nothing(
     stage: str, error: BaseException, tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
     with pytest.raises(type(error)):
-        build_engine(tiny_config(tiny_engine.model, tmp_path / "engine"), StopAt(stage, error))
+        quick_build(tiny_config(tiny_engine.model, tmp_path / "engine"), StopAt(stage, error))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,7 +139,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(OSError, match=r"the engine needs about .* MB") as raised:
-        build_engine(tiny_config(tiny_engine.model, tmp_path / "engine"))
+        quick_build(tiny_config(tiny_engine.model, tmp_path / "engine"))
     assert raised.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
 
@@ -164,9 +165,9 @@ def test_force_replaces_an_engine_and_a_failure_keeps_the_old_one(
     old = content(tmp_path)
     config = tiny_config(tiny_engine.model, tmp_path / "engine", force=True, max_lora_rank=3)
     with pytest.raises(KeyboardInterrupt):
-        build_engine(config, StopAt("describe", KeyboardInterrupt()))
+        quick_build(config, StopAt("describe", KeyboardInterrupt()))
     assert content(tmp_path) == old
-    build_engine(config)
+    quick_build(config)
     assert read_manifest(tmp_path / "engine").max_lora_rank == 3
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
 
@@ -193,7 +194,7 @@ def test_an_output_that_appears_during_the_build_stays_and_the_engine_is_kept(
 ) -> None:
     config = tiny_config(tiny_engine.model, tmp_path / "engine", force=force)
     with pytest.raises(ConfigError, match=r"engine appeared .* stays .*engine-2: move it"):
-        build_engine(config, Appears(config.output, file))
+        quick_build(config, Appears(config.output, file))
     assert content(config.output) == {file: b"mine"}
     assert len(read_manifest(tmp_path / "engine-2").sites) == 14
     assert len(list(tmp_path.iterdir())) == 2
@@ -229,7 +230,7 @@ def test_the_dry_run_and_the_graph_agree_on_what_is_left_alone(
 @pytest.mark.slow
 def test_real_adapters_decide_modules_and_ranks(tiny_engine: TinyEngine, tmp_path: Path) -> None:
     wide = save_adapter(tiny_engine.model, tmp_path / "wide", r=12, target_modules=["o_proj"])
-    manifest = build_engine(
+    manifest = quick_build(
         tiny_config(
             tiny_engine.model,
             tmp_path / "engine",
@@ -377,5 +378,5 @@ def test_missing_flavours_fall_back_to_onnx_with_a_note_only_in_auto(
     monkeypatch.setattr("trt_lora.builder.build.installed_flavour", lambda: None)
     notes = Notes()
     config = tiny_config(tiny_engine.model, tmp_path / "engine", flavour="auto")
-    assert build_engine(config, notes).flavour == "none"
+    assert quick_build(config, notes).flavour == "none"
     assert "no TensorRT is installed" in notes.notes[0]

@@ -6,9 +6,9 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from conftest import TinyEngine
+from support.models.quick_build import quick_build
 from support.models.tiny_models import tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
 from trt_lora.plugins.errors import ConfigError
@@ -24,7 +24,7 @@ def built(engine: TinyEngine, output: Path, **options: Any) -> Manifest:
     config = tiny_config(
         engine.model, output, **{"target_modules": targets, "max_loras": 3} | options
     )
-    return build_engine(config)
+    return quick_build(config)
 
 
 def test_the_manifest_names_stacks_slots_and_ranks(tiny_engine: TinyEngine, tmp_path: Path) -> None:

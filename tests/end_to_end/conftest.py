@@ -5,9 +5,9 @@ from contextlib import ExitStack
 
 import pytest
 from support.adapters.peft_fields import Running, bound_manager, logits
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.runtime import open_engine
 
 
@@ -20,7 +20,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Runn
         for name in ("Llama", "GPT2"):
             model = save_model(name, folder / name / "model")
             output, targets = folder / name / "engine", ("all-linear", "lm_head")
-            build_engine(tiny_config(model, output, target_modules=targets))
+            quick_build(tiny_config(model, output, target_modules=targets))
             engine = stack.enter_context(open_engine(output))
             found[name] = Running(model, engine, logits(engine, bound_manager(engine)))
         yield found

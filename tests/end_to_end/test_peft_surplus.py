@@ -15,9 +15,9 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from support.adapters.peft_cases import CONFIGS, NOWHERE, Q
 from support.models import tiny_models as tiny
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, open_engine
@@ -44,7 +44,7 @@ class Full:
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Full]:
     folder = tmp_path_factory.mktemp("surplus")
     model = save_model("Llama", folder / "model")
-    build_engine(tiny_config(model, folder / "e", target_modules=("all-linear", "lm_head")))
+    quick_build(tiny_config(model, folder / "e", target_modules=("all-linear", "lm_head")))
     adapter = save_adapter(model, folder / "a", target_modules=r".*(proj|lm_head)")
     tensors = load_file(adapter / WEIGHTS)
     save_file({n: t for n, t in tensors.items() if "lora_" in n}, adapter / WEIGHTS)

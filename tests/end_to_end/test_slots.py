@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.models.architecture_check import batch, engine_logits, largest_error
+from support.models.quick_build import quick_build
 from support.models.slot_rows import Ids, Logits, SlotRows
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
@@ -67,7 +67,7 @@ def build(architecture: str, folder: Path, stack: ExitStack) -> Built:
     config = tiny_config(
         model, folder / "engine", max_loras=SLOTS, max_lora_rank=11, max_batch_size=len(ROWS)
     )
-    build_engine(config)
+    quick_build(config)
     (folder / "base").mkdir()
     base = engine_without_lora(folder / "engine", folder / "base")
     engines = [stack.enter_context(open_engine(path)) for path in (folder / "engine", base)]
@@ -150,7 +150,7 @@ def test_a_manager_gives_all_rows_its_active_adapter(llama: Built) -> None:
 
 def test_a_growing_cache_takes_an_adapter_a_row_too(llama: Built, tmp_path: Path) -> None:
     config = tiny_config(llama.model, tmp_path / "e", kv_cache="growing", max_loras=2)
-    build_engine(config)
+    quick_build(config)
     ids = [row_ids("r0"), row_ids("r1")]
     with open_engine(tmp_path / "e") as engine:
         adapters = SlotAdapters(engine)
@@ -180,7 +180,7 @@ def test_a_slot_answers_with_what_was_placed_last(llama: Built) -> None:
 
 
 def test_half_precision_stays_close_to_peft(llama: Built, tmp_path: Path) -> None:
-    build_engine(tiny_config(llama.model, tmp_path / "e", dtype="float16", max_loras=2))
+    quick_build(tiny_config(llama.model, tmp_path / "e", dtype="float16", max_loras=2))
     rows = {"r1": "d", "r3": None}
     reference = PeftReference(llama.model, llama.adapters)
     with open_engine(tmp_path / "e") as engine:

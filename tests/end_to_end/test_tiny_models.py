@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.models.architecture_check import Logits, batch, engine_logits, largest_error
+from support.models.quick_build import quick_build
 from support.models.tiny_models import ARCHITECTURES, save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.builder.build import list_sites
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.runtime import LoRAManager, open_engine
@@ -24,7 +24,7 @@ def test_logits_are_those_of_peft_through_every_switch(architecture: str, tmp_pa
         "b": save_adapter(model, tmp_path / "b", seed=2, r=7, lora_alpha=3, use_rslora=True),
     }
     config = tiny_config(model, tmp_path / "engine")
-    manifest = build_engine(config)
+    manifest = quick_build(config)
     assert {replace(site, parts=()) for site in manifest.sites} == set(list_sites(config).sites)
     reference = PeftReference(model, adapters)
     seen: dict[str, Logits] = {}
@@ -48,7 +48,7 @@ def test_half_precision_engines_stay_close_to_peft(
 ) -> None:
     model = save_model("Llama", tmp_path / "model")
     adapter = save_adapter(model, tmp_path / "a", r=4)
-    build_engine(tiny_config(model, tmp_path / "engine", dtype=dtype))
+    quick_build(tiny_config(model, tmp_path / "engine", dtype=dtype))
     with open_engine(tmp_path / "engine") as engine:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
@@ -62,7 +62,7 @@ def test_half_precision_engines_stay_close_to_peft(
 def test_an_engine_with_edgellm_names_takes_adapters_in_either_spelling(tmp_path: Path) -> None:
     model = save_model("Llama", tmp_path / "model")
     adapter = save_adapter(model, tmp_path / "a", r=4)
-    manifest = build_engine(
+    manifest = quick_build(
         tiny_config(model, tmp_path / "engine", binding_names=BindingNames.EDGELLM)
     )
     assert "model.layers.0.self_attn.q_proj.lora_A.weight" in manifest.lora_bindings

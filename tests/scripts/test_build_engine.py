@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import TinyEngine
 from support.models.checkpoints import POINTER, in_hub_cache, with_config, with_file, with_weights
+from support.models.quick_build import shared_traces
 
 from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.contract.sites import Site
@@ -36,7 +37,8 @@ def test_the_command_builds_and_says_what_it_built(
 ) -> None:
     output = tmp_path / "engine"
     targets = ["--lora_target_modules", "attn_q", "attn_v", "--max_lora_rank=8"]  # TRT-LLM's way
-    main(["--model", str(tiny_engine.model), "--output_dir", str(output), *targets, *SMALL])
+    with shared_traces():
+        main(["--model", str(tiny_engine.model), "--output_dir", str(output), *targets, *SMALL])
     assert f"{output}: 4 LoRA sites, rank 1 to 8, float32, none" in capsys.readouterr().out
     assert read_manifest(output).max_lora_rank == 8
 
@@ -175,7 +177,8 @@ def test_a_model_in_the_hubs_cache_is_built(tiny_engine: TinyEngine, tmp_path: P
     model = with_file(tiny_engine.model, tmp_path / "copy", "tokenizer.json", "{}")
     snapshot = in_hub_cache(model, tmp_path / "cache", "org/name")
     output = tmp_path / "engine"
-    main(["--model", str(snapshot), "--output", str(output), *TARGETS, *SMALL])
+    with shared_traces():
+        main(["--model", str(snapshot), "--output", str(output), *TARGETS, *SMALL])
     manifest, plain = read_manifest(output), read_manifest(tiny_engine.engine)
     assert manifest.base_model.name == "org/name"
     assert manifest.base_model.fingerprint == plain.base_model.fingerprint

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,14 +32,17 @@ def build_blocks() -> dict[str, Block]:
     return {match[1]: block for match, block in named if match}
 
 
-def run_block(block: Block, folder: Path) -> str:
-    """Run a bash or python block in `folder` as a user would, and return what it prints."""
+def run_block(block: Block, folder: Path, environment: Mapping[str, str] | None = None) -> str:
+    """Run a bash or python block in `folder` as a user would, and return what it prints.
+
+    `environment` holds variables beside those of this process.
+    """
     shell = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [*shell[block.language], block.text],
         cwd=folder,
-        env=os.environ | {"PATH": path},
+        env=os.environ | {"PATH": path} | dict(environment or {}),
         capture_output=True,
         text=True,
         check=False,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.processes import without_torch
 
 # polygraphy asks Python 3.11 for extensions in an old way, and closes no script.
 POLYGRAPHY_WARNINGS = [
@@ -38,11 +39,11 @@ def polygraphy(*arguments: str | Path, rtx: bool = False, expected: int = 0) -> 
 
 
 def script(path: Path, *arguments: str | Path, rtx: bool = False, expected: int = 0) -> Done:
-    """Run a Python script likewise, on a machine without a GPU."""
-    extra = {"CUDA_VISIBLE_DEVICES": ""} | ({"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if rtx else {})
+    """Run a Python script likewise, on a machine without a GPU, and without torch."""
+    flavour = {"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if rtx else {}
     done = subprocess.run(
         [sys.executable, path, *arguments],
-        env=os.environ | extra,
+        env=os.environ | without_torch() | flavour | {"CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

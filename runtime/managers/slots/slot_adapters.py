@@ -218,10 +218,11 @@ class SlotAdapters(AdapterCatalog):
         if slots is None:
             slots = self._placed(list(wanted))
         places = [None if entry is None else slots[entry] for entry in of_rows]
-        return self._bindings.of(places, all_slots=all_slots)
+        with self._lock:
+            return self._bindings.of(places, all_slots=all_slots)
 
     def check_integrity(self) -> None:
-        """Check that bytes, slots and leases add up; to be called when no other thread is at work.
+        """Check that bytes, slots and leases add up, whatever other threads are about.
 
         Raises:
             StateError: they do not.

@@ -1,5 +1,6 @@
 """Stacks of an engine for many adapters: memory on its device for good, an adapter in each slot."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Blocks, Memory, pack, packed_on_host
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
 
 _CACHED_VIEWS = 64  # first slot and number of slots, the pairs in use
 
@@ -43,6 +44,7 @@ class SlotStacks:
             name: replace(place, pointer=block.pointer + place.pointer, owner=block)
             for name, place in layout.items()
         }
+        self._written = defaultdict[int, list[tuple[str, tuple[int | slice, ...]]]](list)
         self._views: dict[tuple[int, int], TensorMap] = {}
 
     def place(self, slot: int, fitted: Fitted) -> None:
@@ -57,6 +59,9 @@ class SlotStacks:
             AdapterError: a tensor does not fit its site's stacks.
         """
         self._check_slot(slot)
+        if self._memory.device == HOST:
+            self._place_on_host(slot, fitted)
+            return
         padded = self._memory.upload(self._padded(fitted))
         for name, tensor in padded.items():
             self._memory.copy(self._pointer(name, slot), tensor.pointer, Blocks(tensor.nbytes))
@@ -68,6 +73,9 @@ class SlotStacks:
             StateError: there is no such slot.
         """
         self._check_slot(slot)
+        if self._memory.device == HOST:
+            self._clear_on_host(slot)
+            return
         for name, tensor in self._slot.items():
             self._memory.clear(self._pointer(name, slot), Blocks(tensor.nbytes))
 
@@ -97,6 +105,25 @@ class SlotStacks:
     def _padded(self, fitted: Fitted) -> dict[str, Tensor]:
         """All that a slot holds, on the host."""
         padded = packed_on_host(self._slot)
+        for name, tensor in self._checked(fitted).items():
+            padded[name].storage()[tuple(map(slice, tensor.shape))] = tensor.read_storage()
+        return padded
+
+    def _place_on_host(self, slot: int, fitted: Fitted) -> None:
+        """Write no more than the ranks of the adapter, and of the one before it."""
+        tensors = self._checked(fitted)
+        self._clear_on_host(slot)
+        for name, tensor in tensors.items():
+            within: tuple[int | slice, ...] = (slot, *(slice(size) for size in tensor.shape))
+            self._stacks[name].storage()[within] = tensor.read_storage()
+            self._written[slot].append((name, within))
+
+    def _clear_on_host(self, slot: int) -> None:
+        for name, within in self._written.pop(slot, []):
+            self._stacks[name].storage()[within] = 0
+
+    def _checked(self, fitted: Fitted) -> dict[str, Tensor]:
+        """What goes into a slot of an adapter that fits it, with its ranks."""
         for name, tensor in fitted.tensors.items():
             room = self._slot[name].shape if name in self._slot else ()
             if len(room) != len(tensor.shape) or any(map(int.__gt__, tensor.shape, room)):
@@ -104,10 +131,8 @@ class SlotStacks:
                     f"{fitted.coverage.source}: {name} has shape {list(tensor.shape)}, a slot of "
                     f"this engine has room for {list(room)}; fit the adapter to this engine"
                 )
-            padded[name].storage()[tuple(map(slice, tensor.shape))] = tensor.read_storage()
-        ranks = [site.rank for site in fitted.coverage.sites]
-        padded[LORA_RANK].storage()[:] = np.array(ranks, SLOT_DTYPE)
-        return padded
+        ranks = np.array([site.rank for site in fitted.coverage.sites], SLOT_DTYPE)
+        return {**fitted.tensors, LORA_RANK: tensor_from_numpy(ranks)}
 
     def _pointer(self, name: str, slot: int) -> int:
         return self._stacks[name].pointer + slot * self._slot[name].nbytes

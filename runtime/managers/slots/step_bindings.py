@@ -10,7 +10,7 @@ from trt_lora.runtime.memory.tensor import HOST, TensorMap, tensor_from_numpy
 
 
 class StepBindings:
-    """Makes the inputs; the same object as before for the same rows."""
+    """Makes the inputs, for one thread at a time; the same object as before for the same rows."""
 
     def __init__(self, stacks: SlotStacks, device: str) -> None:
         self._stacks, self._device = stacks, device

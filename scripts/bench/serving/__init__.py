@@ -1,1 +1,1 @@
-"""What serving requests with many adapters costs on the host."""
+"""Measurements of what serves many adapters: the cache, the scheduler."""

@@ -15,9 +15,9 @@ import pytest
 from conftest import TinyEngine
 from support.eventually import eventually
 from support.fakes.fake_cuda import FakeCuda
+from support.models.quick_build import quick_build
 from support.models.tiny_models import tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler, _run
 from trt_lora.plugins.errors import BackendError, ModelError
@@ -62,7 +62,7 @@ def test_a_build_shows_its_stages_and_steps_and_makes_a_plan(
         flavour="tensorrt-rtx",
         timing_cache=tmp_path / "cache",
     )
-    manifest = build_engine(config, recorder)
+    manifest = quick_build(config, recorder)
     assert recorder.stages == ["check", "load", "export", "insert", "save", "compile", "describe"]
     done, total = recorder.steps[-1]
     assert 0 < done <= total
@@ -73,22 +73,13 @@ def test_a_build_shows_its_stages_and_steps_and_makes_a_plan(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_engines_build(dtype: str, tiny_engine: TinyEngine, tmp_path: Path) -> None:
-    config = tiny_config(tiny_engine.model, tmp_path / "e", flavour="tensorrt-rtx", dtype=dtype)
-    manifest = build_engine(config)
-    assert {site.dtype for site in manifest.sites} == {dtype}
-    assert manifest.files["engine.plan"].size_bytes > 0
-
-
-@pytest.mark.slow
 def test_ctrl_c_cancels_the_compilation_and_leaves_nothing(
     tiny_engine: TinyEngine, tmp_path: Path, ctrl_c_works: None
 ) -> None:
     config = tiny_config(tiny_engine.model, tmp_path / "engine", flavour="tensorrt-rtx")
     recorder = Recorder(interrupt=True)
     with pytest.raises(KeyboardInterrupt):
-        build_engine(config, recorder)
+        quick_build(config, recorder)
     assert recorder.stages[-1] == "compile"
     assert list(tmp_path.iterdir()) == []
     assert not building()

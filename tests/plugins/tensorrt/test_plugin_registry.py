@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_model, tiny_config
 from support.tensor_descriptions import SHAPES, changed, described, ranges
 
-from trt_lora.builder import build_engine
 from trt_lora.plugins.contract.operators import OPERATORS, Operator
 from trt_lora.plugins.errors import BackendError, ConfigError, ModelError, TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
@@ -57,8 +57,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_an_engine_with_the_plugin_builds(dtype: str, model: Path, tmp_path: Path) -> None:
     config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype=dtype)
-    manifest = build_engine(config)
+    manifest = quick_build(config)
     assert manifest.lora_plugin == "plugin"
+    assert {site.dtype for site in manifest.sites} == {dtype}
     assert b"LoraDelta3" in (tmp_path / "e" / "engine.plan").read_bytes()
 
 
@@ -70,7 +71,7 @@ def test_native_leaves_the_plugin_out(
     config = tiny_config(
         model, tmp_path / "e", flavour="tensorrt-rtx", lora_plugin="native", dtype="float16"
     )
-    assert build_engine(config).lora_plugin == "native"
+    assert quick_build(config).lora_plugin == "native"
 
 
 @pytest.mark.slow
@@ -91,7 +92,7 @@ def test_a_callback_that_fails_fails_the_build_with_its_reason(
     monkeypatch.setattr(PluginNode, callback, safe(fallback)(fail))
     config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", dtype="float16")
     with pytest.raises(ModelError, match=r"Lora\w+ \S+: out of luck"):
-        build_engine(config)
+        quick_build(config)
     assert not (tmp_path / "e").exists()
 
 
@@ -133,7 +134,7 @@ def test_the_plugin_is_refused_or_left_out_where_it_cannot_be(
     monkeypatch.setattr(Flavour, "plugin_obstacle", lambda self: "the moon is full")
     config = tiny_config(model, tmp_path / "e", flavour="tensorrt-rtx", lora_plugin="plugin")
     with pytest.raises(ConfigError, match=r"the moon is full; pass --lora-plugin native"):
-        build_engine(config)
+        quick_build(config)
 
 
 # --------------------------------------------------------------------------------------- callbacks

@@ -9,10 +9,10 @@ import pytest
 import torch
 from conftest import TinyEngine
 from support.fakes.fake_engine import FakeExecutor
+from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 from transformers import AutoModelForCausalLM
 
-from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError
 from trt_lora.runtime import Engine, LoRAManager, SamplingParams, open_engine
 from trt_lora.runtime.generation.batch import Batch
@@ -49,7 +49,7 @@ def served(
     folder = tmp_path_factory.mktemp(request.param)
     model = save_model(request.param, folder / "model")
     adapter = save_adapter(model, folder / "a", r=4)
-    build_engine(tiny_config(model, folder / "engine", max_batch_size=4))
+    quick_build(tiny_config(model, folder / "engine", max_batch_size=4))
     with open_engine(folder / "engine", "onnxruntime") as engine:
         yield Served(engine, model, adapter)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError, UnknownAdapterError
 from trt_lora.runtime import (
     Batch,
@@ -58,7 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     paths = {
         name: save_adapter(model, folder / name, seed=rank, r=rank) for name, rank in RANKS.items()
     }
-    build_engine(tiny_config(model, folder / "engine", max_loras=2, max_batch_size=5))
+    quick_build(tiny_config(model, folder / "engine", max_loras=2, max_batch_size=5))
     with open_engine(folder / "engine", "onnxruntime") as engine:
         yield Served(engine, paths, PeftReference(model, paths))
 

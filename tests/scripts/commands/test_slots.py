@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import TinyEngine
 from support.commands import trt_lora
+from support.models.quick_build import shared_traces
 from support.models.tiny_models import save_adapter
 
 from trt_lora.plugins.errors import ConfigError
@@ -29,7 +30,8 @@ def made(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> M
     """An engine with four slots, by the command, and an adapter that it takes."""
     folder = tmp_path_factory.mktemp("slots")
     where = ["--model", str(tiny_engine.model), "--output", str(folder / "engine")]
-    build_engine([*where, *OPTIONS, "--lora-target-modules", "all-linear", "--max-loras", "4"])
+    with shared_traces():
+        build_engine([*where, *OPTIONS, "--lora-target-modules", "all-linear", "--max-loras", "4"])
     adapter = save_adapter(tiny_engine.model, folder / "a", r=4)
     return Made(tiny_engine.model, folder / "engine", adapter)
 

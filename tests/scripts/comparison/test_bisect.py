@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from support.compare_command import compare
 from support.fakes.planted_faults import copy_of, cross_wires, scale_weight
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
@@ -20,7 +21,6 @@ from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.comparison.bisect import SiteFault, first_fault
 from trt_lora.scripts.comparison.files import save_inputs
 from trt_lora.scripts.comparison.onnx_variants import write_model
-from trt_lora.scripts.trt_lora_command import main
 from trt_lora.scripts.verification.example_inputs import InputSpec, make_inputs
 
 LIMIT = 1e-4
@@ -169,8 +169,7 @@ def test_the_layer_with_the_fault_is_named_in_the_real_model(
     path = LAYER.format(17, "mlp.up_proj")
     cross_wires(wrong, path, LAYER.format(17, "mlp.gate_proj"))
     arguments = ["--adapter", f"json={demo_adapters['json']}", "--bisect", "--json"]
-    with pytest.raises(SystemExit, match="1"):
-        main(["compare", str(wrong), *arguments, "--keep", str(tmp_path / "kept")])
+    assert compare(wrong, *arguments, "--keep", tmp_path / "kept") == 1
     base, adapted = json.loads(capsys.readouterr().out)["rows"]
     assert base["same"]
     assert not adapted["same"]

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from support.compare_command import ONNXRT, compare
 from support.fakes.planted_faults import copy_of, cross_wires
 from support.models.tiny_models import tiny_config
+from support.processes import without_torch
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.contract.sites import BindingNames
@@ -53,7 +54,7 @@ def test_a_comparison_is_kept_and_runs_again_elsewhere(
     kept.rename(elsewhere)
     (elsewhere / "accuracy" / "a.json").unlink()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "ENGINE": str(tiny_engine.engine)}
+    environment = os.environ | without_torch() | {"PATH": path, "ENGINE": str(tiny_engine.engine)}
     subprocess.run(["sh", "commands.sh"], cwd=elsewhere, env=environment, check=True)
     assert errors_of(elsewhere / "accuracy" / "a.json") == found
     assert not (elsewhere / "models").exists()
@@ -74,7 +75,7 @@ def test_peft_and_float64_agree_with_the_engine(
 ) -> None:
     adapter = ("--adapter", f"a={tiny_engine.adapter}", "--json")
     peft = ("--against", "peft", "--model", tiny_engine.model, "--keep", tmp_path / "peft")
-    assert compare(tiny_engine.engine, *adapter, *peft) == 0
+    assert compare(tiny_engine.engine, *adapter, *peft, torch=True) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     versions = [importlib.metadata.version(name) for name in ("transformers", "peft")]
     peft_text = "transformers {} + peft {} (CPU, float32)".format(*versions)

@@ -2,11 +2,10 @@
 
 import pytest
 from conftest import TinyEngine
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, tiny_config
 from support.polygraphy_subject import Subject
 from tokenizers import Tokenizer, models, pre_tokenizers
-
-from trt_lora.builder import build_engine
 
 WORDS = ("[UNK]", "name", "a", "fruit")
 
@@ -16,7 +15,7 @@ def subject(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -
     """A copy of the tiny engine, on all linears, and its adapters."""
     folder = tmp_path_factory.mktemp("polygraphy")
     engine = folder / "engine"
-    build_engine(tiny_config(tiny_engine.model, engine))
+    quick_build(tiny_config(tiny_engine.model, engine))
     words = models.WordLevel({word: number for number, word in enumerate(WORDS)}, "[UNK]")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

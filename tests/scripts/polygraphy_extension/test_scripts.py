@@ -7,10 +7,10 @@ import onnx
 import pytest
 from conftest import TinyEngine
 from support.doc_blocks import ROOT
+from support.models.quick_build import quick_build
 from support.models.tiny_models import tiny_config
 from support.polygraphy_command import polygraphy, script
 
-from trt_lora.builder import build_engine
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.manifest import ONNX_FILE
@@ -24,7 +24,7 @@ NETWORK = ROOT / "scripts" / "polygraphy_extension" / "network_script.py"
 def engine(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LoRA on all linears: nodes that return deltas, and nodes that add."""
     directory = tmp_path_factory.mktemp("tools") / "engine"
-    build_engine(tiny_config(tiny_engine.model, directory))
+    quick_build(tiny_config(tiny_engine.model, directory))
     return directory
 
 
@@ -62,7 +62,7 @@ def test_a_sanitized_model_keeps_lora_and_computes_the_same(
 def growing_engine(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a cache that grows: polygraphy's own parser lacks the attribute of small attention."""
     directory = tmp_path_factory.mktemp("tools") / "growing"
-    build_engine(tiny_config(tiny_engine.model, directory, kv_cache="growing"))
+    quick_build(tiny_config(tiny_engine.model, directory, kv_cache="growing"))
     return directory
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
+from support.models.quick_build import shared_traces
 
 from trt_lora.scripts import build_engine, switch_adapters, trt_lora_command
 from trt_lora.scripts.polygraphy_extension import data_script as polygraphy_data
@@ -119,7 +120,8 @@ def test_build_engine_warns_of_the_adapters_that_it_builds_for(
     tiny_engine: TinyEngine, suspicious: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--model", tiny_engine.model, "--output", tmp_path / "e", "--lora-dir", suspicious)
-    printed = shown(capsys, build_engine.main, *where, *SMALL, expected=0)
+    with shared_traces():
+        printed = shown(capsys, build_engine.main, *where, *SMALL, expected=0)
     lines = [line for line in printed.splitlines() if "warning: " in line]
     assert (
         sorted(line.partition(": ")[2].partition(":")[0] for line in lines) == [str(suspicious)] * 3

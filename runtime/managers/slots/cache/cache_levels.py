@@ -163,13 +163,10 @@ class CacheLevels:
         with self.moving(entry):
             fitted = self.to_host(entry)
             with self.lock:
-                future, is_mine = entry.in_slot, entry.in_slot is None
-                if future is None:
-                    self._take_slot(entry)
-                    future = entry.in_slot = Future()
-                    self.counts.host_hits += 1
-                else:
-                    self.counts.hits += 1
+                self.lock.wait_for(lambda: entry.in_slot is not None or self._take_slot(entry))
+                is_mine = entry.in_slot is None
+                future = entry.in_slot = entry.in_slot or Future()
+                self._count(is_hit=not is_mine)
                 self.table.touch(entry)
                 slot = self.table.places[entry]
             if is_mine:
@@ -188,14 +185,20 @@ class CacheLevels:
                 victim.in_slot = None
                 del self.table.places[victim]
 
-    def _take_slot(self, entry: Entry) -> None:
-        """Give an entry a slot, waiting for others that are being copied and may then leave."""
-        while (taken := self.table.take(entry)) is None:
-            self.table.check_room(entry, self.held)  # or those in the slots will leave
-            self.lock.wait()
+    def _take_slot(self, entry: Entry) -> bool:
+        """Give an entry a slot; False where others, which are being copied, may leave soon."""
+        taken = self.table.take(entry)
+        if taken is None:
+            self.table.check_room(entry, self.held)
+            return False
         if taken.leaving is not None:
             taken.leaving.in_slot = None
             self.counts.evictions_from_slots += 1
+        return True
+
+    def _count(self, *, is_hit: bool) -> None:
+        self.counts.hits += is_hit
+        self.counts.host_hits += not is_hit
 
     def _read(self, entry: Entry, future: Future[Fitted]) -> None:
         assert entry.source is not None  # an entry without one is forgotten when it leaves

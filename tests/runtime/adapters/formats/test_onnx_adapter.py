@@ -12,9 +12,9 @@ import torch
 from conftest import TinyEngine
 from safetensors.numpy import load_file
 from support.fakes.fake_engine import make_manifest, make_weights, write_peft
+from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import save_adapter as save_as
@@ -301,7 +301,7 @@ def split(source: Path, directory: Path) -> Path:
 def test_a_session_runs_a_split_adapter_on_a_fused_engine_as_peft_does(tmp_path: Path) -> None:
     model = save_model("Phi3", tmp_path / "model")
     adapter = save_adapter(model, tmp_path / "fused", r=4, lora_alpha=6)
-    build_engine(tiny_config(model, tmp_path / "engine"))
+    quick_build(tiny_config(model, tmp_path / "engine"))
     manifest, converted = read_manifest(tmp_path / "engine"), tmp_path / "a.onnx_adapter"
     parts = load_adapter(split(adapter, tmp_path / "split"))
     assert any("k_proj" in name for name in parts.weights)

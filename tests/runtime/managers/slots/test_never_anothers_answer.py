@@ -1,0 +1,64 @@
+"""Threads load, replace, unload and pin while batches run: no row has another's answer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hostile.stress_slots import Stress, prepare
+
+from trt_lora.plugins.errors import StateError
+from trt_lora.runtime import Engine, open_engine
+from trt_lora.runtime.adapters.fitting.fit import Fitted
+from trt_lora.runtime.managers.slots.cache.entry import Entry
+from trt_lora.runtime.managers.slots.cache.slot_table import SlotTable
+from trt_lora.runtime.managers.slots.slot_stacks import SlotStacks
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine with slots, and more adapters than it has."""
+
+    engine: Engine
+    files: list[Path]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    folder = tmp_path_factory.mktemp("stress")
+    files = prepare(folder)
+    with open_engine(folder / "engine", "onnxruntime") as engine:
+        yield Built(engine, files)
+
+
+def test_no_row_has_anothers_answer(built: Built) -> None:
+    assert Stress(built.engine, built.files).run(10) > 200
+
+
+def test_a_slot_that_is_taken_from_a_row_under_way_is_found(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stress = Stress(built.engine, built.files)
+    monkeypatch.setattr(Entry, "may_leave", property(lambda entry: not entry.moving))
+    monkeypatch.setattr(SlotTable, "check_room", lambda *_: None)
+    with pytest.raises((AssertionError, StateError)):
+        stress.run(20)
+
+
+def test_a_slot_that_is_not_filled_in_time_is_found(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stress = Stress(built.engine, built.files)
+    place = SlotStacks.place
+    late: list[tuple[int, Fitted]] = []
+
+    def place_the_one_before(stacks: SlotStacks, slot: int, fitted: Fitted) -> None:
+        late.append((slot, fitted))
+        if len(late) > 1:
+            place(stacks, *late.pop(0))
+
+    monkeypatch.setattr(SlotStacks, "place", place_the_one_before)
+    with pytest.raises(AssertionError, match="alone"):
+        stress.run(20)
