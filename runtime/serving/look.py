@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from trt_lora.runtime.serving.adapter_loads import Stage
+from trt_lora.runtime.serving.adapter_loads import AdapterStage
 from trt_lora.runtime.serving.batcher_config import BatcherConfig
 from trt_lora.runtime.serving.request import Request
 
@@ -41,13 +41,18 @@ class Look:
         can_gain = len(self.late) < self.most_late if is_late else self.rows and not self.is_full
         return self.may_read or bool(can_gain and self.looked_at < self.config.look_ahead)
 
-    def note(self, request: Request, name: str, stage: Stage | None, *, is_late: bool) -> None:
+    def note(
+        self, request: Request, name: str, stage: AdapterStage | None, *, is_late: bool
+    ) -> None:
         """Keep what has been found out about the adapter of a request."""
         self.looked_at += 1
-        if stage is Stage.NO_SLOT:
+        if stage is AdapterStage.NO_SLOT:
             self.is_full = True
             self.refused.add(name)
         if not is_late:
             self.next_step = min(self.next_step, request.arrival + self.config.drain_after)
-        elif stage in (Stage.NO_SLOT, Stage.NO_MEMORY) and len(self.late) < self.most_late:
+        elif (
+            stage in (AdapterStage.NO_SLOT, AdapterStage.NO_MEMORY)
+            and len(self.late) < self.most_late
+        ):
             self.late.append(request)

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Generic
 
-from trt_lora.plugins.errors import LoRAError, StateError, UnknownAdapterError
+from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.serving.adapter_cache import AdapterCache, LeaseT
-from trt_lora.runtime.serving.adapter_loads import AdapterLoads, Stage
+from trt_lora.runtime.serving.adapter_loads import AdapterLoads, AdapterStage
 from trt_lora.runtime.serving.batcher_config import BatcherConfig
 from trt_lora.runtime.serving.choice import Choice
 from trt_lora.runtime.serving.drained import DrainedAdapters
@@ -135,7 +135,7 @@ class LoRABatcher(Generic[LeaseT]):
         if not self._loads.have_ended():
             return
         failed = self._loads.end()
-        if not self._running and not self._loads.reserved:
+        if not self._running.adapters and not self._loads.reserved:
             failed |= self._loads.give_up()
         for name, error in failed.items():
             self._fail(name, error, choice)
@@ -153,7 +153,7 @@ class LoRABatcher(Generic[LeaseT]):
     def _try(self, request: Request, choice: Choice[LeaseT]) -> bool:
         """Let a request join whose adapter may be ready; return whether it waits no more."""
         stage = self._advance(request.adapter, choice)
-        return stage is None or (stage is Stage.READY and self._join(request, choice))
+        return stage is None or (stage is AdapterStage.READY and self._join(request, choice))
 
     def _look_for_slots(self, choice: Choice[LeaseT]) -> None:
         """Steps 2 and 3 of the class."""
@@ -164,7 +164,7 @@ class LoRABatcher(Generic[LeaseT]):
             if not look.goes_on(is_late=is_late):
                 break
             if look.is_full and name in self._look.refused:  # as at the last look
-                stage: Stage | None = Stage.NO_SLOT
+                stage: AdapterStage | None = AdapterStage.NO_SLOT
             else:
                 reserve = is_late or look.rows > 0
                 stage = self._advance(name, choice, read=look.may_read, reserve=reserve)
@@ -193,13 +193,13 @@ class LoRABatcher(Generic[LeaseT]):
 
     def _advance(
         self, name: str | None, choice: Choice[LeaseT], *, read: bool = False, reserve: bool = False
-    ) -> Stage | None:
+    ) -> AdapterStage | None:
         """Bring an adapter nearer, or see where it is; None: those who wait for it have failed."""
         if name is None:
-            return Stage.READY
+            return AdapterStage.READY
         try:
             return self._loads.advance(name, choice.resident, read=read, reserve=reserve)
-        except UnknownAdapterError as error:  # unloaded since it was submitted
+        except LoRAError as error:  # unloaded since it was submitted
             self._fail(name, error, choice)
             return None
 
@@ -242,6 +242,7 @@ class LoRABatcher(Generic[LeaseT]):
 
     def _stop(self, request_id: int) -> Running[LeaseT]:
         stopped = self._running.stop(request_id)
-        if self._loads.make_room() or stopped.request.adapter not in self._running.adapters:
+        name = stopped.request.adapter
+        if name is not None and (self._loads.make_room() or name not in self._running.adapters):
             self._look_again()
         return stopped

@@ -45,6 +45,7 @@ class BatcherSteps:
         return self.next - 1
 
     def step(self, count: int = 1) -> Choice[FakeLease]:
+        choice: Choice[FakeLease] = Choice(0, {})
         for _ in range(count):
             choice = self.batcher.choose(self.rows - len(self.left))
             self.failed |= choice.failed

@@ -182,6 +182,7 @@ def test_what_finds_no_room_on_the_host_is_tried_again_after_others_have_ended()
 
 def test_what_never_finds_room_on_the_host_fails() -> None:
     served = BatcherSteps("AB", slots=2)
+    served.submit(None, tokens=100)  # it holds no memory of adapters
     served.submit("A", tokens=6)
     served.step(2)
     served.cache.errors["B"] = StateError("larger than the host memory")
