@@ -7,7 +7,7 @@ from trt_lora.runtime.serving.request import Request
 
 
 class DrainedAdapters:
-    """One for each request that has waited too long for a slot, in the order of their age.
+    """One for each request that has waited too long for a slot, the oldest first.
 
     Who is drained stays so, whatever joins meanwhile: the wait is over when its answers are.
     """
@@ -36,9 +36,8 @@ class DrainedAdapters:
 
         Args:
             waiting: the oldest first.
-            running: adapters that may still be drained if they were.
-            ends: returns the step at which each adapter ends that may be drained from now on; the
-                first of them comes first.
+            running: the adapters of which requests run.
+            ends: returns the step at which each of them ends; the first comes first.
         """
         names = [name for name in self._waiting if name in running]
         if len(names) < len(waiting):

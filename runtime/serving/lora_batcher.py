@@ -1,7 +1,6 @@
 """LoRABatcher: which of the waiting requests join the batch at a step."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Generic
 
 from trt_lora.plugins.errors import LoRAError, StateError
@@ -28,7 +27,7 @@ class LoRABatcher(Generic[LeaseT]):
     3. where an adapter has found no slot and its oldest request has waited `drain_after` steps, a
        running adapter is *drained*: nothing younger than that request joins of it any more, so that
        its slot comes free. It is the one whose answers end first. At most half of the running
-       adapters are drained at a time, or one, and none before all that waits for it could join.
+       adapters are drained at a time, or one.
 
     Who finds no slot is passed over, and holds up nobody. No step waits for a load: adapters are
     read and copied in the background, and their requests join when they are there.
@@ -36,9 +35,9 @@ class LoRABatcher(Generic[LeaseT]):
     **Bound.** Let a request be the oldest of its adapter, with a row free and all slots held by
     requests. After `drain_after` steps, or when its adapter is on the host where that is later, an
     adapter is drained for it. The slot is free, at the latest, after the longest answer that is
-    under way then, steps of its prompt included; the request joins when its adapter is copied. Of
-    more adapters than are drained at a time, each round takes one longest answer. Older requests go
-    first, those among them that were preempted. What is pinned is not drained.
+    under way then, steps of its prompt included; the request joins when its adapter is copied, one
+    step later or more. Of more adapters than are drained at a time, each round takes as long again.
+    Older requests go first, those among them that were preempted. What is pinned is not drained.
 
     Time is counted in steps: `choose` is called once for each. Not for several threads at a time.
     """
@@ -183,9 +182,8 @@ class LoRABatcher(Generic[LeaseT]):
             yield name, head
 
     def _drain(self, look: Look) -> None:
-        ends = partial(self._running.ends, before=self.steps)
-        self._drained.assign(look.late, self._running.adapters, ends)
-        if len(self._drained) < len(look.late):  # one that has begun now can be drained next
+        self._drained.assign(look.late, self._running.adapters, self._running.ends)
+        if len(self._drained) < len(look.late):  # the next one that begins can be
             self._look_again()
 
     def _look_again(self) -> None:
@@ -216,7 +214,7 @@ class LoRABatcher(Generic[LeaseT]):
             if lease is None:
                 return False
         self._leave(request)
-        running = Running(request, lease, self.steps, self.steps + request.most_tokens)
+        running = Running(request, lease, self.steps + request.most_tokens)
         self._running.add(running)
         choice.joined.append(running)
         choice.rows -= 1

@@ -87,6 +87,15 @@ def test_who_takes_a_slot_takes_in_all_that_wait_for_it() -> None:
     assert len({served.requests[number].arrival + served.waits[number] for number in others}) == 1
 
 
+def test_no_more_slots_are_held_than_rows_are_free() -> None:
+    served = BatcherSteps("ABCD", slots=4, rows=3, is_instant=False)
+    served.cache.host |= set("ABCD")
+    served.submit(None)
+    served.submit(*"ABCD")
+    served.step()
+    assert {lease.name for lease in served.cache.leases} == {"A", "B"}
+
+
 def test_half_of_the_running_adapters_go_on() -> None:
     served = BatcherSteps("ABCDEFGH", slots=4, rows=64)
     served.submit(*"ABCD")
