@@ -16,10 +16,13 @@ from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.serving.batcher_config import BatcherConfig
+from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
 
 __all__ = [
     "Adapter",
     "Batch",
+    "BatcherConfig",
     "CacheConfig",
     "Completion",
     "Coverage",
@@ -28,7 +31,9 @@ __all__ = [
     "LoRAManager",
     "Manifest",
     "SamplingParams",
+    "Scheduler",
     "SlotAdapters",
+    "StepAnswers",
     "Tensor",
     "TensorMap",
     "TextTokenizer",

@@ -9,18 +9,13 @@ from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.serving.adapter_cache import AdapterCache, LeaseT
 
 
-class Stage(Enum):
+class AdapterStage(Enum):
     """How far an adapter has come."""
 
     READY = "it lies in a slot that a request may take"
     COMING = "it will lie there, or be on the host, after a while"
     NO_SLOT = "others hold all slots"
     NO_MEMORY = "others hold the memory of the host"
-
-    @property
-    def wants_room(self) -> bool:
-        """Whether others have to let go first."""
-        return self in (Stage.NO_SLOT, Stage.NO_MEMORY)
 
 
 class AdapterLoads(Generic[LeaseT]):
@@ -37,16 +32,18 @@ class AdapterLoads(Generic[LeaseT]):
         self._reserved: dict[str, LeaseT] = {}
         self._without_room: dict[str, StateError] = {}  # on the host, when last tried
 
-    def __contains__(self, name: object) -> bool:
-        """Whether an adapter is on its way."""
-        return name in self._loads
+    def have_ended(self) -> bool:
+        """Whether `end` has something to say, or `give_up` has."""
+        return bool(self._without_room) or any(load.done() for load in self._loads.values())
 
     @property
     def reserved(self) -> Collection[str]:
         """The adapters for which a slot is held."""
         return self._reserved.keys()
 
-    def advance(self, name: str, resident: Collection[str], *, read: bool, reserve: bool) -> Stage:
+    def advance(
+        self, name: str, resident: Collection[str], *, read: bool, reserve: bool
+    ) -> AdapterStage:
         """Bring an adapter one step nearer, without waiting.
 
         Args:
@@ -59,17 +56,17 @@ class AdapterLoads(Generic[LeaseT]):
             UnknownAdapterError: there is no such adapter.
         """
         if name in self._loads:
-            return Stage.COMING
+            return AdapterStage.COMING
         self._drop_replaced(name)
         if self._cache.can_lease(name):
             return self._place(name, resident, reserve=reserve)
         if self._cache.is_on_host(name):
-            return Stage.NO_SLOT
+            return AdapterStage.NO_SLOT
         if name in self._without_room:
-            return Stage.NO_MEMORY
+            return AdapterStage.NO_MEMORY
         if read:
             self._loads[name] = self._cache.prefetch(name)
-        return Stage.COMING
+        return AdapterStage.COMING
 
     def end(self) -> dict[str, BaseException]:
         """Forget the loads that are done, and return why others failed.
@@ -87,9 +84,11 @@ class AdapterLoads(Generic[LeaseT]):
                 failed[name] = error
         return failed
 
-    def make_room(self) -> None:
-        """Try again what found no room on the host: an adapter was released."""
+    def make_room(self) -> bool:
+        """Try again what found no room on the host, after a release; return whether any did."""
+        found_none = bool(self._without_room)
         self._without_room.clear()
+        return found_none
 
     def give_up(self) -> dict[str, StateError]:
         """Return what found no room on the host, and do not try it again: nobody will make any."""
@@ -124,18 +123,18 @@ class AdapterLoads(Generic[LeaseT]):
         if name in self._reserved:
             self._cache.release(self._reserved.pop(name))
 
-    def _place(self, name: str, resident: Collection[str], *, reserve: bool) -> Stage:
+    def _place(self, name: str, resident: Collection[str], *, reserve: bool) -> AdapterStage:
         if name in resident:
-            return Stage.READY
+            return AdapterStage.READY
         if not reserve:
-            return Stage.COMING
+            return AdapterStage.COMING
         if name not in self._reserved:
             try:
                 self._reserved[name] = self._cache.lease(name)
             except StateError:  # another thread was faster
-                return Stage.NO_SLOT
+                return AdapterStage.NO_SLOT
         self._loads[name] = self._cache.prefetch(name)
-        return Stage.COMING
+        return AdapterStage.COMING
 
     def _drop_replaced(self, name: str) -> None:
         """Give back a slot that is held for what the name does not mean any more."""

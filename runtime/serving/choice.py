@@ -16,4 +16,3 @@ class Choice(Generic[LeaseT]):
     resident: Mapping[str, int]  # the adapters in slots when the step began
     joined: list[Running[LeaseT]] = field(default_factory=list)
     failed: dict[int, BaseException] = field(default_factory=dict)  # by request
-    looked_at: int = 0  # adapters without a slot

@@ -1,43 +1,46 @@
-"""Adapters that are drained: no younger request of them joins, until their slots are free."""
+"""Adapters that are drained: nothing joins of them but what is older than who waits for a slot."""
 
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+
+from trt_lora.runtime.serving.request import Request
 
 
 class DrainedAdapters:
-    """One for each adapter that has waited too long for a slot, the longest first.
+    """One for each request that has waited too long for a slot, the oldest first.
 
     Who is drained stays so, whatever joins meanwhile: the wait is over when its answers are.
     """
 
     def __init__(self) -> None:
         """Nobody is drained."""
-        self._places: dict[str, int] = {}  # from 0, in order
+        self._waiting: dict[str, int] = {}  # the number of the request that waits, by adapter
 
     def __len__(self) -> int:
         """How many are drained."""
-        return len(self._places)
+        return len(self._waiting)
 
-    def __contains__(self, name: object) -> bool:
-        """Whether an adapter is drained."""
-        return name in self._places
+    def admits(self, request: Request) -> bool:
+        """Whether a request may join, as far as its adapter is concerned."""
+        if request.adapter is None:
+            return True
+        return request.id < self._waiting.get(request.adapter, request.id + 1)
 
-    def is_among(self, name: str | None, count: int) -> bool:
-        """Whether an adapter is drained for one of the first `count` that wait."""
-        return name is not None and self._places.get(name, count) < count
+    def assign(
+        self,
+        waiting: Sequence[Request],
+        running: AbstractSet[str],
+        ends: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """Drain as many adapters as requests wait, as far as there are others.
 
-    def retain(self, running: AbstractSet[str]) -> None:
-        """Let those go that do not run any more."""
-        if not self._places.keys() <= running:
-            self._number([name for name in self._places if name in running])
-
-    def add(self, name: str) -> None:
-        """Drain one more."""
-        self._places[name] = len(self._places)
-
-    def shorten(self, count: int) -> None:
-        """Drain no more than `count`: others that waited have left."""
-        if count < len(self._places):
-            self._number(list(self._places)[:count])
-
-    def _number(self, names: list[str]) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
+        Args:
+            waiting: the oldest first.
+            running: the adapters of which requests run.
+            ends: returns the step at which each of them ends; the first comes first.
+        """
+        names = [name for name in self._waiting if name in running]
+        if len(names) < len(waiting):
+            steps = ends()
+            names += sorted(steps.keys() - names, key=lambda name: (steps[name], name))
+        self._waiting = {name: r.id for name, r in zip(names, waiting, strict=False)}

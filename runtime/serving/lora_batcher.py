@@ -1,30 +1,33 @@
 """LoRABatcher: which of the waiting requests join the batch at a step."""
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic
 
-from trt_lora.plugins.errors import LoRAError, StateError, UnknownAdapterError
+from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.serving.adapter_cache import AdapterCache, LeaseT
-from trt_lora.runtime.serving.adapter_loads import AdapterLoads, Stage
+from trt_lora.runtime.serving.adapter_loads import AdapterLoads, AdapterStage
 from trt_lora.runtime.serving.batcher_config import BatcherConfig
 from trt_lora.runtime.serving.choice import Choice
 from trt_lora.runtime.serving.drained import DrainedAdapters
+from trt_lora.runtime.serving.look import Look
 from trt_lora.runtime.serving.request import Request
 from trt_lora.runtime.serving.running import Running, RunningRequests
 from trt_lora.runtime.serving.waiting import WaitingRequests
 
 
 class LoRABatcher(Generic[LeaseT]):
-    """Requests that wait, by adapter, and the leases of those that run.
+    """Requests that wait, by adapter, and those that run.
 
-    At every step, as many requests as rows are free join, in this order:
+    At every step
 
-    1. Those that were passed over at `drain_after` steps, the oldest first. For each adapter among
-       them that finds no slot, a running adapter is *drained*: of that one nothing younger joins
-       any more, so that its slot comes free. It is the one whose answers end first.
-    2. Those of the base model, and of adapters that lie in slots, the oldest first.
-    3. Others, the oldest first: a slot is held for them while their adapter is copied there.
+    1. requests of the base model and of adapters that lie in slots join while rows are free, the
+       oldest first;
+    2. adapters without a slot are looked at, in the order of their oldest requests: a slot that is
+       free is held for one while it is copied there, and the next ones are read from disk;
+    3. where an adapter has found no slot and its oldest request has waited `drain_after` steps, a
+       running adapter is *drained*: nothing younger than that request joins of it any more, so that
+       its slot comes free. It is the one whose answers end first. At most half of the running
+       adapters are drained at a time, or one.
 
     Who finds no slot is passed over, and holds up nobody. No step waits for a load: adapters are
     read and copied in the background, and their requests join when they are there.
@@ -32,8 +35,8 @@ class LoRABatcher(Generic[LeaseT]):
     **Bound.** Let a request be the oldest of its adapter, with a row free and all slots held by
     requests. After `drain_after` steps, or when its adapter is on the host where that is later, an
     adapter is drained for it. The slot is free, at the latest, after the longest answer that is
-    under way then, steps of its prompt included; the request joins when its adapter is copied. Of
-    more adapters than slots that wait like this, each round of as many takes one longest answer.
+    under way then, steps of its prompt included; the request joins when its adapter is copied, one
+    step later or more. Of more adapters than are drained at a time, each round takes as long again.
     Older requests go first, those among them that were preempted. What is pinned is not drained.
 
     Time is counted in steps: `choose` is called once for each. Not for several threads at a time.
@@ -46,6 +49,7 @@ class LoRABatcher(Generic[LeaseT]):
         self._waiting = WaitingRequests()
         self._running = RunningRequests[LeaseT]()
         self._drained = DrainedAdapters()
+        self._look = Look(0, self._config, rows=0, most_late=0)  # the last one
         self.steps = 0  # begun so far
 
     @property
@@ -66,7 +70,7 @@ class LoRABatcher(Generic[LeaseT]):
         """
         if request.adapter is not None:
             self._adapters.generation(request.adapter)
-        self._waiting.add(request)
+        self._wait(request)
 
     def choose(self, free_rows: int) -> Choice[LeaseT]:
         """Begin a step: return who joins, and who never will.
@@ -80,9 +84,9 @@ class LoRABatcher(Generic[LeaseT]):
         self.steps += 1
         choice: Choice[LeaseT] = Choice(free_rows, self._adapters.slots)
         self._end_loads(choice)
-        younger = self._admit_overdue(choice)
         self._admit_resident(choice)
-        self._prepare(younger, choice)
+        if self.steps >= self._look.next_step or (choice.rows and not self._look.is_full):
+            self._look_for_slots(choice)
         return choice
 
     def end(self, request_id: int) -> None:
@@ -94,9 +98,9 @@ class LoRABatcher(Generic[LeaseT]):
         request = self._waiting.get(request_id)
         if request is None:
             self._stop(request_id)
-            self._drained.retain(self._running.adapters)
         else:
             self._leave(request)
+            self._look_again()
 
     def preempt(self, request_id: int, tokens: Sequence[int]) -> None:
         """Let a request that runs wait again, in its place by age; it has no row any more.
@@ -111,7 +115,7 @@ class LoRABatcher(Generic[LeaseT]):
         """
         stopped = self._stop(request_id)
         generation = None if stopped.lease is None else stopped.lease.generation
-        self._waiting.add(stopped.request.behind(tokens, generation))
+        self._wait(stopped.request.behind(tokens, generation))
 
     def check_integrity(self) -> None:
         """Raise StateError if a request is in two places, or an adapter is held for nobody."""
@@ -127,91 +131,78 @@ class LoRABatcher(Generic[LeaseT]):
 
     def _end_loads(self, choice: Choice[LeaseT]) -> None:
         """Fail the requests whose adapter could not be read, and those alone."""
+        if not self._loads.have_ended():
+            return
         failed = self._loads.end()
-        if not self._running and not self._loads.reserved:
+        if not self._running.adapters and not self._loads.reserved:
             failed |= self._loads.give_up()
         for name, error in failed.items():
             self._fail(name, error, choice)
-
-    def _admit_overdue(self, choice: Choice[LeaseT]) -> Sequence[Request]:
-        """Step 1 of the class; return the heads of the queues behind those that were looked at."""
-        heads, place, without_slot = self._waiting.heads, 0, 0
-        latest = self.steps - self._config.drain_after
-        while place < len(heads) and heads[place].arrival < latest:
-            if choice.looked_at >= self._config.look_ahead:
-                break
-            if self._drained.is_among(heads[place].adapter, without_slot):
-                place += 1
-                continue
-            stage = self._try(heads[place], choice, reserve=True)
-            place += stage is not None
-            if stage is not None and stage.wants_room:
-                without_slot += 1
-                if not self._drain(without_slot):
-                    break
-        self._drained.retain(self._running.adapters)
-        self._drained.shorten(without_slot)
-        return heads[place : place + self._config.look_ahead]
-
-    def _drain(self, count: int) -> bool:
-        """Drain adapters until there are so many; return whether there are.
-
-        Half of those that run go on: each that takes a slot has time to fill rows. One that has
-        begun at this step takes in all of its requests first.
-        """
-        if count > max(len(self._running.adapters) // 2, 1):
-            return False
-        if count > len(self._drained):
-            ends = self._running.ends(before=self.steps)
-            others = [name for name in ends if name not in self._drained]
-            if others:
-                self._drained.add(min(others, key=ends.__getitem__))
-        return count <= len(self._drained)
+        self._look_again()
 
     def _admit_resident(self, choice: Choice[LeaseT]) -> None:
-        """Step 2 of the class."""
-        if not choice.rows:
-            return
-        names = [name for name in (None, *choice.resident) if name not in self._drained]
-        found = [head for name in names if (head := self._waiting.head(name))]
-        ready = [(head.id, head) for head in found]
-        heapq.heapify(ready)
-        while choice.rows and ready:
-            _, request = heapq.heappop(ready)
-            left = self._try(request, choice, reserve=False) is None
-            if left and (head := self._waiting.head(request.adapter)):
-                heapq.heappush(ready, (head.id, head))
+        """Step 1 of the class."""
+        heads, place = self._waiting.heads, 0
+        while choice.rows and place < len(heads):
+            head = heads[place]
+            is_ready = head.adapter is None or head.adapter in choice.resident
+            if not is_ready or not self._drained.admits(head) or not self._try(head, choice):
+                place += 1
 
-    def _prepare(self, heads: Sequence[Request], choice: Choice[LeaseT]) -> None:
-        """Step 3 of the class: no more slots are held than rows are free; reading goes ahead."""
-        config, rows = self._config, choice.rows
-        for request in heads:
-            if choice.looked_at >= (config.look_ahead if rows else config.load_ahead):
-                return
-            if request.adapter is None or request.adapter in choice.resident:
+    def _try(self, request: Request, choice: Choice[LeaseT]) -> bool:
+        """Let a request join whose adapter may be ready; return whether it waits no more."""
+        stage = self._advance(request.adapter, choice)
+        return stage is None or (stage is AdapterStage.READY and self._join(request, choice))
+
+    def _look_for_slots(self, choice: Choice[LeaseT]) -> None:
+        """Steps 2 and 3 of the class."""
+        most_late = max(len(self._running.adapters) // 2, 1)
+        look = Look(self.steps, self._config, choice.rows, most_late)
+        for name, request in self._without_slot(choice):
+            is_late = look.is_late(request)
+            if not look.goes_on(is_late=is_late):
+                break
+            if look.is_full and name in self._look.refused:  # as at the last look
+                stage: AdapterStage | None = AdapterStage.NO_SLOT
+            else:
+                reserve = is_late or look.rows > 0
+                stage = self._advance(name, choice, read=look.may_read, reserve=reserve)
+            look.note(request, name, stage, is_late=is_late)
+            look.rows -= name in self._loads.reserved
+        self._look = look
+        self._drain(look)
+
+    def _without_slot(self, choice: Choice[LeaseT]) -> Iterator[tuple[str, Request]]:
+        """The oldest request of each adapter that has no slot, the oldest first."""
+        resident, running, reserved = choice.resident, self._running.adapters, self._loads.reserved
+        for head in tuple(self._waiting.heads):
+            name = head.adapter
+            if name is None or (name in resident and (name in running or name in reserved)):
                 continue
-            stage = self._try(request, choice, reserve=rows > 0)
-            if stage is not None and stage.wants_room:
-                rows = 0  # nor is there for those behind
-            elif request.adapter in self._loads.reserved:
-                rows -= 1
+            yield name, head
 
-    def _try(self, request: Request, choice: Choice[LeaseT], *, reserve: bool) -> Stage | None:
-        """Let a request join, or bring its adapter nearer; None: it does not wait any more."""
-        if request.adapter is None:
-            return self._join(request, choice) if choice.rows else Stage.READY
-        name = request.adapter
-        choice.looked_at += name not in choice.resident
-        reads = choice.looked_at <= self._config.load_ahead
+    def _drain(self, look: Look) -> None:
+        self._drained.assign(look.late, self._running.adapters, self._running.ends)
+        if len(self._drained) < len(look.late):  # the next one that begins can be
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._look.next_step = self.steps
+
+    def _advance(
+        self, name: str | None, choice: Choice[LeaseT], *, read: bool = False, reserve: bool = False
+    ) -> AdapterStage | None:
+        """Bring an adapter nearer, or see where it is; None: those who wait for it have failed."""
+        if name is None:
+            return AdapterStage.READY
         try:
-            stage = self._loads.advance(name, choice.resident, read=reads, reserve=reserve)
-        except UnknownAdapterError as error:  # unloaded since it was submitted
+            return self._loads.advance(name, choice.resident, read=read, reserve=reserve)
+        except LoRAError as error:  # unloaded since it was submitted
             self._fail(name, error, choice)
             return None
-        return self._join(request, choice) if stage is Stage.READY and choice.rows else stage
 
-    def _join(self, request: Request, choice: Choice[LeaseT]) -> Stage | None:
-        """Give a request a row; None: it has one, or has failed."""
+    def _join(self, request: Request, choice: Choice[LeaseT]) -> bool:
+        """Give a request a row; return whether it waits no more: it has one, or has failed."""
         lease = None
         if request.adapter is not None:
             try:
@@ -219,15 +210,15 @@ class LoRABatcher(Generic[LeaseT]):
             except LoRAError as error:
                 choice.failed[request.id] = error
                 self._leave(request)
-                return None
+                return True
             if lease is None:
-                return Stage.NO_SLOT
+                return False
         self._leave(request)
-        running = Running(request, lease, self.steps, self.steps + request.most_tokens)
+        running = Running(request, lease, self.steps + request.most_tokens)
         self._running.add(running)
         choice.joined.append(running)
         choice.rows -= 1
-        return None
+        return True
 
     def _fail(self, name: str, error: BaseException, choice: Choice[LeaseT]) -> None:
         """End all requests that wait for an adapter."""
@@ -235,6 +226,11 @@ class LoRABatcher(Generic[LeaseT]):
             choice.failed[request.id] = error
             self._waiting.remove(request)
         self._loads.drop(name)
+
+    def _wait(self, request: Request) -> None:
+        self._waiting.add(request)
+        if self._waiting.head(request.adapter) is request:
+            self._look_again()
 
     def _leave(self, request: Request) -> None:
         """Take a request out of its queue, and give back the slot that was held for its adapter."""
@@ -244,5 +240,7 @@ class LoRABatcher(Generic[LeaseT]):
 
     def _stop(self, request_id: int) -> Running[LeaseT]:
         stopped = self._running.stop(request_id)
-        self._loads.make_room()
+        name = stopped.request.adapter
+        if name is not None and (self._loads.make_room() or name not in self._running.adapters):
+            self._look_again()
         return stopped

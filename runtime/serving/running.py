@@ -17,7 +17,6 @@ class Running(Generic[LeaseT]):
 
     request: Request
     lease: LeaseT | None  # of its adapter, which belongs to the row; None: the base model
-    first_step: int  # at which it has joined
     last_step: int  # at which its answer ends, steps of its prompt left out
 
 
@@ -65,21 +64,14 @@ class RunningRequests(Generic[LeaseT]):
                 del self._counts[name]
         return running
 
-    def ends(self, before: int) -> dict[str, int]:
-        """Return the step at which the last answer of each adapter ends.
-
-        Args:
-            before: only of adapters that had a request running before this step.
-        """
+    def ends(self) -> dict[str, int]:
+        """Return the step at which the last answer of each adapter ends."""
         last: dict[str, int] = {}
-        old: set[str] = set()
         for running in self._by_id.values():
             name = running.request.adapter
             if name is not None:
                 last[name] = max(last.get(name, 0), running.last_step)
-                if running.first_step < before:
-                    old.add(name)
-        return {name: step for name, step in last.items() if name in old}
+        return last
 
     def check_integrity(self) -> None:
         """Raise StateError if a request has no lease, or adapters are counted wrongly."""

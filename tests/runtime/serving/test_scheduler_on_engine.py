@@ -1,0 +1,79 @@
+"""A scheduler on ONNX Runtime answers each request as its adapter does alone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.eventually import eventually
+from support.models.quick_build import quick_build
+from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+
+from trt_lora.runtime import (
+    BatcherConfig,
+    Engine,
+    SamplingParams,
+    Scheduler,
+    SlotAdapters,
+    generate,
+    open_engine,
+)
+
+RANKS = {"a": 2, "b": 8, "c": 3}
+SAMPLING = SamplingParams(max_new_tokens=10, stop_token_ids=())
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, dict[str, Path]]]:
+    """An engine with two slots and four rows, and three adapters."""
+    folder = tmp_path_factory.mktemp("scheduled")
+    model = save_model("Llama", folder / "model")
+    paths = {
+        name: save_adapter(model, folder / name, seed=rank, r=rank) for name, rank in RANKS.items()
+    }
+    quick_build(tiny_config(model, folder / "engine", max_loras=2, max_batch_size=4))
+    with open_engine(folder / "engine", "onnxruntime") as engine:
+        yield engine, paths
+
+
+def test_more_adapters_than_slots_are_served_through_preemption_and_cancels(
+    served: tuple[Engine, dict[str, Path]],
+) -> None:
+    engine, paths = served
+    names = ["a", None, "b", "c", "a", "c", "b", None]
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, VOCABULARY, 4 + turn).tolist() for turn in range(len(names))]
+    with SlotAdapters(engine) as adapters:
+        for name, path in paths.items():
+            adapters.register(name, path)
+        scheduler = Scheduler(
+            engine, adapters, config=BatcherConfig(drain_after=3), prefill_chunk=5
+        )
+        requests = [
+            scheduler.submit(prompt, SAMPLING, adapter=name)
+            for prompt, name in zip(prompts, names, strict=True)
+        ]
+        answers: dict[int, list[int | None]] = {request: [] for request in requests}
+
+        def step() -> None:
+            given = scheduler.step()
+            assert not given.failed
+            for request, token in given.tokens.items():
+                answers[request].append(token.token_id)
+
+        def has(count: int) -> bool:
+            step()
+            return len(answers[requests[0]]) >= count
+
+        assert eventually(lambda: has(3))
+        scheduler.preempt(requests[0])
+        scheduler.cancel(requests.pop())
+        assert eventually(lambda: (step(), not scheduler)[1])
+        scheduler.check_integrity()
+        for request, prompt, name in zip(requests, prompts, names, strict=False):
+            (alone,) = generate(
+                engine, [prompt], adapters=adapters, adapter_names=[name], sampling=SAMPLING
+            )
+            assert answers[request] == list(alone.token_ids)
