@@ -15,7 +15,10 @@ _OPTIONS = f"{_TESTS}::test_an_option_of_the_cache_holds_or_is_refused"
 _MODULES = "plugins.contract.modules.MODULES"
 _CONVERTERS = "as TensorRT-LLM's converter has it; the document's text says the opposite"
 _NO_MODEL = "the name and its id are known; of the models that have it, none builds yet"
-_FLAG = "an option of TensorRT-LLM's own kernels"
+_FLAG = "accepted and left out, with a sentence why it is not needed"
+_IGNORED = "scripts.terminal.trtllm_options.IGNORED"
+_TRTLLM_OPTIONS = "scripts/terminal/test_trtllm_options.py"
+_LEFT_OUT = f"{_TRTLLM_OPTIONS}::test_an_option_that_means_nothing_is_left_out_with_its_value"
 
 
 def _module(number: int, name: str) -> Row:
@@ -49,13 +52,18 @@ TRTLLM = Document(
             _BUILDS,
             "another name; underscores in options are accepted",
         ),
-        absent("`--checkpoint_dir`", "there is no converted checkpoint; `--model`"),
+        different(
+            "`--checkpoint_dir`",
+            "scripts.terminal.trtllm_options.REFUSED",
+            f"{_TRTLLM_OPTIONS}::test_an_option_that_asks_for_what_is_not_there_is_refused",
+            "there is no converted checkpoint; the message names `--model`",
+        ),
         present("`--output_dir`", "build-engine --output-dir", _BUILDS),
-        absent("`--remove_input_padding enable`", _FLAG),
-        absent("`--gpt_attention_plugin float16`", _FLAG),
-        absent("`--context_fmha enable`", _FLAG),
-        absent("`--paged_kv_cache enable`", _FLAG),
-        absent("`--gemm_plugin float16`", _FLAG),
+        different("`--remove_input_padding enable`", _IGNORED, _LEFT_OUT, _FLAG),
+        different("`--gpt_attention_plugin float16`", _IGNORED, _LEFT_OUT, _FLAG),
+        different("`--context_fmha enable`", _IGNORED, _LEFT_OUT, _FLAG),
+        different("`--paged_kv_cache enable`", _IGNORED, _LEFT_OUT, _FLAG),
+        different("`--gemm_plugin float16`", _IGNORED, _LEFT_OUT, _FLAG),
         different(
             "`--lora_plugin float16`",
             "build-engine --lora-plugin",
