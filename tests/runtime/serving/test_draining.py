@@ -123,6 +123,18 @@ def test_an_adapter_in_a_slot_that_others_hold_all_of_starves_no_more_than_any()
     assert served.waits[number] <= DRAIN_AFTER + LONGEST + PLACING
 
 
+def test_who_takes_a_slot_late_is_drained_as_soon_as_it_runs() -> None:
+    served = BatcherSteps("AB", rows=1)
+    served.cache.host |= {"A", "B"}
+    served.submit(None, tokens=DRAIN_AFTER + 4)
+    served.submit("A", tokens=3)  # its slot is held from now on, while it waits for the row
+    other = served.submit("B")
+    for _ in range(40):
+        served.submit("A")
+        served.step()
+    assert served.waits[other] <= DRAIN_AFTER + 4 + 3 + PLACING + 1
+
+
 def test_the_adapter_that_ends_first_is_drained() -> None:
     served = BatcherSteps(slots=2)
     served.submit("A", tokens=100)
@@ -169,6 +181,9 @@ def test_preemption_lengthens_no_wait() -> None:
     other = served.submit("B")
     served.step(DRAIN_AFTER + 2)
     served.preempt(first)
+    served.submit("A")
+    served.step()
+    assert list(served.left) == [first]  # older than B: it goes on
     for _ in range(40):
         served.submit("A")
         served.step()
