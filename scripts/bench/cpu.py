@@ -33,6 +33,7 @@ from trt_lora.scripts.bench.decode_seconds import (
     peft_decode_seconds,
 )
 from trt_lora.scripts.bench.sampling import sampling
+from trt_lora.scripts.bench.serving.adapter_cache import adapter_cache
 from trt_lora.scripts.bench.serving.scheduling import scheduling
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY
@@ -238,7 +239,7 @@ MEASUREMENTS: dict[str, Callable[[], Results]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         *(decode, dummies, switch, decode_host, sampling, strength, load, callbacks, build),
-        *(compare, cold_start, many_adapters, scheduling),
+        *(compare, cold_start, many_adapters, adapter_cache, scheduling),
     )
 }
 

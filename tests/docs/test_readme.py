@@ -15,6 +15,7 @@ PRINTED = {
     "manager.blend": "60 of 210 sites adapted",
     "prefill_chunk": "Arr, matey!",
     "adapter_names": "Arr",
+    "Scheduler(engine": '{"answer": "',
     "--kernels": "393    120            4.0                  0",
     "inspect engines/readme --adapter": "0 not, 0 ignored; 60 of 210 sites adapted",
     "trt-lora check": "engines/readme: whole",

@@ -1,15 +1,11 @@
 """Adapter cache at the demo engine's sizes: activation by level, Zipf, 1,000 loads and reloads.
 
-    python -m trt_lora.scripts.bench.serving.adapter_cache ENGINE ADAPTER
-
-Run by cpu.py. No step is run: stacks of eight slots are made from ENGINE's manifest. ADAPTER gives
-the sizes: copies with other values are the other adapters. Prints JSON.
+No step is run: stacks of eight slots are made from the manifest of the demo's engine. Copies of a
+demo adapter with other values are the other adapters.
 """
 
-import json
 import shutil
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,12 +20,12 @@ from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench.process_memory import resident_bytes
 from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE
 
+ADAPTER = "json"
 SLOTS, MANY, FILES, ON_HOST = 8, 1000, 16, 100
-REQUESTS, SKEW = (
-    5000,
-    1.1,
-)  # Zipf: the n-th adapter is wanted n**-1.1 times as often
+REQUESTS = 5000
+SKEW = 1.1  # Zipf: the n-th adapter is wanted n**-1.1 times as often as the first
 EDGE = 50  # loads, the first and the last of many
 
 Results = dict[str, float]
@@ -154,23 +150,18 @@ def measured(
     return results
 
 
-def main() -> None:
-    """Measure all parts."""
-    engine, adapter = map(Path, sys.argv[1:])
-    manifest = replace(read_manifest(engine), max_loras=SLOTS)
+def adapter_cache() -> dict[str, float | str]:
+    """Activate, load, replace and unload adapters in slots, in host memory and on disk."""
+    manifest = replace(read_manifest(ENGINE), max_loras=SLOTS)
     with tempfile.TemporaryDirectory() as scratch:
-        files = make_files(adapter, Path(scratch))
-        results: Results = {"size of an adapter, MB": _size(manifest, files[0]) / 1e6}
+        files = make_files(ADAPTERS / ADAPTER, Path(scratch))
+        results: dict[str, float | str] = {"size, MB": _size(manifest, files[0]) / 1e6}
         for part in (activation, zipf, loads):
             results |= measured(manifest, part, files)
-    print(json.dumps(results))
+    return results
 
 
 def _size(manifest: Manifest, path: Path) -> int:
     with SlotAdapters(Stacks(manifest)) as cache:
         cache.load_weights("one", path)
         return cache.stats.host_bytes
-
-
-if __name__ == "__main__":
-    main()

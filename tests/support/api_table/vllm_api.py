@@ -4,7 +4,7 @@ The document is a third party's reading: its error codes L001 to L005 never exis
 exceptions they stand for are served.
 """
 
-from support.api_table.rows import Document, absent, different, present
+from support.api_table.rows import Document, different, present
 
 _OURS = "runtime.managers.interfaces.vllm"
 _MANAGER = f"{_OURS}.LoRAModelManager"
@@ -99,7 +99,12 @@ VLLM_API = Document(
             "runtime/managers/interfaces/test_vllm_data.py::"
             "test_the_helper_names_every_field_that_is_not_legal",
         ),
-        absent("`download_lora_adapter(path)`", "local paths only"),
+        different(
+            "`download_lora_adapter(path)`",
+            "scripts.terminal.hub.hub_path",
+            "scripts/terminal/test_hub.py::test_a_name_is_where_the_cache_has_it",
+            "the commands take org/name; the runtime, which has no network, takes paths",
+        ),
         present("`get_lora_metrics()` adapters", f"{_MANAGER}.get_lora_metrics", _METRICS),
         present("`get_lora_metrics()` memory", f"{_MANAGER}.get_lora_metrics", _METRICS),
         present("`get_lora_metrics()` performance", f"{_MANAGER}.get_lora_metrics", _METRICS),
