@@ -97,7 +97,7 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
 def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:
     """Return how LoRA nodes are implemented; an unavailable choice is an error."""
     wanted = config.lora_plugin
-    if flavour is None or wanted == "native" or config.max_loras:
+    if flavour is None or wanted == "native":
         return "native"
     if wanted == "aot" and not flavour.has_aot_plugins:
         raise ConfigError(

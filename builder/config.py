@@ -83,10 +83,10 @@ class BuildConfig:
             )
 
     def _check_that_plugin_takes_slots(self) -> None:
-        if self.max_loras and self.lora_plugin in ("plugin", "aot"):
+        if self.max_loras and self.lora_plugin == "aot":
             raise ConfigError(
-                f"--lora-plugin {self.lora_plugin} takes one adapter at a time, and --max-loras is "
-                f"{self.max_loras}; pass --lora-plugin native, or leave out --max-loras"
+                f"--lora-plugin aot takes one adapter at a time, and --max-loras is "
+                f"{self.max_loras}; pass --lora-plugin plugin, or leave out --max-loras"
             )
 
 

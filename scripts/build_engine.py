@@ -11,14 +11,15 @@ from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Manifest
 from trt_lora.scripts.terminal.adapters import warn_of_adapters
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
-from trt_lora.scripts.terminal.console import run
+from trt_lora.scripts.terminal.console import run, warn
 from trt_lora.scripts.terminal.site_report import print_sites
+from trt_lora.scripts.terminal.trtllm_options import without_trtllm_options
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line `build-engine`."""
     words = _with_dashes(sys.argv[1:] if argv is None else argv)
-    run(lambda: _main(build_parser().parse_args(words)))
+    run(lambda: _main(_parsed(words)))
 
 
 def _with_dashes(argv: Sequence[str]) -> list[str]:
@@ -29,6 +30,13 @@ def _with_dashes(argv: Sequence[str]) -> list[str]:
 def _dashed(option: str) -> str:
     name, equals, value = option.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    kept, notes = without_trtllm_options(words)
+    for note in notes:
+        warn(note)
+    return build_parser().parse_args(kept)
 
 
 def _main(args: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """The real model, its engine, and a GPU where there is one."""
 
 import contextlib
+import gc
 import hashlib
 import importlib.metadata
 from dataclasses import dataclass
@@ -8,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from support.doc_blocks import ROOT, build_blocks, run_block
+from support.doc_blocks import ROOT, Block, build_blocks, run_block
 from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
+from support.processes import first_on_path
 
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY, ensure_demo_model
 
@@ -24,6 +26,12 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; within a file the order stays."""
     items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off what is imported by now, 400,000 objects that stay."""
+    gc.collect()
+    gc.freeze()
 
 
 def _place(item: pytest.Item) -> int:
@@ -42,8 +50,8 @@ def demo_model() -> Path:
 def readme_folder(demo_model: Path) -> Path:
     """A folder that looks like a checkout after `make demo`, where the README's commands run.
 
-    It holds an engine built by the README's own command, and is kept as long as the sources that
-    build one do not change.
+    It holds the engines that the README's own commands build, and is kept as long as the sources
+    that build them do not change.
     """
     folder = ROOT / "build" / "readme" / _sources_hash()
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +60,11 @@ def readme_folder(demo_model: Path) -> Path:
         link.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             link.symlink_to(ROOT / name)
-    _build("readme", folder)
+    with _shared("readme_engines"):
+        missing = [name for name in build_blocks() if not (folder / "engines" / name).exists()]
+        if missing:
+            program = f"from support.readme_engines import build_engines; build_engines(*{missing})"
+            run_block(Block("python", program), folder, first_on_path(ROOT / "tests"))
     return folder
 
 
@@ -60,12 +72,6 @@ def readme_folder(demo_model: Path) -> Path:
 def real_engine(readme_folder: Path) -> Path:
     """The engine of the real model: seven linears of 30 layers, float32."""
     return readme_folder / "engines" / "readme"
-
-
-@pytest.fixture(scope="session")
-def many_engine(readme_folder: Path) -> Path:
-    """The README's engine for many adapters, in the same folder."""
-    return _build("many", readme_folder)
 
 
 @pytest.fixture(scope="session")
@@ -97,15 +103,6 @@ def _shared(name: str) -> FileLock:
     """A lock between the processes that run the tests: the first of them makes what all use."""
     (ROOT / "build").mkdir(exist_ok=True)
     return FileLock(ROOT / "build" / f"{name}.lock")
-
-
-def _build(name: str, folder: Path) -> Path:
-    """The engine that a block of the README builds."""
-    engine = folder / "engines" / name
-    with _shared(f"{name}_engine"):
-        if not engine.exists():
-            run_block(build_blocks()[name], folder)
-    return engine
 
 
 def _sources_hash() -> str:

@@ -24,7 +24,13 @@ from trt_lora.builder.passes.linears import Linear, find_linears, has_module_pat
 from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.builder.passes.slots.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
-from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, Operator, operator_named
+from trt_lora.plugins.contract.operators import (
+    COLUMNS,
+    DOMAIN,
+    DOMAIN_VERSION,
+    Operator,
+    operator_named,
+)
 from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
 from trt_lora.plugins.contract.slots import SLOTS
 from trt_lora.plugins.errors import ConfigError, ModelError
@@ -144,6 +150,7 @@ def _insert_all(
     slots: TokenSlots | None,
 ) -> None:
     graph = model.graph
+    columns_of_ranks = {path: column for column, path in enumerate(sites)}
     used = _UnusedNames(_names(graph))
     for group in groups:
         operator = replace(group.operator, has_slots=slots is not None)
@@ -152,7 +159,11 @@ def _insert_all(
         operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
         for linear in group.linears:
             operands += inputs.pair(sites[linear.path])
-        _insert(group, _node(group, operator, operands, used), used)
+        node = _node(group, operator, operands, used)
+        if operator.has_slots:
+            columns = [columns_of_ranks[linear.path] for linear in group.linears]
+            node.attributes[COLUMNS] = ir.AttrInt64s(COLUMNS, columns)
+        _insert(group, node, used)
     graph.opset_imports[DOMAIN] = DOMAIN_VERSION
     graph.sort()  # a node may stand before the last of the outputs that it adds to
 

@@ -1,7 +1,8 @@
 """Number of kernels that LoRA adds to an engine, by TensorRT's build log; no GPU needed.
 
 The engine's ONNX file is built again, four times: without LoRA, with the plugin, and with native
-matrix products, whose ranks are dynamic, as an engine for many adapters must have them, or fixed.
+matrix products, whose ranks are dynamic, as an engine must have them, or fixed. The stacks of an
+engine with slots have one rank: three times.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,19 +44,13 @@ def kernel_layouts(directory: Path, progress: Progress) -> list[Layout]:
     """Build an engine directory's ONNX file in every layout; `PLAIN` comes first.
 
     Raises:
-        ConfigError: the engine has no profiles, because it was built without TensorRT, or takes
-            many adapters in a batch.
+        ConfigError: the engine has no profiles, because it was built without TensorRT.
         BackendError: the flavour is not installed.
         ModelError: TensorRT cannot build a layout.
     """
     manifest = read_manifest(directory)
     if not manifest.sites or not manifest.profiles:
         raise ConfigError(f"{directory} has no LoRA sites: there is nothing to compare")
-    if manifest.max_loras:
-        raise ConfigError(
-            f"{directory} takes {manifest.max_loras} adapters in a batch, which the plugin does "
-            "not; kernels are counted of an engine that is built without --max-loras"
-        )
     flavour = TENSORRT_RTX if manifest.flavour == "none" else flavour_named(manifest.flavour)
     return list(_layouts(directory, manifest, flavour, progress))
 
@@ -67,9 +62,14 @@ def _layouts(
     changes: list[tuple[str, str, Callable[[ir.Model], Profiles]]] = [
         (PLAIN, "native", lambda model: _plain(model, manifest)),
         ("plugin", "plugin", lambda _: manifest.profiles),
-        ("native, dynamic rank", "native", lambda _: manifest.profiles),
-        (f"native, rank {rank} fixed", "native", lambda model: _fixed(model, manifest)),
     ]
+    if manifest.max_loras:
+        changes.append(("native, slots", "native", lambda _: manifest.profiles))
+    else:
+        changes += [
+            ("native, dynamic rank", "native", lambda _: manifest.profiles),
+            (f"native, rank {rank} fixed", "native", lambda model: _fixed(model, manifest)),
+        ]
     for name, lora_plugin, change in changes:
         if lora_plugin == "plugin" and flavour.plugin_obstacle():
             continue
@@ -84,7 +84,7 @@ def _layouts(
 def _plain(model: ir.Model, manifest: Manifest) -> Profiles:
     RemoveLoRA(manifest.lora_inputs)(model)
     return {
-        profile: {name: r for name, r in ranges.items() if name not in manifest.lora_bindings}
+        profile: {name: r for name, r in ranges.items() if name not in manifest.lora_inputs}
         for profile, ranges in manifest.profiles.items()
     }
 

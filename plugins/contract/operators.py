@@ -11,17 +11,19 @@ for each token t of x, counted over all its dimensions but the last:
     d_i[t] = (x[t] @ A_i[slot[t]]) @ B_i[slot[t]]         0 where slot[t] is -1, the base model
 
 slot [tokens] int32, A_i [slots, k, R], B_i [slots, R, n_i]; what lies behind an adapter's rank is
-zero. rank [slots, sites of the engine] int32 says where that begins, 0 without an adapter.
+zero. rank [slots, sites of the engine] int32 says where that begins, 0 without an adapter. The
+attribute `columns` has the column of `rank` of each of the node's sites.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trt_lora.plugins.contract.sites import MAX_SITES
 
 DOMAIN = "trt_lora"
 DOMAIN_VERSION = 1
 SLOT_INPUTS = ("slot", "rank")
+COLUMNS = "columns"  # attribute of nodes with slots
 
 _NAME = re.compile(r"Lora(?P<slots>Slots)?(?P<form>Add|Delta)(?P<sites>[1-9]\d*)")
 
@@ -74,6 +76,9 @@ OPERATORS = tuple(
     Operator(sites, has_addend) for sites in range(1, MAX_SITES + 1) for has_addend in (False, True)
 )
 """Those of an engine for one adapter at a time, which are TensorRT plugins too."""
+
+SLOT_OPERATORS = tuple(replace(operator, has_slots=True) for operator in OPERATORS)
+"""Those of an engine for many adapters, which are TensorRT plugins too."""
 
 
 def operator_named(name: str) -> Operator | None:

@@ -23,9 +23,16 @@ CHUNK = 32  # of k, that a warp loads at once
 CHUNKS = 4  # of a warp, that are under way at once
 UNIT = 64  # columns of B that a warp multiplies at once
 
+# Where every row has an adapter of its own.
+PASS_BYTES = 528  # of shared memory: `Group` of cuda_cores.cu, in whole vectors
 
-def constant_declarations() -> str:
-    """Return the constants in C++, to stand before the kernels' source."""
+
+def constant_declarations(*, has_slots: bool = False) -> str:
+    """Return the constants in C++, to stand before the kernels' source.
+
+    Args:
+        has_slots: of kernels for rows with adapters of their own.
+    """
     constants = {
         "THREADS": THREADS,
         "CLUSTER": CLUSTER,
@@ -44,5 +51,7 @@ def constant_declarations() -> str:
         "CHUNKS": CHUNKS,
         "UNIT": UNIT,
         "MAX_SITES": MAX_SITES,
+        "PASS_BYTES": PASS_BYTES,
     }
-    return "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
+    mode = f"constexpr bool HAS_SLOTS = {str(has_slots).lower()};\n"
+    return mode + "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())

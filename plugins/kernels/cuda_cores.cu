@@ -12,6 +12,7 @@
 //   shrink, expand  otherwise: t goes through the workspace, as the sums of `splits` parts of k
 //   tensor_cores.cu, tensor_cores_fused.cu  the same on tensor cores, for 16-bit elements and more rows
 //   tensor_cores_decode.cu                  one launch for few rows, where all addresses are aligned
+//   slots.cu                                all of them where every row has an adapter of its own
 //
 // The CTAs of a cluster share k in every shrink, and add their sums through distributed shared memory in
 // the order of their ranks.
@@ -27,6 +28,18 @@ struct Site {
   int rank;
   int column;     // the site's first column
   int rank_tile;  // and its first RANK_TILE ranks, of all sites'
+  int of_ranks;   // with slots: its column of `Stacks.rank`
+  int stride;     // in a pass: of a row of A, the rank of its stack
+};
+
+// Where rows have adapters of their own, `Group` holds stacks: of a site A [slots, k, rank], B [slots, rank, n].
+struct Stacks {
+  const int* slot;   // [m]: of each row; what is no slot is the base model
+  const int* rank;   // [slots, sites]: of the adapter in each slot
+  int slots;
+  int sites;         // of the engine
+  int columns;       // of the workspace: the stacks' ranks
+  int column_tiles;  // that they are
 };
 
 struct Group {
@@ -39,6 +52,8 @@ struct Group {
   int splits;
   int rank_tiles;  // of all sites
   Site site[MAX_SITES];
+  Stacks stacks;
+  unsigned long long taken;  // in a pass: a bit for each row of the tile that it computes
 };
 
 struct Range {
@@ -68,6 +83,20 @@ DEVICE Range split_range(int total, int parts, int part, int unit) {
   const long long first = static_cast<long long>(part) * length;
   return first < total ? Range{int(first), at_most(total, int(first) + length)} : Range{total, total};
 }
+
+// What the kernels keep in shared memory; before it, with slots, lies the pass.
+DEVICE unsigned char* tile_memory() { return shared_memory() + (HAS_SLOTS ? PASS_BYTES : 0); }
+
+// The rows of a tile that a call, or a pass of it, computes.
+struct TileRows {
+  int count;                 // those that there are
+  unsigned long long taken;  // with slots: see Group
+
+  DEVICE TileRows(const Group& group, int row0) : count(group.m - row0), taken(HAS_SLOTS ? group.taken : 0) {}
+  DEVICE bool has(int row) const { return HAS_SLOTS ? taken >> row & 1 : row < count; }
+  // Any of the 16 from `row` on.
+  DEVICE bool has_some(int row) const { return HAS_SLOTS ? taken >> row & 0xFFFF : row < count; }
+};
 
 // ---- packs: 16 bytes as elements
 
@@ -100,7 +129,7 @@ template <class T> struct Vector {
   int start = 0;  // its first column within the site
 };
 
-// What a tile of rows multiplies by at a site. Adapters by row would be found here, by the tile's slot.
+// What a tile of rows multiplies by at a site.
 template <class T> struct Factors {
   const T* a;
   const T* b;
@@ -115,6 +144,10 @@ enum class Of { A, B };
 
 template <Of Factor> DEVICE int width_of(const Site& site) { return Factor == Of::A ? site.rank : site.n; }
 
+// From a row of A or B to the next: a stack's rank may be larger than the adapter's.
+DEVICE int stride_of_a(const Site& site) { return HAS_SLOTS ? site.stride : site.rank; }
+template <Of Factor> DEVICE int stride_of(const Site& site) { return Factor == Of::A ? stride_of_a(site) : site.n; }
+
 template <class T, Of Factor> DEVICE int count_vectors(const Group& group) {
   int count = 0;
   for (int s = 0; s < group.sites; ++s) count += ceil_div(width_of<Factor>(group.site[s]), WIDTH<T>);
@@ -125,10 +158,10 @@ template <class T, Of Factor> DEVICE int count_vectors(const Group& group) {
 template <class T, Of Factor> DEVICE Vector<T> vector_at(const Group& group, int site, int start) {
   const Factors<T> factors = factors_of<T>(group.site[site]);
   const T* matrix = Factor == Of::A ? factors.a : factors.b;
-  const int width = width_of<Factor>(group.site[site]);
+  const int width = width_of<Factor>(group.site[site]), stride = stride_of<Factor>(group.site[site]);
   if (start >= width) return {};
-  const bool whole = width % WIDTH<T> == 0 && is_aligned(matrix);
-  return {matrix + start, width, at_most(width - start, WIDTH<T>), whole, site, start};
+  const bool whole = stride % WIDTH<T> == 0 && is_aligned(matrix);
+  return {matrix + start, stride, at_most(width - start, WIDTH<T>), whole, site, start};
 }
 
 template <class T, Of Factor> DEVICE Vector<T> vector_of(const Group& group, int index) {
@@ -177,13 +210,13 @@ DEVICE void accumulate(float (&sum)[Rows][WIDTH<T>], const Left& left, const Vec
   }
 }
 
-// The rows of x in a tile; rows past m are zeros.
+// The rows of x in a tile; rows that are not computed are zeros.
 template <class T> struct RowsOfX {
   const T* x;
   int stride;
-  int rows;
+  TileRows rows;
   DEVICE float operator()(int i, int column) const {
-    return i < rows ? widen(read(x + offset(i, stride) + column)) : 0.0f;
+    return rows.has(i) ? widen(read(x + offset(i, stride) + column)) : 0.0f;
   }
 };
 
@@ -255,7 +288,7 @@ DEVICE void shrink_column_tile(const Group& group, int row0, Range k, int first_
   const int local = threadIdx.x % width;
   float sum[Rows][WIDTH<T>] = {};
   const Vector<T> vector = local < vectors ? vector_of<T, Of::A>(group, first_vector + local) : Vector<T>{};
-  const RowsOfX<T> x = {static_cast<const T*>(group.x) + offset(row0, group.k), group.k, group.m - row0};
+  const RowsOfX<T> x = {static_cast<const T*>(group.x) + offset(row0, group.k), group.k, {group, row0}};
   accumulate<T, Rows>(sum, x, vector, k.first + threadIdx.x / width, k.end, THREADS / width);
   const ReducedRows reduced = warp_reduce_scatter<T, Rows>(sum, width);
   float* mine = scratch + (threadIdx.x / 32 * Rows + reduced.first) * PITCH<T> + local * WIDTH<T>;
@@ -321,6 +354,7 @@ template <class T, int Rows> DEVICE void expand_slice(const Group& group, int ro
   // Few vectors: the lanes of a warp share a vector's ranks. Two vectors side by side fill a sector.
   const int width = at_most(power_of_two_from(at_least(ceil_div(vectors.end - vectors.first, WARPS), 2)), 32);
   const int lane = threadIdx.x % 32;
+  const TileRows rows(group, row0);
   for (int first = vectors.first + threadIdx.x / 32 * width; first < vectors.end; first += WARPS * width) {
     const int index = first + lane % width;
     const Vector<T> vector = index < vectors.end ? vector_of<T, Of::B>(group, index) : Vector<T>{};
@@ -331,9 +365,9 @@ template <class T, int Rows> DEVICE void expand_slice(const Group& group, int ro
     const ReducedRows reduced = warp_reduce_scatter<T, Rows>(sum, width);
 #pragma unroll
     for (int i = 0; i < Rows; ++i) {
-      const int row = row0 + reduced.first + i;
-      if (vector.valid && i < reduced.rows && reduced.mine && row < group.m) {
-        const OutputVector<T> output(site, row, vector.start, vector.valid);
+      const int row = reduced.first + i;
+      if (vector.valid && i < reduced.rows && reduced.mine && rows.has(row)) {
+        const OutputVector<T> output(site, row0 + row, vector.start, vector.valid);
         output.write_sums(output.read_y(), sum[i]);
       }
     }
@@ -352,7 +386,7 @@ template <class T> DEVICE void prefetch_slice(const Group& group, Range vectors)
 // Everything in one launch. Grid: [CTAs of all clusters, tiles of Rows]. Every cluster computes all of t.
 // Shared memory: t [Rows, total_rank], scratch of shrink_column_tile, a part for each column tile.
 template <class T, int Rows> DEVICE void fused(const Group& group) {
-  float* t = reinterpret_cast<float*>(shared_memory());
+  float* t = reinterpret_cast<float*>(tile_memory());
   float* scratch = t + Rows * group.total_rank;
   float* parts = scratch + WARPS * Rows * PITCH<T>;
   const int row0 = blockIdx.y * Rows;
@@ -378,7 +412,8 @@ template <class T, int Rows> DEVICE void fused(const Group& group) {
 // ---- the pair on CUDA cores
 
 DEVICE float* sums_of(const Group& group, int split, int row) {
-  return group.workspace + (static_cast<long long>(split) * group.m + row) * group.total_rank;
+  const int columns = HAS_SLOTS ? group.stacks.columns : group.total_rank;
+  return group.workspace + (static_cast<long long>(split) * group.m + row) * columns;
 }
 
 // What a cluster, as one of many, shrinks. Grid: [tiles of rows x column tiles x CTAs of a cluster, splits].
@@ -389,7 +424,8 @@ struct ShrinkRange {
 };
 
 template <class T> DEVICE ShrinkRange shrink_range_of_cta(const Group& group, int rows, int unit) {
-  const int column_tiles = ceil_div(count_vectors<T, Of::A>(group), COLUMN_TILE_VECTORS);
+  const int own_tiles = ceil_div(count_vectors<T, Of::A>(group), COLUMN_TILE_VECTORS);
+  const int column_tiles = HAS_SLOTS ? group.stacks.column_tiles : own_tiles;
   const int tile = blockIdx.x / cluster_size();
   const int part = blockIdx.y * cluster_size() + cluster_rank();
   const Range k = split_range(group.k, group.splits * cluster_size(), part, unit);
@@ -399,8 +435,9 @@ template <class T> DEVICE ShrinkRange shrink_range_of_cta(const Group& group, in
 
 // Adds the parts [rows, column tile] of the cluster's CTAs, and writes the sums of this split.
 template <class T> DEVICE void save_parts(const Group& group, const ShrinkRange& mine, int rows, const float* part) {
+  const TileRows taken(group, mine.row0);
   const auto save = [&](int row, int column, float value) {
-    write(sums_of(group, blockIdx.y, mine.row0 + row) + column, value);
+    if (!HAS_SLOTS || taken.has(row)) write(sums_of(group, blockIdx.y, mine.row0 + row) + column, value);
   };
   const int sums = at_most(rows, group.m - mine.row0) * COLUMNS<T>;
   cluster_arrive();
@@ -412,23 +449,25 @@ template <class T> DEVICE void save_parts(const Group& group, const ShrinkRange&
 
 // Shared memory: scratch of shrink_column_tile, a part.
 template <class T, int Rows> DEVICE void shrink(const Group& group) {
-  float* scratch = reinterpret_cast<float*>(shared_memory());
+  float* scratch = reinterpret_cast<float*>(tile_memory());
   float* part = scratch + WARPS * Rows * PITCH<T>;
   const ShrinkRange mine = shrink_range_of_cta<T>(group, Rows, 1);
+  if (HAS_SLOTS && mine.first_vector >= count_vectors<T, Of::A>(group)) return;  // of the stacks, not the adapter
   shrink_column_tile<T, Rows>(group, mine.row0, mine.k, mine.first_vector, scratch, part);
   save_parts<T>(group, mine, Rows, part);
 }
 
-// t [Rows, total_rank] of the sites in a slice. Rows below m are zeros.
+// t [Rows, total_rank] of the sites in a slice. Rows that are not computed are zeros.
 template <class T, int Rows> DEVICE void add_splits(const Group& group, int row0, Range slice, float* t) {
   const Site& last = group.site[vector_of<T, Of::B>(group, slice.end - 1).site];
   const int first = group.site[vector_of<T, Of::B>(group, slice.first).site].column;
+  const TileRows rows(group, row0);
   for (int column = first + threadIdx.x; column < last.column + last.rank; column += THREADS) {
     float sum[Rows] = {};
     for (int split = 0; split < group.splits; ++split)
 #pragma unroll
       for (int i = 0; i < Rows; ++i)
-        if (row0 + i < group.m) sum[i] += read(sums_of(group, split, row0 + i) + column);
+        if (rows.has(i)) sum[i] += read(sums_of(group, split, row0 + i) + column);
 #pragma unroll
     for (int i = 0; i < Rows; ++i) t[i * group.total_rank + column] = sum[i];
   }
@@ -436,7 +475,7 @@ template <class T, int Rows> DEVICE void add_splits(const Group& group, int row0
 
 // Grid: [tiles of Rows, slices of all vectors of B]. Shared memory: t [Rows, total_rank].
 template <class T, int Rows> DEVICE void expand(const Group& group) {
-  float* t = reinterpret_cast<float*>(shared_memory());
+  float* t = reinterpret_cast<float*>(tile_memory());
   const int row0 = blockIdx.x * Rows;
   const Range slice = split_range(count_vectors<T, Of::B>(group), gridDim.y, blockIdx.y, 1);
   if (slice.first == slice.end) return;

@@ -20,6 +20,15 @@ class SiteShape:
 
 
 @dataclass(frozen=True)
+class StackShape:
+    """Stacks of adapters, one for each row: A [slots, k, rank] and B [slots, rank, n] of a site."""
+
+    slots: int
+    sites: int  # of the engine: the width of `lora_rank`
+    columns: tuple[int, ...]  # of `lora_rank`, for each site of the group
+
+
+@dataclass(frozen=True)
 class GroupShape:
     """The shapes of one call: x [m, k] in row-major order, and every site's."""
 
@@ -28,6 +37,7 @@ class GroupShape:
     sites: tuple[SiteShape, ...]
     dtype: str  # of every tensor: float16, bfloat16 or float32
     has_addend: bool  # reads y [m, n] for every site and writes y + delta; otherwise delta alone
+    stacks: StackShape | None = None  # every row has an adapter of its own; else one for all
 
     @property
     def total_rank(self) -> int:
@@ -49,6 +59,8 @@ class GroupBuffers(NamedTuple):
     y: tuple[int, ...]  # empty without an addend
     out: tuple[int, ...]
     workspace: int
+    slot: int = 0  # with stacks: of each row [m] int32
+    rank: int = 0  # with stacks: [slots, sites of the engine] int32
 
     @property
     def aligned(self) -> bool:

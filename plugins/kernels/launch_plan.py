@@ -15,6 +15,7 @@ from trt_lora.plugins.kernels.constants import (
     K_STEP,
     MMA_ROWS,
     PAD,
+    PASS_BYTES,
     RANK_BLOCK,
     RANK_TILE,
     STAGES,
@@ -88,7 +89,7 @@ class Launch:
 
 
 def plan_launches(shape: GroupShape, chip: Chip, *, aligned: bool = True) -> tuple[Launch, ...]:
-    """Return the launches of one call, in order.
+    """Return the launches of one call, in order, where all rows have one adapter.
 
     Args:
         shape: of the call.
@@ -110,7 +111,7 @@ def plan_launches(shape: GroupShape, chip: Chip, *, aligned: bool = True) -> tup
     if aligned and chip.cluster > 1 and _is_decode(shape):
         return (_decode(shape, chip),)
     if shape.m > _CUDA_CORE_ROWS and shape.dtype != "float32":
-        if chip.cluster > 1 and shape.m <= _FUSED_TILES_ROWS and _column_tiles(shape) == 1:
+        if chip.cluster > 1 and shape.m <= _FUSED_TILES_ROWS and column_tiles(shape) == 1:
             return (_fused_tiles(shape, chip),)
         return _tile_pair(shape, chip)
     if chip.cluster > 1 and shape.m <= _CUDA_CORE_ROWS and shape.total_rank <= _FUSED_COLUMNS:
@@ -127,7 +128,7 @@ def fused_launch(shape: GroupShape, chip: Chip) -> Launch:
     """
     check_shape(shape)
     tiles = (_rows_of_a_tile(shape.m), *reversed(TILES))
-    rows = next(rows for rows in tiles if fused_bytes(shape, rows) <= _SHARED_BYTES)
+    rows = next(rows for rows in tiles if fused_bytes(shape, rows) <= _shared_room(shape))
     clusters = min(math.ceil(slices(shape) / chip.cluster), chip.multiprocessors // chip.cluster)
     grid = (chip.cluster * max(clusters, 1), math.ceil(shape.m / rows), 1)
     kernel, shared = f"fused_{shape.dtype}_{rows}", fused_bytes(shape, rows)
@@ -180,7 +181,7 @@ def _pair(shape: GroupShape, chip: Chip) -> tuple[Launch, Launch]:
     kernel, shared = f"shrink_{shape.dtype}_{rows}", _column_tile_bytes(shape, rows, parts=1)
     shrink = _shrink(kernel, shape, rows, chip, shared)
     row_bytes = _SUM_BYTES * shape.total_rank
-    rows = _rows_of_a_tile(shape.m, most=_SHARED_BYTES // row_bytes)
+    rows = _rows_of_a_tile(shape.m, most=_shared_room(shape) // row_bytes)
     grid = (math.ceil(shape.m / rows), min(slices(shape), 2 * chip.multiprocessors), 1)
     kernel, shared = f"expand_{shape.dtype}_{rows}", rows * row_bytes
     return shrink, Launch(kernel, grid, THREADS, 1, shared, shrink.splits)
@@ -238,7 +239,7 @@ def _fused_tiles(shape: GroupShape, chip: Chip) -> Launch:
 
 def _shrink(kernel: str, shape: GroupShape, rows: int, chip: Chip, shared_bytes: int) -> Launch:
     """A launch with enough splits of k for every multiprocessor, if k is long enough."""
-    ctas = math.ceil(shape.m / rows) * _column_tiles(shape) * chip.cluster
+    ctas = math.ceil(shape.m / rows) * column_tiles(shape) * chip.cluster
     idle = min(chip.multiprocessors, _MOST_CTAS) // ctas
     longest = math.ceil(shape.k / (_LEAST_SPLIT * chip.cluster))
     splits = max(1, min(idle, _MOST_SPLITS, longest))
@@ -251,7 +252,8 @@ def slices(shape: GroupShape) -> int:
     return math.ceil(loads / _LOADS)
 
 
-def _column_tiles(shape: GroupShape) -> int:
+def column_tiles(shape: GroupShape) -> int:
+    """Return the number of column tiles that all A of a group are."""
     vectors = sum(_vectors(site.rank, shape.dtype) for site in shape.sites)
     return math.ceil(vectors / COLUMN_TILE_VECTORS)
 
@@ -267,13 +269,18 @@ def _vectors(columns: int, dtype: str) -> int:
 def fused_bytes(shape: GroupShape, rows: int) -> int:
     """Return the shared memory, in bytes, of the fused kernel with so many rows a tile."""
     t = _SUM_BYTES * rows * shape.total_rank
-    return t + _column_tile_bytes(shape, rows, parts=_column_tiles(shape))
+    return t + _column_tile_bytes(shape, rows, parts=column_tiles(shape))
 
 
 def _column_tile_bytes(shape: GroupShape, rows: int, *, parts: int) -> int:
     """Shared memory for the sums of each warp, and for `parts` sums of all warps."""
     pitch = COLUMN_TILE_VECTORS * VECTOR_BYTES // ITEM_BYTES[shape.dtype] + PAD
     return _SUM_BYTES * rows * pitch * (_WARPS + parts)
+
+
+def _shared_room(shape: GroupShape) -> int:
+    """Shared memory that a tile may take; with stacks a pass lies before it."""
+    return _SHARED_BYTES - (PASS_BYTES if shape.stacks else 0)
 
 
 def _rows_of_a_tile(m: int, most: int = _CUDA_CORE_ROWS) -> int:

@@ -9,9 +9,10 @@ from trt_lora.plugins.contract.sites import MAX_SITES
 from trt_lora.plugins.cuda_bindings import bindings, checked, checked_function
 from trt_lora.plugins.errors import TensorError
 from trt_lora.plugins.kernels.constants import VECTOR_BYTES
-from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
-from trt_lora.plugins.kernels.launch_plan import Chip, Launch, plan_launches
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, StackShape
+from trt_lora.plugins.kernels.launch_plan import Chip, Launch, column_tiles
 from trt_lora.plugins.kernels.nvrtc import compile_ptx
+from trt_lora.plugins.kernels.passes import launches_of
 
 
 class KernelSite(ctypes.Structure):
@@ -26,6 +27,21 @@ class KernelSite(ctypes.Structure):
         ("rank", ctypes.c_int),
         ("column", ctypes.c_int),
         ("rank_tile", ctypes.c_int),
+        ("of_ranks", ctypes.c_int),
+        ("stride", ctypes.c_int),
+    )
+
+
+class KernelStacks(ctypes.Structure):
+    """`Stacks` of cuda_cores.cu."""
+
+    _fields_ = (
+        ("slot", ctypes.c_void_p),
+        ("rank", ctypes.c_void_p),
+        ("slots", ctypes.c_int),
+        ("sites", ctypes.c_int),
+        ("columns", ctypes.c_int),
+        ("column_tiles", ctypes.c_int),
     )
 
 
@@ -42,6 +58,8 @@ class KernelGroup(ctypes.Structure):
         ("splits", ctypes.c_int),
         ("rank_tiles", ctypes.c_int),
         ("site", KernelSite * MAX_SITES),
+        ("stacks", KernelStacks),
+        ("taken", ctypes.c_ulonglong),
     )
 
 
@@ -70,15 +88,29 @@ class PackedArgument:
             site.n, site.rank, site.column, site.rank_tile = sizes.n, sizes.rank, column, tile
             column += sizes.rank
             tile += sizes.rank_tiles
+        self._stacks = self._described(shape, shape.stacks) if shape.stacks else None
+
+    def _described(self, shape: GroupShape, stacks: StackShape) -> KernelStacks:
+        for site, column in zip(self._sites, stacks.columns, strict=True):
+            site.of_ranks = column
+        found: KernelStacks = self.group.stacks
+        found.slots, found.sites, found.columns = stacks.slots, stacks.sites, shape.total_rank
+        found.column_tiles = column_tiles(shape)
+        return found
 
     def point_to(self, buffers: GroupBuffers) -> int:
         """Write the addresses of a call; return all their bits, which tell how they are aligned.
 
         Raises:
-            TensorError: they are not one A, B, output and, with an addend, y for each site.
+            TensorError: they are not one A, B, output and, with an addend, y for each site; or,
+                with stacks, those of slot and rank are missing.
         """
-        x, every_a, every_b, every_y, every_out, workspace = buffers
+        x, every_a, every_b, every_y, every_out, workspace, slot, rank = buffers
         self.group.x, self.group.workspace = x, workspace
+        if self._stacks is not None:
+            if not (slot and rank):
+                raise TensorError(f"the rows' slots are at {slot:#x}, their ranks at {rank:#x}")
+            self._stacks.slot, self._stacks.rank = slot, rank
         bits = x
         try:
             for site, a, b, out in zip(self._sites, every_a, every_b, every_out, strict=True):
@@ -158,7 +190,7 @@ class Kernels:
 
         Raises:
             BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
-            ConfigError: the kernels do not take such a group; see `plan_launches`.
+            ConfigError: the kernels do not take such a group; see `launches_of`.
             TensorError: a dimension is out of range.
         """
         device = _device_of(stream)
@@ -189,9 +221,9 @@ def _plan(
     """The kernels of a call in order, and whether addresses that are not aligned have the same."""
     chip = chip_of(device)
     arch = "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
-    launches = plan_launches(shape, chip, aligned=aligned)
+    launches = launches_of(shape, chip, aligned=aligned)
     kernels = tuple((_function(arch, each.kernel), each) for each in launches)
-    return kernels, plan_launches(shape, chip, aligned=False) == launches
+    return kernels, launches_of(shape, chip, aligned=False) == launches
 
 
 @functools.cache

@@ -20,12 +20,15 @@ _FILES = (
     "tensor_cores_fused.cu",
     "tensor_cores_decode.cu",
 )  # one text; they include nothing
+_SLOTS_FILE = "slots.cu"  # behind them in the text of kernels for rows with adapters of their own
 _OPTIONS = ("--std=c++17",)
 _CACHE_BYTES = 64 << 20  # the kernels of one release, for both architectures, are some 9 MB
 
 
-DECODE_REGISTERS = 96  # of a thread: two CTAs of the kernels for few rows share a multiprocessor
+# Of a thread: two CTAs of the kernels for few rows share a multiprocessor. A pass takes some more.
+DECODE_REGISTERS, SLOT_DECODE_REGISTERS = 96, 128
 
+SLOTS = "slots_"  # begins the name of a kernel for rows with adapters of their own
 ELEMENTS = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
 
 # Every kernel: its name, and the template that is its body.
@@ -43,25 +46,33 @@ KERNELS = (
     }
     | {f"decode_{dtype}": f"decode<{ELEMENTS[dtype]}>" for dtype in ("float16", "bfloat16")}
 )
+SLOT_KERNELS = {SLOTS + name: SLOTS + template for name, template in KERNELS.items()}
 
 
-def source() -> str:
-    """Return the templates in CUDA C++ that includes no header; `entry_point` makes kernels."""
+def source(*, has_slots: bool = False) -> str:
+    """Return the templates in CUDA C++ that includes no header; `entry_point` makes kernels.
+
+    Args:
+        has_slots: those of `SLOT_KERNELS`, not of `KERNELS`.
+    """
     folder = files("trt_lora.plugins.kernels")
-    texts = (folder.joinpath(name).read_text() for name in _FILES)
-    return "".join((constant_declarations(), *texts))
+    names = (*_FILES, *([_SLOTS_FILE] if has_slots else ()))
+    texts = (folder.joinpath(name).read_text() for name in names)
+    return "".join((constant_declarations(has_slots=has_slots), *texts))
 
 
 def entry_point(kernel: str) -> str:
     """Return the C++ that makes its template a kernel of that name."""
-    clusters = "" if kernel.startswith("expand") else "IN_CLUSTERS "
+    family, body = kernel.removeprefix(SLOTS), (KERNELS | SLOT_KERNELS)[kernel]
+    clusters = "" if family.startswith("expand") else "IN_CLUSTERS "
     ctas = TILE_CTAS if "tiles" in kernel else 1  # on a multiprocessor
     bounds = f"__launch_bounds__(THREADS, {ctas})"
-    if kernel.startswith("decode"):  # the two exclude each other
-        bounds = f"__maxnreg__({DECODE_REGISTERS})"
+    if family.startswith("decode"):  # the two exclude each other
+        registers = SLOT_DECODE_REGISTERS if kernel in SLOT_KERNELS else DECODE_REGISTERS
+        bounds = f"__maxnreg__({registers})"
     return (
         f'extern "C" __global__ void {clusters}{bounds} '
-        f"{kernel}(const __grid_constant__ Group group) {{ {KERNELS[kernel]}(group); }}\n"
+        f"{kernel}(const __grid_constant__ Group group) {{ {body}(group); }}\n"
     )
 
 
@@ -70,10 +81,15 @@ def compile_ptx(arch: str, kernels: Sequence[str] = tuple(KERNELS)) -> bytes:
 
     A GPU is not needed. PTX of an older architecture runs on every newer one.
 
+    Args:
+        arch: one of the two.
+        kernels: of `KERNELS`, or of `SLOT_KERNELS`.
+
     Raises:
         BackendError: NVRTC is missing, or refused the source; with its own log.
     """
-    return cached_ptx(arch, source() + "".join(map(entry_point, kernels)))
+    templates = source(has_slots=kernels[0] in SLOT_KERNELS)
+    return cached_ptx(arch, templates + "".join(map(entry_point, kernels)))
 
 
 def cached_ptx(arch: str, text: str) -> bytes:

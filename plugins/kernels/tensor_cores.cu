@@ -54,7 +54,7 @@ DEVICE void stage_step(T* to, Step<Rows> step, const Group& group, int row0, con
   const int row = threadIdx.x / (step.k() / 8), column = threadIdx.x % (step.k() / 8) * 8;
   if (row < Rows) {
     const T* x = static_cast<const T*>(group.x) + offset(row0 + row, group.k) + k + column;
-    const int valid = row0 + row < group.m ? at_least(at_most(end - k - column, 8), 0) : 0;
+    const int valid = TileRows(group, row0).has(row) ? at_least(at_most(end - k - column, 8), 0) : 0;
     stage(to + row * step.x_pitch() + column, x, valid, group.k % 8 == 0 && is_aligned(group.x));
   }
   T* a = to + step.a() + threadIdx.x % step.vectors * 8;
@@ -104,10 +104,11 @@ template <int Rows> DEVICE void store_accumulators(float* to, const Sums<Rows>& 
 template <class T, int Rows>
 DEVICE void shrink_tile(Sums<Rows>& sum, const Group& group, const ShrinkRange& mine, Step<Rows> step,
                         WarpTile<Rows> warp_tile) {
-  T* steps = reinterpret_cast<T*>(shared_memory());
+  T* steps = reinterpret_cast<T*>(tile_memory());
   const int vectors = at_most(count_vectors<T, Of::A>(group) - mine.first_vector, COLUMN_TILE_VECTORS);
   const Vector<T> vector = vector_of<T, Of::A>(group, mine.first_vector + threadIdx.x % step.vectors);
   const int count = ceil_div(mine.k.end - mine.k.first, step.k());
+  const TileRows rows(group, mine.row0);
   const auto stage_next = [&](int i) {
     T* to = steps + i % STAGES * step.size();
     if (i < count) stage_step(to, step, group, mine.row0, vector, mine.k.first + i * step.k(), mine.k.end);
@@ -118,7 +119,7 @@ DEVICE void shrink_tile(Sums<Rows>& sum, const Group& group, const ShrinkRange& 
     wait_for_copies<STAGES - 2>();
     __syncthreads();  // step i has come for all threads, and all have left step i - 1
     stage_next(i + STAGES - 1);
-    if (mine.row0 + warp_tile.row < group.m)
+    if (rows.has_some(warp_tile.row))
       multiply_step(sum, steps + i % STAGES * step.size(), step, warp_tile, vectors);
   }
   __syncthreads();
@@ -127,8 +128,9 @@ DEVICE void shrink_tile(Sums<Rows>& sum, const Group& group, const ShrinkRange& 
 // A tile's x is read once, or by CTAs side by side where the columns are more than a column tile.
 // Shared memory: STAGES steps, then a part.
 template <class T> DEVICE void shrink_tiles(const Group& group) {
-  float* part = reinterpret_cast<float*>(shared_memory());
+  float* part = reinterpret_cast<float*>(tile_memory());
   const ShrinkRange mine = shrink_range_of_cta<T>(group, TILE_ROWS, K_STEP);
+  if (HAS_SLOTS && mine.first_vector >= count_vectors<T, Of::A>(group)) return;  // of the stacks, not the adapter
   const WarpTile<TILE_ROWS> warp_tile = own_warp_tile<TILE_ROWS>();
   Sums<TILE_ROWS> sum = {};
   shrink_tile<T, TILE_ROWS>(sum, group, mine, {COLUMN_TILE_VECTORS}, warp_tile);
@@ -161,15 +163,15 @@ template <int Rows> struct LaneOfT {
   }
 };
 
-// t as the workspace has it, from a tile's first row on; zeros below m.
+// t as the workspace has it, from a tile's first row on; zeros for rows that are not computed.
 struct SplitsOfT {
   const Group& group;
   int row0;
   template <int Rows> DEVICE LaneOfT<Rows> lane(int column, int ranks) const {
     LaneOfT<Rows> t;
-    const int row = row0 + t.row();
-    for (int split = 0; split < group.splits && row < group.m; ++split) {
-      const float* sums = sums_of(group, split, row) + column;
+    const bool is_mine = TileRows(group, row0).has(t.row());
+    for (int split = 0; split < group.splits && is_mine; ++split) {
+      const float* sums = sums_of(group, split, row0 + t.row()) + column;
       t.add(ranks, [&](int rank) { return read(sums + rank); });
     }
     return t;
@@ -262,9 +264,10 @@ template <class T, int Rows> struct OutputTile {
   template <class Handle>
   DEVICE static void each_vector(const Group& group, const Site& site, int row0, int start, const Handle& handle) {
     const int valid = at_most(site.n - start - column(), 8);
+    const TileRows rows(group, row0);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i)
-      if (row0 + row(i) < group.m && valid > 0)
+      if (rows.has(row(i)) && valid > 0)
         handle(i, OutputVector<T>(site, row0 + row(i), start + column(), valid));
   }
   DEVICE void read_y(const Group& group, const Site& site, int row0, int start) {
@@ -315,7 +318,7 @@ DEVICE void expand_tile(const Group& group, int row0, const TileOfB& tile, const
     split_t(block, t.template lane<Rows>(site.column + first, ranks));
     wait_for_copies<0>();
     __syncthreads();
-    if (row0 + warp_tile.row < group.m)
+    if (TileRows(group, row0).has_some(warp_tile.row))
       multiply_block(sum, block, warp_tile, ranks, at_most(site.n - tile.start, TILE_COLUMNS));
     __syncthreads();
   }
@@ -330,6 +333,6 @@ DEVICE void expand_tile(const Group& group, int row0, const TileOfB& tile, const
 template <class T> DEVICE void expand_tiles(const Group& group) {
   const TileOfB tile = tile_of_b(group, blockIdx.x);
   const int row0 = blockIdx.x / tile.tiles * TILE_ROWS;
-  auto& block = *reinterpret_cast<Block<T, TILE_ROWS>*>(shared_memory());
-  expand_tile(group, row0, tile, SplitsOfT{group, row0}, block, reinterpret_cast<float*>(shared_memory()));
+  auto& block = *reinterpret_cast<Block<T, TILE_ROWS>*>(tile_memory());
+  expand_tile(group, row0, tile, SplitsOfT{group, row0}, block, reinterpret_cast<float*>(tile_memory()));
 }

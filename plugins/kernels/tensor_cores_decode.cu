@@ -55,7 +55,7 @@ DEVICE int loaded_vector() {
 // What a lane stages of a rank tile of A: its vector, in rows from `first` on.
 template <class T> struct RankVector {
   const T* first;
-  int rank;   // of the site
+  int stride;  // of a row
   int valid;  // elements; none behind the last rank, or where there is no tile
   int rows;   // behind them, or without elements, there are zeros
 
@@ -63,9 +63,9 @@ template <class T> struct RankVector {
     const Site& site = group.site[site_of_rank_tile(group, tile)];
     const Factors<T> factors = factors_of<T>(site);
     const int start = (tile - site.rank_tile) * RANK_TILE + staged_vector() * 8;
-    first = row_of(factors.a + start, staged_row(), factors.rank);
-    rank = factors.rank;
-    valid = tile < group.rank_tiles ? at_most(rank - start, 8) : 0;
+    stride = stride_of_a(site);
+    first = row_of(factors.a + start, staged_row(), stride);
+    valid = tile < group.rank_tiles ? at_most(factors.rank - start, 8) : 0;
     rows = valid > 0 ? end - staged_row() : 0;
     compute_here(first);
     compute_here(rows);
@@ -74,9 +74,9 @@ template <class T> struct RankVector {
 
 // A chunk of a rank tile, staged by its warp, from row k of A on.
 template <class T> DEVICE void stage_chunk(T* to, const RankVector<T>& vector, int k) {
-  const T* from = row_of(vector.first, k, vector.rank);
+  const T* from = row_of(vector.first, k, vector.stride);
   copy16_or_zeros(to, from, k < vector.rows);
-  copy16_or_zeros(to + HALF, row_of(from, NEXT_ROW, vector.rank), k < vector.rows - NEXT_ROW);
+  copy16_or_zeros(to + HALF, row_of(from, NEXT_ROW, vector.stride), k < vector.rows - NEXT_ROW);
 }
 
 // CHUNKS where the rank is no multiple of 8, as for an adapter's missing sites, of rank 1: element by element, each of
@@ -90,7 +90,7 @@ template <class T> DEVICE void stage_odd_chunks(T* to, const RankVector<T>& vect
 #pragma unroll
     for (int i = 0; i < 2 * CHUNKS; ++i) {
       const int row = k + i / 2 * step + i % 2 * NEXT_ROW;
-      values[i] = row < vector.rows ? read(row_of(vector.first, row, vector.rank) + element) : T{};
+      values[i] = row < vector.rows ? read(row_of(vector.first, row, vector.stride) + element) : T{};
     }
 #pragma unroll
     for (int i = 0; i < 2 * CHUNKS; ++i) to[i * HALF + element] = values[i];
@@ -127,7 +127,7 @@ template <class T> DEVICE void shrink_rank_tile(const Group& group, Range k, War
 #pragma unroll
     for (int j = 0; j < CHUNKS; ++j)
       of_x[j] = first + j * step < end_of_x ? read16(row_of(x, first + j * step, 1)) : Pack{};
-    if (vector.rank % 8u == 0) {
+    if (vector.stride % 8u == 0) {
 #pragma unroll
       for (int j = 0; j < CHUNKS; ++j) stage_chunk(staged + j * CHUNK_SIZE, vector, first + j * step);
     } else {
@@ -235,10 +235,11 @@ template <class T> DEVICE Columns<T> load_columns(const Group& group, int unit) 
 template <class T> DEVICE void load_y(Columns<T>& columns, const Group& group) {
   const Site& site = group.site[columns.site];
   if (columns.site == group.sites || !site.y || !columns.mine) return;
+  const TileRows rows(group, 0);
   const T* y = row_of(static_cast<const T*>(site.y) + columns.first, output_row(0), site.n);
 #pragma unroll
   for (int i = 0; i < 2; ++i)
-    if (output_row(i) < group.m) columns.y[i] = read16(row_of(y, i, site.n));
+    if (rows.has(output_row(i))) columns.y[i] = read16(row_of(y, i, site.n));
 }
 
 // sum [2 rows, 8 columns] += t @ B of one rank tile.
@@ -286,17 +287,18 @@ template <class T> DEVICE void expand_columns(const Group& group, Columns<T>& co
     multiply_columns<T>(sum, *t++, columns.b);
   }
   if (!columns.mine) return;
+  const TileRows rows(group, 0);
   T* out = row_of(static_cast<T*>(site.out) + columns.first, output_row(0), site.n);
 #pragma unroll
   for (int i = 0; i < 2; ++i)
-    if (output_row(i) < group.m)
+    if (rows.has(output_row(i)))
       write16(row_of(out, i, site.n), output_of<T>(sum[i], site.y != nullptr, columns.y[i]));
 }
 
 // Everything in one launch. Grid: CTAs of all clusters. Every cluster computes all of t, each of its CTAs a part of k.
 // Shared memory: t, a part, and the chunks or each warp's sums.
 template <class T> DEVICE void decode(const Group& group) {
-  auto* t = reinterpret_cast<SplitTile*>(shared_memory());
+  auto* t = reinterpret_cast<SplitTile*>(tile_memory());
   float* part = reinterpret_cast<float*>(t + group.rank_tiles);
   float* copies = part + group.rank_tiles * TILE_SUMS;
   int unit = warp_of_thread() * gridDim.x + blockIdx.x;
@@ -304,7 +306,8 @@ template <class T> DEVICE void decode(const Group& group) {
   const int length = ceil_div(group.k, cluster_size() * CHUNK) * CHUNK;
   const Range k = {cluster_rank() * length, at_most((cluster_rank() + 1) * length, group.k)};
   const WarpShare share(group.rank_tiles);
-  shrink_rank_tile<T>(group, k, share, reinterpret_cast<T*>(copies), copies + warp_of_thread() * TILE_SUMS);
+  if (!HAS_SLOTS || group.rank_tiles)
+    shrink_rank_tile<T>(group, k, share, reinterpret_cast<T*>(copies), copies + warp_of_thread() * TILE_SUMS);
   __syncthreads();
   const int tile = WARPS - 1 - warp_of_thread();  // the last warps have the fewest columns
   const int at = tile * TILE_SUMS + 4 * lane_of_thread();

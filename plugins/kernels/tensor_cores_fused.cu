@@ -50,11 +50,12 @@ template <class T> DEVICE void shrink_few_rows(const Group& group, const ShrinkR
 // Everything in one launch. Grid: [CTAs of all clusters, tiles of 16 rows]. Every cluster computes all of t,
 // as in fused, and its CTAs split the tiles of B.
 template <class T> DEVICE void fused_tiles(const Group& group) {
-  Fused<T>& memory = *reinterpret_cast<Fused<T>*>(shared_memory());
+  Fused<T>& memory = *reinterpret_cast<Fused<T>*>(tile_memory());
   const int row0 = blockIdx.y * MMA_ROWS;
   const Range tiles = split_range(tile_of_b(group, 0).tiles, gridDim.x, blockIdx.x, 1);
   prefetch_tiles<T>(group, tiles);
-  shrink_few_rows<T>(group, {row0, 0, split_range(group.k, cluster_size(), cluster_rank(), K_STEP)}, memory.part);
+  const ShrinkRange mine = {row0, 0, split_range(group.k, cluster_size(), cluster_rank(), K_STEP)};
+  if (!HAS_SLOTS || group.total_rank) shrink_few_rows<T>(group, mine, memory.part);
   cluster_arrive();
   cluster_wait();
   const auto keep = [&](int row, int column, float value) { memory.t[row * group.total_rank + column] = value; };

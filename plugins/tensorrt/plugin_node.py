@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from trt_lora.plugins.contract.operators import DOMAIN_VERSION, Operator
+from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN_VERSION, SLOT_INPUTS, Operator
 from trt_lora.plugins.errors import TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels.launch_plan import workspace_bytes
@@ -21,7 +21,11 @@ from trt_lora.plugins.tensorrt.plugin_shapes import changed_dims, check_ranges, 
 
 VERSION = str(DOMAIN_VERSION)
 NAMESPACE = ""  # where the parser looks for a plugin that overrides a function of the same name
-FIELDS = ("sites", "adds")  # all that a plan must say of a node; the rest is in its tensors
+FIELDS = (
+    "sites",
+    "adds",
+    COLUMNS,
+)  # all that a plan must say of a node; the rest is in its tensors
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,7 +48,7 @@ class Owner(Protocol):
         """Collected errors of the callbacks."""
         ...
 
-    def make(self, operator: Operator, node: str = "") -> Any:
+    def make(self, operator: Operator, node: str = "", columns: Sequence[int] = ()) -> Any:
         """Return a new plugin for the node of that name, where it is known."""
         ...
 
@@ -69,10 +73,13 @@ def safe(otherwise: object = None) -> Callable[[F], F]:
 class PluginNode:
     """The callbacks of one node; its other bases come from the flavour."""
 
-    def __init__(self, owner: Owner, operator: Operator, node: str) -> None:
+    def __init__(
+        self, owner: Owner, operator: Operator, node: str, columns: Sequence[int] = ()
+    ) -> None:
         for base in bases(owner.trt):
             base.__init__(self)
         self.owner, self.operator, self.node = owner, operator, node
+        self.columns = tuple(columns)  # with slots: the attribute
         self.label = f"{operator.name} {node}".rstrip()
         self.plugin_name, self.plugin_version = operator.name, VERSION
         self.plugin_namespace = NAMESPACE
@@ -103,18 +110,20 @@ class PluginNode:
         shape = self.owner.trt.DimsExprs(len(x))
         for axis in range(len(x) - 1):
             shape[axis] = x[axis]
-        shape[len(x) - 1] = b[1]
+        shape[len(x) - 1] = b[len(b) - 1]
         return shape
 
     @safe(otherwise=False)
     def supports_format_combination(
         self, position: int, tensors: Sequence[Any], count: int
     ) -> bool:
-        """Row-major tensors, all of one floating-point type."""
+        """Row-major tensors, all of one floating-point type but slot and rank."""
         trt, tensor, first = self.owner.trt, tensors[position].desc, tensors[0].desc
         floats = (trt.DataType.HALF, trt.DataType.BF16, trt.DataType.FLOAT)
-        is_float = tensor.type == first.type and tensor.type in floats
-        return is_float and tensor.format == trt.TensorFormat.LINEAR
+        fits = tensor.type == first.type and tensor.type in floats
+        if self.operator.has_slots and 1 <= position <= len(SLOT_INPUTS):
+            fits = tensor.type == trt.DataType.INT32
+        return fits and tensor.format == trt.TensorFormat.LINEAR
 
     def get_valid_tactics(self) -> list[int]:
         """Return no tactics: plans are built without a GPU, launches are chosen at run time."""
@@ -126,12 +135,12 @@ class PluginNode:
     @safe()
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self._forget_shapes()  # nothing else changes the types of a node, and dims tell none
-        check_ranges(self.operator, inputs)
+        check_ranges(self.operator, inputs, self.columns)
 
     @safe(otherwise=0)
     def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         """Enough for the largest shapes of the profile, on any GPU."""
-        largest = group_shape(self.operator, [i.max for i in inputs], _dtype(inputs[0].desc.type))
+        largest = self._group([i.max for i in inputs], inputs[0].desc.type)
         return workspace_bytes(largest)
 
     @safe()
@@ -147,7 +156,7 @@ class PluginNode:
         self._forget_shapes()
         self._told = [list(each[:]) for each in telling]
         self._dims = [list(tensor.dims[:]) for tensor in inputs]
-        self._shape = group_shape(self.operator, self._dims, _dtype(inputs[0].type))
+        self._shape = self._group(self._dims, inputs[0].type)
 
     @safe()
     def enqueue(
@@ -169,8 +178,12 @@ class PluginNode:
         self._planned.launch(_buffers(self.operator, inputs, outputs, workspace), stream)
 
     def get_fields_to_serialize(self) -> Any:
-        values = {"sites": self.operator.sites, "adds": int(self.operator.has_addend)}
-        self._arrays = {name: np.array([values[name]], np.int32) for name in FIELDS}
+        values = (self.operator.sites,), (int(self.operator.has_addend),), self.columns
+        self._arrays = {
+            name: np.array(value, np.int32)
+            for name, value in zip(FIELDS, values, strict=True)
+            if value
+        }
         return plugin_fields(self.owner.trt, self._arrays)
 
     def attach_to_context(self, context: Any) -> Any:
@@ -178,9 +191,12 @@ class PluginNode:
 
     def clone(self) -> Any:
         """Return a plugin that knows the shapes; it may be for another GPU, so not their plan."""
-        clone = self.owner.make(self.operator, self.node)
+        clone = self.owner.make(self.operator, self.node, self.columns)
         clone._dims, clone._told, clone._shape = self._dims, self._told, self._shape
         return clone
+
+    def _group(self, shapes: Sequence[Sequence[int]], kind: Any) -> GroupShape:
+        return group_shape(self.operator, shapes, _dtype(kind), self.columns)
 
 
 def bases(trt: Any) -> tuple[Any, ...]:
@@ -204,6 +220,7 @@ def _dtype(kind: Any) -> str:
 def _buffers(
     operator: Operator, inputs: Sequence[int], outputs: Sequence[int], workspace: int
 ) -> GroupBuffers:
-    x, end = inputs[0], 1 + 2 * operator.sites
-    a, b, y = tuple(inputs[1:end:2]), tuple(inputs[2:end:2]), tuple(inputs[end:])
-    return GroupBuffers(x, a, b, y, tuple(outputs), workspace)
+    first = operator.factors(0)[0]
+    end = first + 2 * operator.sites
+    a, b, y = tuple(inputs[first:end:2]), tuple(inputs[first + 1 : end : 2]), tuple(inputs[end:])
+    return GroupBuffers(inputs[0], a, b, y, tuple(outputs), workspace, *inputs[1:first])

@@ -4,12 +4,13 @@ They reach a network through the ONNX parser alone: TensorRT-RTX has no other wa
 """
 
 import functools
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from trt_lora.plugins.contract.operators import OPERATORS, Operator
+from trt_lora.plugins.contract.operators import COLUMNS, OPERATORS, SLOT_OPERATORS, Operator
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.launcher import Kernels
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
@@ -35,14 +36,15 @@ class LoraPlugins:
         self.failures = PluginFailures()
         self.plugin_class = type("LoraPlugin", (PluginNode, *bases(trt)), {})
         creator_class = type("LoraCreator", (_Creator, trt.IPluginCreatorV3One), {})
-        self.creators = [creator_class(self, operator) for operator in OPERATORS]
+        operators = (*OPERATORS, *SLOT_OPERATORS)
+        self.creators = [creator_class(self, operator) for operator in operators]
         # TensorRT holds addresses, so Python must hold the objects; for good, because one that is
         # freed after `destroy`, when a build has failed, ends the process.
         self._kept: list[Any] = []
 
-    def make(self, operator: Operator, node: str = "") -> Any:
+    def make(self, operator: Operator, node: str = "", columns: Sequence[int] = ()) -> Any:
         """Return a new plugin for the node of that name, where it is known."""
-        plugin = self.plugin_class(self, operator, node)
+        plugin = self.plugin_class(self, operator, node, columns)
         self._kept.append(plugin)
         return plugin
 
@@ -87,13 +89,15 @@ class _Creator:
     @safe()
     def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
         """Make the plugin of a node, from the ONNX file or from a plan."""
+        values = {field.name: [int(value) for value in field.data] for field in fields}
+        columns = values.pop(COLUMNS, [])
         if phase == self.owner.trt.TensorRTPhase.RUNTIME:
-            _check_fields(self.operator, {field.name: int(field.data[0]) for field in fields})
-        return self.owner.make(self.operator, name)
+            _check_fields(self.operator, values)
+        return self.owner.make(self.operator, name, columns)
 
 
-def _check_fields(operator: Operator, fields: dict[str, int]) -> None:
-    expected = {"sites": operator.sites, "adds": int(operator.has_addend)}
+def _check_fields(operator: Operator, fields: dict[str, list[int]]) -> None:
+    expected = {"sites": [operator.sites], "adds": [int(operator.has_addend)]}
     if fields != expected:
         raise BackendError(
             f"the plan says {fields} of a {operator.name}, expected {expected}; "

@@ -60,11 +60,6 @@ def _tensorrt_obstacle(directory: Path, manifest: Manifest) -> str:
     """Reason why TensorRT cannot run this engine here; empty if it can."""
     if manifest.flavour == "none":
         return "it was built with --flavour none and has no plan; build it again with another"
-    if manifest.max_loras:
-        return (
-            f"it takes {manifest.max_loras} adapters in a batch, which only ONNX Runtime runs in "
-            "this release; build one for TensorRT without --max-loras"
-        )
     if not (directory / PLAN_FILE).exists():
         return f"it has no {PLAN_FILE}; copy it beside the other files"
     flavour = flavour_named(manifest.flavour)

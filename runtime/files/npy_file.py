@@ -1,4 +1,4 @@
-"""Bounded reads of `.npy` files, bfloat16 included; never unpickles.
+"""Bounded reads of `.npy` files, bfloat16 included, and of arrays alike; never unpickles.
 
 Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. bfloat16 is stored
 as two-byte voids (`|V2`), as TensorRT-LLM's converter does.
@@ -65,6 +65,26 @@ def open_npy(path: Path) -> NpyFile:
         return file.read(start + first * item.itemsize, count * item.itemsize, buffer).view(item)
 
     return NpyFile(shape, name, read)
+
+
+def npy_of_array(source: str, array: Array) -> NpyFile:
+    """Return an array in memory as if it were in a file; nobody may write to it meanwhile.
+
+    Raises:
+        AdapterError: it has another dtype than a file may have.
+    """
+    name = _DTYPES.get(array.dtype, array.dtype.name)
+    if name not in _DTYPES.values():
+        choices = ", ".join(_DTYPES.values())
+        raise AdapterError(f"{source} holds {array.dtype.str!r}; expected one of {choices}")
+    item = storage_dtype(name)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    values = flat.view(item) if flat.dtype == "V2" else flat.astype(item, copy=False)
+
+    def read(first: int, count: int, buffer: ReadBuffer | None) -> Array:
+        return values[first : first + count]
+
+    return NpyFile(array.shape, name, read)
 
 
 def _header(file: AdapterFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:

@@ -93,6 +93,19 @@ class CudaMemory:
             free, _ = call("cudaMemGetInfo")
         return int(free)
 
+    def write(self, tensors: Mapping[int, Tensor]) -> None:
+        """Copy host tensors to addresses of the device, behind the default stream's work.
+
+        The host waits for no more than pinned memory. Every run that begins later waits for the
+        default stream, and one that is under way goes on meanwhile: nothing that it needs may lie
+        at these addresses.
+
+        Raises:
+            BackendError: the host is out of pinned memory, or the device is lost.
+        """
+        with on_device(self.index):
+            self._staging.scatter(tensors, 0)
+
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         """Copy blocks from address to address on the device, and wait; they do not overlap.
 

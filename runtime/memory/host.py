@@ -53,6 +53,10 @@ class Memory(Protocol):
         """Return how much of the device's memory is free now."""
         ...
 
+    def write(self, tensors: Mapping[int, Tensor]) -> None:
+        """Copy host tensors to addresses of the device; every run that begins later reads them."""
+        ...
+
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         """Copy blocks from address to address on the device; they do not overlap."""
         ...
@@ -88,6 +92,11 @@ class HostMemory:
     def free_bytes(self) -> int:
         """Return how much memory is free now."""
         return free_host_memory()
+
+    def write(self, tensors: Mapping[int, Tensor]) -> None:
+        """Copy host tensors to addresses."""
+        for target, tensor in tensors.items():
+            ctypes.memmove(target, tensor.pointer, tensor.nbytes)
 
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         """Copy blocks from address to address; they do not overlap."""

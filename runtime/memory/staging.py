@@ -1,5 +1,6 @@
 """Host-to-device copies through two pinned staging buffers."""
 
+import contextlib
 import ctypes
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from threading import Lock
 
+from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime.memory.cuda import Event, call, constant, on_device, try_call
 from trt_lora.runtime.memory.tensor import Tensor
 
@@ -73,8 +75,22 @@ class Staging:
             with self._lock:
                 self._send(self._slot(index % 2), list(chunk), target, stream)
 
+    def scatter(self, tensors: Mapping[int, Tensor], stream: int) -> None:
+        """Enqueue copies of host tensors to addresses of this GPU, one for each; else as `copy`."""
+        size, end, parts = self._chunk_bytes, 0, list[tuple[Piece, int]]()
+        for target, tensor in tensors.items():
+            piece = Piece(end, tensor.pointer, tensor.nbytes)
+            parts += [(part, target - end) for part in _cut(piece, size)]
+            end += tensor.nbytes
+        for index, chunk in groupby(parts, key=lambda part: part[0].offset // size):
+            with self._lock:
+                self._send_apart(self._slot(index % 2), list(chunk), stream)
+
     def close(self) -> None:
-        """Free the pinned memory; no copy may be pending."""
+        """Free the pinned memory, once the device has read it."""
+        for slot in self._slots.values():
+            with contextlib.suppress(BackendError):  # a lost device reads nothing
+                slot.copied.wait()
         self._slots.clear()
 
     def _slot(self, index: int) -> "_Slot":
@@ -91,6 +107,16 @@ class Staging:
         nbytes = last.offset + last.nbytes - start
         kind = constant("cudaMemcpyKind").cudaMemcpyHostToDevice
         call("cudaMemcpyAsync", target + start, slot.pointer, nbytes, kind, stream)
+        slot.copied.record(stream)
+
+    def _send_apart(self, slot: "_Slot", parts: list[tuple[Piece, int]], stream: int) -> None:
+        slot.copied.wait()  # the device may still read what was here
+        start = parts[0][0].offset
+        kind = constant("cudaMemcpyKind").cudaMemcpyHostToDevice
+        for part, base in parts:
+            pinned = slot.pointer + part.offset - start
+            ctypes.memmove(pinned, part.address, part.nbytes)
+            call("cudaMemcpyAsync", base + part.offset, pinned, part.nbytes, kind, stream)
         slot.copied.record(stream)
 
 

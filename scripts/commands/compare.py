@@ -21,6 +21,7 @@ from trt_lora.scripts.comparison.references import Reference
 from trt_lora.scripts.comparison.report import print_rows, write_json
 from trt_lora.scripts.comparison.shell_commands import require_tools
 from trt_lora.scripts.terminal.adapters import name_and_path
+from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.verification.tolerances import chosen_tolerance
 
 DEFAULT_AGAINST = "merged"  # needs nothing but the engine, and shares the least with it
@@ -57,7 +58,9 @@ def add_command(subparsers: Any) -> None:
 def _compare(args: argparse.Namespace) -> None:
     """Print a table; exit with 1 beyond tolerance."""
     require_tools()
-    setup = check_setup(args.engine, args.against, args.model, bisect=args.bisect)
+    setup = check_setup(
+        args.engine, args.against, args.model and hub_path(args.model), bisect=args.bisect
+    )
     limit = chosen_tolerance(args.tolerance, setup.tolerance)
     adapters = _adapters(args.adapter)
     folder = _folder(args.keep, args.engine, setup.reference)

@@ -15,6 +15,7 @@ from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.managers.slots.slot_stacks import stacks_nbytes
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.scripts.terminal.hub import hub_path
 
 
 def add_command(subparsers: Any) -> None:
@@ -41,7 +42,7 @@ def _inspect(args: argparse.Namespace) -> None:
         return
     coverage = None
     if args.adapter:
-        adapter = load_adapter(args.adapter, manifest)
+        adapter = load_adapter(hub_path(args.adapter), manifest)
         multiple = _reader(manifest)[1]
         coverage = fit_adapter(adapter, manifest, strict=False, rank_multiple=multiple).coverage
         log_warnings(coverage.source, coverage.warnings)

@@ -14,6 +14,7 @@ from trt_lora.runtime import Engine, LoRAManager, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.terminal.adapters import activate
+from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.verification.deltas import (
     delta_errors,
     delta_norm,
@@ -52,6 +53,7 @@ def add_command(subparsers: Any) -> None:
 
 def _verify(args: argparse.Namespace) -> None:
     """Print two tables; exit with 1 beyond tolerance."""
+    args.model, args.adapter = hub_path(args.model), hub_path(args.adapter)
     if not args.model.is_dir():
         raise ConfigError(f"--model is {args.model}, which is not a directory")
     require_peft("verify")

@@ -8,6 +8,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import LoRAManager, Manifest, TensorMap, load_adapter
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
+from trt_lora.scripts.terminal.hub import hub_path
 
 BASE = "(base)"  # how tables call the empty name
 
@@ -16,12 +17,12 @@ def name_and_path(text: str, option: str = "--adapter") -> tuple[str, Path]:
     """Read `NAME=PATH`, the value of an option.
 
     Raises:
-        ConfigError: the text is of another form.
+        ConfigError: the text is of another form, or the path is a name that the hub does not have.
     """
     name, _, path = text.partition("=")
     if not (name and path):
         raise ConfigError(f"{option} is {text!r}, expected NAME=PATH, such as json=adapters/json")
-    return name, Path(path)
+    return name, hub_path(Path(path))
 
 
 def load_adapters(manager: LoRAManager, arguments: list[str]) -> dict[str, Path]:

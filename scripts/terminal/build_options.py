@@ -18,6 +18,7 @@ from trt_lora.builder.config import (
 )
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.runtime.files.hub_cache import model_name
+from trt_lora.scripts.terminal.hub import hub_path
 
 ENGINES = Path("engines")  # where an engine goes that has no --output
 
@@ -41,13 +42,15 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
     """Return what the parsed options ask for.
 
     Raises:
-        ConfigError: a value is out of its range, or nothing says which modules take LoRA.
+        ConfigError: the hub does not have the model, a value is out of its range, or nothing says
+            which modules take LoRA.
     """
+    model = hub_path(args.model, args.revision)
     return BuildConfig(
-        model=args.model,
-        output=args.output or ENGINES / model_name(args.model.resolve()).rpartition("/")[2],
+        model=model,
+        output=args.output or ENGINES / model_name(model.resolve()).rpartition("/")[2],
         target_modules=tuple(args.lora_target_modules),
-        lora_dirs=tuple(args.lora_dir),
+        lora_dirs=tuple(map(hub_path, args.lora_dir)),
         max_lora_rank=args.max_lora_rank,
         lora_mode=args.lora_mode,
         max_loras=args.max_loras,
@@ -70,8 +73,9 @@ def _add_directories(add: Callable[..., object]) -> None:
         type=Path,
         required=True,
         metavar="DIR",
-        help="directory of a transformers causal language model",
+        help="directory of a transformers causal language model, or its name on the hub: org/name",
     )
+    add("--revision", help="of a model on the hub: a branch, tag or commit")
     add(
         "--output",
         "--output-dir",

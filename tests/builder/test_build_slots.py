@@ -11,6 +11,7 @@ from support.models.tiny_models import tiny_config
 
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
+from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import Manifest, read_manifest
 from trt_lora.runtime.manifest import ONNX_FILE, Range
@@ -56,20 +57,39 @@ def test_an_engine_for_one_adapter_is_as_before(tiny_engine: TinyEngine) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_tensorrt_builds_the_function_bodies(
-    tiny_engine: TinyEngine, tmp_path: Path, dtype: str
+@pytest.mark.parametrize("lora_plugin", ["plugin", "native"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_tensorrt_builds_the_plugin_or_the_function_bodies(
+    tiny_engine: TinyEngine, tmp_path: Path, dtype: str, lora_plugin: str
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
-    manifest = built(tiny_engine, tmp_path / "engine", flavour="tensorrt-rtx", dtype=dtype)
-    assert manifest.lora_plugin == "native"
+    options = {"flavour": "tensorrt-rtx", "dtype": dtype}
+    if lora_plugin == "native":  # the plugin is what `auto` takes
+        options["lora_plugin"] = lora_plugin
+    manifest = built(tiny_engine, tmp_path / "engine", **options)
+    assert manifest.lora_plugin == lora_plugin
     assert manifest.files["engine.plan"].size_bytes > 0
 
 
-@pytest.mark.parametrize("lora_plugin", ["plugin", "aot"])
-def test_a_plugin_for_one_adapter_is_refused(lora_plugin: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"--lora-plugin {lora_plugin} takes one adapter at a"):
-        tiny_config(tmp_path, tmp_path / "e", max_loras=8, lora_plugin=lora_plugin)
+def test_a_node_says_where_the_ranks_of_its_sites_lie(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    manifest = built(tiny_engine, tmp_path / "engine")
+    columns = {
+        str(value.name): column
+        for node in ir.load(tmp_path / "engine" / ONNX_FILE).graph
+        if node.domain == DOMAIN
+        for value, column in zip(
+            node.inputs[3::2], node.attributes[COLUMNS].as_ints(), strict=False
+        )
+        if value is not None
+    }
+    assert columns == {f"lora_A_{site.path}": i for i, site in enumerate(manifest.sites)}
+
+
+def test_an_ahead_of_time_plugin_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--lora-plugin aot takes one adapter at a time"):
+        tiny_config(tmp_path, tmp_path / "e", max_loras=8, lora_plugin="aot")
 
 
 def test_a_negative_number_of_adapters_is_refused(tmp_path: Path) -> None:
@@ -77,9 +97,15 @@ def test_a_negative_number_of_adapters_is_refused(tmp_path: Path) -> None:
         tiny_config(tmp_path, tmp_path / "e", max_loras=-1)
 
 
-def test_kernels_of_an_engine_with_slots_are_not_counted(
+@pytest.mark.slow
+def test_kernels_of_an_engine_with_slots_are_counted(
     tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
     built(tiny_engine, tmp_path / "engine")
-    with pytest.raises(ConfigError, match=r"takes 3 adapters in a batch.*without --max-loras"):
-        kernel_layouts(tmp_path / "engine", NoProgress())
+    layouts = kernel_layouts(tmp_path / "engine", NoProgress())
+    counts = {layout.name: layout.count(0) for layout in layouts}
+    assert list(counts) == ["without LoRA", "plugin", "native, slots"]
+    # q and v share a node in each of two layers; one kernel for the slots of tokens.
+    assert counts["plugin"] <= counts["without LoRA"] + 2 + 1
+    assert counts["native, slots"] > counts["plugin"]

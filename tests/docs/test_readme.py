@@ -52,10 +52,6 @@ def test_the_extras_of_the_install_command_exist() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word", PRINTED)
-def test_a_block_runs_and_prints_what_the_reader_expects(
-    word: str, readme_folder: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_block_runs_and_prints_what_the_reader_expects(word: str, readme_folder: Path) -> None:
     (block,) = (block for block in executable() if word in block.text)
-    if "engines/many" in block.text:
-        request.getfixturevalue("many_engine")
     assert PRINTED[word] in run_block(block, readme_folder)

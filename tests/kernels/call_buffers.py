@@ -27,6 +27,7 @@ class CallBuffers:
         self._a, self._b, self._y = (
             [place(array) for array in arrays] for arrays in (inputs.a, inputs.b, inputs.y)
         )
+        self._rows = [Guarded(memory, array.nbytes, array) for array in inputs.rows]
         row_bytes = call.shape.m * inputs.x.itemsize
         self._out = [Guarded(memory, row_bytes * site.n, shift=shift) for site in call.shape.sites]
         self._workspace = Guarded(memory, workspace_bytes(call.shape))
@@ -60,12 +61,14 @@ class CallBuffers:
         return [out.read().view(x.dtype).reshape(len(x), -1) for out in self._out]
 
     def all(self) -> list[Guarded]:
-        """Return x, A, B and y of each site, then the outputs and the workspace."""
-        return [self._x, *self._a, *self._b, *self._y, *self._out, self._workspace]
+        """Return x, A, B and y of each site, the rows' slots, then outputs and workspace."""
+        inputs = [self._x, *self._a, *self._b, *self._y, *self._rows]
+        return [*inputs, *self._out, self._workspace]
 
     def _addresses(self) -> GroupBuffers:
         a, b, y, out = map(_addresses, (self._a, self._b, self._y, self._out))
-        return GroupBuffers(self._x.address, a, b, y, out, self._workspace.address)
+        rows = _addresses(self._rows)
+        return GroupBuffers(self._x.address, a, b, y, out, self._workspace.address, *rows)
 
 
 def _addresses(buffers: Sequence[Guarded]) -> tuple[int, ...]:

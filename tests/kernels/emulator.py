@@ -18,7 +18,7 @@ from trt_lora.plugins.kernels.constants import constant_declarations
 from trt_lora.plugins.kernels.group_call import GroupBuffers
 from trt_lora.plugins.kernels.launch_plan import Launch
 from trt_lora.plugins.kernels.launcher import group_of
-from trt_lora.plugins.kernels.nvrtc import KERNELS, entry_point
+from trt_lora.plugins.kernels.nvrtc import KERNELS, SLOT_KERNELS, entry_point
 from trt_lora.runtime.memory.dtypes import Array
 
 _HEADER, _END = (Path(__file__).parent / f"emulation.{name}" for name in ("h", "cpp"))
@@ -65,7 +65,8 @@ def run(
         def launch_all(buffers: GroupBuffers) -> None:
             for launch in launches:
                 group = group_of(call.shape, buffers, launch.splits)
-                emulate(library or load(), launch, group, ranges, order)
+                kernels = library or load(has_slots=launch.kernel in SLOT_KERNELS)
+                emulate(kernels, launch, group, ranges, order)
 
         return placed.run(launch_all)
 
@@ -101,12 +102,13 @@ def emulate(
 
 
 @functools.cache
-def load() -> ctypes.CDLL:
+def load(*, has_slots: bool = False) -> ctypes.CDLL:
     """The kernels as they are in the package."""
-    return build(kernel_text(), optimize="-O2")
+    kernels = SLOT_KERNELS if has_slots else KERNELS
+    return build(kernel_text(has_slots=has_slots), kernels, optimize="-O2")
 
 
-def kernel_text() -> str:
+def kernel_text(*, has_slots: bool = False) -> str:
     """What the GPU is given too: all but device.cuh."""
     folder = files("trt_lora.plugins.kernels")
     names = (
@@ -114,9 +116,10 @@ def kernel_text() -> str:
         "tensor_cores.cu",
         "tensor_cores_fused.cu",
         "tensor_cores_decode.cu",
+        *(["slots.cu"] if has_slots else ()),
     )
     texts = (folder.joinpath(name).read_text() for name in names)
-    return "".join((constant_declarations(), *texts))
+    return "".join((constant_declarations(has_slots=has_slots), *texts))
 
 
 def build(

@@ -35,12 +35,16 @@ _SPACING = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}  #
 
 @dataclass(frozen=True)
 class Inputs:
-    """As stored: x [m, k]; for each site A [k, rank], B [rank, n] and perhaps y [m, n]."""
+    """As stored: x [m, k]; for each site A [k, rank], B [rank, n] and perhaps y [m, n].
+
+    With stacks A is [slots, k, rank], B [slots, rank, n]; see `kernels.slot_calls`.
+    """
 
     x: Array
     a: tuple[Array, ...]
     b: tuple[Array, ...]
     y: tuple[Array, ...] = ()
+    rows: tuple[Array, ...] = ()  # with stacks: slot [m], rank [slots, sites of the engine]
 
 
 def exact_outputs(inputs: Inputs) -> list[Float64]:

@@ -48,14 +48,14 @@ BUGS = (
     ),
     Bug(
         "rows below m written",
-        "if (row0 + row(i) < group.m && valid > 0)",
+        "if (rows.has(row(i)) && valid > 0)",
         "if (valid > 0)",
         *(33, 16),
         shows="a read outside the buffers",
     ),
     Bug(
         "rows below m read",
-        "return i < rows ? widen(",
+        "return rows.has(i) ? widen(",
         "return true ? widen(",
         *(3, 16),
         dtype="float32",
@@ -111,7 +111,7 @@ BUGS = (
     ),
     Bug(
         "alignment taken for granted",
-        "width % WIDTH<T> == 0 && is_aligned(matrix)",
+        "stride % WIDTH<T> == 0 && is_aligned(matrix)",
         "true",
         *(1, 17),
         dtype="float32",
@@ -173,8 +173,8 @@ BUGS = (
     ),
     Bug(
         "rows of x below m read",
-        "row0 + row < group.m ? at_least",
-        "row < group.m ? at_least",
+        "TileRows(group, row0).has(row) ? at_least",
+        "true ? at_least",
         *(17, 16),
         shows="a read outside the buffers",
     ),

@@ -10,7 +10,8 @@ from conftest import TinyEngine
 # What `pip install trt-lora` alone does not bring.
 EXTRAS = (
     "torch", "transformers", "accelerate", "onnx", "onnxscript", "onnx_ir", "rich", "onnxruntime",
-    "tensorrt", "tensorrt_rtx", "cuda", "tokenizers", "jinja2", "polygraphy", "peft",
+    "tensorrt", "tensorrt_rtx", "cuda", "tokenizers", "jinja2", "polygraphy", "peft", "zmq",
+    "msgspec",
 )  # fmt: skip
 
 # Runs a command that finds none of the modules named by the first argument.

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from trt_lora.plugins.contract.operators import DOMAIN, Operator
+from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN, Operator
 
 
 def slots_function(operator: Operator, opset: int) -> ir.Function:
@@ -39,7 +39,10 @@ def slots_function(operator: Operator, opset: int) -> ir.Function:
         outputs.append(delta)
     imports = {"": opset}
     body = ir.Graph(inputs, outputs, nodes=tape.nodes, opset_imports=imports, name=operator.name)
-    return ir.Function(DOMAIN, operator.name, graph=_named(body), attributes=())
+    columns = ir.Attr(
+        COLUMNS, ir.AttributeType.INTS, None
+    )  # the body takes ranks as they are padded
+    return ir.Function(DOMAIN, operator.name, graph=_named(body), attributes=[columns])
 
 
 def _taken(tape: Tape, slot: ir.Value, rank: ir.Value) -> ir.Value:

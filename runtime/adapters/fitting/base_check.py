@@ -23,6 +23,16 @@ def check_fingerprint(adapter: Adapter, manifest: Manifest) -> None:
         )
 
 
+def is_other_base(name: str, manifest: Manifest) -> bool:
+    """Return whether the name of a base model is surely not that of the engine's.
+
+    One may be the folder, the other the name on a hub, so one has to hold the other.
+    """
+    theirs = name.rstrip("/").rpartition("/")[2]
+    shorter, longer = sorted((theirs.lower(), manifest.base_model.name.lower()), key=len)
+    return shorter not in longer
+
+
 def find_missing_sites(
     adapter: Adapter, manifest: Manifest, weights: Mapping[str, Weight]
 ) -> tuple[str, ...]:

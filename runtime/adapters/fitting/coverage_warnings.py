@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.base_check import is_other_base
 from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
@@ -39,9 +40,8 @@ def coverage_warnings(
 
 
 def _other_base(adapter: Adapter, manifest: Manifest) -> Iterator[str]:
-    theirs, ours = (adapter.base_model or "").rstrip("/").rpartition("/")[2], manifest.base_model
-    shorter, longer = sorted((theirs.lower(), ours.name.lower()), key=len)
-    if shorter not in longer:  # one may be the folder, the other the name on a hub
+    ours = manifest.base_model
+    if is_other_base(adapter.base_model or "", manifest):
         yield (
             f"the adapter names {shown(adapter.base_model)} as its base model, the engine was "
             f"built from {ours.name} ({ours.architecture}); the shapes agree"

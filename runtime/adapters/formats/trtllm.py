@@ -20,7 +20,7 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, concatenate
-from trt_lora.runtime.files.npy_file import NpyFile, open_npy
+from trt_lora.runtime.files.npy_file import NpyFile, npy_of_array, open_npy
 from trt_lora.runtime.files.untrusted_file import file_inside
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
@@ -49,41 +49,63 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
             f"{directory}: TensorRT-LLM's format holds no shapes; load it after "
             "initialize_engine_bindings, or convert it with --engine DIR"
         )
-    weights = _open(directory, TRTLLM_WEIGHTS, ("float32", "float16", "bfloat16"))
-    config = _open(directory, TRTLLM_CONFIG, ("int32",))
-    rows = _rows(config, weights, directory, most=_MAX_PARTS * len(manifest.sites))
+    weights, config = (open_npy(file_inside(directory, n)) for n in (TRTLLM_WEIGHTS, TRTLLM_CONFIG))
+    return _from_arrays(str(directory), weights, config, manifest)
+
+
+def adapter_from_trtllm_arrays(
+    source: str, weights: Array, config: Array, manifest: Manifest
+) -> Adapter:
+    """Return the adapter of a request that carries the two arrays; fit it before they change.
+
+    Args:
+        source: what messages call it.
+        weights: [rows, width] or [1, rows, width]; float32, float16 or bfloat16, also as voids.
+        config: int32 [rows, 3 or 4], or 1 before them.
+        manifest: of the engine, whose sites say how a row is divided.
+
+    Raises:
+        AdapterError: as `adapter_from_trtllm`.
+    """
+    return _from_arrays(
+        source, npy_of_array(source, weights), npy_of_array(source, config), manifest
+    )
+
+
+def _from_arrays(source: str, weights: NpyFile, config: NpyFile, manifest: Manifest) -> Adapter:
+    _check_dtype(source, TRTLLM_WEIGHTS, weights, ("float32", "float16", "bfloat16"))
+    _check_dtype(source, TRTLLM_CONFIG, config, ("int32",))
+    rows = _rows(config, weights, source, most=_MAX_PARTS * len(manifest.sites))
     layers = _by_layer(manifest)
     pairs: dict[str, Pair] = {}
     for number, row in enumerate(rows):
-        label = f"{directory}: row {number} of {TRTLLM_CONFIG}"
+        label = f"{source}: row {number} of {TRTLLM_CONFIG}"
         path, k, n = _locate_site(
             row[0], row[1], layers, f"{label}, for {manifest.base_model.name},"
         )
         if path in pairs:
             raise AdapterError(f"{label} is for {path}, and so is another row")
         pairs[path] = _pair(weights, number, row, (k, n), label)
-    return Adapter.of_pairs(str(directory), pairs)
+    return Adapter.of_pairs(source, pairs)
 
 
-def _open(directory: Path, name: str, dtypes: tuple[str, ...]) -> NpyFile:
-    file = open_npy(file_inside(directory, name))
-    if file.dtype not in dtypes:
-        raise AdapterError(f"{directory / name} is {file.dtype}, expected {' or '.join(dtypes)}")
-    return file
+def _check_dtype(source: str, name: str, array: NpyFile, dtypes: tuple[str, ...]) -> None:
+    if array.dtype not in dtypes:
+        raise AdapterError(f"{source}/{name} is {array.dtype}, expected {' or '.join(dtypes)}")
 
 
-def _rows(config: NpyFile, weights: NpyFile, directory: Path, *, most: int) -> list[list[int]]:
+def _rows(config: NpyFile, weights: NpyFile, source: str, *, most: int) -> list[list[int]]:
     """The rows of the config as integers, three or four each."""
     shapes = [s[1:] if len(s) == 3 and s[0] == 1 else s for s in (config.shape, weights.shape)]
     if any(len(shape) != 2 for shape in shapes) or shapes[0][1] not in (3, 4):
         raise AdapterError(
-            f"{directory}: {TRTLLM_CONFIG} has shape {list(config.shape)} and {TRTLLM_WEIGHTS} "
+            f"{source}: {TRTLLM_CONFIG} has shape {list(config.shape)} and {TRTLLM_WEIGHTS} "
             f"{list(weights.shape)}, expected [rows, 3 or 4] and [rows, width], or 1 before them"
         )
     if shapes[0][0] != shapes[1][0] or not shapes[0][0]:
-        raise AdapterError(f"{directory}: {shapes[0][0]} rows of config, {shapes[1][0]} of weights")
+        raise AdapterError(f"{source}: {shapes[0][0]} rows of config, {shapes[1][0]} of weights")
     if shapes[0][0] > most:
-        raise AdapterError(f"{directory}: {shapes[0][0]} rows; this engine takes {most} at most")
+        raise AdapterError(f"{source}: {shapes[0][0]} rows; this engine takes {most} at most")
     values = config.read(0, shapes[0][0] * shapes[0][1], None).reshape(shapes[0])
     return [[int(value) for value in row] for row in values]
 

@@ -22,8 +22,9 @@ def warm_up_inputs(
         BackendError: the device is out of memory.
     """
     shapes = {name: r.opt for name, r in ranges.items()}
-    for name, (site, factor) in manifest.lora_bindings.items():
-        shapes[name] = site.shape(factor, MIN_RANK)
+    if not manifest.max_loras:  # the ranks of empty slots are 0
+        for name, (site, factor) in manifest.lora_bindings.items():
+            shapes[name] = site.shape(factor, MIN_RANK)
     inputs = {b.name: Tensor(0, shapes[b.name], b.dtype, memory.device) for b in manifest.inputs}
     written = {output.in_place_of for output in manifest.outputs}
     start, places = pack({n: t for n, t in inputs.items() if n in written}, memory.device)

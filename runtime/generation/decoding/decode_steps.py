@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.runtime.engines.engine import PreparedRun, PreparesRuns
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_inputs import LENGTHS
@@ -44,5 +45,8 @@ class DecodeSteps:
         run = self._runs.bound(count, adapter)
         run.inputs[INPUT_IDS][:count, 0] = tokens
         run.inputs[LENGTHS][:] = self._cache.lengths[: self.rows(count)]
+        if LORA_SLOT in run.inputs:
+            run.inputs[LORA_SLOT][:] = BASE_SLOT
+            run.inputs[LORA_SLOT][:count] = adapter[LORA_SLOT].storage()
         run.run()
         return run.outputs[LOGITS].numpy()[:count].astype(np.float32, copy=False)

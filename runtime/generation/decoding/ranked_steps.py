@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime.engines.ranked_run import (
     TEMPERATURES,
@@ -22,6 +23,8 @@ from trt_lora.runtime.generation.decoding.step_runs import StepRuns
 from trt_lora.runtime.generation.next_tokens import RowCandidates
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import TensorMap
+
+NO_SLOTS: Mapping[Hashable, int] = {}
 
 
 @dataclass
@@ -77,6 +80,7 @@ class RankedSteps:
         adapter: TensorMap,
         *,
         ahead: bool,
+        slots: Mapping[Hashable, int] = NO_SLOTS,
     ) -> RowCandidates:
         """Append a token to each sequence named, and lengthen its row.
 
@@ -85,6 +89,7 @@ class RankedSteps:
             temperatures: by sequence, 0 where greedy.
             adapter: the LoRA bindings; the same object as long as they stay the same.
             ahead: begin the next step of these sequences, which are all, with their greedy tokens.
+            slots: by sequence, where each has an adapter of its own.
 
         Returns:
             Candidates in the order of the rows, until the next step.
@@ -94,8 +99,8 @@ class RankedSteps:
             BackendError: the step failed; no row is longer.
         """
         try:
-            step = self._taken(tokens) or self._begun(tokens, temperatures, adapter)
-            begun = self._begun_ahead(step) if ahead and not step.is_settled else None
+            step = self._taken(tokens) or self._begun(tokens, temperatures, adapter, slots)
+            begun = self._begun_ahead(step, slots) if ahead and not step.is_settled else None
             found = step.result()
         except BaseException:
             self.drop()
@@ -135,6 +140,7 @@ class RankedSteps:
         tokens: Mapping[Hashable, int],
         temperatures: Mapping[Hashable, float],
         adapter: TensorMap,
+        slots: Mapping[Hashable, int],
     ) -> _Step:
         places = {row: self._cache.row_of(row) for row in tokens}
         count = max(places.values()) + 1
@@ -145,10 +151,11 @@ class RankedSteps:
             run.inputs[INPUT_IDS][place, 0] = tokens[row]
             run.inputs[TEMPERATURES][place] = temperatures[row]
         run.inputs[LENGTHS][:] = self._cache.lengths[:rows]
+        _write_slots(run, places, slots)
         run.enqueue()
         return _Step(run, places)
 
-    def _begun_ahead(self, step: _Step) -> _Step | None:
+    def _begun_ahead(self, step: _Step, slots: Mapping[Hashable, int]) -> _Step | None:
         """The next step of the same rows, if all that it runs have room for another token."""
         lengths = step.run.inputs[LENGTHS]
         lengths[:] = self._cache.lengths[: len(lengths)]
@@ -156,8 +163,19 @@ class RankedSteps:
         if int(lengths.max()) >= self._cache.max_len:
             return None
         step.run.inputs[TEMPERATURES][:] = 0
+        _write_slots(step.run, step.places, slots)
         step.run.enqueue(is_fed=True)
         return _Step(step.run, step.places)
+
+
+def _write_slots(
+    run: RankedRun, places: Mapping[Hashable, int], slots: Mapping[Hashable, int]
+) -> None:
+    """Say which adapter each row takes, where the run asks; an idle row takes the base model."""
+    if LORA_SLOT in run.inputs:
+        run.inputs[LORA_SLOT][:] = BASE_SLOT
+        for row, place in places.items():
+            run.inputs[LORA_SLOT][place] = slots[row]
 
 
 def row_candidates(found: RankedRows, places: Mapping[Hashable, int]) -> RowCandidates:

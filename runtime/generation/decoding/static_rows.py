@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from trt_lora.plugins.contract.slots import LORA_SLOT
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.engines.ranked_run import RanksLogits
 from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps, row_candidates
@@ -49,6 +50,7 @@ class StaticRows:
         self._temperatures: dict[Hashable, float] = {}
         self._adapters, self._leases = adapters, dict[Hashable, Lease | None]()
         self._bound: TensorMap | None = None  # of the last step, where sequences have their own
+        self._slots: dict[Hashable | None, int] = {}  # an adapter in use stays in its slot
         self._ranker: RanksLogits | None = None
         self._steps: RankedSteps | None = None
         if isinstance(executor, RanksLogits):
@@ -85,6 +87,7 @@ class StaticRows:
             self._steps.settle()  # rows move on another stream
         self._cache.release(row, clear=clear)
         self._waiting.pop(row, None)
+        self._slots.pop(row, None)
         del self._prompts[row], self._temperatures[row], self._leases[row]
 
     def use_adapter(self, tensor_map: TensorMap) -> None:
@@ -99,8 +102,8 @@ class StaticRows:
         What is written behind its length is overwritten by its own next token.
         """
         if self._steps is not None:
-            adapter = self._decoder.adapter
-            return self._steps.run(tokens, self._temperatures, adapter, ahead=ahead)
+            adapter, slots = self._decoder.adapter, self._slots
+            return self._steps.run(tokens, self._temperatures, adapter, ahead=ahead, slots=slots)
         places = {self._cache.row_of(row): row for row in tokens}
         count = max(places) + 1
         ids = np.zeros(count, np.int64)
@@ -119,6 +122,8 @@ class StaticRows:
             if step is not self._bound:
                 self._decoder.use_adapter(step)
                 self._bound = step
+            if self._steps is not None:
+                self._slots |= zip(rows, step[LORA_SLOT].numpy().tolist(), strict=True)
 
     def _prefill(self) -> Iterator[NextTokens]:
         """Run the next chunk of every prompt that waits; yield what is found for those that end."""

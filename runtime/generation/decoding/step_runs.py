@@ -5,6 +5,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT, SLOT_DTYPE
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_inputs import (
     BOUND,
@@ -14,7 +15,7 @@ from trt_lora.runtime.generation.decoding.static_inputs import (
 )
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 from trt_lora.runtime.memory.host import Memory
-from trt_lora.runtime.memory.tensor import TensorMap, tensor_from_numpy
+from trt_lora.runtime.memory.tensor import HOST, TensorMap, tensor_from_numpy
 
 
 class Bindable(Protocol):
@@ -36,7 +37,7 @@ class StepRuns(Generic[Run]):
     addresses depend on the number of rows alone, and only tokens and lengths are written anew.
 
     An adapter is bound to a run when that run is next made: it keeps the one before alive until
-    then.
+    then. Where rows have slots, and those lie on the host, a run has an input of its own for them.
     """
 
     def __init__(self, prepare: Callable[[TensorMap], Run], memory: Memory, cache: KVCache) -> None:
@@ -67,7 +68,8 @@ class StepRuns(Generic[Run]):
         if rows not in self._runs:
             self._runs[rows] = self._prepared(rows, adapter)
         elif self._adapters[rows] is not adapter:
-            self._runs[rows].bind(adapter)
+            on_device = {name: t for name, t in adapter.items() if t.device != HOST}
+            self._runs[rows].bind(TensorMap(on_device))
         self._adapters[rows] = adapter
         return self._runs[rows]
 
@@ -75,6 +77,8 @@ class StepRuns(Generic[Run]):
         ids, places = np.zeros((rows, 1), np.int64), np.arange(rows)
         tokens = static_token_inputs(ids, self._cache.lengths[:rows], places, 0)
         tensor_map = TensorMap(adapter)
+        if LORA_SLOT in adapter and adapter[LORA_SLOT].device == HOST:
+            tensor_map[LORA_SLOT] = tensor_from_numpy(np.full(rows, BASE_SLOT, SLOT_DTYPE))
         tensor_map.update(
             {n: tensor_from_numpy(tokens[n]) for n in (INPUT_IDS, LENGTHS, KEPT_PLACES)}
         )

@@ -1,5 +1,6 @@
 """Limits of the adapter cache, in bytes or as shares of free memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError
@@ -28,9 +29,9 @@ class CacheConfig:
             _check(name, getattr(self, name))
 
 
-def bytes_of(limit: float | None, free: int) -> int | None:
-    """Return a limit in bytes, given how many are free; None is no limit."""
-    return int(limit * free) if isinstance(limit, float) else limit
+def bytes_of(limit: float | None, free: Callable[[], int]) -> int | None:
+    """Return a limit in bytes; `free` says how many are free now, and None is no limit."""
+    return int(limit * free()) if isinstance(limit, float) else limit
 
 
 def slots_within(config: CacheConfig, manifest: Manifest, memory: Memory) -> int:
@@ -40,7 +41,7 @@ def slots_within(config: CacheConfig, manifest: Manifest, memory: Memory) -> int
         ConfigError: there is room for none, or the engine has none.
     """
     nbytes = slot_nbytes(manifest)
-    limit = bytes_of(config.device_memory, memory.free_bytes())
+    limit = bytes_of(config.device_memory, memory.free_bytes)
     slots = manifest.max_loras if limit is None else min(limit // nbytes, manifest.max_loras)
     if slots < 1:
         raise ConfigError(

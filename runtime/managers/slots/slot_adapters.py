@@ -47,7 +47,7 @@ class SlotAdapters(AdapterCatalog):
         config = config or CacheConfig()
         slots = slots_within(config, executor.manifest, executor.memory)
         stacks = SlotStacks(executor.manifest, executor.memory, slots)
-        host_limit = bytes_of(config.host_memory, free_host_memory())
+        host_limit = bytes_of(config.host_memory, free_host_memory)
         super().__init__(executor.manifest, stacks, host_limit)
         self._bindings = StepBindings(stacks, executor.memory.device)
         self._leases: dict[Lease, None] = {}

@@ -62,9 +62,8 @@ class SlotStacks:
         if self._memory.device == HOST:
             self._place_on_host(slot, fitted)
             return
-        padded = self._memory.upload(self._padded(fitted))
-        for name, tensor in padded.items():
-            self._memory.copy(self._pointer(name, slot), tensor.pointer, Blocks(tensor.nbytes))
+        padded = self._padded(fitted)
+        self._memory.write({self._pointer(name, slot): tensor for name, tensor in padded.items()})
 
     def clear(self, slot: int) -> None:
         """Write zeros to a slot.

@@ -41,10 +41,10 @@ def traced(dtype: torch.dtype) -> ir.Model:
     return export_causal_lm(model.to(dtype), STATIC, MAX_LEN).model
 
 
-def kernels(model: ir.Model, lora_plugin: str) -> list[Kernel]:
+def kernels(model: ir.Model, lora_plugin: str, max_loras: int = 0) -> list[Kernel]:
     """What TensorRT runs in both profiles; attention is lowered in place."""
     StandardAttention()(model)
-    lora, lengths = ResolvedLoRA(TARGETS, 64, 16), Lengths(64, MAX_LEN)
+    lora, lengths = ResolvedLoRA(TARGETS, 64, 16, max_loras), Lengths(64, MAX_LEN)
     profiles = make_profiles(8, lengths, lora, bindings(model), STATIC)
     return built(model, lora_plugin, profiles)
 
@@ -83,3 +83,27 @@ def test_a_layer_decodes_in_nine_kernels_and_in_four_more_with_lora(dtype: torch
     assert sum("mha" in kernel.name for kernel in decoding(plain)) == LAYERS  # one for attention
     copies = [sum(k.is_pad_copy for k in decoding(found)) for found in (plain, with_lora)]
     assert copies[0] == copies[1]  # no weight of LoRA is copied
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_many_adapters_cost_one_kernel_more_than_one_and_none_a_layer(dtype: torch.dtype) -> None:
+    """The one gives every token the slot of its row."""
+    one = traced(dtype)
+    many = one.clone()
+    InsertLoRA(TARGETS, head="lm_head")(one)
+    InsertLoRA(TARGETS, head="lm_head", stack_rank=64)(many)
+    single, slots = kernels(one, "plugin"), kernels(many, "plugin", max_loras=8)
+    for profile in (0, 1):
+        counts = [sum(each.profile == profile for each in found) for found in (single, slots)]
+        assert counts[1] <= counts[0] + 1
+        plugins = [
+            sum(each.profile == profile and each.name.startswith("lora_model") for each in found)
+            for found in (single, slots)
+        ]
+        assert plugins == [4 * LAYERS] * 2
+        copies = [
+            sum(each.is_pad_copy for each in found if each.profile == profile)
+            for found in (single, slots)
+        ]
+        assert copies[0] == copies[1]

@@ -12,7 +12,13 @@ from support.fakes.fake_driver import FakeDriver
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
 from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
-from trt_lora.plugins.kernels.launcher import KernelGroup, Kernels, KernelSite, group_of
+from trt_lora.plugins.kernels.launcher import (
+    KernelGroup,
+    Kernels,
+    KernelSite,
+    KernelStacks,
+    group_of,
+)
 
 SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", has_addend=True)
 BUFFERS = GroupBuffers(
@@ -32,6 +38,8 @@ def test_the_argument_is_laid_out_as_the_compiler_does() -> None:
     expected = [ctypes.sizeof(KernelGroup), ctypes.sizeof(KernelSite)]
     for structure in (KernelGroup, KernelSite):
         expected += [getattr(structure, field[0]).offset for field in structure._fields_]
+    expected.append(ctypes.sizeof(KernelStacks))
+    expected += [getattr(KernelStacks, field[0]).offset for field in KernelStacks._fields_]
     found = (ctypes.c_int * len(expected))()
     load().layout(found)
     assert list(found) == expected

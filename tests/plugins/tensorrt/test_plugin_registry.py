@@ -14,7 +14,7 @@ from support.models.quick_build import quick_build
 from support.models.tiny_models import save_model, tiny_config
 from support.tensor_descriptions import SHAPES, changed, described, ranges
 
-from trt_lora.plugins.contract.operators import OPERATORS, Operator
+from trt_lora.plugins.contract.operators import OPERATORS, SLOT_OPERATORS, Operator
 from trt_lora.plugins.errors import BackendError, ConfigError, ModelError, TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
 from trt_lora.plugins.tensorrt import plugin_registry as plugin_v3
@@ -99,7 +99,7 @@ def test_a_callback_that_fails_fails_the_build_with_its_reason(
 def test_registering_twice_is_registering_once(trt: Any, plugins: LoraPlugins) -> None:
     assert register_plugins(trt) is plugins
     names = {creator.name for creator in trt.get_plugin_registry().all_creators}
-    assert {operator.name for operator in OPERATORS} <= names
+    assert {operator.name for operator in (*OPERATORS, *SLOT_OPERATORS)} <= names
 
 
 def test_threads_that_register_at_once_register_once() -> None:
@@ -118,7 +118,7 @@ def test_threads_that_register_at_once_register_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(register_plugins, [flavour] * 4))
     assert len(set(map(id, found))) == 1
-    assert registered == [operator.name for operator in OPERATORS]
+    assert registered == [operator.name for operator in (*OPERATORS, *SLOT_OPERATORS)]
 
 
 def test_a_registry_that_refuses_is_an_error(trt: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """`open_engine`: which backend runs an engine here, and why not the other."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,15 +112,6 @@ def test_an_engine_without_a_plan_says_how_to_build_one(tmp_path: Path, trt: Fak
     directory = engine_directory(tmp_path / "engine", small_manifest("none"))
 
     assert "built with --flavour none and has no plan; build it again" in obstacle(directory)
-
-
-def test_an_engine_for_many_adapters_runs_on_onnxruntime_alone(
-    tmp_path: Path, trt: FakeTensorRT
-) -> None:
-    manifest = replace(small_manifest(), max_loras=8)
-    found = obstacle(engine_directory(tmp_path / "slots", manifest))
-    assert "it takes 8 adapters in a batch" in found
-    assert "build one for TensorRT without --max-loras" in found
 
 
 @pytest.mark.parametrize(

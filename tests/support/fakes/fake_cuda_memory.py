@@ -19,6 +19,8 @@ from support.fakes.fake_cuda_state import (
     Work,
 )
 
+DEVICE_BYTES = 1 << 30
+
 
 class FakeCudaMemory(FakeCudaState):
     """The functions on memory."""
@@ -29,6 +31,13 @@ class FakeCudaMemory(FakeCudaState):
             return status, None
         (block,) = self.blocks_at(ptr, 1, "cudaPointerGetAttributes")
         return SUCCESS, SimpleNamespace(device=block.device)
+
+    def cudaMemGetInfo(self) -> tuple[Status, int, int]:
+        """Return the free and all bytes of the current GPU: DEVICE_BYTES less what is allocated."""
+        if status := self._enter("cudaMemGetInfo"):
+            return status, 0, 0
+        taken = sum(b.end - b.address for b in self._device if b.device == self.current_device)
+        return SUCCESS, DEVICE_BYTES - taken, DEVICE_BYTES
 
     def cudaMallocAsync(self, size: int, stream: Any) -> tuple[Status, int | None]:
         """Allocate device memory, which only `stream` may use at first."""

@@ -123,6 +123,9 @@ class FakeMemory:
     def free_bytes(self) -> int:
         return HostMemory().free_bytes()
 
+    def write(self, tensors: Mapping[int, Tensor]) -> None:
+        HostMemory().write(tensors)
+
     def copy(self, target: int, source: int, blocks: Blocks) -> None:
         HostMemory().copy(target, source, blocks)
 

@@ -22,6 +22,7 @@ from support.fakes.tiny_engine import (
     small_manifest,
 )
 
+from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.runtime.manifest import STATIC, Binding, Manifest, Range
 from trt_lora.runtime.memory.dtypes import Array
 
@@ -87,8 +88,33 @@ def tiny_static_model(views: Mapping[str, Array]) -> dict[str, Array]:
     h = seen @ held[:, 0, :bound]
     for site in (UP, DOWN):
         a, b = views[f"lora_A_{site.path}"], views[f"lora_B_{site.path}"]
-        h = h @ BASE[site.path].astype(np.float32) + (h @ a) @ b
+        delta = _delta_of_rows(views[LORA_SLOT], h, a, b) if LORA_SLOT in views else (h @ a) @ b
+        h = h @ BASE[site.path].astype(np.float32) + delta
     return {"logits": h.reshape(-1, VOCABULARY)[views["kept"]]}
+
+
+def static_slots_manifest(slots: int) -> Manifest:
+    """Return the manifest of the tiny static model where every row has an adapter of its own."""
+    single = static_manifest()
+    loras = single.lora_bindings
+    stacks = {n: (slots, *site.shape(f, MAX_RANK)) for n, (site, f) in loras.items()}
+    rows = {LORA_SLOT: ("slot_rows",), LORA_RANK: ("slots", len(single.sites))}
+    inputs = (
+        *(binding for binding in single.inputs if binding.name not in loras),
+        *(Binding(n, "float32", ("slots", *shape[1:])) for n, shape in stacks.items()),
+        *(Binding(name, "int32", shape) for name, shape in rows.items()),
+    )
+    sizes = {"slot_rows": (1, 1, ROWS), "slots": (1, slots, slots)}
+    ranges = {b.name: _range(b, sizes) for b in inputs if b.name in stacks.keys() | rows.keys()}
+    profiles = {name: {**found, **ranges} for name, found in single.profiles.items()}
+    return replace(single, inputs=inputs, profiles=profiles, max_loras=slots)
+
+
+def _delta_of_rows(slot: Array, h: Array, a: Array, b: Array) -> Array:
+    """Each row's, of its slot; zero where that is none. One slot may stand for all rows."""
+    slots = np.broadcast_to(slot, len(h))
+    zero = np.zeros((*h.shape[1:-1], b.shape[-1]), np.float32)
+    return np.stack([(x @ a[s]) @ b[s] if s >= 0 else zero for x, s in zip(h, slots, strict=True)])
 
 
 def _range(binding: Binding, symbols: Mapping[str, tuple[int, int, int]]) -> Range:

@@ -1,0 +1,96 @@
+"""The table of documented members: every member of ours and every test that it names exists."""
+
+import argparse
+import ast
+import importlib
+from functools import cache
+from typing import Any
+
+import pytest
+from support.api_table.page import DOCUMENTS, PAGE, page
+from support.doc_blocks import ROOT
+
+from trt_lora.scripts.commands.convert_adapter import add_command
+from trt_lora.scripts.terminal.build_options import build_parser
+
+ROWS = [row for document in DOCUMENTS for row in document.rows]
+SERVED = [row for row in ROWS if row.state != "absent"]
+MEMBERS = {  # of the documents, so that no row is lost
+    "TensorRT-Edge-LLM `LoRAManager` (C++)": 26,
+    "MAX `LoRAManager`": 18,
+    "vLLM data structures": 63,
+    "vLLM API": 28,
+    "TensorRT-LLM LoRA workflow": 51,
+}
+
+
+def test_the_page_is_made_from_the_rows() -> None:
+    made = "make it: PYTHONPATH=tests .venv/bin/python -m support.api_table.page"
+    assert PAGE.read_text(encoding="utf-8") == page(), made
+
+
+def test_every_member_of_the_documents_has_a_row() -> None:
+    assert {document.title: len(document.rows) for document in DOCUMENTS} == MEMBERS
+    for document in DOCUMENTS:
+        names = [row.documented for row in document.rows]
+        assert len(set(names)) == len(names)
+
+
+def test_a_row_says_what_there_is_and_why_it_is_not_as_documented() -> None:
+    for row in ROWS:
+        is_there = row.state != "absent"
+        assert bool(row.ours) == bool(row.test) == is_there, row
+        assert row.reason or row.state == "present", row
+        assert "|" not in row.documented + row.reason, row
+
+
+@pytest.mark.parametrize("ours", sorted({row.ours for row in SERVED}))
+def test_what_is_ours_is_there(ours: str) -> None:
+    command, _, option = ours.partition(" --")
+    if command in PARSERS:
+        assert not option or f"--{option}" in PARSERS[command]._option_string_actions
+    else:
+        resolve(ours)
+
+
+@pytest.mark.parametrize("test", sorted({row.test for row in SERVED}))
+def test_the_test_of_a_row_is_there(test: str) -> None:
+    file, _, function = test.partition("::")
+    assert function in functions(file)
+
+
+def test_a_member_that_is_not_there_would_be_seen() -> None:
+    for wrong in ("runtime.Batch.fly", "runtime.nowhere"):
+        with pytest.raises(AttributeError):
+            resolve(wrong)
+
+
+@cache
+def functions(file: str) -> frozenset[str]:
+    """The functions of a file of tests."""
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+def resolve(path: str) -> Any:
+    """A module, class, field or method below trt_lora."""
+    parts = path.split(".")
+    found: Any = importlib.import_module("trt_lora." + parts[0])
+    for number, part in enumerate(parts[1:], start=2):
+        if not hasattr(found, part) and not isinstance(found, type):
+            try:
+                importlib.import_module(".".join(("trt_lora", *parts[:number])))
+            except ModuleNotFoundError as error:
+                raise AttributeError(path) from error
+        found = getattr(found, part)
+    return found
+
+
+def _convert_parser() -> argparse.ArgumentParser:
+    subparsers = argparse.ArgumentParser().add_subparsers()
+    add_command(subparsers)
+    found: argparse.ArgumentParser = subparsers.choices["convert-adapter"]
+    return found
+
+
+PARSERS = {"build-engine": build_parser(), "trt-lora convert-adapter": _convert_parser()}

@@ -1,0 +1,55 @@
+"""Rows with adapters of their own on a GPU: against float64, and each apart from the others."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from kernels.call_buffers import CallBuffers
+from kernels.calls import DTYPES
+from kernels.guarded_buffer import CudaMemory
+from kernels.slot_calls import BASE, MIXES, SlotCall, mix, slot_call
+
+from trt_lora.plugins.kernels.launch_plan import Chip
+from trt_lora.plugins.kernels.launcher import Kernels
+from trt_lora.plugins.kernels.passes import launches_of
+from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.scripts.bench.gpu.workloads.gpu_tests import WORST
+
+pytestmark = pytest.mark.gpu
+
+RANKS = [(16, 8), (3, 16), (0, 5), (17, 1), (0, 0), (64, 16)]
+
+
+def some_call(rows: int, name: str, dtype: str) -> SlotCall:
+    return slot_call(mix(name, rows, len(RANKS)), 1096, [(264, 64), (72, 16)], RANKS, dtype)
+
+
+def outputs(call: SlotCall) -> list[Array]:
+    with CallBuffers(call, CudaMemory()) as buffers:
+        return buffers.run(lambda placed: Kernels().launch(call.shape, placed, 0))
+
+
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 33, 64, 100, 600])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_row_gets_the_delta_of_its_adapter(
+    gpu: Chip, record_property: Callable[[str, object], None], dtype: str, rows: int, name: str
+) -> None:
+    call = some_call(rows, name, dtype)
+    worst = call.worst(outputs(call))
+    kernels = [each.kernel for each in launches_of(call.shape, gpu)]
+    record_property("kernels", " + ".join(kernels))
+    record_property(WORST, worst)
+    assert worst <= 1
+
+
+@pytest.mark.parametrize("rows", [2, 8, 33, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_bit_of_a_row_depends_on_its_neighbours(gpu: Chip, dtype: str, rows: int) -> None:
+    call = some_call(rows, "distinct", dtype)
+    others = np.arange(rows) % 2 == 1
+    before = outputs(call)
+    for slot in (BASE, 0, 5):
+        after = outputs(call.with_slots(np.where(others, slot, call.slot)))
+        for old, new in zip(before, after, strict=True):
+            assert old[~others].tobytes() == new[~others].tobytes()

@@ -1,0 +1,86 @@
+"""Launches of calls whose rows have adapters of their own, on any GPU and for any shape."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trt_lora.plugins.contract.sites import MAX_RANK, MAX_SITES
+from trt_lora.plugins.errors import TensorError
+from trt_lora.plugins.kernels.constants import PASS_BYTES
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape, StackShape
+from trt_lora.plugins.kernels.launch_plan import ITEM_BYTES, Chip, plan_launches
+from trt_lora.plugins.kernels.launcher import group_of
+from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
+from trt_lora.plugins.kernels.passes import launches_of
+from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B as MODEL
+
+H200 = Chip((9, 0), 132)
+
+chips = st.builds(
+    Chip, st.sampled_from([(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)]), st.integers(1, 400)
+)
+ranks = st.one_of(st.integers(1, MAX_RANK), st.sampled_from([1, 8, 16, 64, 256, 512]))
+sizes = st.one_of(st.integers(1, 64), st.integers(1, 60000))
+shapes = st.builds(
+    GroupShape,
+    m=st.one_of(st.integers(1, 64), st.integers(1, 40000)),
+    k=sizes,
+    sites=st.lists(st.builds(SiteShape, sizes, ranks), min_size=1, max_size=MAX_SITES).map(tuple),
+    dtype=st.sampled_from(sorted(ITEM_BYTES)),
+    has_addend=st.booleans(),
+    stacks=st.builds(StackShape, st.integers(1, 100), st.just(8), st.just((0,) * MAX_SITES)),
+)
+
+
+@given(shapes, chips, st.booleans())
+def test_every_launch_is_one_that_cuda_takes(shape: GroupShape, chip: Chip, aligned: bool) -> None:
+    for launch in launches_of(shape, chip, aligned=aligned):
+        assert launch.kernel in SLOT_KERNELS
+        assert launch.shared_bytes <= 48 * 1024
+        assert 1 <= launch.grid[1] <= 65535
+        assert 1 <= launch.grid[2] <= 64
+        assert launch.grid[0] % launch.cluster == 0
+
+
+@given(shapes, chips)
+def test_there_are_as_many_launches_as_for_one_adapter(shape: GroupShape, chip: Chip) -> None:
+    one = plan_launches(replace(shape, stacks=None), chip)
+    assert launches_of(replace(shape, stacks=None), chip) == one
+    assert len(launches_of(shape, chip)) == len(one)
+
+
+@given(shapes, chips)
+def test_few_rows_have_a_cta_for_every_slot_that_they_may_take(
+    shape: GroupShape, chip: Chip
+) -> None:
+    assert shape.stacks is not None
+    passes = {launch.grid[2] for launch in launches_of(shape, chip)}
+    if shape.m <= 64:
+        assert passes == {min(shape.m, shape.stacks.slots + 1)}
+
+
+@pytest.mark.parametrize("m", [1, 8, 32])
+@pytest.mark.parametrize("rank", [16, 32])
+def test_a_llama_group_decodes_in_one_launch(m: int, rank: int) -> None:
+    for linears in MODEL.groups.values():
+        sites = tuple(SiteShape(linear.n, rank) for linear in linears)
+        stacks = StackShape(8, 224, tuple(range(len(sites))))
+        shape = GroupShape(m, linears[0].k, sites, "float16", True, stacks)
+        (launch,) = launches_of(shape, H200)
+        assert launch.shared_bytes > PASS_BYTES
+
+
+def test_the_argument_says_where_rows_and_ranks_lie() -> None:
+    sites = (SiteShape(32, 16), SiteShape(24, 8))
+    shape = GroupShape(2, 64, sites, "float16", True, StackShape(5, 12, (7, 3)))
+    buffers = GroupBuffers(16, (32, 48), (64, 80), (96, 112), (128, 144), 160, 176, 192)
+    group = group_of(shape, buffers, splits=1)
+    found = group.stacks
+    assert (found.slot, found.rank, found.slots, found.sites) == (176, 192, 5, 12)
+    assert (found.columns, found.column_tiles) == (24, 1)
+    assert [site.of_ranks for site in group.site[:2]] == [7, 3]
+    for missing in (buffers._replace(slot=0), buffers._replace(rank=0)):
+        with pytest.raises(TensorError, match=r"the rows' slots are at 0x.*, their ranks at 0x"):
+            group_of(shape, missing, splits=1)

@@ -1,0 +1,230 @@
+"""An engine for many adapters on a fake TensorRT: stacks stay, and a step brings its slots."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda_state import CopyKind
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import DOWN, UP, engine_directory, expected_logits
+from support.fakes.tiny_static_engine import ROWS, static_slots_manifest
+from support.models.tiny_model_runs import NO_ADAPTER, adapter, expected_answer, manager_of
+
+from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
+from trt_lora.runtime import Batch, SamplingParams, TensorMap, open_engine
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.generation.decoding.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.tensor import tensor_from_numpy
+
+SLOTS = 3
+WEIGHTS: dict[str | None, dict[str, Array]] = {
+    None: NO_ADAPTER,
+    "a": adapter(3, UP, DOWN),
+    "b": adapter(2, DOWN),
+    "c": adapter(1, UP),
+    "d": adapter(4, UP, DOWN),
+    "e": {name: -array for name, array in adapter(4, UP, DOWN).items()},
+}
+NAMES = [name for name in WEIGHTS if name is not None]
+
+
+@pytest.fixture
+def slot_engine(trt: FakeTensorRT, tmp_path: Path) -> TensorRTEngine:
+    """The tiny model with a static cache and slots, not entered."""
+    trt.manifest = static_slots_manifest(SLOTS)
+    return TensorRTEngine(engine_directory(tmp_path / "slots", trt.manifest), trt.manifest)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """A file for each adapter."""
+    found = {name: tmp_path / f"{name}.safetensors" for name in NAMES}
+    for name, path in found.items():
+        save_file(WEIGHTS[name], path)
+    return found
+
+
+def loaded(engine: TensorRTEngine, files: dict[str, Path], names: str = "abcde") -> SlotAdapters:
+    adapters = SlotAdapters(engine)
+    for name in names:
+        adapters.load_weights(name, files[name], strict=False)
+    return adapters
+
+
+def step_inputs(engine: TensorRTEngine, rows: int) -> TensorMap:
+    """The inputs of a decode step of empty rows, all of token 0."""
+    cache = KVCache(engine.manifest, engine.memory, ROWS)
+    ids, lengths = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
+    arrays = static_token_inputs(ids, lengths, np.arange(rows), cache.max_len)
+    tensor_map = TensorMap({name: tensor_from_numpy(array) for name, array in arrays.items()})
+    tensor_map.update(cache.views(0, rows))
+    return tensor_map
+
+
+def are_right(logits: Array, ids: Iterable[int], names: Sequence[str | None]) -> bool:
+    """Whether logits [rows, vocab] are those of one token and one adapter each."""
+    pairs = zip(ids, names, strict=True)
+    expected = [expected_logits(np.array([token]), WEIGHTS[name])[0] for token, name in pairs]
+    return np.allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def switches(count: int) -> Iterator[tuple[str, list[str | None]]]:
+    """The name of an adapter to load anew, or none, and the adapters of a step's rows."""
+    random = np.random.default_rng(5)
+    for _ in range(count):
+        few = [None, *random.choice(NAMES, SLOTS, replace=False)]
+        yield random.choice(["", *NAMES]), list(random.choice(few, ROWS))
+
+
+def test_a_plan_for_many_adapters_is_opened_on_tensorrt(
+    slot_engine: TensorRTEngine, cuda: FakeCuda
+) -> None:
+    with open_engine(slot_engine.directory, "tensorrt") as engine:
+        assert engine.memory.device == "cuda:0"
+        assert isinstance(engine, TensorRTEngine)
+        engine.warm_up()
+
+
+def test_rows_have_adapters_of_their_own(
+    slot_engine: TensorRTEngine, files: dict[str, Path]
+) -> None:
+    with slot_engine as engine:
+        adapters = loaded(engine, files)
+        names = ["a", None, "b", "a"]
+        outputs = engine.execute(TensorMap({**step_inputs(engine, 4), **adapters.rows(names)}))
+        assert are_right(outputs["logits"].numpy(), [0] * 4, names)
+        names = ["e", "d", None, "a"]
+        outputs = engine.execute(TensorMap({**step_inputs(engine, 4), **adapters.rows(names)}))
+        assert are_right(outputs["logits"].numpy(), [0] * 4, names)
+
+
+def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_first(
+    slot_engine: TensorRTEngine, cuda: FakeCuda, files: dict[str, Path]
+) -> None:
+    with slot_engine as engine:
+        adapters = loaded(engine, files)
+        names: list[str | None] = [None] * ROWS
+        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)})
+        run = engine.prepare(tensor_map)
+        run.run()
+        captured = cuda.names().count("cudaStreamBeginCapture")
+        placed = set(adapters.slots.items())
+        for anew, names in switches(1000):
+            if anew:
+                adapters.unload(anew)
+                adapters.load_weights(anew, files[anew], strict=False)
+            bindings = adapters.rows(names)
+            assert all(
+                (bindings[name].pointer, bindings[name].shape)
+                == (tensor_map[name].pointer, tensor_map[name].shape)
+                for name in engine.manifest.lora_inputs - {LORA_SLOT}
+            )
+            ids = np.arange(ROWS) + len(placed)
+            run.inputs["input_ids"][:, 0] = ids % 11
+            run.inputs[LORA_SLOT][:] = bindings[LORA_SLOT].numpy()
+            run.run()
+            assert are_right(run.outputs["logits"].numpy(), ids % 11, names)
+            placed |= adapters.slots.items()
+        launched = cuda.names().count("cudaGraphLaunch")
+        assert cuda.names().count("cudaStreamBeginCapture") == captured == 1
+        assert launched == 1000
+    assert len(placed) > 2 * SLOTS  # slots had many adapters
+
+
+def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits_for_it(
+    slot_engine: TensorRTEngine, cuda: FakeCuda, files: dict[str, Path]
+) -> None:
+    with slot_engine as engine:
+        adapters = loaded(engine, files)
+        names: list[str | None] = ["a"] * ROWS
+        run = engine.prepare(TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)}))
+        run.run()
+        before, copied = len(cuda.calls), len(cuda.copies)
+        bindings = adapters.rows(["b"] * ROWS)
+        activation = cuda.names()[before:]
+        assert "cudaStreamSynchronize" not in activation  # the host goes on
+        assert activation.count("cudaMemcpyAsync") == len(engine.manifest.lora_bindings) + 1
+        assert {copy.kind for copy in cuda.copies[copied:]} == {CopyKind.cudaMemcpyHostToDevice}
+        run.inputs[LORA_SLOT][:] = bindings[LORA_SLOT].numpy()
+        before = len(cuda.calls)
+        run.run()
+        step = cuda.names()[before:]
+        order = [
+            step.index(n) for n in ("cudaEventRecord", "cudaStreamWaitEvent", "cudaGraphLaunch")
+        ]
+        assert order == sorted(order)
+        assert are_right(run.outputs["logits"].numpy(), [0] * ROWS, ["b"] * ROWS)
+
+
+@pytest.mark.usefixtures("hurrying")
+def test_sequences_join_and_leave_with_adapters_of_their_own(
+    slot_engine: TensorRTEngine, files: dict[str, Path], cuda: FakeCuda
+) -> None:
+    """Greedy ones alone are begun a step ahead, on the device."""
+    joined: dict[int, tuple[list[int], str | None, int]] = {}
+    answers: dict[int, list[int]] = {}
+    with slot_engine as engine:
+        adapters = loaded(engine, files)
+        batch = Batch(engine, adapters=adapters)
+
+        def join(prompt: list[int], name: str | None, tokens: int) -> None:
+            sampling = SamplingParams(max_new_tokens=tokens, stop_token_ids=())
+            joined[batch.add(prompt, sampling, adapter=name)] = (prompt, name, tokens)
+
+        def step(count: int) -> None:
+            for token in [token for _ in range(count) for token in batch.step()]:
+                assert token.token_id is not None
+                answers.setdefault(token.row, []).append(token.token_id)
+
+        join([3, 1, 4], "a", 5)
+        join([1], None, 9)
+        step(2)
+        join([5, 9, 2], "b", 4)
+        join([8, 9], "c", 10)
+        step(4)
+        join([2, 7], "d", 6)  # takes the slot that a had
+        step(3)
+        join([6, 5, 3, 5], "e", 3)
+        join([1, 2], "e", 3)
+        while batch:
+            step(1)
+        adapters.check_integrity()
+    for row, (prompt, name, tokens) in joined.items():
+        assert answers[row] == expected_answer(prompt, tokens, WEIGHTS[name]), (row, name)
+
+
+def test_a_manager_binds_one_adapter_for_all_rows(
+    slot_engine: TensorRTEngine, files: dict[str, Path]
+) -> None:
+    with slot_engine as engine:
+        manager = manager_of(engine)
+        for name, path in files.items():
+            manager.load_weights(name, path, strict=False)
+        for active in ("a", "d", None):
+            manager.switch_weights(active) if active else manager.reset_weights()
+            batch = Batch(engine, manager=manager)
+            sampling = SamplingParams(max_new_tokens=6, stop_token_ids=())
+            rows = [batch.add(prompt, sampling) for prompt in ([3, 1, 4], [1])]
+            answers: dict[int, list[int]] = {row: [] for row in rows}
+            while batch:
+                for token in batch.step():
+                    assert token.token_id is not None
+                    answers[token.row].append(token.token_id)
+            assert answers[rows[0]] == expected_answer([3, 1, 4], 6, WEIGHTS[active])
+            assert answers[rows[1]] == expected_answer([1], 6, WEIGHTS[active])
+
+
+def test_the_ranks_of_an_adapter_lie_beside_it(
+    slot_engine: TensorRTEngine, files: dict[str, Path]
+) -> None:
+    with slot_engine as engine:
+        adapters = loaded(engine, files)
+        ranks = adapters.rows(["a", "b", "c"])[LORA_RANK].numpy()
+        found = [ranks[adapters.slots[name]].tolist() for name in "abc"]
+        assert found == [[3, 3], [0, 2], [1, 0]]

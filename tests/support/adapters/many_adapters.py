@@ -1,0 +1,39 @@
+"""Adapters on a fake engine with two slots, for the tests of the managers' interfaces."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
+
+from trt_lora.runtime.managers.slots.cache_config import CacheConfig
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.memory.dtypes import Array
+
+SLOTS = 2
+MANIFEST = replace(make_manifest(), max_loras=SLOTS)
+A = "lora_A_model.layers.0.self_attn.q_proj"
+
+
+def slot_adapters(config: CacheConfig | None = None) -> SlotAdapters:
+    """Return an empty cache of a fake engine."""
+    return SlotAdapters(FakeExecutor(MANIFEST), config or CacheConfig())
+
+
+def weights_of(name: str) -> dict[str, Array]:
+    """Return weights whose rank and values depend on a name of one letter."""
+    return make_weights(MANIFEST, rank=ord(name) % 16 + 1, seed=ord(name))
+
+
+def adapter_file(folder: Path, name: str) -> Path:
+    """Write them."""
+    path = folder / f"{name}.safetensors"
+    save_file(weights_of(name), path)
+    return path
+
+
+def lies_in(adapters: SlotAdapters, name: str, slot: int) -> bool:
+    """Return whether a slot holds the weights of a name."""
+    stack, given = adapters.stacks.views(slot, 1)[A].numpy()[0], weights_of(name)[A]
+    return np.array_equal(stack[:, : given.shape[1]], given)

@@ -1,0 +1,18 @@
+"""Build the README's engines by its own commands, in one process that traces their model once."""
+
+import shlex
+
+from support.doc_blocks import build_blocks
+from support.models.quick_build import shared_traces
+
+from trt_lora.scripts.build_engine import main
+
+
+def build_engines(*names: str) -> None:
+    """Run the commands that build these engines, in the current folder."""
+    blocks = build_blocks()
+    with shared_traces():
+        for name in names:
+            command, *arguments = shlex.split(blocks[name].text.replace("\\\n", " "))
+            assert command == "build-engine"
+            main(arguments)
