@@ -31,6 +31,7 @@ class AdapterLoads(Generic[LeaseT]):
         self._loads: dict[str, Future[None]] = {}
         self._reserved: dict[str, LeaseT] = {}
         self._without_room: dict[str, StateError] = {}  # on the host, when last tried
+        self._to_retry: set[str] = set()
 
     def have_ended(self) -> bool:
         """Whether `end` has something to say, or `give_up` has."""
@@ -55,28 +56,28 @@ class AdapterLoads(Generic[LeaseT]):
         Raises:
             UnknownAdapterError: there is no such adapter.
         """
+        on_its_way = AdapterStage.NO_MEMORY if name in self._without_room else AdapterStage.COMING
         if name in self._loads:
-            return AdapterStage.COMING
+            return on_its_way
         self._drop_replaced(name)
         if self._cache.can_lease(name):
             return self._place(name, resident, reserve=reserve)
         if self._cache.is_on_host(name):
             return AdapterStage.NO_SLOT
-        if name in self._without_room:
-            return AdapterStage.NO_MEMORY
-        if read:
+        if read and (name not in self._without_room or name in self._to_retry):
+            self._to_retry.discard(name)
             self._loads[name] = self._cache.prefetch(name)
-        return AdapterStage.COMING
+        return on_its_way
 
     def end(self) -> dict[str, BaseException]:
         """Forget the loads that are done, and return why others failed.
 
-        One that found no room on the host is not among them while adapters are held here: it is
-        tried again after the next `make_room`.
+        One that found no room on the host is not among them: it is tried again after `make_room`.
         """
         failed: dict[str, BaseException] = {}
         for name, load in [(name, load) for name, load in self._loads.items() if load.done()]:
             del self._loads[name]
+            self._without_room.pop(name, None)
             error = None if load.cancelled() else load.exception()
             if isinstance(error, StateError):
                 self._without_room[name] = error
@@ -84,16 +85,14 @@ class AdapterLoads(Generic[LeaseT]):
                 failed[name] = error
         return failed
 
-    def make_room(self) -> bool:
-        """Try again what found no room on the host, after a release; return whether any did."""
-        found_none = bool(self._without_room)
-        self._without_room.clear()
-        return found_none
+    def make_room(self) -> None:
+        """Try again what found no room on the host: an adapter is not held any more."""
+        self._to_retry = set(self._without_room)
 
-    def give_up(self) -> dict[str, StateError]:
-        """Return what found no room on the host, and do not try it again: nobody will make any."""
-        refused, self._without_room = self._without_room, {}
-        return refused
+    def give_up(self) -> dict[str, BaseException]:
+        """Return why the host has no room for adapters, if nobody will make any."""
+        tried = self._without_room.keys() - self._to_retry - self._loads.keys()
+        return {name: self._without_room.pop(name) for name in tried}
 
     def take(self, name: str, generation: int | None) -> LeaseT | None:
         """Return a lease for a request; the slot is not held any more.
@@ -115,11 +114,15 @@ class AdapterLoads(Generic[LeaseT]):
             if generation not in (None, self._cache.generation(name)):
                 raise
             return None
-        self.drop(name)
+        self._drop(name)
         return lease
 
-    def drop(self, name: str) -> None:
-        """Give back the slot that is held for an adapter, if there is one."""
+    def forget(self, name: str) -> None:
+        """Give back the slot that is held for an adapter: nobody waits for it any more."""
+        self._without_room.pop(name, None)
+        self._drop(name)
+
+    def _drop(self, name: str) -> None:
         if name in self._reserved:
             self._cache.release(self._reserved.pop(name))
 
@@ -140,4 +143,4 @@ class AdapterLoads(Generic[LeaseT]):
         """Give back a slot that is held for what the name does not mean any more."""
         reserved = self._reserved.get(name)
         if reserved is not None and reserved.generation != self._cache.generation(name):
-            self.drop(name)
+            self._drop(name)

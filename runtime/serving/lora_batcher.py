@@ -225,7 +225,7 @@ class LoRABatcher(Generic[LeaseT]):
         for request in self._waiting.of(name):
             choice.failed[request.id] = error
             self._waiting.remove(request)
-        self._loads.drop(name)
+        self._loads.forget(name)
 
     def _wait(self, request: Request) -> None:
         self._waiting.add(request)
@@ -236,11 +236,12 @@ class LoRABatcher(Generic[LeaseT]):
         """Take a request out of its queue, and give back the slot that was held for its adapter."""
         self._waiting.remove(request)
         if request.adapter is not None and self._waiting.head(request.adapter) is None:
-            self._loads.drop(request.adapter)
+            self._loads.forget(request.adapter)
 
     def _stop(self, request_id: int) -> Running[LeaseT]:
         stopped = self._running.stop(request_id)
         name = stopped.request.adapter
-        if name is not None and (self._loads.make_room() or name not in self._running.adapters):
+        if name is not None and name not in self._running.adapters:
+            self._loads.make_room()
             self._look_again()
         return stopped

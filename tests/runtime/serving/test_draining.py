@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from support.batcher_steps import DRAIN_AFTER, LONGEST, BatcherSteps
 
+from trt_lora.plugins.errors import StateError
+
 PLACING = 1  # a step between the slot that comes free and the request that joins
 
 
@@ -121,6 +123,20 @@ def test_an_adapter_in_a_slot_that_others_hold_all_of_starves_no_more_than_any()
         served.submit("A")
         served.step()
     assert served.waits[number] <= DRAIN_AFTER + LONGEST + PLACING
+
+
+def test_memory_of_the_host_is_waited_for_as_a_slot_is() -> None:
+    served = BatcherSteps("AB", slots=2)
+    served.submit("A")
+    served.step(2)
+    served.cache.errors["B"] = StateError("host memory is full")
+    other = served.submit("B")
+    for _ in range(40):
+        served.submit("A")
+        if ("A", 1) not in served.cache.held:  # it leaves the host for B
+            served.cache.errors.clear()
+        served.step()
+    assert served.waits[other] <= DRAIN_AFTER + LONGEST + 2 * PLACING
 
 
 def test_who_takes_a_slot_late_is_drained_as_soon_as_it_runs() -> None:

@@ -47,15 +47,34 @@ def test_adapters_in_slots_go_before_older_requests_of_others() -> None:
 
 
 def test_a_slot_that_another_thread_frees_is_found() -> None:
-    served = BatcherSteps("AB")
-    served.cache.host |= {"A"}
+    served = BatcherSteps("ABC", slots=2)
     served.cache.pinned.add(("A", 1))
+    served.submit("C", tokens=100)
+    served.step(2)
     number = served.submit("B")
     served.step(3 * DRAIN_AFTER)
     assert number not in served.waits
     served.cache.pinned.clear()
     served.step(10)
     assert number in served.waits
+
+
+def test_the_cache_is_asked_nothing_while_nothing_changes() -> None:
+    served = BatcherSteps("AB", drain_after=100)
+    served.submit("A")
+    served.step(2)
+    served.submit("B")
+    served.step(3)
+    asked = served.cache.asked
+    served.step(3)
+    assert served.cache.asked == asked
+
+
+def test_adapters_are_read_while_all_rows_are_in_use() -> None:
+    served = BatcherSteps("A", rows=1, is_instant=False)
+    served.submit(None, "A")
+    served.step()
+    assert [name for name, _ in served.cache.pending] == ["A"]
 
 
 def test_a_preempted_request_goes_back_to_the_front_with_its_tokens() -> None:

@@ -63,17 +63,21 @@ def test_more_adapters_than_slots_are_served_through_preemption_and_cancels(
             for request, token in given.tokens.items():
                 answers[request].append(token.token_id)
 
-        def has(count: int) -> bool:
+        def begins() -> bool:
             step()
-            return len(answers[requests[0]]) >= count
+            return len(answers[requests[0]]) >= 3
 
-        assert eventually(lambda: has(3))
+        def ends() -> bool:
+            step()
+            return not scheduler
+
+        assert eventually(begins)
         scheduler.preempt(requests[0])
         scheduler.cancel(requests.pop())
-        assert eventually(lambda: (step(), not scheduler)[1])
+        assert eventually(ends)
         scheduler.check_integrity()
-        for request, prompt, name in zip(requests, prompts, names, strict=False):
+        for request, prompt, adapter in zip(requests, prompts, names, strict=False):
             (alone,) = generate(
-                engine, [prompt], adapters=adapters, adapter_names=[name], sampling=SAMPLING
+                engine, [prompt], adapters=adapters, adapter_names=[adapter], sampling=SAMPLING
             )
             assert answers[request] == list(alone.token_ids)

@@ -30,6 +30,7 @@ class FakeAdapterCache:
         self.errors: dict[str, Exception] = {}  # of loads
         self.pending: list[tuple[str, Future[None]]] = []
         self.loads = Counter[str]()  # from disk
+        self.asked = 0  # how often whether something can be leased
 
     @property
     def slots(self) -> Mapping[str, int]:
@@ -49,6 +50,7 @@ class FakeAdapterCache:
         return name in self.host
 
     def can_lease(self, name: str) -> bool:
+        self.asked += 1
         entry = (name, self.generation(name))
         return name in self.host and (entry in self.held or len(self.held) < self.count)
 
