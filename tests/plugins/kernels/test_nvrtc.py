@@ -50,9 +50,9 @@ REGISTERS = {
 SLOT_REGISTERS = {
     "slots_decode_bfloat16": 128,
     "slots_decode_float16": 128,
-    "slots_fused_bfloat16_8": 224,
-    "slots_fused_float32_8": 168,
-    "slots_shrink_bfloat16_8": 224,
+    "slots_fused_bfloat16_8": 255,
+    "slots_fused_float32_8": 208,
+    "slots_shrink_bfloat16_8": 240,
     "slots_expand_bfloat16_8": 208,
     "slots_fused_tiles_bfloat16": 128,
     "slots_shrink_tiles_bfloat16": 128,
