@@ -68,8 +68,10 @@ class StepRuns(Generic[Run]):
         if rows not in self._runs:
             self._runs[rows] = self._prepared(rows, adapter)
         elif self._adapters[rows] is not adapter:
-            on_device = {name: t for name, t in adapter.items() if t.device != HOST}
-            self._runs[rows].bind(TensorMap(on_device))
+            bound = TensorMap(adapter)
+            if _has_own_slots(adapter):
+                del bound[LORA_SLOT]
+            self._runs[rows].bind(bound)
         self._adapters[rows] = adapter
         return self._runs[rows]
 
@@ -77,7 +79,7 @@ class StepRuns(Generic[Run]):
         ids, places = np.zeros((rows, 1), np.int64), np.arange(rows)
         tokens = static_token_inputs(ids, self._cache.lengths[:rows], places, 0)
         tensor_map = TensorMap(adapter)
-        if LORA_SLOT in adapter and adapter[LORA_SLOT].device == HOST:
+        if _has_own_slots(adapter):
             tensor_map[LORA_SLOT] = tensor_from_numpy(np.full(rows, BASE_SLOT, SLOT_DTYPE))
         tensor_map.update(
             {n: tensor_from_numpy(tokens[n]) for n in (INPUT_IDS, LENGTHS, KEPT_PLACES)}
@@ -85,3 +87,8 @@ class StepRuns(Generic[Run]):
         tensor_map.update(self._cache.views(0, rows))
         tensor_map[BOUND] = self._bound  # a bool for each position
         return self._prepare(tensor_map)
+
+
+def _has_own_slots(adapter: TensorMap) -> bool:
+    """Whether every row has a slot, which a step brings; otherwise one is bound for all rows."""
+    return LORA_SLOT in adapter and adapter[LORA_SLOT].device == HOST

@@ -50,12 +50,12 @@ REGISTERS = {
 SLOT_REGISTERS = {
     "slots_decode_bfloat16": 128,
     "slots_decode_float16": 128,
-    "slots_fused_bfloat16_8": 224,
-    "slots_fused_float32_8": 168,
-    "slots_shrink_bfloat16_8": 224,
+    "slots_fused_bfloat16_8": 255,
+    "slots_fused_float32_8": 208,
+    "slots_shrink_bfloat16_8": 240,
     "slots_expand_bfloat16_8": 208,
-    "slots_fused_tiles_bfloat16": 96,
-    "slots_shrink_tiles_bfloat16": 96,
+    "slots_fused_tiles_bfloat16": 128,
+    "slots_shrink_tiles_bfloat16": 128,
     "slots_expand_tiles_bfloat16": 128,
 }
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

@@ -17,6 +17,7 @@ from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.runtime import Batch, SamplingParams, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.dtypes import Array
@@ -228,3 +229,20 @@ def test_the_ranks_of_an_adapter_lie_beside_it(
         ranks = adapters.rows(["a", "b", "c"])[LORA_RANK].numpy()
         found = [ranks[adapters.slots[name]].tolist() for name in "abc"]
         assert found == [[3, 3], [0, 2], [1, 0]]
+
+
+def test_a_decoder_gives_every_row_of_a_step_its_adapter(
+    slot_engine: TensorRTEngine, files: dict[str, Path]
+) -> None:
+    """Three rows in a run of four, of which the last takes no adapter."""
+    with slot_engine as engine:
+        adapters = loaded(engine, files)
+        decoder = StaticDecoder(engine, adapters.rows([None]), ROWS)
+        for row in range(3):
+            decoder.cache.admit(row)
+        for count, names in enumerate((["a", None, "b"], ["e", "d", None], [None, "c", "c"]), 1):
+            decoder.use_adapter(adapters.rows(names))
+            logits = decoder.decode(np.zeros(3, np.int64))
+            ids = np.zeros(count, np.int64)
+            expected = [expected_logits(ids, WEIGHTS[name])[-1] for name in names]
+            np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
