@@ -10,6 +10,7 @@ from trt_lora.runtime.engines.open_engine import open_engine
 from trt_lora.runtime.generation.batch import Batch, Token
 from trt_lora.runtime.generation.generate import Completion, generate
 from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.stream_text import stream_text
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
@@ -44,4 +45,5 @@ __all__ = [
     "read_manifest",
     "save_adapter",
     "shard_adapter",
+    "stream_text",
 ]

@@ -4,15 +4,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_lora.runtime import LoRAManager, SamplingParams, generate, open_engine
+from trt_lora.runtime import LoRAManager, generate, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.scripts.terminal.adapters import BASE, load_adapters, timed_switch
 from trt_lora.scripts.terminal.console import run
+from trt_lora.scripts.terminal.sampling_options import add_sampling_options, sampling_params
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    default = SamplingParams()
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--engine", type=Path, required=True, metavar="DIR", help="what build-engine made")
@@ -25,23 +25,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add("--prompt", required=True, help="a user's message")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
-    add("--max-new-tokens", type=int, default=default.max_new_tokens)
-    add("--temperature", type=float, default=default.temperature, help="0 is greedy")
-    add("--top-k", type=int, default=default.top_k, help="0 keeps all")
-    add("--top-p", type=float, default=default.top_p)
-    add("--seed", type=int, default=default.seed)  # fmt: skip
+    add_sampling_options(add)
     args = parser.parse_args(argv)
     run(lambda: _switch(args))
 
 
 def _switch(args: argparse.Namespace) -> None:
-    sampling = SamplingParams(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-    )
+    sampling = sampling_params(args)
     with open_engine(args.engine, args.backend) as engine:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)

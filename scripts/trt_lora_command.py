@@ -3,10 +3,21 @@
 import argparse
 from collections.abc import Sequence
 
-from trt_lora.scripts.commands import check_engine, compare, convert_adapter, inspect_engine, verify
+from trt_lora.scripts.commands import (
+    chat,
+    check_engine,
+    compare,
+    convert_adapter,
+    generate_text,
+    inspect_engine,
+    verify,
+)
 from trt_lora.scripts.terminal.console import run
 
-_COMMANDS = (inspect_engine, check_engine, convert_adapter, verify, compare)
+_COMMANDS = (
+    *(generate_text, chat),
+    *(inspect_engine, check_engine, convert_adapter, verify, compare),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -15,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _main(argv: Sequence[str] | None) -> None:
-    parser = argparse.ArgumentParser(prog="trt-lora", description="Look at engines and adapters")
+    parser = argparse.ArgumentParser(
+        prog="trt-lora", description="Run engines, and look at engines and adapters"
+    )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add_command(subparsers)

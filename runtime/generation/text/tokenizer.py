@@ -3,7 +3,8 @@
 The only file that imports tokenizers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from trt_lora.plugins.errors import BackendError, ConfigError
@@ -66,9 +67,38 @@ class TextTokenizer:
             raise ConfigError("this model has no chat template; pass the prompt as a string")
         return self._template.render(messages)
 
+    def stream(self) -> "TextStream":
+        """Return what turns the tokens of one answer into text as they come."""
+        from tokenizers.decoders import DecodeStream
+
+        step = partial(DecodeStream(skip_special_tokens=True).step, self._tokenizer)
+        return TextStream(step, self.decode)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+class TextStream:
+    """Text of tokens as they come; bytes that are no whole character yet are held back."""
+
+    def __init__(
+        self, step: Callable[[int], str | None], decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        self._step, self._decode = step, decode
+        self._ids: list[int] = []
+        self._length = 0  # characters returned
+
+    def add(self, token_id: int) -> str:
+        """Return the text that a token completes."""
+        self._ids.append(token_id)
+        text = self._step(token_id) or ""
+        self._length += len(text)
+        return text
+
+    def end(self) -> str:
+        """Return what was held back: half a character at the end reads as one that is damaged."""
+        return self._decode(self._ids)[self._length :]
 
 
 def _whole(text: str) -> str:

@@ -1,0 +1,53 @@
+"""One answer as text, piece by piece."""
+
+from collections.abc import Generator
+
+from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.text.prompts import Prompt, encoded
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+
+
+def stream_text(
+    engine: Engine,
+    prompt: Prompt,
+    *,
+    manager: LoRAManager | None = None,
+    adapters: SlotAdapters | None = None,
+    adapter: Lease | str | None = None,
+    sampling: SamplingParams | None = None,
+    tokenizer: TextTokenizer | None = None,
+) -> Generator[str]:
+    """Answer one prompt and yield its text as it comes, together what `generate` returns.
+
+    Nothing runs before the first piece is asked for; closing the iterator ends the answer.
+
+    Args:
+        engine: a running engine with a tokenizer.
+        prompt: as in `generate`.
+        manager: as in `generate`.
+        adapters: as in `generate`.
+        adapter: instead of `adapter_names`: of this prompt.
+        sampling: as in `generate`.
+        tokenizer: as in `generate`.
+
+    Raises:
+        ConfigError, UnknownAdapterError, StateError, OutputError: as `generate`.
+    """
+    tokenizer = tokenizer or TextTokenizer(engine.directory)
+    (ids,) = encoded([prompt], tokenizer, engine.manifest)
+    text = tokenizer.stream()
+    batch = Batch(engine, manager=manager, adapters=adapters, rows=1)
+    try:
+        batch.add(ids, sampling, adapter=adapter)
+        while batch:
+            for token in batch.step():
+                if token.token_id is not None:
+                    yield text.add(token.token_id)
+        yield text.end()
+    finally:
+        batch.clear()  # an adapter is in use as long as its sequence

@@ -1,0 +1,153 @@
+"""`trt-lora chat`: a conversation in the terminal, with adapters switched between turns."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.errors import ConfigError, LoRAError
+from trt_lora.runtime import (
+    Engine,
+    LoRAManager,
+    SamplingParams,
+    TextTokenizer,
+    open_engine,
+    stream_text,
+)
+from trt_lora.scripts.commands.generate_text import add_adapter_options
+from trt_lora.scripts.terminal.adapters import BASE, activate, load_adapters, name_and_path
+from trt_lora.scripts.terminal.sampling_options import add_sampling_options, sampling_params
+
+HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
+/load NAME=PATH      load one more
+/blend a=0.7 b=0.3   answer with a sum of adapters
+/adapters            list them
+/new                 forget the conversation
+/quit                end (or Ctrl-D)"""
+_BLEND = "blend"
+
+
+def add_command(subparsers: Any) -> None:
+    """Add the subcommand to those of `trt-lora`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "chat",
+        help="talk to an engine, switching adapters",
+        description=__doc__,
+        epilog=f"In the conversation:\n{HELP}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
+    add_adapter_options(add)
+    add_sampling_options(add)
+    parser.set_defaults(command=_chat)
+
+
+def _chat(args: argparse.Namespace) -> None:
+    sampling = sampling_params(args)
+    with open_engine(args.engine, args.backend) as engine:
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        load_adapters(manager, args.adapter)
+        activate(manager, args.use)
+        Conversation(engine, manager, sampling).run()
+
+
+class Conversation:
+    """Turns of a user and the engine."""
+
+    def __init__(self, engine: Engine, manager: LoRAManager, sampling: SamplingParams) -> None:
+        """Begin with nothing said.
+
+        Raises:
+            ConfigError: the engine has no tokenizer.
+        """
+        self._engine, self._manager, self._sampling = engine, manager, sampling
+        self._tokenizer = TextTokenizer(engine.directory)
+        self._messages: list[dict[str, str]] = []
+        self._commands: dict[str, Callable[[list[str]], None]] = {
+            "/use": self._use,
+            "/load": self._load,
+            "/blend": self._blend,
+            "/adapters": self._list,
+            "/new": self._forget,
+            "/help": lambda _: print(HELP),
+        }
+
+    def run(self) -> None:
+        """Read lines until there are no more, or /quit; a mistake costs a message, not the talk."""
+        if sys.stdin.isatty():
+            print("type /help for commands, Ctrl-D to end")
+        while (line := self._read()) is not None:
+            words = line.split()
+            if words and words[0] == "/quit":
+                return
+            try:
+                if words and words[0].startswith("/"):
+                    self._command(words)
+                elif words:
+                    self._answer(line)
+            except LoRAError as error:
+                print(f"error: {error}")
+
+    def _read(self) -> str | None:
+        name = self._manager.get_active_adapter_name() or BASE
+        try:
+            return input(f"{name}> ")
+        except EOFError:
+            print()
+            return None
+
+    def _command(self, words: list[str]) -> None:
+        if words[0] not in self._commands:
+            raise ConfigError(f"there is no {words[0]}; commands:\n{HELP}")
+        self._commands[words[0]](words[1:])
+
+    def _answer(self, line: str) -> None:
+        """Stream an answer; Ctrl-C ends it, and what was said so far stays."""
+        messages = [*self._messages, {"role": "user", "content": line}]
+        said: list[str] = []
+        pieces = stream_text(
+            self._engine,
+            messages,
+            manager=self._manager,
+            sampling=self._sampling,
+            tokenizer=self._tokenizer,
+        )
+        try:
+            for piece in pieces:
+                said.append(piece)
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            pieces.close()
+        print()
+        self._messages = [*messages, {"role": "assistant", "content": "".join(said)}]
+
+    def _use(self, words: list[str]) -> None:
+        activate(self._manager, " ".join(words))
+
+    def _load(self, words: list[str]) -> None:
+        name, path = name_and_path(" ".join(words), "/load")
+        self._manager.load_weights(name, path)
+
+    def _blend(self, words: list[str]) -> None:
+        parts = {}
+        for word in words:
+            name, _, weight = word.partition("=")
+            try:
+                parts[name] = float(weight)
+            except ValueError:
+                raise ConfigError(f"/blend got {word!r}, expected NAME=WEIGHT: a=0.7") from None
+        self._manager.blend(_BLEND, parts, replace=True)
+        self._manager.switch_weights(_BLEND)
+
+    def _list(self, words: list[str]) -> None:
+        del words
+        active = self._manager.get_active_adapter_name()
+        for name in ["", *self._manager.get_adapter_names()]:
+            print(f"{'*' if name == active else ' '} {name or BASE}")
+
+    def _forget(self, words: list[str]) -> None:
+        del words
+        self._messages = []
