@@ -71,9 +71,10 @@ def test_more_adapters_than_slots_are_served_through_preemption_and_cancels(
             step()
             return not scheduler
 
+        step()
+        scheduler.cancel(requests.pop())
         assert eventually(begins)
         scheduler.preempt(requests[0])
-        scheduler.cancel(requests.pop())
         assert eventually(ends)
         scheduler.check_integrity()
         for request, prompt, adapter in zip(requests, prompts, names, strict=False):
