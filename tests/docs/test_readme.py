@@ -10,6 +10,7 @@ RUN_BY_CI = ("make demo", "make test")  # .ci/run calls them; a test cannot
 PRINTED = {
     "--dry-run": "60 sites, 151 left alone",
     "switch_adapters.py": "[pirate, switched in",
+    "trt-lora generate": "Arr, matey!",
     "SamplingParams(max": '{"answer": "',
     "engine.execute": "420 LoRA bindings of 484 inputs",
     "manager.blend": "60 of 210 sites adapted",
