@@ -1,5 +1,6 @@
 """Models and adapters by their name on the Hugging Face hub, where no such path is."""
 
+import os
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 
 # org/name, and perhaps @ a branch, tag or commit
-_NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*?)(@(?P<revision>[\w./-]+))?")
+_NAME = re.compile(r"(?P<repo>\w[\w.-]{0,47}/\w[\w.-]{0,95}?)(@(?P<revision>[\w./-]+))?")
 # Never weights that only a pickle reader takes.
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
@@ -24,8 +25,8 @@ def hub_path(path: Path, revision: str | None = None) -> Path:
     Raises:
         ConfigError: there is neither, or the hub cannot be reached.
     """
-    found = None if path.exists() else _NAME.fullmatch(path.as_posix())
-    if found is None or (Path.cwd() / path).parent.exists():
+    found = _NAME.fullmatch(path.as_posix())
+    if found is None or os.path.lexists(path) or os.path.lexists(path.parent):
         return path
     return _snapshot(found["repo"], found["revision"] or revision)
 
