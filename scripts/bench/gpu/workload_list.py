@@ -37,7 +37,7 @@ def gpu_workloads(options: Options) -> list[Workload]:
         Workload(
             "kernels",
             "Does every kernel compile?",
-            20,
+            40,
             partial(kernel_compilation.rows, options.chip),
         ),
         *_correctness(options.chip),

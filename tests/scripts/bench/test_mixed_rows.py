@@ -86,6 +86,24 @@ def test_ours_is_timed_as_one_call_with_stacks_and_one_without() -> None:
 
 
 @needs_compiler
+def test_launches_are_told_from_bytes_by_as_many_kernels_that_do_nothing() -> None:
+    device = CpuDevice()
+    row = mixed_rows.measure(bench_on(device), MixedCell("qkv", 8, 64, "distinct"))
+    launches = 2  # rank 64 of three linears takes two: what lies between them goes through memory
+    assert device.elementwise.nodes == 2 * CALLS * launches  # once to capture, once to time
+    both = [row.ratios["% of the adapters' byte bound"], row.ratios["% of it without launches"]]
+    assert both == pytest.approx(
+        [
+            100 * adapters_us(TINY.groups["qkv"], 64, 8) / us
+            for us in (
+                row.variants["ours_us"],
+                row.variants["ours_us"] - row.variants["nothing_us"],
+            )
+        ]
+    )
+
+
+@needs_compiler
 def test_a_row_with_anothers_adapter_is_found() -> None:
     device = CpuDevice()
     calls = MixedCalls(device, "qkv", TINY.groups["qkv"], 8, 16, CALLS)
@@ -134,10 +152,10 @@ def test_vllm_is_told_which_rows_take_which_adapter(vllm_folder: Path) -> None:
 # ---- what is expected
 
 
-def test_cells_are_every_group_rank_and_mix_most_bytes_first() -> None:
+def test_cells_are_every_group_rank_and_mix_most_valuable_first() -> None:
     names = [cell.name for cell in mixed_rows.cells()]
     assert len(names) == len(set(names)) == 4 * 2 * (2 + 3 * len(MIXES))
-    assert names[0] == "gate_up m64 r64 identical"
+    assert names[0] == "gate_up m8 r64 identical"
     assert names[-1] == "o m1 r16 all base"
 
 

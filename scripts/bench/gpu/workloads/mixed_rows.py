@@ -1,7 +1,7 @@
 """One group of linears whose rows take adapters of their own, in a graph of calls."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,11 @@ import torch
 from trt_lora.plugins.contract.slots import BASE_SLOT
 from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.scripts.bench.gpu.device import Replay
-from trt_lora.scripts.bench.gpu.layers.lora_methods import LoraMethod, gathered
+from trt_lora.scripts.bench.gpu.layers.lora_methods import (
+    LoraMethod,
+    adds_to_residual,
+    gathered,
+)
 from trt_lora.scripts.bench.gpu.layers.mixed_calls import SLOTS, MixedCalls, mixed_shape
 from trt_lora.scripts.bench.gpu.layers.peer_methods import vllm_by_rows
 from trt_lora.scripts.bench.gpu.layers.random_adapters import transposed_stacks
@@ -27,10 +31,12 @@ from trt_lora.scripts.bench.gpu.session import Bench, Options
 from trt_lora.scripts.bench.gpu.timing import Spread, Times
 from trt_lora.scripts.bench.gpu.workloads.lora_group import calls_beyond_cache
 
-ROWS = (1, 8, 32, 64)
-RANKS = (64, 16)
+ROWS = (8, 32, 64, 1)
+RANKS = (64, 16)  # most bytes to move first
 AGREES = 0.01  # the difference that rounding explains in a row
 _PERCENT = 80.0  # of what the bytes of the adapters allow, at least
+_OF_BOUND, _WITHOUT_LAUNCHES = "% of the adapters' byte bound", "% of it without launches"
+_OURS = ("ours", "one_adapter", "nothing")
 _OF_ONE_ROW = ("identical", "all base")  # the others are one of them
 
 
@@ -61,9 +67,9 @@ class MixedCell:
 
 
 def cells() -> Iterator[MixedCell]:
-    """Yield what has most bytes to move first: a deadline cuts the end."""
+    """Yield what matters most first: a deadline cuts the end."""
     groups = ("gate_up", "qkv", "down", "o")
-    for rank, m, group in itertools.product(RANKS, sorted(ROWS, reverse=True), groups):
+    for m, rank, group in itertools.product(ROWS, RANKS, groups):
         for name in MIXES if m > 1 else _OF_ONE_ROW:
             yield MixedCell(group, m, rank, name)
 
@@ -82,11 +88,18 @@ def rows(bench: Bench) -> Iterator[ResultRow]:
 def predicted_us(cell: MixedCell, options: Options, adapters: int) -> tuple[float, float]:
     """Return what a call of ours takes whose rows have so many adapters: at least, and at most."""
     linears = options.model.groups[cell.group]
-    shape = mixed_shape(cell.group, linears, cell.m, cell.rank, "float16")
-    cost = replace(LAUNCH_COSTS["ours"], passes_over_y=2 if shape.has_addend else 1)
+    passes = 2 if adds_to_residual(cell.group) else 1  # a delta is written and read by nobody here
+    cost = replace(LAUNCH_COSTS["ours"], passes_over_y=passes)
     moved = group_us(linears, cell.m, cell.rank, cost, adapters)
-    launches = len(launches_of(shape, options.chip))
+    launches = _launches(cell, options)
     return launches * LAUNCH_US[0] + moved, launches * LATENCY_US + moved
+
+
+def _launches(cell: MixedCell, options: Options) -> int:
+    """Those of one call of ours."""
+    linears = options.model.groups[cell.group]
+    shape = mixed_shape(cell.group, linears, cell.m, cell.rank, "float16")
+    return len(launches_of(shape, options.chip))
 
 
 def _expected(cell: MixedCell, options: Options) -> dict[str, Expectation]:
@@ -104,7 +117,7 @@ def _expected(cell: MixedCell, options: Options) -> dict[str, Expectation]:
     bound = adapters_us(options.model.groups[cell.group], cell.rank, cell.adapters)
     percent = Expectation(100 * bound / high, 100 * bound / low, at_least=_PERCENT)
     return expected | {
-        "% of the adapters' byte bound": percent,
+        _OF_BOUND: percent,
         "vllm / ours": Expectation(at_least=1.0),
     }
 
@@ -114,6 +127,7 @@ def measure(bench: Bench, cell: MixedCell) -> ResultRow:
     timing = _MixedTiming(bench, cell)
     timing.add("ours", timing.calls.run, timing.calls.worst_row_after(timing.calls.run))
     timing.add("one_adapter", timing.calls.run_one_adapter)
+    timing.add("nothing", timing.run_nothing)
     timing.attempt("bmm", lambda: gathered(timing.calls.stacks, timing.calls.slot))
     timing.attempt("vllm", timing.vllm)
     return timing.row()
@@ -145,6 +159,11 @@ class _MixedTiming:
         except Exception as error:  # Triton raises what it likes, and gathering takes memory
             self._left_out[name] = f"left out: {error!r:.500}"
 
+    def run_nothing(self) -> None:
+        """As many kernels as ours are, which do nothing: what the launches alone take."""
+        for _ in range(len(self.calls.stacks) * _launches(self._cell, self._bench.options)):
+            self._bench.device.elementwise.nothing()
+
     def vllm(self) -> LoraMethod:
         operators, stacks = self._bench.vllm(), transposed_stacks(self.calls.stacks)
         groups = {self._cell.group: self._linears}
@@ -160,19 +179,21 @@ class _MixedTiming:
             cell.name,
             sizes | {"slots": SLOTS, "adapters": cell.adapters, "calls": calls},
             {f"{name}_us": value for name, value in us.items()},
-            {"ours, us a call": us["ours"]} | self._ratios(times, us["ours"]) | self._differences,
+            {"ours, us a call": us["ours"]} | self._ratios(times, us) | self._differences,
             {"rows": cell.rows, "nodes": nodes} | self._left_out,
         )
 
-    def _ratios(self, times: Times, ours_us: float) -> dict[str, Spread | float]:
-        peers = [name for name in self._replays if name not in ("ours", "one_adapter")]
+    def _ratios(self, times: Times, us: Mapping[str, float]) -> dict[str, Spread | float]:
+        peers = [name for name in self._replays if name not in _OURS]
         ratios: dict[str, Spread | float] = {
             "ours / one_adapter": times.ratio("ours", "one_adapter")
         }
         ratios |= {f"{name} / ours": times.ratio(name, "ours") for name in peers}
         if self._cell.adapters:
             bound = adapters_us(self._linears, self._cell.rank, self._cell.adapters)
-            ratios["% of the adapters' byte bound"] = 100 * bound / ours_us
+            ratios[_OF_BOUND] = 100 * bound / us["ours"]
+            if (rest := us["ours"] - us["nothing"]) > 0:
+                ratios[_WITHOUT_LAUNCHES] = 100 * bound / rest
         return ratios
 
 
