@@ -107,15 +107,11 @@ def test_launches_are_told_from_bytes_by_as_many_kernels_that_do_nothing() -> No
 def test_a_row_with_anothers_adapter_is_found() -> None:
     device = CpuDevice()
     calls = MixedCalls(device, "qkv", TINY.groups["qkv"], 8, 16, CALLS)
-    calls.slot.copy_(torch.arange(8))
-
-    def wrong_in_one_row() -> None:
-        calls.slot[5] = 4
-        calls.run()
-        calls.slot[5] = 5
-
-    assert calls.worst_row_after(calls.run) < 2e-3
-    assert calls.worst_row_after(wrong_in_one_row) > 0.5
+    wanted = torch.arange(8)
+    calls.slot.copy_(wanted)
+    assert calls.worst_row_after(calls.run, wanted) < 2e-3
+    calls.slot[5] = 4
+    assert calls.worst_row_after(calls.run, wanted) > 0.5
 
 
 def test_the_worst_row_is_not_lost_among_others() -> None:
@@ -236,28 +232,9 @@ def test_other_slots_take_no_capture_and_no_other_address(group: str) -> None:
 
 
 @needs_compiler
-def test_a_graph_that_keeps_its_first_slots_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = CountingDevice()
-    calls: list[MixedCalls] = []
-    make = MixedCalls.__init__
-
-    def kept(self: MixedCalls, *args: object) -> None:
-        make(self, *args)  # type: ignore[arg-type]
-        calls.append(self)
-
-    def frozen(run: Callable[[], object]) -> CpuReplay:
-        first = calls[0].slot.clone()
-
-        def replay() -> None:
-            now = calls[0].slot.clone()
-            calls[0].slot.copy_(first)
-            run()
-            calls[0].slot.copy_(now)
-
-        return CpuReplay(replay)
-
-    monkeypatch.setattr(MixedCalls, "__init__", kept)
-    monkeypatch.setattr(device, "capture", frozen)
-    worst = slot_switch.measure(bench_on(device), "o", 8).ratios["ours / float64, worst row"]
+def test_a_change_that_does_not_arrive_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_switch.SlotChange, "run", lambda change: None)
+    row = slot_switch.measure(bench_on(CpuDevice()), "o", 8)
+    worst = row.ratios["ours / float64, worst row"]
     assert isinstance(worst, float)
     assert worst > mixed_rows.AGREES

@@ -91,31 +91,37 @@ class MixedCalls:
 
         return run
 
-    def worst_row_after(self, run: Callable[[], object]) -> float:
-        """Return the worst difference from float64 of a row that the last call of `run` writes."""
+    def worst_row_after(self, run: Callable[[], object], rows: torch.Tensor) -> float:
+        """Return the worst difference from float64 of a row that the last call of `run` writes.
+
+        Args:
+            run: runs our kernels.
+            rows: the slot that each row [m] should take; what `slot` holds is not asked.
+        """
         for out in self._outs:
             out.fill_(float("nan"))
         self._device.synchronize()
         run()
         self._device.synchronize()
-        return worst_row(self._outs, self._exact(self._addends))
+        return worst_row(self._outs, self._exact(self._addends, rows))
 
-    def worst_row_of(self, add: LoraMethod) -> float:
+    def worst_row_of(self, add: LoraMethod, rows: torch.Tensor) -> float:
         """Return the same of another method, by its last call."""
         before = torch.cat(self._ys, dim=1)
         found = add(len(self.stacks) - 1, self._group, self._x, before.clone())
         self._device.synchronize()
-        return worst_row(found, self._exact(self._ys))
+        return worst_row(found, self._exact(self._ys, rows))
 
-    def _exact(self, ys: Tensors) -> list[torch.Tensor]:
+    def _exact(self, ys: Tensors, rows: torch.Tensor) -> list[torch.Tensor]:
         """The last call in float64, rows of one adapter at a time, by plain products."""
         x, exact = self._x.double(), []
+        taken = rows.to(self._device.where)
         for index, stack in enumerate(self.stacks[-1][self._group]):
             y = ys[index] if ys else torch.zeros_like(self._ys[index])
             exact.append(y.double())
             for slot in range(SLOTS):
-                rows = self.slot == slot
-                exact[-1][rows] += x[rows] @ stack.a[slot].double() @ stack.b[slot].double()
+                own = taken == slot
+                exact[-1][own] += x[own] @ stack.a[slot].double() @ stack.b[slot].double()
         return exact
 
 

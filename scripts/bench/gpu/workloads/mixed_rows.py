@@ -125,10 +125,11 @@ def _expected(cell: MixedCell, options: Options) -> dict[str, Expectation]:
 def measure(bench: Bench, cell: MixedCell) -> ResultRow:
     """Time one cell, ours beside ours for one adapter and the others."""
     timing = _MixedTiming(bench, cell)
-    timing.add("ours", timing.calls.run, timing.calls.worst_row_after(timing.calls.run))
-    timing.add("one_adapter", timing.calls.run_one_adapter)
+    calls = timing.calls
+    timing.add("ours", calls.run, calls.worst_row_after(calls.run, timing.rows))
+    timing.add("one_adapter", calls.run_one_adapter)
     timing.add("nothing", timing.run_nothing)
-    timing.attempt("bmm", lambda: gathered(timing.calls.stacks, timing.calls.slot))
+    timing.attempt("bmm", lambda: gathered(calls.stacks, calls.slot))
     timing.attempt("vllm", timing.vllm)
     return timing.row()
 
@@ -141,7 +142,8 @@ class _MixedTiming:
         self._linears = bench.options.model.groups[cell.group]
         calls = calls_beyond_cache(self._linears, cell.rank, bench.options.l2_bytes)
         self.calls = MixedCalls(bench.device, cell.group, self._linears, cell.m, cell.rank, calls)
-        self.calls.slot.copy_(torch.tensor(cell.rows))
+        self.rows = torch.tensor(cell.rows)
+        self.calls.slot.copy_(self.rows)
         self._replays: dict[str, Replay] = {}
         self._differences: dict[str, Spread | float] = {}
         self._left_out: dict[str, str] = {}
@@ -154,7 +156,7 @@ class _MixedTiming:
     def attempt(self, name: str, make: Callable[[], LoraMethod]) -> None:
         try:
             method = make()
-            worst = self.calls.worst_row_of(method)
+            worst = self.calls.worst_row_of(method, self.rows)
             self.add(name, self.calls.run_of(method), worst)
         except Exception as error:  # Triton raises what it likes, and gathering takes memory
             self._left_out[name] = f"left out: {error!r:.500}"

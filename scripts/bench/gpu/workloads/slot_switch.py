@@ -92,7 +92,7 @@ def _worst_row(calls: MixedCalls, change: SlotChange, graph: Replay) -> float:
         change.run()
         graph.run()
 
-    return calls.worst_row_after(run)
+    return calls.worst_row_after(run, change.wanted)
 
 
 def _host_us(bench: Bench, change: SlotChange) -> float:
