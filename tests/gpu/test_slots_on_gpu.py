@@ -7,12 +7,14 @@ import pytest
 from kernels.call_buffers import CallBuffers
 from kernels.calls import DTYPES
 from kernels.guarded_buffer import CudaMemory
-from kernels.slot_calls import BASE, MIXES, SlotCall, mix, slot_call
+from kernels.slot_calls import SlotCall, slot_call
 
+from trt_lora.plugins.contract.slots import BASE_SLOT as BASE
 from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.launcher import Kernels
 from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.scripts.bench.gpu.layers.row_mixes import MIXES, mix
 from trt_lora.scripts.bench.gpu.workloads.gpu_tests import WORST
 
 pytestmark = pytest.mark.gpu

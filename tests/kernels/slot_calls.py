@@ -8,27 +8,11 @@ import numpy.typing as npt
 from kernels.calls import Call
 from kernels.oracle import Inputs, worst_error
 
+from trt_lora.plugins.contract.slots import BASE_SLOT as BASE
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape, StackShape
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 
 Numbers = npt.NDArray[np.int32]
-
-BASE = -1
-MIXES = ("identical", "distinct", "uniform", "Zipf", "one base row among many", "all base")
-
-
-def mix(name: str, rows: int, slots: int) -> Numbers:
-    """Return the slot of each row."""
-    random = np.random.default_rng((rows, slots, MIXES.index(name)))
-    found: dict[str, npt.ArrayLike] = {
-        "identical": [slots - 1] * rows,
-        "distinct": random.permutation(np.arange(rows) % slots),
-        "uniform": random.integers(0, slots, rows),
-        "Zipf": np.minimum(random.zipf(1.5, rows) - 1, slots - 1),
-        "one base row among many": [BASE if row == rows // 2 else row % 2 for row in range(rows)],
-        "all base": [BASE] * rows,
-    }
-    return np.asarray(found[name], np.int32)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ import pytest
 from kernels.calls import DTYPES
 from kernels.emulator import compiler, run
 from kernels.oracle import Inputs
-from kernels.slot_calls import BASE, MIXES, SlotCall, mix, slot_call
+from kernels.slot_calls import SlotCall, slot_call
 
+from trt_lora.plugins.contract.slots import BASE_SLOT as BASE
 from trt_lora.plugins.kernels.launch_plan import Chip, Launch
 from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+from trt_lora.scripts.bench.gpu.layers.row_mixes import MIXES, mix
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")
 

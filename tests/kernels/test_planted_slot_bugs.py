@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 from kernels.emulator import EmulationError, build, compiler, kernel_text, run
-from kernels.slot_calls import BASE, SlotCall, slot_call
+from kernels.slot_calls import SlotCall, slot_call
 
+from trt_lora.plugins.contract.slots import BASE_SLOT as BASE
 from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.passes import launches_of
 

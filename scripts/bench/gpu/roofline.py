@@ -15,6 +15,7 @@ ITEM_BYTES = 2
 BYTES_PER_US = 4.3e6
 FLOP_PER_US = 790e6
 LAUNCH_US = (1.5, 2.5)  # a dependent node of a captured graph: the lowest and highest reported
+LATENCY_US = 4.0  # of a small kernel: two trips to memory, a reduction, the drain
 # An H100, measured elsewhere (arXiv 2402.13499): cycles of a load past the caches, and clock.
 LOAD_CYCLES = 478
 CYCLES_PER_US = 1755
@@ -67,10 +68,28 @@ def adapter_bytes(rank: int, model: ModelShape = LLAMA_3_8B) -> int:
     return model.layers * sum(_ab_bytes(linear, rank) for linear in model.linears)
 
 
-def group_us(group: tuple[LinearShape, ...], m: int, rank: int, cost: LaunchCost) -> float:
-    """Return the time of one group's bytes or operations, without launches."""
+def adapters_us(group: tuple[LinearShape, ...], rank: int, adapters: int) -> float:
+    """Return the time of the bytes of so many adapters' A and B in one group, and of nothing else.
+
+    No call whose rows take that many can be faster, unless a cache holds some of them.
+    """
+    return adapters * sum(_ab_bytes(linear, rank) for linear in group) / BYTES_PER_US
+
+
+def group_us(
+    group: tuple[LinearShape, ...], m: int, rank: int, cost: LaunchCost, adapters: int = 1
+) -> float:
+    """Return the time of one group's bytes or operations, without launches.
+
+    Args:
+        group: the linears.
+        m: rows.
+        rank: of every adapter.
+        cost: of the method.
+        adapters: that the rows take.
+    """
     operations = sum(2 * m * rank * (linear.k + linear.n) for linear in group)
-    return _us(_group_bytes(group, m, rank, cost), operations)
+    return _us(_group_bytes(group, m, rank, cost, adapters), operations)
 
 
 def bytes_us(m: int, rank: int, cost: LaunchCost, model: ModelShape = LLAMA_3_8B) -> float:
@@ -107,12 +126,15 @@ def path_us(instructions: int, load_rounds: int) -> tuple[float, float]:
     return low, high
 
 
-def _group_bytes(group: tuple[LinearShape, ...], m: int, rank: int, cost: LaunchCost) -> int:
+def _group_bytes(
+    group: tuple[LinearShape, ...], m: int, rank: int, cost: LaunchCost, adapters: int
+) -> int:
     inputs = group[:1] if cost.shares_x else group
     x = sum(m * linear.k for linear in inputs) * ITEM_BYTES
     t = 0 if cost.keeps_t else 2 * m * rank * len(group) * ITEM_BYTES
     y = cost.passes_over_y * sum(m * linear.n for linear in group) * ITEM_BYTES
-    return x + t + y + cost.passes_over_ab * sum(_ab_bytes(linear, rank) for linear in group)
+    ab = adapters * sum(_ab_bytes(linear, rank) for linear in group)
+    return x + t + y + cost.passes_over_ab * ab
 
 
 def _ab_bytes(linear: LinearShape, rank: int) -> int:

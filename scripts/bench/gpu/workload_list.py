@@ -20,6 +20,8 @@ from trt_lora.scripts.bench.gpu.workloads import (
     gpu_tests,
     kernel_compilation,
     lora_group,
+    mixed_rows,
+    slot_switch,
     tensorrt_probe,
 )
 
@@ -35,7 +37,7 @@ def gpu_workloads(options: Options) -> list[Workload]:
         Workload(
             "kernels",
             "Does every kernel compile?",
-            20,
+            40,
             partial(kernel_compilation.rows, options.chip),
         ),
         *_correctness(options.chip),
@@ -78,6 +80,7 @@ def _sweeps(options: Options) -> list[Workload]:
             lora_group.expectations(options),
         ),
         _decode_step("sweep", decode_step.DECODE, 60, options),
+        *_mixed(options),
         Workload(
             "engine-step",
             "What does LoRA add to a decode step inside an engine?",
@@ -91,6 +94,25 @@ def _sweeps(options: Options) -> list[Workload]:
             45,
             partial(on_gpu, decode_step.prefill_rows, options),
             decode_step.prefill_expectations(options),
+        ),
+    ]
+
+
+def _mixed(options: Options) -> list[Workload]:
+    return [
+        Workload(
+            "mixed-rows",
+            "What does a group cost whose rows take adapters of their own?",
+            60,
+            partial(on_gpu, mixed_rows.rows, options),
+            mixed_rows.expectations(options),
+        ),
+        Workload(
+            "slot-switch",
+            "What do other adapters cost the rows of a captured graph?",
+            10,
+            partial(on_gpu, slot_switch.rows, options),
+            slot_switch.EXPECTATIONS,
         ),
     ]
 

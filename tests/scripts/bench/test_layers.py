@@ -1,8 +1,6 @@
 """What the GPU benchmark's steps are made of: kernels between products, streams, vLLM's kernels."""
 
 import gc
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from trt_lora.scripts.bench.gpu.elementwise_kernels import (
     split_group,
 )
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import columns
-from trt_lora.scripts.bench.gpu.layers.vllm_kernels import FILES, load_vllm
+from trt_lora.scripts.bench.gpu.layers.vllm_kernels import load_vllm
 from trt_lora.scripts.bench.gpu.session import Bench, Options
 from trt_lora.scripts.bench.gpu.workloads import decode_step
 
@@ -178,24 +176,6 @@ def test_a_launch_hands_the_driver_grid_block_and_stream(monkeypatch: pytest.Mon
 def test_a_folder_without_vllm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lacks lora_shrink_op\.py.*vllm/lora/ops/triton_ops"):
         load_vllm(tmp_path)
-
-
-@pytest.fixture
-def vllm_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Files with the imports and the signatures of vLLM's, computing by torch."""
-    folder = Path(__file__).parents[2] / "support" / "fakes" / "like_vllm"
-    for name in FILES:
-        (tmp_path / name).write_text((folder / f"{name}.txt").read_text())
-    before = dict(sys.modules)
-    fake = type(sys)("triton")
-    vars(fake).update(next_power_of_2=lambda n: n, cdiv=lambda a, b: -(-a // b))
-    fake.language = type(sys)("triton.language")  # type: ignore[attr-defined]
-    for module in (fake, fake.language):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield tmp_path
-    for name in set(sys.modules) - set(before):
-        if name.startswith("vllm"):
-            del sys.modules[name]
 
 
 @needs_compiler

@@ -186,6 +186,7 @@ def test_workloads_run_in_order_of_worth() -> None:
         *("correctness:decode", "correctness:fused", "correctness:fused_tiles"),
         *("correctness:shrink+expand", "correctness:shrink_tiles+expand_tiles"),
         *("tests", "decode-step:r16", "tensorrt", "ceilings", "lora-group", "decode-step:sweep"),
+        *("mixed-rows", "slot-switch"),
         *("engine-step", "prefill", "switch", "load", "idle", "decode-step-compiled"),
     ]
 

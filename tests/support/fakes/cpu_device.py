@@ -10,8 +10,10 @@ import torch
 from kernels import emulator
 
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
-from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
+from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.launcher import group_of
+from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
+from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.scripts.bench.gpu.device import Replay
 from trt_lora.scripts.bench.gpu.elementwise_kernels import Tensors
 from trt_lora.scripts.bench.gpu.model_shapes import ModelShape
@@ -31,9 +33,10 @@ class EmulatedKernels:
     def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
         """Run the call now."""
         self.shapes.add(shape)
-        for launch in plan_launches(shape, self.chip, aligned=buffers.aligned):
+        for launch in launches_of(shape, self.chip, aligned=buffers.aligned):
             group = group_of(shape, buffers, launch.splits)
-            emulator.emulate(emulator.load(), launch, group, [ANYWHERE])
+            library = emulator.load(has_slots=launch.kernel in SLOT_KERNELS)
+            emulator.emulate(library, launch, group, [ANYWHERE])
 
 
 class TorchElementwiseKernels:

@@ -10,7 +10,13 @@ from trt_lora.plugins.kernels.launch_plan import workspace_bytes
 from trt_lora.scripts.bench.gpu.device import Device
 from trt_lora.scripts.bench.gpu.elementwise_kernels import Tensors
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import columns
-from trt_lora.scripts.bench.gpu.layers.random_adapters import Factors, LayerFactors
+from trt_lora.scripts.bench.gpu.layers.random_adapters import (
+    Factors,
+    LayerFactors,
+    LayerStacks,
+    RowTensors,
+    Stack,
+)
 from trt_lora.scripts.bench.gpu.model_shapes import ModelShape
 
 # Adds a group's deltas to y [m, n_1 + n_2 + ...] and returns every linear's part of it, which may
@@ -125,9 +131,14 @@ class GroupCall:
         self._workspace = device.empty(workspace_bytes(shape) // 4, dtype=torch.float32)
 
     def launch(
-        self, x: torch.Tensor, factors: Sequence[Factors], ys: Tensors, outs: Tensors
+        self,
+        x: torch.Tensor,
+        factors: Sequence[Factors | Stack],
+        ys: Tensors,
+        outs: Tensors,
+        rows: RowTensors | None = None,
     ) -> None:
-        """Enqueue the call on the current stream."""
+        """Enqueue the call on the current stream; stacks want what the rows take."""
         buffers = GroupBuffers(
             x.data_ptr(),
             tuple(each.a.data_ptr() for each in factors),
@@ -135,6 +146,7 @@ class GroupCall:
             tuple(y.data_ptr() for y in ys),
             tuple(out.data_ptr() for out in outs),
             self._workspace.data_ptr(),
+            *((rows.slot.data_ptr(), rows.rank.data_ptr()) if rows else ()),
         )
         self._device.kernels.launch(self._shape, buffers, self._device.stream())
 
@@ -168,6 +180,26 @@ def pair_add(adapter: Sequence[LayerFactors]) -> LoraMethod:
         parts = _parts(adapter[layer][group], y)
         for factors, part in zip(adapter[layer][group], parts, strict=True):
             part.add_(torch.mm(torch.mm(x, factors.a), factors.b))
+        return parts
+
+    return add
+
+
+def gathered(stacks: Sequence[LayerStacks], slot: torch.Tensor) -> LoraMethod:
+    """Return torch's shortest for rows of several adapters: A and B of each row are gathered first.
+
+    Args:
+        stacks: of every layer, with the zeros of the base model behind the slots.
+        slot: of each row [m]; -1 is the base model.
+    """
+
+    def add(layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        of_group = stacks[layer][group]
+        parts = columns(y, [stack.b.shape[2] for stack in of_group])
+        index = slot % len(of_group[0].a)
+        for stack, part in zip(of_group, parts, strict=True):
+            t = torch.bmm(x[:, None], stack.a.index_select(0, index))
+            part[:, None].baddbmm_(t, stack.b.index_select(0, index))
         return parts
 
     return add

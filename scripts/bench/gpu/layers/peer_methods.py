@@ -9,7 +9,12 @@ from trt_lora.scripts.bench.gpu.device import Device
 from trt_lora.scripts.bench.gpu.elementwise_kernels import Tensors
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import columns
 from trt_lora.scripts.bench.gpu.layers.lora_methods import LoraMethod
-from trt_lora.scripts.bench.gpu.layers.random_adapters import Factors, Groups, LayerFactors
+from trt_lora.scripts.bench.gpu.layers.random_adapters import (
+    Groups,
+    LayerFactors,
+    LayerStacks,
+    Stack,
+)
 from trt_lora.scripts.bench.gpu.layers.vllm_kernels import VllmOperators
 
 
@@ -80,18 +85,40 @@ def vllm(
         operators: what `load_vllm` found.
         m: rows, all of one adapter.
     """
-    rank = _rank(adapter)
-    routes = operators.route(m, device.where)
+    stacks = [
+        {name: tuple(Stack(f.a[None], f.b[None]) for f in group) for name, group in layer.items()}
+        for layer in adapter
+    ]
+    return vllm_by_rows(device, groups, stacks, operators, [0] * m)
+
+
+def vllm_by_rows(
+    device: Device,
+    groups: Groups,
+    stacks: Sequence[LayerStacks],
+    operators: VllmOperators,
+    rows: Sequence[int],
+) -> LoraMethod:
+    """Return vLLM's kernels where each row takes its own adapter.
+
+    Args:
+        device: where the chain runs.
+        groups: the linears.
+        stacks: of every layer, in vLLM's layout; one rank everywhere.
+        operators: what `load_vllm` found.
+        rows: the slot of each; -1 is the base model.
+    """
+    slots, rank, _ = next(iter(stacks[0].values()))[0].a.shape
+    m, routes = len(rows), operators.route(rows, slots, device.where)
     buffers = {
         name: torch.zeros(len(group), m, rank, dtype=torch.float32, device=device.where)
         for name, group in groups.items()
     }
-    stacked = [{name: _stacked(group) for name, group in layer.items()} for layer in adapter]
 
     def add(layer: int, group: str, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        a, b = stacked[layer][group]
-        operators.shrink(x, a, buffers[group], routes)
-        operators.expand(buffers[group], b, y, routes)
+        of_group = stacks[layer][group]
+        operators.shrink(x, [stack.a for stack in of_group], buffers[group], routes)
+        operators.expand(buffers[group], [stack.b for stack in of_group], y, routes)
         return columns(y, [linear.n for linear in groups[group]])
 
     return add
@@ -99,11 +126,6 @@ def vllm(
 
 def _rank(adapter: Sequence[LayerFactors]) -> int:
     return next(iter(adapter[0].values()))[0].a.shape[0]
-
-
-def _stacked(group: Sequence[Factors]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """A [1, rank, k] and B [1, n, rank] of every linear: one adapter in one slot."""
-    return [each.a[None] for each in group], [each.b[None] for each in group]
 
 
 def compiled_pair(groups: Groups, adapter: Sequence[LayerFactors]) -> LoraMethod:

@@ -22,8 +22,25 @@ class Factors:
         return self.a.shape[1]
 
 
+@dataclass(frozen=True)
+class Stack:
+    """One linear's adapters in slots: A [slots, k, rank] and B [slots, rank, n], row-major."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RowTensors:
+    """What the rows of a step take: slot [m] and every slot's rank [slots, linears], int32."""
+
+    slot: torch.Tensor
+    rank: torch.Tensor
+
+
 # Of one layer, by group, in the order of the group's linears.
 LayerFactors = Mapping[str, tuple[Factors, ...]]
+LayerStacks = Mapping[str, tuple[Stack, ...]]
 Groups = Mapping[str, tuple[LinearShape, ...]]
 
 
@@ -33,13 +50,35 @@ def random_adapter(
     """Return an adapter whose deltas are about half as large as what they are added to."""
 
     def factors(linear: LinearShape) -> Factors:
-        a = device.random(linear.k, rank, scale=linear.k**-0.5)
-        return Factors(a, device.random(rank, linear.n, scale=0.5 * rank**-0.5))
+        return Factors(*_random(device, linear, rank))
 
     return tuple(
         {name: tuple(factors(linear) for linear in group) for name, group in groups.items()}
         for _ in range(layers)
     )
+
+
+def random_stacks(
+    device: Device, groups: Groups, rank: int, layers: int, slots: int
+) -> tuple[LayerStacks, ...]:
+    """Return adapters in so many slots; behind them lies one of zeros, which -1 finds."""
+
+    def stack(linear: LinearShape) -> Stack:
+        a, b = _random(device, linear, rank, slots + 1)
+        a[-1], b[-1] = 0, 0
+        return Stack(a, b)
+
+    return tuple(
+        {name: tuple(stack(linear) for linear in group) for name, group in groups.items()}
+        for _ in range(layers)
+    )
+
+
+def _random(
+    device: Device, linear: LinearShape, rank: int, *adapters: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    a = device.random(*adapters, linear.k, rank, scale=linear.k**-0.5)
+    return a, device.random(*adapters, rank, linear.n, scale=0.5 * rank**-0.5)
 
 
 def zero_adapter(device: Device, groups: Groups, layers: int) -> tuple[LayerFactors, ...]:
@@ -62,4 +101,15 @@ def transposed(adapter: Sequence[LayerFactors]) -> tuple[LayerFactors, ...]:
 
     return tuple(
         {name: tuple(map(transpose, group)) for name, group in layer.items()} for layer in adapter
+    )
+
+
+def transposed_stacks(stacks: Sequence[LayerStacks]) -> tuple[LayerStacks, ...]:
+    """Return the slots as vLLM keeps them: A [slots, rank, k] and B [slots, n, rank]; no zeros."""
+
+    def transpose(stack: Stack) -> Stack:
+        return Stack(stack.a[:-1].mT.contiguous(), stack.b[:-1].mT.contiguous())
+
+    return tuple(
+        {name: tuple(map(transpose, group)) for name, group in layer.items()} for layer in stacks
     )

@@ -9,9 +9,10 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -37,33 +38,46 @@ class VllmOperators:
     _expand: Callable[..., None]
     _tables: tuple[dict[Any, Any], ...]
 
-    def route(self, m: int, where: torch.device) -> Routes:
-        """Return the arguments that say: m rows, all of the adapter in the only slot."""
+    def route(self, rows: Sequence[int], slots: int, where: torch.device) -> Routes:
+        """Return the arguments that say which adapter each row takes.
 
-        def tensor(*values: int) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=where)
+        vLLM's own are as long as its largest batch; the kernels run for the active adapters alone,
+        which is its graph for that many.
+
+        Args:
+            rows: the slot of each; -1 is the base model, which vLLM counts as one more adapter.
+            slots: that the stacks have.
+            where: the stacks are.
+        """
+        active = sorted(set(rows))
+        behind = slots + 1 - len(active)
+        counts = [*(rows.count(slot) for slot in active), *[0] * behind]
+        in_order = sorted(range(len(rows)), key=rows.__getitem__)
+
+        def tensor(values: Iterable[int]) -> torch.Tensor:
+            return torch.tensor(list(values), dtype=torch.int32, device=where)
 
         return {
-            "token_lora_mapping": torch.zeros(m, dtype=torch.int32, device=where),
-            "token_indices_sorted_by_lora_ids": torch.arange(m, dtype=torch.int32, device=where),
-            "num_tokens_per_lora": tensor(m, 0),
-            "lora_token_start_loc": tensor(0, m, m),
-            "lora_ids": tensor(0, -1),
-            "no_lora_flag_cpu": torch.tensor([False]),
-            "num_active_loras": torch.tensor([1], dtype=torch.int32),
+            "token_lora_mapping": tensor(rows),
+            "token_indices_sorted_by_lora_ids": tensor(in_order),
+            "num_tokens_per_lora": tensor(counts),
+            "lora_token_start_loc": tensor(itertools.accumulate(counts, initial=0)),
+            "lora_ids": tensor([*active, *[-1] * behind]),
+            "no_lora_flag_cpu": torch.tensor([all(slot < 0 for slot in rows)]),
+            "num_active_loras": torch.tensor([len(active)], dtype=torch.int32),
         }
 
     def shrink(
         self, x: torch.Tensor, a: Sequence[torch.Tensor], t: torch.Tensor, routes: Routes
     ) -> None:
-        """Write `t [slices, m, rank] = x @ A`; A [1, rank, k] of every slice."""
+        """Write `t [slices, m, rank] = x @ A`; A [slots, rank, k] of every slice."""
         known = {"inputs": x, "lora_a_weights": list(a), "output_tensor": t, "scaling": 1.0}
         self._shrink(**_arguments(self._shrink, known, routes))
 
     def expand(
         self, t: torch.Tensor, b: Sequence[torch.Tensor], y: torch.Tensor, routes: Routes
     ) -> None:
-        """Add `t @ B` to `y [m, n_1 + n_2 + ...]`; B [1, n, rank] of every slice."""
+        """Add `t @ B` to `y [m, n_1 + n_2 + ...]`; B [slots, n, rank] of every slice."""
         known = {"inputs": t, "lora_b_weights": list(b), "output_tensor": y, "offset_start": 0}
         self._expand(**_arguments(self._expand, known | {"add_inputs": True}, routes))
 
@@ -97,7 +111,7 @@ def load_vllm(folder: Path) -> VllmOperators:
     kept = tuple(value for name, value in vars(tables).items() if name.endswith("_PTR_DICT"))
     operators = VllmOperators(folder, shrink, expand, kept)
     for operator in (shrink, expand):
-        _check_arguments(operator, operators.route(1, torch.device("cpu")))
+        _check_arguments(operator, operators.route([0], 1, torch.device("cpu")))
     return operators
 
 

@@ -11,12 +11,12 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.launch_plan import Chip
-from trt_lora.plugins.kernels.nvrtc import KERNELS, compile_ptx
+from trt_lora.plugins.kernels.nvrtc import KERNELS, SLOT_KERNELS, compile_ptx
 from trt_lora.scripts.bench.gpu.machine import architecture
 from trt_lora.scripts.bench.gpu.report import ResultRow
 
 
-def rows(chip: Chip, kernels: Sequence[str] = tuple(KERNELS)) -> Iterator[ResultRow]:
+def rows(chip: Chip, kernels: Sequence[str] = (*KERNELS, *SLOT_KERNELS)) -> Iterator[ResultRow]:
     """Compile; a row for every kernel, as it comes.
 
     Raises:

@@ -21,14 +21,19 @@ from trt_lora.scripts.bench.gpu.layers.peer_methods import vllm
 from trt_lora.scripts.bench.gpu.layers.random_adapters import random_adapter, transposed
 from trt_lora.scripts.bench.gpu.model_shapes import LinearShape
 from trt_lora.scripts.bench.gpu.report import Expectation, Expectations, ResultRow
-from trt_lora.scripts.bench.gpu.roofline import ITEM_BYTES, LAUNCH_COSTS, LAUNCH_US, group_us
+from trt_lora.scripts.bench.gpu.roofline import (
+    ITEM_BYTES,
+    LATENCY_US,
+    LAUNCH_COSTS,
+    LAUNCH_US,
+    group_us,
+)
 from trt_lora.scripts.bench.gpu.session import Bench, Options, difference
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 RANKS = (8, 32, 64, 128, 256)
 PREFILL = 512  # rows from which parity with addmm_ is the target
 _LEAST_CALLS, _MOST_CALLS = 32, 512
-_LATENCY_US = 4.0  # of a small kernel: two trips to memory, a reduction, the drain
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def _expected(cell: GroupCell, options: Options) -> dict[str, Expectation]:
     shape = GroupShape(cell.m, linears[0].k, sites, "float16", adds_to_residual(cell.group))
     launches = len(plan_launches(shape, options.chip))
     moved = group_us(linears, cell.m, cell.rank, LAUNCH_COSTS["ours"])
-    low, high = (launches * each + moved for each in (LAUNCH_US[0], _LATENCY_US))
+    low, high = (launches * each + moved for each in (LAUNCH_US[0], LATENCY_US))
     expected = {
         "ours, us a call": Expectation(low, high),
         "ours / addmm_, difference": Expectation(at_most=0.01),
@@ -110,10 +115,20 @@ def measure(bench: Bench, cell: GroupCell) -> ResultRow:
 
 
 def _calls(linears: Sequence[LinearShape], cell: GroupCell, l2_bytes: int) -> int:
-    """So many that their adapters do not stay in the level-2 cache from one replay to the next."""
     if cell.m >= PREFILL:
         return _LEAST_CALLS  # x and y drive them out
-    one = ITEM_BYTES * cell.rank * sum(linear.k + linear.n for linear in linears)
+    return calls_beyond_cache(linears, cell.rank, l2_bytes)
+
+
+def calls_beyond_cache(linears: Sequence[LinearShape], rank: int, l2_bytes: int) -> int:
+    """Return how many calls have adapters that do not stay in the level-2 cache until a replay.
+
+    Args:
+        linears: of the group.
+        rank: of the adapters, of which each call has one of its own.
+        l2_bytes: of the cache.
+    """
+    one = ITEM_BYTES * rank * sum(linear.k + linear.n for linear in linears)
     return max(_LEAST_CALLS, min(_MOST_CALLS, -(-3 * l2_bytes // one)))
 
 
