@@ -5,8 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := builder plugins runtime scripts
-# One thread of torch a process: they are as many as there are processors.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# One process more than processors, up to 5: tests also wait, for builds of each other and for
+# deadlines. One thread of torch a process.
+WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 5)))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 FAST := $(addprefix tests/,architecture plugins runtime builder/passes builder/checks builder/checkpoint)
 
 # torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
