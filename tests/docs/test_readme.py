@@ -1,5 +1,7 @@
 """The README's commands and code run as they stand."""
 
+import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -56,4 +58,15 @@ def test_the_extras_of_the_install_command_exist() -> None:
 @pytest.mark.parametrize("word", PRINTED)
 def test_a_block_runs_and_prints_what_the_reader_expects(word: str, readme_folder: Path) -> None:
     (block,) = (block for block in executable() if word in block.text)
+    remove_outputs(block, readme_folder)
     assert PRINTED[word] in run_block(block, readme_folder)
+
+
+def remove_outputs(block: Block, folder: Path) -> None:
+    """Remove what the block wrote when the tests ran before: the folder stays for the next time."""
+    for name in re.findall(r"build/([\w.-]+)", block.text):
+        path = folder / "build" / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif not path.is_symlink():
+            path.unlink(missing_ok=True)
