@@ -3,7 +3,7 @@
     python -m trt_lora.scripts.bench.peers.many_adapters MODEL FOLDER ADAPTER
 
 Run by cpu.py. ADAPTER gives the sizes: its copies with other values are the other adapters. Prints
-tokens/s of all rows as JSON. The three take turns, and the medians are compared.
+tokens/s of all rows as JSON. All take turns, and the medians are compared.
 """
 
 import json
@@ -11,6 +11,7 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +119,20 @@ def measure(model: Path, folder: Path, adapter: Path) -> dict[str, float]:
             "one adapter after another": one_after_another,
             "transformers + PEFT": peft.seconds,
         }
-        found = {
-            f"{count} adapters, {way}": ROWS * STEPS / median
-            for count in COUNTS
-            for way, median in _medians(ways, names_of(count)).items()
-        }
+        found = {name: ROWS * STEPS / median for name, median in _medians(ways).items()}
     one, *more = (f"{count} adapters, in one batch" for count in COUNTS)
     return found | {f"{name}, against 1": found[name] / found[one] for name in more}
 
 
-def _medians(ways: dict[str, Callable[[list[str]], float]], names: list[str]) -> dict[str, float]:
-    """Median seconds of each way, in turns, after a round that is not counted."""
-    rounds = [{way: run(names) for way, run in ways.items()} for _ in range(ROUNDS + 1)][1:]
-    return {way: statistics.median(one[way] for one in rounds) for way in ways}
+def _medians(ways: dict[str, Callable[[list[str]], float]]) -> dict[str, float]:
+    """Median seconds of each way and count, all in turns, after a round that is not counted."""
+    runs = {
+        f"{count} adapters, {way}": partial(run, names_of(count))
+        for count in COUNTS
+        for way, run in ways.items()
+    }
+    rounds = [{name: run() for name, run in runs.items()} for _ in range(ROUNDS + 1)][1:]
+    return {name: statistics.median(one[name] for one in rounds) for name in runs}
 
 
 if __name__ == "__main__":
