@@ -1,24 +1,31 @@
-"""Inference runtime: engines, adapters, adapter switching and text generation."""
+"""Inference runtime: engines, adapters, adapter switching and text generation.
 
-from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.fitting.coverage import Coverage
-from trt_lora.runtime.adapters.load import load_adapter
-from trt_lora.runtime.adapters.save import save_adapter
-from trt_lora.runtime.adapters.shard import shard_adapter
-from trt_lora.runtime.engines.engine import Engine, Executor
-from trt_lora.runtime.engines.open_engine import open_engine
-from trt_lora.runtime.generation.batch import Batch, Token
-from trt_lora.runtime.generation.generate import Completion, generate
-from trt_lora.runtime.generation.sampling import SamplingParams
-from trt_lora.runtime.generation.stream_text import stream_text
-from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.manifest import Manifest, read_manifest
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap
-from trt_lora.runtime.serving.batcher_config import BatcherConfig
-from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
+A name's module is imported when the name is first used: a command that prints its help needs none.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trt_lora.runtime.adapters.adapter import Adapter
+    from trt_lora.runtime.adapters.fitting.coverage import Coverage
+    from trt_lora.runtime.adapters.load import load_adapter
+    from trt_lora.runtime.adapters.save import save_adapter
+    from trt_lora.runtime.adapters.shard import shard_adapter
+    from trt_lora.runtime.engines.engine import Engine, Executor
+    from trt_lora.runtime.engines.open_engine import open_engine
+    from trt_lora.runtime.generation.batch import Batch, Token
+    from trt_lora.runtime.generation.generate import Completion, generate
+    from trt_lora.runtime.generation.sampling import SamplingParams
+    from trt_lora.runtime.generation.stream_text import stream_text
+    from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+    from trt_lora.runtime.managers.lora_manager import LoRAManager
+    from trt_lora.runtime.managers.slots.cache_config import CacheConfig
+    from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+    from trt_lora.runtime.manifest import Manifest, read_manifest
+    from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+    from trt_lora.runtime.serving.batcher_config import BatcherConfig
+    from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
 
 __all__ = [
     "Adapter",
@@ -47,3 +54,45 @@ __all__ = [
     "shard_adapter",
     "stream_text",
 ]
+
+_MODULES = {
+    "Adapter": "adapters.adapter",
+    "Batch": "generation.batch",
+    "BatcherConfig": "serving.batcher_config",
+    "CacheConfig": "managers.slots.cache_config",
+    "Completion": "generation.generate",
+    "Coverage": "adapters.fitting.coverage",
+    "Engine": "engines.engine",
+    "Executor": "engines.engine",
+    "LoRAManager": "managers.lora_manager",
+    "Manifest": "manifest",
+    "SamplingParams": "generation.sampling",
+    "Scheduler": "serving.scheduler",
+    "SlotAdapters": "managers.slots.slot_adapters",
+    "StepAnswers": "serving.scheduler",
+    "Tensor": "memory.tensor",
+    "TensorMap": "memory.tensor",
+    "TextTokenizer": "generation.text.tokenizer",
+    "Token": "generation.batch",
+    "generate": "generation.generate",
+    "load_adapter": "adapters.load",
+    "open_engine": "engines.open_engine",
+    "read_manifest": "manifest",
+    "save_adapter": "adapters.save",
+    "shard_adapter": "adapters.shard",
+    "stream_text": "generation.stream_text",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name's module."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value  # found there from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __all__
