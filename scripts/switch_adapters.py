@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_lora.runtime import LoRAManager, generate, open_engine
+from trt_lora.runtime import generate, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
-from trt_lora.scripts.terminal.adapters import BASE, load_adapters, timed_switch
+from trt_lora.scripts.terminal.adapters import BASE, add_adapter_option, manager_of, timed_switch
+from trt_lora.scripts.terminal.answering_options import add_sampling_options, sampling_params
 from trt_lora.scripts.terminal.console import run
-from trt_lora.scripts.terminal.sampling_options import add_sampling_options, sampling_params
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -16,13 +16,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--engine", type=Path, required=True, metavar="DIR", help="what build-engine made")
-    add(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="a PEFT directory or .safetensors file; may be given many times",
-    )
+    add_adapter_option(add)
     add("--prompt", required=True, help="a user's message")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
     add_sampling_options(add)
@@ -33,9 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _switch(args: argparse.Namespace) -> None:
     sampling = sampling_params(args)
     with open_engine(args.engine, args.backend) as engine:
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(engine)
-        load_adapters(manager, args.adapter)
+        manager = manager_of(engine, args.adapter)
         for name in ["", *manager.get_adapter_names()]:
             microseconds = timed_switch(manager, name)
             (answer,) = generate(engine, [args.prompt], manager=manager, sampling=sampling)

@@ -15,9 +15,8 @@ from trt_lora.runtime import (
     open_engine,
     stream_text,
 )
-from trt_lora.scripts.commands.generate_text import add_adapter_options
-from trt_lora.scripts.terminal.adapters import BASE, activate, load_adapters, name_and_path
-from trt_lora.scripts.terminal.sampling_options import add_sampling_options, sampling_params
+from trt_lora.scripts.terminal.adapters import BASE, activate, manager_of, name_and_path
+from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
 
 HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
 /load NAME=PATH      load one more
@@ -39,17 +38,14 @@ def add_command(subparsers: Any) -> None:
     )
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
-    add_adapter_options(add)
-    add_sampling_options(add)
+    add_answering_options(add)
     parser.set_defaults(command=_chat)
 
 
 def _chat(args: argparse.Namespace) -> None:
     sampling = sampling_params(args)
     with open_engine(args.engine, args.backend) as engine:
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(engine)
-        load_adapters(manager, args.adapter)
+        manager = manager_of(engine, args.adapter)
         activate(manager, args.use)
         Conversation(engine, manager, sampling).run()
 

@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trt_lora.runtime import LoRAManager, TextTokenizer, generate, open_engine, stream_text
-from trt_lora.runtime.engines.open_engine import BACKENDS
-from trt_lora.scripts.terminal.adapters import activate, load_adapters
-from trt_lora.scripts.terminal.sampling_options import add_sampling_options, sampling_params
+from trt_lora.runtime import TextTokenizer, generate, open_engine, stream_text
+from trt_lora.scripts.terminal.adapters import activate, manager_of
+from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
 
 
 def add_command(subparsers: Any) -> None:
@@ -19,31 +18,16 @@ def add_command(subparsers: Any) -> None:
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add("prompt", nargs="+", metavar="PROMPT", help="a user's message; several run in one batch")
-    add_adapter_options(add)
-    add_sampling_options(add)
+    add_answering_options(add)
     add("--json", action="store_true", help="print one JSON object for each prompt instead")
     parser.set_defaults(command=_generate)
-
-
-def add_adapter_options(add: Any) -> None:
-    """Add the options of adapters and of where the engine runs."""
-    add(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help="an adapter of any format, or org/name on the hub; may be repeated",
-    )
-    add("--use", default="", metavar="NAME", help="the adapter that answers (default: base model)")
-    add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
 
 
 def _generate(args: argparse.Namespace) -> None:
     sampling = sampling_params(args)
     with open_engine(args.engine, args.backend) as engine:
-        manager, tokenizer = LoRAManager(), TextTokenizer(engine.directory)
-        manager.initialize_engine_bindings(engine)
-        load_adapters(manager, args.adapter)
+        tokenizer = TextTokenizer(engine.directory)
+        manager = manager_of(engine, args.adapter)
         activate(manager, args.use)
         if len(args.prompt) == 1 and not args.json:
             (prompt,) = args.prompt

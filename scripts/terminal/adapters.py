@@ -1,11 +1,11 @@
 """`--adapter NAME=PATH` arguments: parse, load and activate; the empty name is the base model."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime import LoRAManager, Manifest, TensorMap, load_adapter
+from trt_lora.runtime import Executor, LoRAManager, Manifest, TensorMap, load_adapter
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 from trt_lora.scripts.terminal.hub import hub_path
@@ -23,6 +23,29 @@ def name_and_path(text: str, option: str = "--adapter") -> tuple[str, Path]:
     if not (name and path):
         raise ConfigError(f"{option} is {text!r}, expected NAME=PATH, such as json=adapters/json")
     return name, hub_path(Path(path))
+
+
+def add_adapter_option(add: Callable[..., object]) -> None:
+    """Add `--adapter NAME=PATH` to a command."""
+    add(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="an adapter of any format, or org/name on the hub; may be repeated",
+    )
+
+
+def manager_of(engine: Executor, arguments: list[str]) -> LoRAManager:
+    """Return a manager of an engine with every `NAME=PATH`.
+
+    Raises:
+        ConfigError, AdapterError: as `load_adapters`.
+    """
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    load_adapters(manager, arguments)
+    return manager
 
 
 def load_adapters(manager: LoRAManager, arguments: list[str]) -> dict[str, Path]:

@@ -53,12 +53,13 @@ def without_trtllm_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     kept: list[str] = []
     notes: list[str] = []
     for option, values in _options(words):
-        name, reason = option.partition("=")[0], ""
+        name, _, value = option.partition("=")
+        reason = ""
         if name in REFUSED:
             raise ConfigError(f"{name}: {REFUSED[name]}")
         if name in IGNORED:
             reason = IGNORED[name]
-        elif name == "--lora-plugin" and {option.partition("=")[2], *values} & {*DTYPES}:
+        elif name == "--lora-plugin" and {value, *values} & {*DTYPES}:
             reason = "LoRA computes in --dtype; here the option says which nodes a plan has"
         if reason:
             notes.append(f"{name} is left out: {reason}")

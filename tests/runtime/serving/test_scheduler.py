@@ -175,7 +175,7 @@ def test_rows_go_on_while_an_adapter_is_read(
     served.adapters._background = None  # a thread
     served.adapters.register("slow", number_file(tmp_path, 9))
     read = AdapterSource.read
-    monkeypatch.setattr(AdapterSource, "read", lambda self: may_read.wait(60) and read(self))
+    monkeypatch.setattr(AdapterSource, "read", lambda *a: may_read.wait(60) and read(*a))
     with served.adapters:
         slow = served.scheduler.submit([4], LONG, adapter="slow")
         base = served.scheduler.submit([4], LONG)

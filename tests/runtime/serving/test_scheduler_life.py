@@ -62,7 +62,7 @@ class SchedulerLife(RuleBasedStateMachine):
     def begin(self, chunk: int, host: int | None) -> None:
         manifest = self.engine.manifest
         source = AdapterSource(manifest, self.file(), strict=True)
-        room = None if host is None else host * host_nbytes(source.preview())
+        room = None if host is None else host * host_nbytes(source.preview(source.open()))
         self.adapters = SlotAdapters(self.engine, CacheConfig(host_memory=room))
         self.adapters._background = self.background  # type: ignore[assignment]
         config = BatcherConfig(drain_after=3, load_ahead=2)

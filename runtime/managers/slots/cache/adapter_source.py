@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.fit import Fitted, fit_adapter, preview_adapter
 from trt_lora.runtime.adapters.load import load_adapter
@@ -18,24 +19,29 @@ class AdapterSource:
     path: Path
     strict: bool
 
-    def preview(self) -> Coverage:
-        """Check all but the values.
+    def open(self) -> Adapter:
+        """Read the headers.
 
         Raises:
-            AdapterError: it cannot be read, or the engine cannot take it.
+            AdapterError: it cannot be read.
         """
-        adapter = load_adapter(self.path, self.manifest)
+        return load_adapter(self.path, self.manifest)
+
+    def preview(self, adapter: Adapter) -> Coverage:
+        """Check all but the values of what `open` returned.
+
+        Raises:
+            AdapterError: the engine cannot take it.
+        """
         return preview_adapter(adapter, self.manifest, strict=self.strict)
 
-    def read(self) -> Fitted:
-        """Read, check and cast the values.
+    def read(self, adapter: Adapter) -> Fitted:
+        """Read, check and cast the values of what `open` returned.
 
         Raises:
             AdapterError: it cannot be read, or the engine cannot take it.
         """
-        return fit_adapter(
-            load_adapter(self.path, self.manifest), self.manifest, strict=self.strict
-        )
+        return fit_adapter(adapter, self.manifest, strict=self.strict)
 
 
 def host_nbytes(coverage: Coverage) -> int:

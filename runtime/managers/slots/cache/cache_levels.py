@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from threading import Condition
 
+from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.managers.slots.cache.adapter_source import content_hash
 from trt_lora.runtime.managers.slots.cache.cache_stats import CacheCounts, CacheStats
@@ -135,8 +136,12 @@ class CacheLevels:
         self.counts.hits += len(entries)
         return {entry: self.table.places[entry] for entry in entries}
 
-    def to_host(self, entry: Entry) -> Fitted:
+    def to_host(self, entry: Entry, adapter: Adapter | None = None) -> Fitted:
         """Return an adapter in host memory, read from its source if it is not there.
+
+        Args:
+            entry: of the adapter.
+            adapter: what its source has opened just now, if it has.
 
         Raises:
             AdapterError: its files are gone, damaged, or hold another adapter than they did.
@@ -150,7 +155,7 @@ class CacheLevels:
                     future = entry.on_host = Future()
                 self.host.touch(entry)
             if is_mine:
-                self._read(entry, future)
+                self._read(entry, adapter, future)
             return future.result()
 
     def to_slot(self, entry: Entry) -> int:
@@ -166,7 +171,8 @@ class CacheLevels:
                 self.lock.wait_for(lambda: entry.in_slot is not None or self._take_slot(entry))
                 is_mine = entry.in_slot is None
                 future = entry.in_slot = entry.in_slot or Future()
-                self._count(is_hit=not is_mine)
+                self.counts.hits += not is_mine
+                self.counts.host_hits += is_mine
                 self.table.touch(entry)
                 slot = self.table.places[entry]
             if is_mine:
@@ -196,14 +202,10 @@ class CacheLevels:
             self.counts.evictions_from_slots += 1
         return True
 
-    def _count(self, *, is_hit: bool) -> None:
-        self.counts.hits += is_hit
-        self.counts.host_hits += not is_hit
-
-    def _read(self, entry: Entry, future: Future[Fitted]) -> None:
+    def _read(self, entry: Entry, adapter: Adapter | None, future: Future[Fitted]) -> None:
         assert entry.source is not None  # an entry without one is forgotten when it leaves
         try:
-            fitted = entry.source.read()
+            fitted = entry.source.read(adapter or entry.source.open())
             digest = content_hash(fitted)
             check_unchanged(entry, fitted, digest)
         except BaseException as error:

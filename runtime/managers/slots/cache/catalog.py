@@ -62,9 +62,11 @@ class AdapterCatalog:
             StateError: the name means another generation, or host memory has no room.
         """
         self._check_new(name, replace, expected_generation)
-        entry = self._entry(name, AdapterSource(self._manifest, Path(path).absolute(), strict))
+        source = AdapterSource(self._manifest, Path(path).absolute(), strict)
+        adapter = source.open()
+        entry = self._entry(name, source, source.preview(adapter))
         with self._levels.moving(entry):
-            fitted = self._levels.to_host(entry)
+            fitted = self._levels.to_host(entry, adapter)
             with self._lock:
                 self._publish(entry, replace, expected_generation)
         return _logged(fitted.coverage)
@@ -77,8 +79,8 @@ class AdapterCatalog:
         """
         self._check_new(name, replace=False, expected_generation=None)
         source = AdapterSource(self._manifest, Path(path).absolute(), strict)
-        coverage = source.preview()
-        entry = Entry(name, next(self._generations), source, host_nbytes(coverage))
+        coverage = source.preview(source.open())
+        entry = self._entry(name, source, coverage)
         with self._lock:
             self._publish(entry, replace=False, expected_generation=None)
         return _logged(coverage)
@@ -99,8 +101,8 @@ class AdapterCatalog:
         """
         self._check_new(name, replace, expected_generation)
         fitted = fit_adapter(adapter, self._manifest, strict=strict)
-        nbytes, digest = host_nbytes(fitted.coverage), content_hash(fitted)
-        entry = Entry(name, next(self._generations), None, nbytes, digest)
+        entry = self._entry(name, None, fitted.coverage)
+        entry.content_hash = content_hash(fitted)
         with self._lock:
             self._names.check_new(name, replace=replace, expected_generation=expected_generation)
             self._levels.put(entry, fitted)
@@ -157,10 +159,10 @@ class AdapterCatalog:
         if fitted is not None:
             return fitted.result().coverage
         assert entry.source is not None
-        return entry.source.preview()
+        return entry.source.preview(entry.source.open())
 
-    def _entry(self, name: str, source: AdapterSource) -> Entry:
-        return Entry(name, next(self._generations), source, host_nbytes(source.preview()))
+    def _entry(self, name: str, source: AdapterSource | None, coverage: Coverage) -> Entry:
+        return Entry(name, next(self._generations), source, host_nbytes(coverage))
 
     def _check_new(self, name: str, replace: bool, expected_generation: int | None) -> None:
         with self._lock:

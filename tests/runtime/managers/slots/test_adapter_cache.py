@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread
+from weakref import ReferenceType, ref
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from trt_lora.plugins.errors import (
     StateError,
     UnknownAdapterError,
 )
-from trt_lora.runtime import load_adapter
+from trt_lora.runtime import Adapter, load_adapter
+from trt_lora.runtime.adapters.fitting.fit import Fitted
+from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.managers.slots.slot_stacks import slot_nbytes
@@ -293,16 +296,25 @@ def test_a_limit_that_is_none_is_refused(limit: object) -> None:
             CacheConfig(**{name: limit})  # type: ignore[arg-type]
 
 
-def test_a_thousand_replacements_keep_memory_flat(
-    cache: SlotAdapters, files: dict[str, Path]
+def test_what_is_replaced_again_and_again_is_in_memory_once(
+    cache: SlotAdapters, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fitted = list[ReferenceType[Fitted]]()
+    read = AdapterSource.read
+
+    def watched(source: AdapterSource, adapter: Adapter) -> Fitted:
+        found = read(source, adapter)
+        fitted.append(ref(found))
+        return found
+
+    monkeypatch.setattr(AdapterSource, "read", watched)
     cache.load_weights("a", files["a"])
-    for turn in range(200):
+    for turn in range(50):
         cache.load_weights("a", files["ab"[turn % 2]], replace=True)
         cache.activate("a")
-    assert cache.stats.host_bytes == NBYTES
-    assert cache.stats.in_slots == 1
     gc.collect()
+    assert [made() is not None for made in fitted] == [False] * 50 + [True]
+    assert (cache.stats.host_bytes, cache.stats.in_slots) == (NBYTES, 1)
 
 
 def test_threads_that_want_one_adapter_read_it_once(

@@ -1,9 +1,19 @@
-"""Options of how tokens are chosen, for every command that answers prompts."""
+"""Options of every command that answers prompts: adapters, backend, and how tokens are chosen."""
 
 import argparse
 from collections.abc import Callable
 
 from trt_lora.runtime import SamplingParams
+from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.scripts.terminal.adapters import add_adapter_option
+
+
+def add_answering_options(add: Callable[..., object]) -> None:
+    """Add all of them, and `--use` for the adapter that answers."""
+    add_adapter_option(add)
+    add("--use", default="", metavar="NAME", help="the adapter that answers (default: base model)")
+    add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    add_sampling_options(add)
 
 
 def add_sampling_options(add: Callable[..., object]) -> None:
