@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from architecture.sources import ROOT, data_files, files, product_files
 
+import trt_lora
+
 OUTSIDE = ("scripts/bench", "scripts/demo")  # what only a checkout has
 LARGEST = 550_000  # bytes of a wheel
 
@@ -22,7 +24,8 @@ def is_outside(path: Path) -> bool:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a build folder in the checkout would be packed too."""
     source, folder = (tmp_path_factory.mktemp(name) for name in ("source", "wheel"))
-    for path in (*product_files(), *data_files(), *files("pyproject.toml", "README.md")):
+    beside = files("pyproject.toml", "README.md", "tests/architecture/*.py")  # not to be packed
+    for path in (*product_files(), *data_files(), *beside):
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
@@ -30,6 +33,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(command, check=True, timeout=120)
     (found,) = folder.glob("trt_lora-*.whl")
     return found
+
+
+def test_the_version_is_that_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert trt_lora.__version__ == project["version"]
 
 
 def test_the_listed_packages_are_the_folders_with_an_init() -> None:

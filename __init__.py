@@ -1,0 +1,14 @@
+"""TensorRT engines whose LoRA adapters are inputs; the folders beside this file are subpackages."""
+
+from importlib.metadata import version
+
+
+def __getattr__(name: str) -> str:
+    """Return `__version__`, read from the installed package when it is asked for.
+
+    Raises:
+        PackageNotFoundError: (an ImportError) the checkout is on the path, and not installed.
+    """
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return version("trt-lora")
