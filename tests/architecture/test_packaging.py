@@ -24,8 +24,7 @@ def is_outside(path: Path) -> bool:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a build folder in the checkout would be packed too."""
     source, folder = (tmp_path_factory.mktemp(name) for name in ("source", "wheel"))
-    beside = files("pyproject.toml", "README.md", "tests/architecture/*.py")  # not to be packed
-    for path in (*product_files(), *data_files(), *beside):
+    for path in (*product_files(), *data_files(), *files("pyproject.toml", "README.md")):
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).write_bytes((ROOT / path).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
@@ -33,11 +32,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(command, check=True, timeout=120)
     (found,) = folder.glob("trt_lora-*.whl")
     return found
-
-
-def test_the_version_is_that_of_the_project_file() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert trt_lora.__version__ == project["version"]
 
 
 def test_the_listed_packages_are_the_folders_with_an_init() -> None:
@@ -58,6 +52,11 @@ def test_the_wheel_holds_every_module_and_kernel_and_nothing_else(wheel: Path) -
     shipped = [path for path in (*product_files(), *data_files()) if not is_outside(path)]
     assert packed == {f"trt_lora/{path.as_posix()}" for path in shipped}
     assert any(name.endswith(".cu") for name in packed)
+
+
+def test_the_version_is_that_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert trt_lora.__version__ == project["version"]
 
 
 def test_the_wheel_is_small(wheel: Path) -> None:
