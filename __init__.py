@@ -1,7 +1,5 @@
 """TensorRT engines whose LoRA adapters are inputs; the folders beside this file are subpackages."""
 
-from importlib.metadata import version
-
 
 def __getattr__(name: str) -> str:
     """Return `__version__`, read from the installed package when it is asked for.
@@ -11,4 +9,6 @@ def __getattr__(name: str) -> str:
     """
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version
+
     return version("trt-lora")

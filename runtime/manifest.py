@@ -11,7 +11,7 @@ from typing import Any
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.errors import ManifestError
-from trt_lora.plugins.messages import shown
+from trt_lora.plugins.messages import did_you_mean, shown
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
 from trt_lora.runtime.files.json_file import check_types, read_json
 
@@ -167,12 +167,21 @@ def load_manifest(directory: Path) -> Manifest:
         raise ManifestError(
             f"{directory} has no {MANIFEST_FILE}: it is not an engine directory. "
             "Build one with: build-engine --model DIR --output DIR"
+            f"{did_you_mean(directory.name, _engines_beside(directory))}"
         )
     try:
         return _parse(read_json(path, _MAX_BYTES))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{type(error).__name__}: {error!s:.500}"
         raise ManifestError(f"{path} cannot be read: {what}; build the engine again") from error
+
+
+def _engines_beside(directory: Path) -> list[str]:
+    """The names of engines in the folder that a directory is in."""
+    try:
+        return [path.parent.name for path in directory.parent.glob(f"*/{MANIFEST_FILE}")]
+    except OSError:  # a folder that may not be read
+        return []
 
 
 def left_out(directory: Path, files: Iterable[str]) -> set[str]:

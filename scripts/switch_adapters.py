@@ -8,12 +8,13 @@ from trt_lora.runtime import generate, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.scripts.terminal.adapters import BASE, add_adapter_option, manager_of, timed_switch
 from trt_lora.scripts.terminal.answering_options import add_sampling_options, sampling_params
+from trt_lora.scripts.terminal.command_parser import CommandParser
 from trt_lora.scripts.terminal.console import run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     add = parser.add_argument
     add("--engine", type=Path, required=True, metavar="DIR", help="what build-engine made")
     add_adapter_option(add)

@@ -1,6 +1,5 @@
 """The command `trt-lora` and its subcommands."""
 
-import argparse
 from collections.abc import Sequence
 
 from trt_lora.scripts.commands import (
@@ -12,6 +11,7 @@ from trt_lora.scripts.commands import (
     inspect_engine,
     verify,
 )
+from trt_lora.scripts.terminal.command_parser import CommandParser, add_program_options
 from trt_lora.scripts.terminal.console import run
 
 _COMMANDS = (
@@ -26,9 +26,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _main(argv: Sequence[str] | None) -> None:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="trt-lora", description="Run engines, and look at engines and adapters"
     )
+    add_program_options(parser)
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add_command(subparsers)

@@ -18,14 +18,15 @@ from trt_lora.builder.config import (
 )
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.runtime.files.hub_cache import model_name
+from trt_lora.scripts.terminal.command_parser import CommandParser, add_program_options
 from trt_lora.scripts.terminal.hub import hub_path
 
 ENGINES = Path("engines")  # where an engine goes that has no --output
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="build-engine",
         description="Build an engine directory from a base model: ONNX with LoRA inputs, "
         "TensorRT plan, manifest.",
@@ -35,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_lora_options(parser.add_argument)
     _add_sizes(parser.add_argument)
     _add_engine_options(parser.add_argument)
+    add_program_options(parser)
     return parser
 
 
