@@ -7,6 +7,7 @@ from trt_lora.scripts.commands import (
     check_engine,
     compare,
     convert_adapter,
+    doctor,
     generate_text,
     inspect_engine,
     verify,
@@ -16,7 +17,7 @@ from trt_lora.scripts.terminal.console import run
 
 _COMMANDS = (
     *(generate_text, chat),
-    *(inspect_engine, check_engine, convert_adapter, verify, compare),
+    *(doctor, inspect_engine, check_engine, convert_adapter, verify, compare),
 )
 
 
