@@ -10,6 +10,7 @@ from trt_lora.scripts.commands import (
     doctor,
     generate_text,
     inspect_engine,
+    list_files,
     verify,
 )
 from trt_lora.scripts.terminal.command_parser import CommandParser, add_program_options
@@ -17,7 +18,7 @@ from trt_lora.scripts.terminal.console import run
 
 _COMMANDS = (
     *(generate_text, chat),
-    *(doctor, inspect_engine, check_engine, convert_adapter, verify, compare),
+    *(doctor, list_files, inspect_engine, check_engine, convert_adapter, verify, compare),
 )
 
 
