@@ -15,6 +15,7 @@ from trt_lora.scripts.terminal.config_file.print_config import config_text
 from trt_lora.scripts.terminal.config_file.read_config import read_config
 from trt_lora.scripts.terminal.console import run, warn
 from trt_lora.scripts.terminal.site_report import print_sites
+from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.terminal.trtllm_options import without_trtllm_options
 
 
@@ -59,8 +60,8 @@ def _main(args: argparse.Namespace) -> None:
 
 def _build(config: BuildConfig) -> None:
     with extra("export", "building an engine"):
-        from trt_lora.scripts.terminal.build_progress import build_progress
-    with build_progress() as progress:
+        import trt_lora.scripts.terminal.build_progress  # noqa: F401
+    with stage_progress() as progress:
         manifest = build_engine(config, progress)
     print(_summary(manifest, config.output))
     warn_of_adapters(config.lora_dirs, manifest)
