@@ -5,6 +5,7 @@ from pathlib import Path
 
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.manifest import KV_CACHES, LORA_MODES, LORA_PLUGINS, SINGLE, SLOTTED
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -18,6 +19,7 @@ DEFAULT_MAX_LORAS = 8  # of --lora-mode slots
 LORA_MODE_CHOICES = ("auto", *LORA_MODES)
 
 
+@short_repr
 @dataclass(frozen=True)
 class BuildConfig:
     """The options of `build-engine`.

@@ -12,6 +12,7 @@ from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.plugins.messages import did_you_mean, shown
+from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
 from trt_lora.runtime.files.json_file import check_types, read_json
 
@@ -90,6 +91,14 @@ class Manifest:
     lora_plugin: str = "native"  # one of LORA_PLUGINS
     kv_cache: str = GROWING  # one of KV_CACHES; engines of earlier releases do not say
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
+
+    def __repr__(self) -> str:
+        """Return what it is the manifest of."""
+        ranks = f"rank 1 to {self.max_lora_rank}"
+        slots = f", {self.max_loras} slots" if self.max_loras else ""
+        kind = f"{short_value(self.dtype)}, {short_value(self.flavour)}"
+        base = short_value(self.base_model.name)
+        return clipped(f"<Manifest of {base}: {len(self.sites)} sites, {ranks}{slots}, {kind}>")
 
     @cached_property
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:

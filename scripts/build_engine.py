@@ -11,8 +11,11 @@ from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Manifest
 from trt_lora.scripts.terminal.adapters import warn_of_adapters
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
+from trt_lora.scripts.terminal.config_file.print_config import config_text
+from trt_lora.scripts.terminal.config_file.read_config import read_config
 from trt_lora.scripts.terminal.console import run, warn
 from trt_lora.scripts.terminal.site_report import print_sites
+from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.terminal.trtllm_options import without_trtllm_options
 
 
@@ -34,12 +37,20 @@ def _dashed(option: str) -> str:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     kept, notes = without_trtllm_options(words)
+    parser = build_parser()
+    args = parser.parse_args(kept)
+    if args.config is not None:
+        values, more = read_config(args.config, parser)
+        args, notes = parser.parse_args(kept, argparse.Namespace(**values)), notes + more
     for note in notes:
         warn(note)
-    return build_parser().parse_args(kept)
+    return args
 
 
 def _main(args: argparse.Namespace) -> None:
+    if args.print_config:
+        print(config_text(build_parser(), args), end="")
+        return
     config = build_config(args)
     if args.dry_run:
         print_sites(list_sites(config), verbose=args.verbose)
@@ -49,8 +60,8 @@ def _main(args: argparse.Namespace) -> None:
 
 def _build(config: BuildConfig) -> None:
     with extra("export", "building an engine"):
-        from trt_lora.scripts.terminal.build_progress import build_progress
-    with build_progress() as progress:
+        import trt_lora.scripts.terminal.build_progress  # noqa: F401
+    with stage_progress() as progress:
         manifest = build_engine(config, progress)
     print(_summary(manifest, config.output))
     warn_of_adapters(config.lora_dirs, manifest)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.batch import Batch, FinishReason
 from trt_lora.runtime.generation.sampling import SamplingParams
@@ -13,6 +14,7 @@ from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 
 
+@short_repr
 @dataclass(frozen=True)
 class Completion:
     """The answer to one prompt."""

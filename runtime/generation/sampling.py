@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.generation.candidates import Candidates, ranked, total
 from trt_lora.runtime.generation.text.token_ids import token_ids
 
@@ -27,6 +28,7 @@ _MORE = 8  # times as many where they were not
 _WHOLE = ("max_new_tokens", "top_k", "seed")
 
 
+@short_repr
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters and stop conditions of a generation."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import LoRAError, OutputError, StateError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.batch import Batch, Token
 from trt_lora.runtime.generation.sampling import SamplingParams
@@ -16,6 +17,7 @@ from trt_lora.runtime.serving.request import Request
 from trt_lora.runtime.serving.running import Running
 
 
+@short_repr
 @dataclass(frozen=True)
 class StepAnswers:
     """What a step has given requests, by their numbers."""

@@ -2,26 +2,33 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import Engine, LoRAManager, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.terminal.adapters import activate
 from trt_lora.scripts.terminal.hub import hub_path
+from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.verification.deltas import (
     delta_errors,
     delta_norm,
     engine_factors,
     print_deltas,
 )
-from trt_lora.scripts.verification.logits import compared_logits, has_tokenizer, print_logits
+from trt_lora.scripts.verification.logits import (
+    LogitRow,
+    compared_logits,
+    has_tokenizer,
+    print_logits,
+)
 from trt_lora.scripts.verification.require_peft import require_peft
 from trt_lora.scripts.verification.tolerances import TOLERANCES, chosen_tolerance
 
@@ -58,30 +65,44 @@ def _verify(args: argparse.Namespace) -> None:
         raise ConfigError(f"--model is {args.model}, which is not a directory")
     require_peft("verify")
     problems: list[str] = []
-    with open_engine(args.engine, args.backend) as engine:
+    with stage_progress() as progress, open_engine(args.engine, args.backend) as engine:
         runner, tolerance = _runner(engine), TOLERANCES[engine.manifest.dtype]
         limit = chosen_tolerance(args.tolerance, tolerance.logit)
+        progress.stage("adapter")
         problems += _other_base(engine, args.model)
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
         coverage = manager.load_weights(ADAPTER, args.adapter)
         missing = coverage.missing_sites if coverage else ()
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
-        reference = _reference(args.model, args.adapter, engine.manifest.dtype)
         prompts = _prompts(args, engine)
-        rows = compared_logits(engine, manager, ADAPTER, reference, prompts, args.max_new_tokens)
-        problems += print_logits(rows, limit)
+        progress.stage("reference")
+        reference = _reference(args.model, args.adapter, engine.manifest.dtype)
+        progress.stage("logits")
+        compared = compared_logits(
+            engine, manager, ADAPTER, reference, prompts, args.max_new_tokens
+        )
+        rows = list(_counted(compared, 2 * len(prompts), progress))
+        progress.stage("deltas")
         activate(manager, ADAPTER)
         ours = engine_factors(manager, engine.manifest)
         errors = delta_errors(ours, reference.factors(ADAPTER))
-        problems += print_deltas(errors, tolerance.delta)
-        if not any(map(delta_norm, ours.values())):
-            problems.append("the adapter adds nothing at any site, so that nothing was verified")
+    problems += print_logits(rows, limit)
+    problems += print_deltas(errors, tolerance.delta)
+    if not any(map(delta_norm, ours.values())):
+        problems.append("the adapter adds nothing at any site, so that nothing was verified")
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
         sys.exit(1)
     print(f"the engine computes what PEFT does: {args.adapter}; it ran on {runner}")
+
+
+def _counted(rows: Iterable[LogitRow], total: int, progress: Progress) -> Iterator[LogitRow]:
+    """Yield the rows; each is a step of the stage."""
+    for done, row in enumerate(rows, start=1):
+        progress.advance(done, total)
+        yield row
 
 
 def _runner(engine: Engine) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from trt_lora.builder.targets import LeftAlone, SiteList
-from trt_lora.plugins.contract.sites import Site, layer_of
+from trt_lora.plugins.contract.sites import Site, layer_of, split_at_layer
 from trt_lora.scripts.terminal.console import print_table
 
 
@@ -44,9 +44,7 @@ def _reasons(left_alone: Iterable[LeftAlone]) -> Iterator[str]:
 
 def _name(path: str) -> str:
     """The path below its layer, the same in every layer: `self_attn.q_proj`."""
-    parts = path.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
-    return ".".join(parts[numbers[0] + 1 :] if numbers else parts)
+    return split_at_layer(path)[2]
 
 
 def _module(site: Site) -> str:

@@ -18,6 +18,7 @@ from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
 from trt_lora.scripts.terminal.site_report import print_sites
+from trt_lora.scripts.terminal.trtllm_options import IGNORED
 
 SMALL = ["--max-input-len", "32", "--max-seq-len", "64", "--dtype", "float32", "--flavour", "none"]
 
@@ -71,6 +72,21 @@ def test_the_verbose_dry_run_has_a_line_for_every_linear(
     assert "left alone: model.layers.0.mlp.up_proj: mlp_gate is not a target" in lines
     assert lines[-1] == "2 sites, 13 left alone"
     assert len(lines) == 16
+
+
+def test_a_config_file_alone_is_enough(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "build.toml"
+    file.write_text(
+        f'model = "{tiny_engine.model}"\nlora_target_modules = ["q_proj"]\ndry-run = true\n'
+        'max-input-len = 32\nmax-seq-len = 64\nflavour = "none"\ngemm-plugin = "auto"\n'
+    )
+    main(["--config", str(file)])
+    printed = capsys.readouterr()
+    assert printed.out.endswith("2 sites, 13 left alone\n")
+    because = IGNORED["--gemm-plugin"]
+    assert printed.err == f"warning: {file}: --gemm-plugin is left out: {because}\n"
 
 
 def test_layers_of_other_widths_have_lines_of_their_own(

@@ -68,7 +68,8 @@ def test_an_engine_that_computes_what_peft_does_passes(
     made: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(made) == 0
-    printed = capsys.readouterr().out
+    printed, stages = capsys.readouterr()
+    assert stages.splitlines()[-4:] == ["adapter", "reference", "logits", "deltas"]
     assert printed.count("(base)") == printed.count("adapter  ") - 1 == len(verify.PROMPTS)
     assert "same best token" in printed
     assert "self_attn.k_proj" in printed
