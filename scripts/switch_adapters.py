@@ -10,6 +10,7 @@ from trt_lora.scripts.terminal.adapters import BASE, add_adapter_option, manager
 from trt_lora.scripts.terminal.answering_options import add_sampling_options, sampling_params
 from trt_lora.scripts.terminal.command_parser import CommandParser
 from trt_lora.scripts.terminal.console import run
+from trt_lora.scripts.terminal.json_output import print_json
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--prompt", required=True, help="a user's message")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
     add_sampling_options(add)
+    add("--json", action="store_true", help="print one JSON object for each answer instead")
     args = parser.parse_args(argv)
     run(lambda: _switch(args))
 
@@ -32,6 +34,10 @@ def _switch(args: argparse.Namespace) -> None:
         for name in ["", *manager.get_adapter_names()]:
             microseconds = timed_switch(manager, name)
             (answer,) = generate(engine, [args.prompt], manager=manager, sampling=sampling)
+            if args.json:
+                fields = {"adapter": name, "microseconds": microseconds, "text": answer.text}
+                print_json(fields, indent=None)
+                continue
             print(f"[{name or BASE}, switched in {microseconds:.0f} us] {answer.text.strip()}")
 
 

@@ -7,7 +7,6 @@ ENGINE it is 0.
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from trt_lora.runtime.manifest import Manifest, load_manifest
 from trt_lora.scripts.diagnosis.machine import FlavourState, Gpu, Machine, describe_machine
 from trt_lora.scripts.diagnosis.places import Place, places
 from trt_lora.scripts.terminal.facts import Fact, print_facts
+from trt_lora.scripts.terminal.json_output import print_json
 
 _NO_DRIVER = "none; a GPU needs NVIDIA's (nvidia.com/drivers), the CPU needs none"
 _NO_ONNXRUNTIME = "not installed; pip install 'trt-lora[cpu]'"
@@ -39,7 +39,7 @@ def _doctor(args: argparse.Namespace) -> None:
     machine = describe_machine()
     found = places(args.engine, [gpu.index for gpu in machine.gpus]) if manifest else []
     if args.json:
-        print(json.dumps(_as_json(machine, args.engine, manifest, found), indent=1))
+        print_json(_as_json(machine, args.engine, manifest, found))
     else:
         print_facts(_machine_facts(machine))
         if manifest:

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,6 +17,7 @@ from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.scripts.terminal.coverage_report.print_grid import print_grid
 from trt_lora.scripts.terminal.coverage_report.print_tensors import print_tensors
 from trt_lora.scripts.terminal.hub import hub_path
+from trt_lora.scripts.terminal.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 
 
@@ -53,7 +53,7 @@ def _inspect(args: argparse.Namespace) -> None:
         coverage = fit_adapter(adapter, manifest, strict=False, rank_multiple=multiple).coverage
         log_warnings(coverage.source, coverage.warnings)
     if args.json:
-        print(json.dumps(_as_json(manifest, coverage), indent=1))
+        print_json(_as_json(manifest, coverage))
     elif coverage is None:
         _print_engine(args.engine, manifest)
     else:
@@ -70,7 +70,7 @@ def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> Non
     with stage_progress() as progress:
         layouts = kernel_layouts(directory, progress)
     if as_json:
-        print(json.dumps([dataclasses.asdict(layout) for layout in layouts], indent=1))
+        print_json([dataclasses.asdict(layout) for layout in layouts])
     else:
         print_layouts(layouts, manifest)
 

@@ -2,13 +2,13 @@
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trt_lora.scripts.diagnosis.folder import Found, FoundAdapter, FoundEngine, Unreadable, find
 from trt_lora.scripts.terminal.console import print_table, warn
+from trt_lora.scripts.terminal.json_output import print_json
 
 _ENGINES = ("engine", "base model", "dtype", "plan", "ranks", "adapters", "rows", "tokens", "MB")
 _ADAPTERS = ("adapter", "base model", "dtype", "ranks", "sites")
@@ -36,7 +36,7 @@ def _list(args: argparse.Namespace) -> None:
             "adapters": adapters,
             "unreadable": unreadable,
         }
-        print(json.dumps({kind: _as_json(items) for kind, items in kinds.items()}, indent=1))
+        print_json({kind: _as_json(items) for kind, items in kinds.items()})
         return
     if engines:
         print_table(_ENGINES, [_engine_row(engine) for engine in engines])

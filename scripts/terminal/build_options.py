@@ -38,6 +38,7 @@ def build_parser() -> CommandParser:
     _add_lora_options(parser.add_argument)
     _add_sizes(parser.add_argument)
     _add_engine_options(parser.add_argument)
+    _add_json(parser.add_argument)
     add_program_options(parser)
     return parser
 
@@ -115,6 +116,10 @@ def _add_config_file(add: Callable[..., object]) -> None:
         action="store_true",
         help="print such a file, with every option and the value it has here, and build nothing",
     )
+
+
+def _add_json(add: Callable[..., object]) -> None:
+    add("--json", action="store_true", help="print one JSON object instead, also of --dry-run")
 
 
 def _add_lora_options(add: Callable[..., object]) -> None:

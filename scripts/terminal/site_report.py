@@ -16,6 +16,18 @@ def print_sites(listing: SiteList, *, verbose: bool) -> None:
     print(f"{len(listing.sites)} sites, {len(listing.left_alone)} left alone")
 
 
+def sites_as_json(listing: SiteList) -> dict[str, list[dict[str, object]]]:
+    """Return what `print_sites` prints, a linear each, as JSON has it."""
+    sites: list[dict[str, object]] = [
+        {"path": site.path, "module": _module(site), "k": site.k, "n": site.n}
+        for site in listing.sites
+    ]
+    left_alone: list[dict[str, object]] = [
+        {"path": item.path, "reason": item.reason} for item in listing.left_alone
+    ]
+    return {"sites": sites, "left_alone": left_alone}
+
+
 def _print_all(listing: SiteList) -> None:
     for site in listing.sites:
         print(f"{site.path}  {_module(site)}  k={site.k} n={site.n}")

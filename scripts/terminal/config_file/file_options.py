@@ -5,7 +5,8 @@ from typing import Literal
 
 Kind = Literal["flag", "list", "integer", "text"]
 
-_TYPED_ONLY = ("help", "config", "print_config")  # they ask for one run, and describe no engine
+# They ask for one run, and describe no engine.
+_TYPED_ONLY = ("help", "config", "print_config", "json", "version", "print_completion")
 
 
 def file_options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
