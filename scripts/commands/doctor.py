@@ -19,7 +19,6 @@ from trt_lora.scripts.terminal.facts import Fact, print_facts
 from trt_lora.scripts.terminal.json_output import print_json
 
 _NO_DRIVER = "none; a GPU needs NVIDIA's (nvidia.com/drivers), the CPU needs none"
-_NO_ONNXRUNTIME = "not installed; pip install 'trt-lora[cpu]'"
 
 
 def add_command(subparsers: Any) -> None:
@@ -76,7 +75,7 @@ def _machine_facts(machine: Machine) -> Iterator[Fact]:
         yield f"GPU {gpu.index}", _gpu_fact(gpu)
     for flavour in machine.flavours:
         yield flavour.name, _flavour_fact(flavour)
-    yield "onnxruntime", "installed" if "onnxruntime" in machine.versions else _NO_ONNXRUNTIME
+    yield "onnxruntime", machine.onnxruntime_obstacle or "installed"
     yield "versions", ", ".join(f"{name} {number}" for name, number in machine.versions.items())
 
 

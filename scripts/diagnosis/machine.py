@@ -5,6 +5,7 @@ import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ class Machine:
     cuda_obstacle: str  # why no GPU can be used; empty if one can
     gpus: tuple[Gpu, ...]
     flavours: tuple[FlavourState, ...]
+    onnxruntime_obstacle: str  # why ONNX Runtime cannot run engines on the CPU; empty if it can
     versions: Mapping[str, str]  # of packages that are installed
 
 
@@ -70,6 +72,7 @@ def describe_machine() -> Machine:
         cuda_obstacle=obstacle,
         gpus=() if obstacle else tuple(map(_gpu, range(call("cudaGetDeviceCount")))),
         flavours=tuple(map(_flavour, FLAVOURS)),
+        onnxruntime_obstacle="" if find_spec("onnxruntime") else _not_installed("cpu"),
         versions=installed_versions(PACKAGES),
     )
 
@@ -107,7 +110,7 @@ def _gpu(index: int) -> Gpu:
 
 def _flavour(flavour: Flavour) -> FlavourState:
     """Load it, which finds a library that is installed and damaged."""
-    obstacle = f"not installed; pip install 'trt-lora[{flavour.extra}]'"
+    obstacle = _not_installed(flavour.extra)
     if flavour.installed:
         try:
             flavour.load()
@@ -115,6 +118,10 @@ def _flavour(flavour: Flavour) -> FlavourState:
         except BackendError as error:
             obstacle = str(error)
     return FlavourState(flavour.name, obstacle, flavour.plugin_obstacle())
+
+
+def _not_installed(extra: str) -> str:
+    return f"not installed; pip install 'trt-lora[{extra}]'"
 
 
 def _free_host_bytes() -> int | None:

@@ -69,12 +69,17 @@ def _fail(message: str) -> None:
     sys.exit(FAILED)
 
 
+def visible(text: str) -> str:
+    """Return a text of a file with escapes for what would move the cursor or change colours."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns, the first flush left, the others flush right; ruled on a terminal."""
+    lines = [[visible(cell) for cell in line] for line in (header, *rows)]
     if console := rich_console():
-        console.print(_rich_table(header, rows))
+        console.print(_rich_table(lines[0], lines[1:]))
         return
-    lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     for line in lines:
         cells = [line[0].ljust(widths[0])]

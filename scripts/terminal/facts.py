@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from trt_lora.scripts.terminal.console import visible
 from trt_lora.scripts.terminal.rich_console import rich_console
 
 Fact = tuple[str, str]  # label, text
@@ -9,7 +10,7 @@ Fact = tuple[str, str]  # label, text
 
 def print_facts(facts: Iterable[Fact]) -> None:
     """Print labels flush left and what they say behind them; on a terminal, wrapped there."""
-    lines = list(facts)
+    lines = [(visible(label), visible(fact)) for label, fact in facts]
     if console := rich_console():
         from rich.table import Table
         from rich.text import Text

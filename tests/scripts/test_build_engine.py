@@ -1,5 +1,6 @@
 """The command `build-engine`: what it prints, and how it refuses."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -87,6 +88,29 @@ def test_a_config_file_alone_is_enough(
     assert printed.out.endswith("2 sites, 13 left alone\n")
     because = IGNORED["--gemm-plugin"]
     assert printed.err == f"warning: {file}: --gemm-plugin is left out: {because}\n"
+
+
+def test_a_dry_run_in_json_has_every_linear(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = dry_run(tiny_engine.model, capsys, "--lora-target-modules", "v_proj", "--json")
+    found = json.loads("\n".join(lines))
+    path = "model.layers.1.self_attn.v_proj"
+    assert {"path": path, "module": "attn_v", "k": 32, "n": 16} in found["sites"]
+    assert (len(found["sites"]), len(found["left_alone"])) == (2, 13)
+    assert all(item["path"] and item["reason"] for item in found["left_alone"])
+
+
+def test_a_build_in_json_is_one_object(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = read_manifest(tiny_engine.engine)
+    monkeypatch.setattr("trt_lora.scripts.build_engine.build_engine", lambda *_: made)
+    targets = ["--lora-target-modules", "attn_q", "--output", "e"]
+    main(["--model", str(tiny_engine.model), *targets, *SMALL, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["output"], found["sites"], found["max_lora_rank"]) == ("e", 4, 16)
+    assert found["size_bytes"] == sum(record.size_bytes for record in made.files.values())
 
 
 def test_layers_of_other_widths_have_lines_of_their_own(

@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from trt_lora.runtime import LoRAManager, SamplingParams, TextTokenizer, generate, open_engine
+from trt_lora.scripts import switch_adapters
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 TOKENS = 6
@@ -118,6 +119,40 @@ def test_adapters_are_listed_and_blended_and_a_mistake_ends_nothing(
     assert "error: /blend got 'a', expected NAME=WEIGHT: a=0.7" in printed
     assert "error: there is no /wave; commands:\n/use NAME" in printed
     assert printed.endswith("blend>   (base)\n  a\n* blend\nblend> (base)> ")
+
+
+def test_a_conversation_in_json_is_one_object_a_line_and_nothing_else(
+    engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["w5 w6", "/use b", "/adapters", "/help", "/use a", "w7"]
+    options = ["--adapter", f"a={adapter}", "--json"]
+    rows = [json.loads(line) for line in talk(engine, lines, capsys, *options)]
+    said = answer(engine, "w5 w6", {})
+    assert rows[0] == {"adapter": "", "prompt": "w5 w6", "text": said}
+    assert rows[1] == {"error": "unknown adapter 'b'; loaded: a"}
+    assert rows[2] == {"adapters": ["", "a"], "active": ""}
+    assert rows[3].keys() == {"help"}
+    assert (rows[4]["adapter"], rows[4]["prompt"]) == ("a", "w7")
+    assert len(rows) == 5
+
+
+def test_switching_in_json_is_one_object_an_answer(
+    engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--engine", str(engine), "--adapter", f"a={adapter}", "--prompt", "w5 w6", *OPTIONS]
+    switch_adapters.main([*words, "--json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["adapter"] for row in rows] == ["", "a"]
+    assert rows[1]["text"] == answer(engine, "w5 w6", {"a": adapter}, "a")
+    assert all(row["microseconds"] > 0 for row in rows)
+
+
+def test_a_misspelled_adapter_gets_the_nearest_name(
+    engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--adapter", f"pirate={adapter}", "--use", "pirat"]
+    printed = trt_lora(capsys, "generate", engine, "w5", *OPTIONS, *options, expected=2)
+    assert printed.endswith("unknown adapter 'pirat'; loaded: pirate; did you mean 'pirate'?\n")
 
 
 def test_half_a_character_is_held_back() -> None:

@@ -60,6 +60,12 @@ def test_on_a_terminal_without_rich_they_are_plain(monkeypatch: pytest.MonkeyPat
     assert printed_on_a_terminal(monkeypatch).startswith("file     bytes\na           10\n")
 
 
+def test_what_would_change_the_terminal_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["a\x1b[2J"], [["b\n"], ["caf\udce9 é"]])
+    print_facts([("\x07", "")])
+    assert capsys.readouterr().out == "a\\x1b[2J\nb\\n\ncaf\\udce9 é\n\\x07  \n"
+
+
 def test_numbers_that_json_lacks_are_null(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": [float("nan"), float("inf"), 1.5]}, indent=None)
     assert capsys.readouterr().out == '{"a": [null, null, 1.5]}\n'
