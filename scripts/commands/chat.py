@@ -17,7 +17,7 @@ from trt_lora.runtime import (
 )
 from trt_lora.scripts.terminal.adapters import BASE, activate, manager_of, name_and_path
 from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
-from trt_lora.scripts.terminal.json_output import print_json
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
 /load NAME=PATH      load one more

@@ -9,7 +9,7 @@ from typing import Any
 from trt_lora.runtime.engines.engine_files import EngineFiles, compare_files
 from trt_lora.runtime.manifest import Manifest, load_manifest
 from trt_lora.scripts.terminal.console import print_table
-from trt_lora.scripts.terminal.json_output import print_json
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
 def add_command(subparsers: Any) -> None:

@@ -19,7 +19,7 @@ from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
-from trt_lora.scripts.terminal.json_output import print_json
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
 def add_command(subparsers: Any) -> None:

@@ -17,7 +17,7 @@ from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.scripts.terminal.coverage_report.print_grid import print_grid
 from trt_lora.scripts.terminal.coverage_report.print_tensors import print_tensors
 from trt_lora.scripts.terminal.hub import hub_path
-from trt_lora.scripts.terminal.json_output import print_json
+from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trt_lora.scripts.diagnosis.folder import Found, FoundAdapter, FoundEngine, Unreadable, find
 from trt_lora.scripts.terminal.console import print_table, warn
-from trt_lora.scripts.terminal.json_output import print_json
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 _ENGINES = ("engine", "base model", "dtype", "plan", "ranks", "adapters", "rows", "tokens", "MB")
 _ADAPTERS = ("adapter", "base model", "dtype", "ranks", "sites")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trt_lora.plugins.errors import LoRAError
-from trt_lora.scripts.terminal.rich_console import rich_console
+from trt_lora.scripts.terminal.printing.escapes import visible
+from trt_lora.scripts.terminal.printing.rich_console import rich_console
 from trt_lora.scripts.terminal.warnings_shown import warnings_shown
 
 if TYPE_CHECKING:
@@ -67,11 +68,6 @@ def _what_went_wrong(error: OSError) -> str:
 def _fail(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(FAILED)
-
-
-def visible(text: str) -> str:
-    """Return a text of a file with escapes for what would move the cursor or change colours."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

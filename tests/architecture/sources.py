@@ -20,5 +20,5 @@ def product_files() -> list[Path]:
 
 def data_files() -> list[Path]:
     """Return what the wheel holds beside Python: kernel sources and the mark of typed packages."""
-    kinds = ("**/*.cu", "**/*.cuh", "py.typed")
-    return files(*(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
+    kinds = ("**/*.cu", "**/*.cuh")
+    return files("py.typed", *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))

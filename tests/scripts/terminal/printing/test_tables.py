@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from trt_lora.scripts.terminal.console import print_table
-from trt_lora.scripts.terminal.facts import print_facts
-from trt_lora.scripts.terminal.json_output import print_json
+from trt_lora.scripts.terminal.printing.facts import print_facts
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
 class Terminal(io.StringIO):

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from trt_lora.scripts.terminal.console import visible
-from trt_lora.scripts.terminal.rich_console import rich_console
+from trt_lora.scripts.terminal.printing.escapes import visible
+from trt_lora.scripts.terminal.printing.rich_console import rich_console
 
 Fact = tuple[str, str]  # label, text
 

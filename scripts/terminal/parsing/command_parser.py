@@ -6,7 +6,7 @@ from typing import Any
 
 import trt_lora
 from trt_lora.plugins.messages import did_you_mean
-from trt_lora.scripts.terminal.completion import SHELLS, PrintCompletion
+from trt_lora.scripts.terminal.parsing.completion import SHELLS, PrintCompletion
 
 
 class CommandParser(argparse.ArgumentParser):
