@@ -56,7 +56,7 @@ def members_of(cls: type) -> Iterator[tuple[str, Any]]:
     for base in cls.__mro__:
         if base.__module__.startswith("trt_lora."):
             for name, member in vars(base).items():
-                found = getattr(member, "func", getattr(member, "__func__", member))
+                found: Any = getattr(member, "func", getattr(member, "__func__", member))
                 is_told = callable(found) or isinstance(found, property)
                 if not name.startswith("_") and is_told and name not in seen:
                     seen.add(name)
