@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -48,19 +49,22 @@ def _short(text: str) -> str:
 
 def members_of(cls: type) -> Iterator[tuple[str, Any]]:
     """Yield public methods and properties that this project wrote, the class's own first."""
-    seen = (
-        {field.name for field in dataclasses.fields(cls)}
-        if dataclasses.is_dataclass(cls)
-        else set()
-    )
+    seen = set(fields_of(cls))
     for base in cls.__mro__:
         if base.__module__.startswith("trt_lora."):
             for name, member in vars(base).items():
-                found: Any = getattr(member, "func", getattr(member, "__func__", member))
-                is_told = callable(found) or isinstance(found, property)
-                if not name.startswith("_") and is_told and name not in seen:
+                told = _told(member)
+                if not name.startswith("_") and name not in seen and told is not None:
                     seen.add(name)
-                    yield name, property(found) if hasattr(member, "func") else found
+                    yield name, told
+
+
+def _told(member: Any) -> Any:
+    """The function of a method, or the property; None for what is neither."""
+    if isinstance(member, cached_property):
+        return property(member.func)
+    function = getattr(member, "__func__", member)  # of a class method
+    return function if callable(function) or isinstance(function, property) else None
 
 
 def fields_of(cls: type) -> dict[str, str]:
