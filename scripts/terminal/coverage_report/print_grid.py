@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.manifest import Manifest
@@ -32,7 +33,8 @@ def _print_glyphs(label: str, glyphs: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    styled = [(glyph, _STYLES.get(glyph, "green" if glyph.isalpha() else "")) for glyph in glyphs]
+    runs = ("".join(run) for _, run in groupby(glyphs))
+    styled = [(run, _STYLES.get(run[0], "green" if run[0].isalpha() else "")) for run in runs]
     Console().print(Text.assemble(label, *styled), soft_wrap=True)
 
 

@@ -49,6 +49,13 @@ def test_what_is_printed_is_read_as_the_same_options(
     assert read(tmp_path / "build.toml", printed) == expected
 
 
+def test_characters_that_toml_escapes_are_read_as_they_were(tmp_path: Path) -> None:
+    text = "".join(map(chr, (*range(1, 128), 0x2028, 0xFFFF, 0x10FFFF)))
+    args = build_parser().parse_args(["--revision", text, "--lora-dir", text])
+    values = read(tmp_path / "build.toml", config_text(build_parser(), args))
+    assert (values["revision"], values["lora_dir"]) == (text, [Path(text)])
+
+
 def printed_config(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> dict[str, Any]:
     """The options that a command line ends up with."""
     main([*map(str, argv), "--print-config"])
