@@ -1,7 +1,12 @@
 """TensorRT engines whose LoRA adapters are inputs; the folders beside this file are subpackages."""
 
+from typing import TYPE_CHECKING
 
-def __getattr__(name: str) -> str:
+if TYPE_CHECKING:
+    __version__: str
+
+
+def __getattr__(name: str) -> object:
     """Return `__version__`, read from the installed package when it is asked for.
 
     Raises:

@@ -68,7 +68,7 @@ def test_a_program_says_its_version(program: str, capsys: pytest.CaptureFixture[
 
 def test_an_unknown_name_of_the_package_is_refused() -> None:
     with pytest.raises(AttributeError, match="'trt_lora' has no attribute 'flavour'"):
-        _ = package.flavour  # type: ignore[attr-defined]
+        _ = package.flavour
 
 
 @pytest.mark.parametrize("shell", SHELLS)
