@@ -15,7 +15,9 @@ class CommandParser(argparse.ArgumentParser):
     The parsers of its subcommands are of this class, too.
     """
 
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # three overloads
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> Any:
         """Parse, and refuse what is unknown here, with the usage of the subcommand it is for."""
         words = None if args is None else list(args)
         known, unknown = super().parse_known_args(words, namespace)
