@@ -38,7 +38,9 @@ def folder(tmp_path: Path) -> Path:
     peft_adapter(tmp_path / "adapters" / "deep" / "pirate", 4, 16, 8)
     pair = {f"lora_{f}_layers.0.up": np.ones((2, 2), np.float32) for f in "AB"}
     save_file(pair, tmp_path / "adapters" / "named.safetensors")
-    save_file({"weight": np.ones(3)}, tmp_path / "model.safetensors")  # a base model's
+    save_file(
+        {"weight": np.ones((3, 3), np.float32)}, tmp_path / "model.safetensors"
+    )  # a base model's
     peft_adapter(tmp_path / ".cache" / "hidden", 4)
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "manifest.json").write_text("{}")  # a web page's
