@@ -164,7 +164,7 @@ def test_the_program_compiles_against_tensorrt(tensorrt_includes: list[Path]) ->
 
 def test_the_program_is_short_and_names_the_profile_that_the_manifest_has_first() -> None:
     text = (EXAMPLES / PROGRAM).read_text()
-    code = [line for line in text.splitlines() if line.strip() and "//" != line.strip()[:2]]
+    code = [line for line in text.splitlines() if line.strip() and line.strip()[:2] != "//"]
     assert len(code) <= SOURCE_LINES
     assert "Profile 0 is `decode`" in text
     assert next(iter(small_manifest().profiles)) == "decode"
