@@ -5,9 +5,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from architecture.sources import product_files
 from conftest import TinyEngine
 from support.doc_blocks import ROOT, Block, blocks
 from support.page_checkout import make_checkout, run_in
+from support.provoked_errors import PROVOKED
+
+from trt_lora.plugins.errors import LoRAError
 
 OTHERS = {"comparing"}  # test_comparing_docs.py runs it
 # What the blocks of a page print, in their order; commands of the shell print nothing.
@@ -56,6 +60,49 @@ def test_the_blocks_run_in_their_order_and_print_what_the_reader_expects(
 ) -> None:
     for block, expected in zip(executable(page), PRINTED[page], strict=True):
         assert expected in run_in(checkout, block), block.text
+
+
+@pytest.mark.parametrize("name", PROVOKED)
+def test_an_error_has_the_message_that_its_section_shows(
+    name: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout)
+    with pytest.raises(LoRAError) as caught:
+        PROVOKED[name]()
+    assert type(caught.value).__name__ == name
+    section = sections()[name]
+    assert f"`{family(type(caught.value)).__name__}`" in section
+    assert f"```\n{str(caught.value).replace(f'{checkout}/', '')}\n```" in section
+
+
+def test_every_error_class_has_a_section_that_says_its_cure() -> None:
+    assert set(PROVOKED) == error_classes()
+    for name in PROVOKED:
+        assert "\nCure: " in sections()[name] or "| cure |" in sections()[name], name
+
+
+def sections() -> dict[str, str]:
+    """The sections of the page of errors, by their titles."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    return dict(section.split("\n", 1) for section in page.split("\n## ")[1:])
+
+
+def error_classes() -> set[str]:
+    """The classes below LoRAError, by the text of the product."""
+    texts = ((ROOT / path).read_text(encoding="utf-8") for path in product_files())
+    declared = (
+        found for text in texts for found in re.findall(r"^class (\w+)\((.+?)\)", text, re.M)
+    )
+    classes = {name: set(re.findall(r"\w+", bases)) for name, bases in declared}
+    found = {"LoRAError"}
+    while more := {name for name, bases in classes.items() if bases & found} - found:
+        found |= more
+    return found - {"LoRAError"}
+
+
+def family(error: type) -> type:
+    """The built-in exception that it is too."""
+    return next(c for c in error.__mro__ if c.__module__ == "builtins")
 
 
 def test_the_c_plus_plus_of_a_page_stands_in_the_program() -> None:

@@ -28,6 +28,8 @@ def make_checkout(folder: Path, model: Path, engine: Path) -> Path:
     for name, rank in ADAPTERS.items():
         path = folder / "tests" / "adapters" / name
         save_adapter(model, path, seed=rank, r=rank, target_modules=["q_proj", "v_proj"])
+    other = ["layers.0.self_attn.o_proj"]  # which has no site
+    save_adapter(model, folder / "tests" / "adapters" / "other", target_modules=other)
     options = {"target_modules": MODULES, "max_loras": 3, "max_batch_size": 4}
     quick_build(tiny_config(folder / "build/smollm2", folder / "engines/many", **options))
     return folder
