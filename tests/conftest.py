@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def tensorrt_includes(request: pytest.FixtureRequest) -> list[Path]:
     """Folders of the headers of TensorRT or TensorRT-RTX and CUDA; skips where there are none."""
-    given: list[str] = request.config.getoption("--tensorrt-include")
+    given = request.config.getoption("--tensorrt-include")
     folders = [Path(folder) for folder in given or INCLUDES]
     for header in ("NvInfer.h", "cuda_runtime_api.h"):
         if not any((folder / header).is_file() for folder in folders):

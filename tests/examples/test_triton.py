@@ -17,6 +17,7 @@ from support.fakes.fake_triton import FakeRequest
 from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
 
 from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.memory.dtypes import Array
 
 EXAMPLE = ROOT / "examples" / "triton"
 SAMPLING = SamplingParams(5)
@@ -49,7 +50,10 @@ def model(engine: SlotEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def request(prompt: list[int], number: int = 0, **inputs: Any) -> FakeRequest:
     """A request for the adapter of a number, 0 for the base model."""
-    arrays = {"input_ids": np.array(prompt, np.int64), "max_new_tokens": np.array([5], np.int64)}
+    arrays: dict[str, Array] = {
+        "input_ids": np.array(prompt, np.int64),
+        "max_new_tokens": np.array([5], np.int64),
+    }
     if number:
         arrays["lora_name"] = np.array([f"{number}.safetensors".encode()], np.object_)
     return FakeRequest(arrays | inputs)

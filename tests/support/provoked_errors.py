@@ -57,14 +57,15 @@ def _unknown_adapter() -> None:
 
 def _evicted() -> None:
     with open_engine("engines/many") as engine:
-        adapter = load_adapter(Path(_JSON))
-        limited: CacheConfig | None = None
-        for _ in range(2):  # the first has room for both, and tells how much two take
-            adapters = SlotAdapters(engine, limited)
-            adapters.add_adapter("first", adapter)
-            adapters.add_adapter("second", adapter)
-            limited = CacheConfig(host_memory=adapters.stats.host_bytes - 1)
-        adapters.lease("first")
+        both = _with_two_in_memory(engine).stats.host_bytes
+        _with_two_in_memory(engine, CacheConfig(host_memory=both - 1)).lease("first")
+
+
+def _with_two_in_memory(engine: Engine, config: CacheConfig | None = None) -> SlotAdapters:
+    adapter, adapters = load_adapter(Path(_JSON)), SlotAdapters(engine, config)
+    adapters.add_adapter("first", adapter)
+    adapters.add_adapter("second", adapter)
+    return adapters
 
 
 def _task() -> None:
