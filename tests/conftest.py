@@ -1,4 +1,4 @@
-"""The real model, its engine, and a GPU where there is one."""
+"""The real model, its engine, and TensorRT's headers where there are any."""
 
 import contextlib
 import gc

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cctype>
+#include <charconv>
 #include <cstdint>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace trt_lora {
@@ -29,9 +31,12 @@ class Json {
   }
 
   std::int64_t number() const {
-    std::size_t used = 0;
-    const std::int64_t value = std::stoll(text_, &used);
-    if (used != text_.size()) throw std::runtime_error(text_ + " is no whole number");
+    std::int64_t value = 0;
+    const char* const end = text_.data() + text_.size();
+    const auto [used, fault] = std::from_chars(text_.data(), end, value);
+    if (used != end || fault != std::errc()) {
+      throw std::runtime_error('"' + text_ + "\" is no whole number");
+    }
     return value;
   }
 

@@ -131,6 +131,7 @@ def test_a_damaged_file_is_refused(printed: Print, tmp_path: Path) -> None:
         "JSON: expected": whole[:8] + b"[" + whole[9:],
         "shape, dtype and bytes do not agree": whole[:-1],
         'there is no "': whole[:header].replace(b"data_offsets", b"date_offsets") + whole[header:],
+        '"x" is no whole number': whole.replace(b'"shape":[4,2]', b'"shape":[4,x]'),
         "JSON: expected less nesting": (500).to_bytes(8, "little") + b"[" * 500,
     }
     for message, content in damaged.items():
