@@ -1,6 +1,6 @@
-# The words a person types: demo, test, test-fast, architectures, lint, types, fuzz, bench. Each
+# The words a person types: demo, test, test-fast, architectures, lint, types, docs, fuzz, bench. Each
 # installs what it needs first; gpu installs nothing.
-.PHONY: demo test test-fast architectures lint types fuzz bench gpu dev
+.PHONY: demo test test-fast architectures lint types docs fuzz bench gpu dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,6 +36,10 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Not --quiet: --strict counts the warnings that are shown.
+docs: $(VENV)/ready        ## the pages as a site in build/site; a page or link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 fuzz: $(VENV)/ready        ## throw damaged files at every reader, then stress threads and rewritten files
 	$(BIN)/python tests/hostile/fuzz.py

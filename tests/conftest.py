@@ -1,4 +1,4 @@
-"""The real model, its engine, and a GPU where there is one."""
+"""The real model, its engine, and TensorRT's headers where there are any."""
 
 import contextlib
 import gc
@@ -21,6 +21,36 @@ LONGEST = (
     *("scripts/comparison/test_bisect", "end_to_end/test_architectures", "docs"),
     *("scripts/comparison", "end_to_end", "builder"),
 )
+
+
+# Where distributions and CUDA's installer put headers.
+INCLUDES = (
+    *("/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu", "/usr/include"),
+    *("/usr/local/tensorrt/include", "/usr/local/cuda/include"),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take folders of headers, which no package of Python has."""
+    parser.addoption(
+        "--tensorrt-include",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of NvInfer.h, and another one of cuda_runtime_api.h where it is elsewhere",
+    )
+
+
+@pytest.fixture(scope="session")
+def tensorrt_includes(request: pytest.FixtureRequest) -> list[Path]:
+    """Folders of the headers of TensorRT or TensorRT-RTX and CUDA; skips where there are none."""
+    given = request.config.getoption("--tensorrt-include")
+    folders = [Path(folder) for folder in given or INCLUDES]
+    for header in ("NvInfer.h", "cuda_runtime_api.h"):
+        if not any((folder / header).is_file() for folder in folders):
+            searched = ", ".join(map(str, folders))
+            pytest.skip(f"no {header} in {searched}; give its folder as --tensorrt-include DIR")
+    return [folder for folder in folders if folder.is_dir() and str(folder) != "/usr/include"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

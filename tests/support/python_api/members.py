@@ -68,10 +68,11 @@ def _told(member: Any) -> Any:
 
 
 def fields_of(cls: type) -> dict[str, str]:
-    """Return what the comments behind the fields of a class say; empty where there is none."""
+    """Return what the comments behind the fields of a dataclass say; empty where there is none."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
     found = {n: " ".join(text.replace("\n    # ", " ").split()) for n, text in _comments(cls)}
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    return {field.name: found.get(field.name, "") for field in fields if field.repr}
+    return {f.name: found.get(f.name, "") for f in dataclasses.fields(cls) if f.repr}
 
 
 def _comments(cls: type) -> list[tuple[str, str]]:
