@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trt_lora.runtime.engines.open_engine import open_engine
     from trt_lora.runtime.generation.batch import Batch, Token
     from trt_lora.runtime.generation.generate import Completion, generate
-    from trt_lora.runtime.generation.sampling import SamplingParams
+    from trt_lora.runtime.generation.sampling_params import SamplingParams
     from trt_lora.runtime.generation.stream_text import stream_text
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
     from trt_lora.runtime.managers.lora_manager import LoRAManager
@@ -66,7 +66,7 @@ _MODULES = {
     "Executor": "engines.engine",
     "LoRAManager": "managers.lora_manager",
     "Manifest": "manifest",
-    "SamplingParams": "generation.sampling",
+    "SamplingParams": "generation.sampling_params",
     "Scheduler": "serving.scheduler",
     "SlotAdapters": "managers.slots.slot_adapters",
     "StepAnswers": "serving.scheduler",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.batch import Batch, FinishReason
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.prompts import Prompt, encoded, is_text, prompt_list
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager

@@ -4,7 +4,7 @@ from collections.abc import Generator
 
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.prompts import Prompt, encoded
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager

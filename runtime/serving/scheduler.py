@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trt_lora.plugins.errors import LoRAError, OutputError, StateError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.batch import Batch, Token
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.prompts import check_prompt
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters

@@ -12,11 +12,11 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.sampling import (
     Draws,
     Logits,
-    SamplingParams,
     Tokens,
     choose,
     generator,
 )
+from trt_lora.runtime.generation.sampling_params import SamplingParams
 
 VOCAB = 12
 

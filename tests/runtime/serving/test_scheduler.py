@@ -17,7 +17,7 @@ from trt_lora.plugins.errors import (
     UnknownAdapterError,
 )
 from trt_lora.runtime.generation.batch import Token
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.sampling_params import SamplingParams
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.batcher_config import BatcherConfig
