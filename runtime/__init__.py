@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from trt_lora.runtime.adapters.shard import shard_adapter
     from trt_lora.runtime.engines.engine import Engine, Executor
     from trt_lora.runtime.engines.open_engine import open_engine
-    from trt_lora.runtime.generation.batch import Batch, Token
+    from trt_lora.runtime.generation.batch import Batch
     from trt_lora.runtime.generation.generate import Completion, generate
-    from trt_lora.runtime.generation.sampling_params import SamplingParams
+    from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
     from trt_lora.runtime.generation.stream_text import stream_text
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+    from trt_lora.runtime.generation.token import Token
     from trt_lora.runtime.managers.lora_manager import LoRAManager
     from trt_lora.runtime.managers.slots.cache_config import CacheConfig
     from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
@@ -66,14 +67,14 @@ _MODULES = {
     "Executor": "engines.engine",
     "LoRAManager": "managers.lora_manager",
     "Manifest": "manifest",
-    "SamplingParams": "generation.sampling_params",
+    "SamplingParams": "generation.parameters.sampling_params",
     "Scheduler": "serving.scheduler",
     "SlotAdapters": "managers.slots.slot_adapters",
     "StepAnswers": "serving.scheduler",
     "Tensor": "memory.tensor",
     "TensorMap": "memory.tensor",
     "TextTokenizer": "generation.text.tokenizer",
-    "Token": "generation.batch",
+    "Token": "generation.token",
     "generate": "generation.generate",
     "load_adapter": "adapters.load",
     "open_engine": "engines.open_engine",

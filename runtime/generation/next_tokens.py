@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.runtime.generation.candidates import Candidates
-from trt_lora.runtime.generation.logprobs import logprobs_of_candidates, logprobs_of_row
+from trt_lora.runtime.generation.logits.logprobs import logprobs_of_candidates, logprobs_of_row
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import UNDECIDED, Draws, Logits, Tokens, choose, draw
-from trt_lora.runtime.generation.sampling_params import SamplingParams
 from trt_lora.runtime.generation.token import Logprobs
 from trt_lora.runtime.memory.tensor import Tensor
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.runtime.generation.candidates import Candidates, ranked, total
-from trt_lora.runtime.generation.sampling_params import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]

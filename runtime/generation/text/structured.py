@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.plugins.errors import ConfigError, OutputError
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.messages import shown
 
@@ -55,38 +55,30 @@ class Constraint:
         """Begin; `vocabulary` is the width of the logits."""
         self._matcher = matcher
         self._mask = np.zeros(-(-vocabulary // _WORD), np.int32)  # a bit for each token
+        self._find_allowed()
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on, such as a grammar that became too large; empty where it can."""
+        return self._matcher.get_error()
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing can follow: the answer ends here."""
-        return self._matcher.is_stopped()
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def masked(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return logits [vocab] that are -inf where a token is not allowed.
-
-        Raises:
-            OutputError: the grammar became too large to follow.
-        """
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        self._check()
+        """Return logits [vocab] that are -inf where a token is not allowed."""
         bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: logits.size]
         return np.where(bits, logits, np.float32(-np.inf))
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Take the next tokens of the answer.
-
-        Raises:
-            OutputError: one was not allowed, or the grammar became too large to follow.
-        """
+        """Take the next tokens of the answer; see `error` where one is not allowed."""
         self._matcher.consume_tokens(list(tokens))
-        self._check()
+        self._find_allowed()
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise OutputError(
-                f"structured output cannot go on: {self._matcher.get_error()}; simplify what "
-                "structured_outputs asks for"
-            )
+    def _find_allowed(self) -> None:
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
 
 
 class Grammars:
@@ -133,9 +125,10 @@ class Grammars:
             matcher = llguidance.LLMatcher(self._tokenizer, _grammar(params), log_level=0)
         except ValueError as error:
             raise _refused(params, str(error)) from error
-        if matcher.is_error():
-            raise _refused(params, matcher.get_error())
-        return Constraint(matcher, self._vocabulary)
+        constraint = Constraint(matcher, self._vocabulary)
+        if constraint.error:
+            raise _refused(params, constraint.error)
+        return constraint
 
 
 def _grammar(params: StructuredOutputsParams) -> str:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trt_lora.runtime.generation.candidates import Candidates, ranked, total
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import UNDECIDED, Logits, choose, draw
-from trt_lora.runtime.generation.sampling_params import SamplingParams
 
 BORDER = 1e-12
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import (
     Draws,
     Logits,
@@ -16,7 +17,6 @@ from trt_lora.runtime.generation.sampling import (
     choose,
     generator,
 )
-from trt_lora.runtime.generation.sampling_params import SamplingParams
 
 VOCAB = 12
 

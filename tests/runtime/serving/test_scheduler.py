@@ -16,8 +16,8 @@ from trt_lora.plugins.errors import (
     StateError,
     UnknownAdapterError,
 )
-from trt_lora.runtime.generation.batch import Token
-from trt_lora.runtime.generation.sampling_params import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.batcher_config import BatcherConfig

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.runtime.generation.sampling_params import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
 _Floats = npt.NDArray[np.float64]
 
