@@ -28,11 +28,11 @@ class Batch:
     of the others can change no more than the rounding of its logits.
 
     On a TensorRT engine with a static cache, tokens are chosen from at most 256 candidates a row,
-    which the GPU finds; logits come to the host only where those do not decide: bias, penalties
-    and structured output, more log probabilities than candidates, or log probabilities at another
-    temperature than 0 and 1. While all sequences are greedy on the engine's own logits and no
-    prompt waits, the next step is begun before the host looks at the tokens of this one.
-    Guaranteed is:
+    which the GPU finds; logits come to the host only where those do not tell: a draw beyond them,
+    bias, penalties and structured output, more log probabilities than candidates, or any at another
+    temperature than 0 and 1. While all sequences are greedy, nothing else is asked of their
+    logits and no prompt waits, the next step is begun before the host looks at the tokens of this
+    one. Guaranteed is:
 
     * Tokens are those of the same steps one by one. A sequence that others leave may go on from
       the step that was begun with them: that can change no more than the rounding of its logits.

@@ -40,8 +40,12 @@ class RunningSequence:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether its next token is that of the greatest of the engine's logits."""
-        return not self.sampling.temperature and not self.sampling.changes_logits
+        """Whether its next token is the first candidate, and nothing else is asked of the logits.
+
+        A step that is begun ahead writes over them; log probabilities may need them all.
+        """
+        params = self.sampling
+        return not params.temperature and not params.changes_logits and params.logprobs is None
 
     @property
     def error(self) -> str:
