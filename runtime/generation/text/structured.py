@@ -145,4 +145,5 @@ def _grammar(params: StructuredOutputsParams) -> str:
 
 def _refused(params: StructuredOutputsParams, reason: str) -> ConfigError:
     (name,) = (f.name for f in fields(params) if getattr(params, f.name) is not None)
-    return ConfigError(f"structured_outputs has a {name} that llguidance refuses: {reason.strip()}")
+    reason = " ".join(reason.split())  # it draws pictures of several lines
+    return ConfigError(f"structured_outputs has a {name} that llguidance refuses: {reason}")
