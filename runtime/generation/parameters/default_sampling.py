@@ -99,7 +99,8 @@ def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
     if type(is_sampled) is not bool:
         raise ConfigError(f"do_sample is {shown(is_sampled)}, expected true or false")
     if is_sampled:
-        return SamplingParams(**{"temperature": 1.0} | given)
+        given.setdefault("temperature", 1.0)
+        return SamplingParams(**given)
     for name, neutral in _WITHOUT_SAMPLING.items():
         if given.pop(name, neutral) != neutral:
             raise ConfigError(

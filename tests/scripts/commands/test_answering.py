@@ -159,7 +159,7 @@ def test_what_the_model_recommends_is_the_default_and_can_be_left_out(
     manifest["files"].pop("generation_config.json", None)
     (tmp_path / "engine" / "manifest.json").write_text(json.dumps(manifest))
     config = tmp_path / "engine" / "generation_config.json"
-    command = ["generate", tmp_path / "engine", "w5 w6", "--backend", "onnxruntime"]
+    command = ["generate", str(config.parent), "w5 w6", "--backend", "onnxruntime"]
 
     config.write_text('{"max_new_tokens": 3, "repetition_penalty": 1.5}')
     recommended = SamplingParams(max_new_tokens=3, repetition_penalty=1.5)

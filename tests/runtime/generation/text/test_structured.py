@@ -69,10 +69,8 @@ def answer_of(
     tokenizer: TextTokenizer, wanted: StructuredOutputsParams, seed: int, **fields: Any
 ) -> tuple[str, list[Token]]:
     """The text of an answer, which has ended by itself, and its tokens."""
-    params = SamplingParams(
-        **{"max_new_tokens": LONGEST, "temperature": 1.0, "stop_token_ids": [STOP]} | fields,
-        structured_outputs=wanted,
-    )
+    given = {"max_new_tokens": LONGEST, "temperature": 1.0, "stop_token_ids": [STOP], **fields}
+    params = SamplingParams(**given, structured_outputs=wanted)
     batch = Batch(RandomLogits(seed), tokenizer=tokenizer, rows=1)
     batch.add([3, 4], params)
     tokens: list[Token] = []
