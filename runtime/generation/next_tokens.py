@@ -71,11 +71,11 @@ class RowLogits:
         self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
     ) -> Tokens:
         """See `NextTokens`."""
-        logits = self.logits.copy() if any(processes) else self.logits
-        for place, process in enumerate(processes):
-            if process is not None:
-                logits[place] = process(self.logits[place])
-        return choose(logits, sampling, draws)
+        if not any(processes):
+            return choose(self.logits, sampling, draws)
+        pairs = zip(self.logits, processes, strict=True)
+        changed = [row if process is None else process(row) for row, process in pairs]
+        return choose(np.stack(changed), sampling, draws)
 
     def logprobs(self, tokens: Tokens, sampling: Sequence[SamplingParams]) -> list[Logprobs | None]:
         """See `NextTokens`."""
