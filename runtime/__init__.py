@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from trt_lora.runtime.engines.open_engine import open_engine
     from trt_lora.runtime.generation.batch import Batch
     from trt_lora.runtime.generation.generate import Completion, generate
+    from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
     from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
     from trt_lora.runtime.generation.stream_text import stream_text
+    from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
     from trt_lora.runtime.generation.token import Token
     from trt_lora.runtime.managers.lora_manager import LoRAManager
@@ -43,10 +45,12 @@ __all__ = [
     "Scheduler",
     "SlotAdapters",
     "StepAnswers",
+    "StructuredOutputsParams",
     "Tensor",
     "TensorMap",
     "TextTokenizer",
     "Token",
+    "default_sampling",
     "generate",
     "load_adapter",
     "open_engine",
@@ -71,10 +75,12 @@ _MODULES = {
     "Scheduler": "serving.scheduler",
     "SlotAdapters": "managers.slots.slot_adapters",
     "StepAnswers": "serving.scheduler",
+    "StructuredOutputsParams": "generation.text.structured",
     "Tensor": "memory.tensor",
     "TensorMap": "memory.tensor",
     "TextTokenizer": "generation.text.tokenizer",
     "Token": "generation.token",
+    "default_sampling": "generation.parameters.default_sampling",
     "generate": "generation.generate",
     "load_adapter": "adapters.load",
     "open_engine": "engines.open_engine",
