@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _switch(args: argparse.Namespace) -> None:
-    sampling = sampling_params(args)
+    sampling = sampling_params(args, args.engine)
     with open_engine(args.engine, args.backend) as engine:
         manager = manager_of(engine, args.adapter)
         for name in ["", *manager.get_adapter_names()]:

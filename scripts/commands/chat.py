@@ -45,7 +45,7 @@ def add_command(subparsers: Any) -> None:
 
 
 def _chat(args: argparse.Namespace) -> None:
-    sampling = sampling_params(args)
+    sampling = sampling_params(args, args.engine)
     with open_engine(args.engine, args.backend) as engine:
         manager = manager_of(engine, args.adapter)
         activate(manager, args.use)

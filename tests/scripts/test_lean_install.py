@@ -12,7 +12,7 @@ EXTRAS = (
     "torch", "transformers", "accelerate", "onnx", "onnxscript", "onnx_ir", "rich", "onnxruntime",
     "shtab",
     "tensorrt", "tensorrt_rtx", "cuda", "tokenizers", "jinja2", "polygraphy", "peft", "zmq",
-    "msgspec",
+    "msgspec", "llguidance",
 )  # fmt: skip
 
 # Runs a command that finds none of the modules named by the first argument.
