@@ -33,6 +33,7 @@ def add_command(subparsers: Any) -> None:
         action="store_true",
         help="how many kernels LoRA adds, with and without the plugin; builds it four times",
     )
+    parser.add_argument("--profile", metavar="NAME", help="with --kernels: of this profile alone")
     parser.add_argument(
         "--full", action="store_true", help="with --adapter: a line a tensor instead of a grid"
     )
@@ -44,7 +45,7 @@ def _inspect(args: argparse.Namespace) -> None:
     """Print; exit with 1 if the engine would refuse the adapter."""
     manifest = read_manifest(args.engine)
     if args.kernels:
-        _print_kernels(args.engine, manifest, as_json=args.json)
+        _print_kernels(args.engine, manifest, args.profile, as_json=args.json)
         return
     coverage = None
     if args.adapter:
@@ -63,12 +64,15 @@ def _inspect(args: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> None:
+def _print_kernels(
+    directory: Path, manifest: Manifest, profile: str | None, *, as_json: bool
+) -> None:
     with extra("export", "--kernels"):  # a machine that only serves engines need not have it
-        from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
+        from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts, with_profile
         from trt_lora.scripts.commands.kernel_table import print_layouts
+    manifest = with_profile(manifest, profile)
     with stage_progress() as progress:
-        layouts = kernel_layouts(directory, progress)
+        layouts = kernel_layouts(directory, manifest, progress)
     if as_json:
         print_json([dataclasses.asdict(layout) for layout in layouts])
     else:

@@ -16,7 +16,7 @@ from support.fakes import fake_triton
 from support.fakes.fake_triton import FakeRequest
 from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
 
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime import SamplingParams
 from trt_lora.runtime.memory.dtypes import Array
 
 EXAMPLE = ROOT / "examples" / "triton"

@@ -36,7 +36,10 @@ def test_the_kernels_of_every_layout_are_counted(
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
     model = save_model("Llama", tmp_path / "model", hidden_size=64, intermediate_size=128)
     build_engine(tiny_config(model, tmp_path / "engine", dtype="float16"))
-    printed = inspect(capsys, tmp_path / "engine", "--kernels").splitlines()
+    engine = tmp_path / "engine"
+    printed = inspect(capsys, engine, "--kernels").splitlines()
+    alone = inspect(capsys, engine, "--kernels", "--profile", "decode").splitlines()
+    assert alone == printed[:5]
     decode = {row[:20].strip(): row[20:].split() for row in printed[1:5]}
     assert printed[0].split()[0] == "decode"
     assert list(decode) == [
@@ -58,6 +61,13 @@ def test_kernels_of_an_engine_without_sites_cannot_be_counted(
 ) -> None:
     plain = engine_without_lora(tiny_engine.engine, tmp_path)
     assert "has no LoRA sites" in inspect(capsys, plain, "--kernels", expected=2)
+
+
+def test_a_profile_that_is_not_there_is_refused(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = inspect(capsys, tiny_engine.engine, "--kernels", "--profile", "decod", expected=2)
+    assert "no profile 'decod'; this engine has decode, prefill" in printed
 
 
 def test_every_tensor_and_every_binding_is_in_the_report(
