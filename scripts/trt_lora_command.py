@@ -4,12 +4,14 @@ import argparse
 from collections.abc import Sequence
 
 from trt_lora.scripts.commands import (
+    bench,
     chat,
     check_engine,
     compare,
     convert_adapter,
     generate_text,
     inspect_engine,
+    report,
     verify,
 )
 from trt_lora.scripts.terminal.console import run
@@ -17,6 +19,7 @@ from trt_lora.scripts.terminal.console import run
 _COMMANDS = (
     *(generate_text, chat),
     *(inspect_engine, check_engine, convert_adapter, verify, compare),
+    *(bench, report),
 )
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from trt_lora.runtime.generation.sampling import SamplingParams, choose
-from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.measuring.seconds import seconds_of
 
 
 def sampling() -> dict[str, float | str]:

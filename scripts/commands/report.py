@@ -1,0 +1,5 @@
+"""Report."""
+
+
+def add_command(subparsers):
+    pass
