@@ -78,6 +78,13 @@ def layer_of(path: str) -> int | None:
     return next((int(part) for part in path.split(".") if part.isdecimal()), None)
 
 
+def path_in_layer(path: str) -> str:
+    """Return a module's path below its layer, the same in every layer: `self_attn.q_proj`."""
+    parts = path.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[numbers[0] + 1 :] if numbers else parts)
+
+
 @dataclass(frozen=True)
 class Site:
     """One linear of the graph that takes LoRA: `y [..., n] = x [..., k] @ W`."""

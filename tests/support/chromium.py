@@ -1,0 +1,111 @@
+"""Headless Chromium, spoken to by the DevTools protocol through pipes: no port, no library.
+
+A message is JSON and ends with a zero byte; Chromium reads descriptor 3 and writes descriptor 4.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+OPTIONS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--disable-extensions", "--disable-background-networking", "--no-first-run"),
+    *("--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe"),
+)
+
+
+@dataclass
+class Tab:
+    """One page of a browser."""
+
+    to: BinaryIO
+    from_: BinaryIO
+    session: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)  # in the order they came
+    _number: int = 0
+
+    def call(self, method: str, **parameters: object) -> dict[str, Any]:
+        """Return the result of a method; what happens meanwhile is kept in `events`."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        session = {"sessionId": self.session} if self.session else {}
+        self.to.write(json.dumps(message | session).encode() + b"\0")
+        self.to.flush()
+        while (answer := self._read()).get("id") != self._number:
+            self.events.append(answer)
+        assert "error" not in answer, answer["error"]
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def open(self, page: Path) -> None:
+        """Show a file, and wait until all of it is there."""
+        self.call("Page.navigate", url=page.as_uri())
+        while not self.happened("Page.loadEventFired"):
+            self.events.append(self._read())
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of an expression of JavaScript in the page."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"]["value"]
+
+    def happened(self, method: str) -> list[dict[str, Any]]:
+        """Return the parameters of all events of one kind."""
+        return [event["params"] for event in self.events if event.get("method") == method]
+
+    def show(self, width: int, scheme: str, height: int = 900) -> None:
+        """Set the width of the window in pixels, and `dark` or `light`."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+
+    def _read(self) -> dict[str, Any]:
+        data = bytearray()
+        while (byte := self.from_.read(1)) != b"\0":
+            assert byte, "Chromium ended"
+            data += byte
+        message: dict[str, Any] = json.loads(data)
+        return message
+
+
+@contextmanager
+def chromium_tab(program: str, profile: Path) -> Iterator[Tab]:
+    """Start Chromium and yield an empty tab that tells of requests and errors.
+
+    Args:
+        program: Chromium's.
+        profile: a folder for what it writes.
+    """
+    read_commands, write_commands = os.pipe()
+    read_answers, write_answers = os.pipe()
+    # The shell gives the pipes the numbers that Chromium expects.
+    shell = f'exec "$0" "$@" 3<&{read_commands} 4>&{write_answers}'
+    command = ["sh", "-c", shell, program, *OPTIONS, f"--user-data-dir={profile}"]
+    with (
+        subprocess.Popen(
+            command,
+            pass_fds=(read_commands, write_answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process,
+        open(write_commands, "wb") as to,
+        open(read_answers, "rb") as from_,
+    ):
+        os.close(read_commands)
+        os.close(write_answers)
+        tab = Tab(to, from_)
+        try:
+            target = tab.call("Target.createTarget", url="about:blank")["targetId"]
+            attached = tab.call("Target.attachToTarget", targetId=target, flatten=True)
+            tab.session = attached["sessionId"]
+            for domain in ("Page", "Network", "Runtime", "Log"):
+                tab.call(f"{domain}.enable")
+            yield tab
+        finally:
+            process.kill()
