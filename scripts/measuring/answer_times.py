@@ -1,9 +1,9 @@
 """Seconds of one batch of answers: to the first token of all rows, and of every token after."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from time import perf_counter
 
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.sampling import SamplingParams
@@ -37,14 +37,14 @@ def answer_times(
         OutputError: logits are NaN or infinite.
     """
     sampling = SamplingParams(max_new_tokens=new_tokens, stop_token_ids=())
-    start = time.perf_counter()
+    start = perf_counter()
     pairs = zip(prompts, adapters, strict=True)
     waiting = {batch.add(prompt, sampling, adapter=adapter) for prompt, adapter in pairs}
     while waiting:
         waiting -= {token.row for token in batch.step()}
-    clock = [time.perf_counter()]
+    clock = [perf_counter()]
     while batch:
         batch.step()
-        clock.append(time.perf_counter())
+        clock.append(perf_counter())
     steps = (after - before for before, after in pairwise(clock))
     return AnswerTimes(clock[0] - start, tuple(steps))

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.cache_regions import cache_regions
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.measuring.answer_times import AnswerTimes, answer_times
@@ -18,7 +18,7 @@ Answers = dict[str, list[AnswerTimes]]
 
 
 def measure(
-    engine: Engine,
+    engine: Executor,
     contest: Contest,
     workloads: Sequence[Workload],
     rounds: int,
@@ -47,7 +47,7 @@ def measure(
 
 
 def _workload_times(
-    engine: Engine, contest: Contest, workload: Workload, rounds: int
+    engine: Executor, contest: Contest, workload: Workload, rounds: int
 ) -> WorkloadTimes:
     contestants = {
         c.name: c for c in contest.contestants if c.adapters[1:] == () or workload.rows > 1
@@ -100,7 +100,7 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _memory(engine: Engine, contest: Contest, rows: int) -> dict[str, int]:
+def _memory(engine: Executor, contest: Contest, rows: int) -> dict[str, int]:
     """Bytes of what an answer needs, and of this process; what is 0 is not known here."""
     cache = sum(region.nbytes(rows) for region in cache_regions(engine.manifest, rows))
     found = {

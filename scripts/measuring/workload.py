@@ -42,8 +42,10 @@ def workloads(
     most = manifest.max_batch_size
     rows = rows or tuple(sorted({min(count, most) for count in ROWS}))
     longest = min(manifest.longest_prompt, manifest.max_seq_len - 2)
-    prompt_tokens = prompt_tokens or min(PROMPT_TOKENS, longest // 2)
-    new_tokens = new_tokens or min(NEW_TOKENS, manifest.max_seq_len - prompt_tokens)
+    if prompt_tokens is None:
+        prompt_tokens = min(PROMPT_TOKENS, longest // 2)
+    if new_tokens is None:
+        new_tokens = min(NEW_TOKENS, manifest.max_seq_len - prompt_tokens)
     for count in rows:
         _check("--rows", count, 1, most)
     _check("--prompt-tokens", prompt_tokens, 1, longest)

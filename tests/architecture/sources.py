@@ -18,6 +18,6 @@ def product_files() -> list[Path]:
 
 
 def data_files() -> list[Path]:
-    """Return what the wheel holds beside Python: kernel sources and the mark of typed packages."""
-    kinds = ("**/*.cu", "**/*.cuh", "py.typed")
+    """Return what the wheel holds beside Python: kernel sources, templates, type marks."""
+    kinds = ("**/*.cu", "**/*.cuh", "**/*.jinja", "py.typed")
     return files(*(f"{package}/{kind}" for package in PACKAGES for kind in kinds))

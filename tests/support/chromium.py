@@ -3,9 +3,10 @@
 A message is JSON and ends with a zero byte; Chromium reads descriptor 3 and writes descriptor 4.
 """
 
+import fcntl
 import json
 import os
-import subprocess
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,30 +83,36 @@ def chromium_tab(program: str, profile: Path) -> Iterator[Tab]:
         program: Chromium's.
         profile: a folder for what it writes.
     """
-    read_commands, write_commands = os.pipe()
-    read_answers, write_answers = os.pipe()
-    # The shell gives the pipes the numbers that Chromium expects.
-    shell = f'exec "$0" "$@" 3<&{read_commands} 4>&{write_answers}'
-    command = ["sh", "-c", shell, program, *OPTIONS, f"--user-data-dir={profile}"]
-    with (
-        subprocess.Popen(
-            command,
-            pass_fds=(read_commands, write_answers),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as process,
-        open(write_commands, "wb") as to,
-        open(read_answers, "rb") as from_,
-    ):
-        os.close(read_commands)
-        os.close(write_answers)
-        tab = Tab(to, from_)
+    with _pipe() as (commands, to), _pipe() as (from_, answers):
+        places = [(os.POSIX_SPAWN_DUP2, commands, 3), (os.POSIX_SPAWN_DUP2, answers, 4)]
+        silent = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_WRONLY, 0) for n in (1, 2)]
+        argv = [program, *OPTIONS, f"--user-data-dir={profile}"]
+        process = os.posix_spawn(program, argv, os.environ, file_actions=[*places, *silent])
         try:
-            target = tab.call("Target.createTarget", url="about:blank")["targetId"]
-            attached = tab.call("Target.attachToTarget", targetId=target, flatten=True)
-            tab.session = attached["sessionId"]
-            for domain in ("Page", "Network", "Runtime", "Log"):
-                tab.call(f"{domain}.enable")
-            yield tab
+            with open(to, "wb", closefd=False) as write, open(from_, "rb", closefd=False) as read:
+                yield _tab(Tab(write, read))
         finally:
-            process.kill()
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Descriptors above those that Chromium expects, so that moving one overwrites no other."""
+    low = os.pipe()
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low]
+    for end in low:
+        os.close(end)
+    try:
+        yield ends[0], ends[1]
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def _tab(tab: Tab) -> Tab:
+    target = tab.call("Target.createTarget", url="about:blank")["targetId"]
+    tab.session = tab.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    for domain in ("Page", "Network", "Runtime", "Log"):
+        tab.call(f"{domain}.enable")
+    return tab

@@ -1,0 +1,92 @@
+"""The page in a browser: it asks nobody, fails nowhere, and is readable on a phone by night."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import TinyEngine
+from support.benchmarks import BENCHMARK
+from support.chromium import Tab, chromium_tab
+from support.commands import trt_lora
+from support.doc_blocks import ROOT
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+SMALLEST = """
+Math.min(...[...document.querySelectorAll('body *')]
+  .filter(e => [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim()))
+  .map(e => parseFloat(getComputedStyle(e).fontSize)))
+"""
+# What sticks out on the right, but for what scrolls by itself.
+WIDEST = """
+Math.max(...[...document.querySelectorAll('body *')]
+  .filter(e => !e.closest('.scroll')).map(e => e.getBoundingClientRect().right))
+"""
+# By WCAG's formula, of every colour of text to the page's own.
+CONTRAST = """
+(() => {
+  const numbers = c => c.match(/[\\d.]+/g).map(Number);
+  const light = c => numbers(c).slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const back = e => {
+    const own = getComputedStyle(e).backgroundColor;
+    return numbers(own)[3] === 0 && e.parentElement ? back(e.parentElement) : own;
+  };
+  return Math.min(...[...document.querySelectorAll('main, main *')]
+    .filter(e => [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim()))
+    .map(e => [light(getComputedStyle(e).color), light(back(e))])
+    .map(([a, b]) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)));
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if found is None:
+        pytest.skip(f"none of {', '.join(PROGRAMS)} is installed; on Debian: apt install chromium")
+    return found
+
+
+def write_page(tiny: TinyEngine, folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A page with all that it can have."""
+    (folder / "bench.json").write_text(BENCHMARK.to_json())
+    (folder / "kernels.json").write_text('[{"name": "without LoRA", "kernels": []}]')
+    options: list[str | Path] = ["--adapter", f"a={tiny.adapter}"]
+    options += ["--kernels", folder / "kernels.json", "--benchmarks", folder / "bench.json"]
+    options += ["--peers", ROOT / "docs" / "benchmarks" / "peers.json"]
+    trt_lora(capsys, "report", tiny.engine, *options, "--html", folder / "page.html")
+    return folder / "page.html"
+
+
+def test_a_browser_shows_it_at_any_width_and_hour_and_asks_nobody(
+    program: str, tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = write_page(tiny_engine, tmp_path, capsys)
+    with chromium_tab(program, tmp_path / "profile") as tab:
+        tab.open(page)
+        backgrounds = {
+            (width, scheme): look(tab, width, scheme)
+            for width in (1280, 390)
+            for scheme in ("light", "dark")
+        }
+        requests = [event["request"]["url"] for event in tab.happened("Network.requestWillBeSent")]
+        assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
+        assert tab.happened("Log.entryAdded") == []
+        assert tab.happened("Runtime.consoleAPICalled") == []
+        assert tab.happened("Runtime.exceptionThrown") == []
+    assert backgrounds[390, "light"] == backgrounds[1280, "light"]
+    assert backgrounds[390, "dark"] == backgrounds[1280, "dark"] != backgrounds[390, "light"]
+
+
+def look(tab: Tab, width: int, scheme: str) -> str:
+    """Check that the page is readable, and return its background."""
+    tab.show(width, scheme)
+    assert tab.evaluate("innerWidth") == width
+    assert tab.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert tab.evaluate(WIDEST) <= width
+    assert tab.evaluate(SMALLEST) >= 12
+    assert tab.evaluate(CONTRAST) >= 4.5  # WCAG AA
+    assert tab.evaluate("document.querySelectorAll('rect').length") > 60
+    background: str = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    return background
