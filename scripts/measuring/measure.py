@@ -12,7 +12,7 @@ from trt_lora.scripts.measuring.contestants import BASE, Contest, Contestant
 from trt_lora.scripts.measuring.machine import machine_of
 from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
 from trt_lora.scripts.measuring.turns import Times, orders
-from trt_lora.scripts.measuring.workload import Workload
+from trt_lora.scripts.measuring.workload import BatchWorkload
 
 Answers = dict[str, list[AnswerTimes]]
 
@@ -20,7 +20,7 @@ Answers = dict[str, list[AnswerTimes]]
 def measure(
     engine: Executor,
     contest: Contest,
-    workloads: Sequence[Workload],
+    workloads: Sequence[BatchWorkload],
     rounds: int,
 ) -> Benchmark:
     """Measure every workload.
@@ -47,7 +47,7 @@ def measure(
 
 
 def _workload_times(
-    engine: Executor, contest: Contest, workload: Workload, rounds: int
+    engine: Executor, contest: Contest, workload: BatchWorkload, rounds: int
 ) -> WorkloadTimes:
     contestants = {
         c.name: c for c in contest.contestants if c.adapters[1:] == () or workload.rows > 1
@@ -68,7 +68,10 @@ def _workload_times(
 
 
 def _answer(
-    contest: Contest, contestant: Contestant, prompts: Sequence[Sequence[int]], workload: Workload
+    contest: Contest,
+    contestant: Contestant,
+    prompts: Sequence[Sequence[int]],
+    workload: BatchWorkload,
 ) -> AnswerTimes:
     batch = contest.batch(contestant, workload.rows)
     adapters = [contest.adapter_of(contestant, row) for row in range(workload.rows)]

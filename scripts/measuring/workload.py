@@ -13,7 +13,7 @@ PROMPT_TOKENS, NEW_TOKENS = 64, 32  # less where the engine has less room
 
 
 @dataclass(frozen=True)
-class Workload:
+class BatchWorkload:
     """Prompts of one length, one of each row, all answered together."""
 
     rows: int
@@ -33,7 +33,7 @@ def workloads(
     rows: tuple[int, ...] | None = None,
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
-) -> tuple[Workload, ...]:
+) -> tuple[BatchWorkload, ...]:
     """Return one workload for each number of rows; None is as much of the default as fits.
 
     Raises:
@@ -51,7 +51,7 @@ def workloads(
     _check("--prompt-tokens", prompt_tokens, 1, longest)
     # One for the time to the first token, one for the time of a token.
     _check("--new-tokens", new_tokens, 2, manifest.max_seq_len - prompt_tokens)
-    return tuple(Workload(count, prompt_tokens, new_tokens) for count in dict.fromkeys(rows))
+    return tuple(BatchWorkload(count, prompt_tokens, new_tokens) for count in dict.fromkeys(rows))
 
 
 def ranks_of(manifest: Manifest, ranks: tuple[int, ...] | None = None) -> tuple[int, ...]:

@@ -6,12 +6,13 @@ A message is JSON and ends with a zero byte; Chromium reads descriptor 3 and wri
 import fcntl
 import json
 import os
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
@@ -19,24 +20,26 @@ OPTIONS = (
     *("--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe"),
 )
 
+SECONDS = 60  # after which a browser that says nothing is given up
+
 
 @dataclass
 class Tab:
     """One page of a browser."""
 
-    to: BinaryIO
-    from_: BinaryIO
+    to: int  # descriptors
+    from_: int
     session: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)  # in the order they came
     _number: int = 0
+    _unread: bytes = b""
 
     def call(self, method: str, **parameters: object) -> dict[str, Any]:
         """Return the result of a method; what happens meanwhile is kept in `events`."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         session = {"sessionId": self.session} if self.session else {}
-        self.to.write(json.dumps(message | session).encode() + b"\0")
-        self.to.flush()
+        os.write(self.to, json.dumps(message | session).encode() + b"\0")
         while (answer := self._read()).get("id") != self._number:
             self.events.append(answer)
         assert "error" not in answer, answer["error"]
@@ -50,10 +53,10 @@ class Tab:
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript in the page."""
+        """Return the value of an expression of JavaScript in the page; None for undefined."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
-        return answer["result"]["value"]
+        return answer["result"].get("value")
 
     def happened(self, method: str) -> list[dict[str, Any]]:
         """Return the parameters of all events of one kind."""
@@ -67,11 +70,13 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def _read(self) -> dict[str, Any]:
-        data = bytearray()
-        while (byte := self.from_.read(1)) != b"\0":
-            assert byte, "Chromium ended"
-            data += byte
-        message: dict[str, Any] = json.loads(data)
+        while b"\0" not in self._unread:
+            assert select.select([self.from_], [], [], SECONDS)[0], "Chromium hangs"
+            data = os.read(self.from_, 1 << 20)
+            assert data, "Chromium ended"
+            self._unread += data
+        text, _, self._unread = self._unread.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
         return message
 
 
@@ -89,8 +94,7 @@ def chromium_tab(program: str, profile: Path) -> Iterator[Tab]:
         argv = [program, *OPTIONS, f"--user-data-dir={profile}"]
         process = os.posix_spawn(program, argv, os.environ, file_actions=[*places, *silent])
         try:
-            with open(to, "wb", closefd=False) as write, open(from_, "rb", closefd=False) as read:
-                yield _tab(Tab(write, read))
+            yield _attached(Tab(to, from_))
         finally:
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
@@ -110,7 +114,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def _tab(tab: Tab) -> Tab:
+def _attached(tab: Tab) -> Tab:
     target = tab.call("Target.createTarget", url="about:blank")["targetId"]
     tab.session = tab.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     for domain in ("Page", "Network", "Runtime", "Log"):

@@ -1,14 +1,20 @@
 """The page in a browser: it asks nobody, fails nowhere, and is readable on a phone by night."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import TinyEngine
 from support.benchmarks import BENCHMARK
 from support.chromium import Tab, chromium_tab
-from support.commands import trt_lora
 from support.doc_blocks import ROOT
+from support.fakes.fake_engine import make_manifest
+
+from trt_lora.plugins.contract.sites import Site
+from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
+from trt_lora.scripts.report.bars import Bar, Chart
+from trt_lora.scripts.report.page import page_of
+from trt_lora.scripts.report.speed_charts import peer_charts
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 SMALLEST = """
@@ -48,23 +54,34 @@ def program() -> str:
     return found
 
 
-def write_page(tiny: TinyEngine, folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A page with all that it can have."""
-    (folder / "bench.json").write_text(BENCHMARK.to_json())
-    (folder / "kernels.json").write_text('[{"name": "without LoRA", "kernels": []}]')
-    options: list[str | Path] = ["--adapter", f"a={tiny.adapter}"]
-    options += ["--kernels", folder / "kernels.json", "--benchmarks", folder / "bench.json"]
-    options += ["--peers", ROOT / "docs" / "benchmarks" / "peers.json"]
-    trt_lora(capsys, "report", tiny.engine, *options, "--html", folder / "page.html")
+def write_page(folder: Path) -> Path:
+    """A page with all that it can have, of an engine with more layers than a phone is wide."""
+    sites = tuple(Site(f"model.layers.{n}.self_attn.q_proj", 8, 6, "float32") for n in range(80))
+    manifest = replace(make_manifest(), sites=sites)
+    adapted = tuple(SiteCoverage(site.path, 64) for site in sites)
+    refused = Coverage(
+        "adapters/a", {}, {f"{'x' * 200}.lora_A": "no site"}, adapted, (), {}, ("w",)
+    )
+    kernels = (Chart("Kernels", (Bar("native, dynamic rank", 9.0, "1203 (+930, 420 copies)"),)),)
+    page = page_of(
+        Path("engines") / ("e" * 200),
+        manifest,
+        {"a": refused},
+        kernels=kernels,
+        benchmark=BENCHMARK,
+        peers=peer_charts(ROOT / "docs" / "benchmarks" / "peers.json"),
+    )
+    (folder / "page.html").write_text(page.html())
     return folder / "page.html"
 
 
 def test_a_browser_shows_it_at_any_width_and_hour_and_asks_nobody(
-    program: str, tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    program: str, tmp_path: Path
 ) -> None:
-    page = write_page(tiny_engine, tmp_path, capsys)
+    page = write_page(tmp_path)
     with chromium_tab(program, tmp_path / "profile") as tab:
         tab.open(page)
+        tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
         backgrounds = {
             (width, scheme): look(tab, width, scheme)
             for width in (1280, 390)
