@@ -25,6 +25,10 @@ class LayoutKernels:
         """Return the kernels of an optimization profile."""
         return tuple(kernel for kernel in self.kernels if kernel.profile == profile)
 
+    def pad_copies(self, profile: int) -> int:
+        """Return how many of them copy a tensor to pad it."""
+        return sum(kernel.is_pad_copy for kernel in self.of_profile(profile))
+
 
 def kernel_charts(path: Path, manifest: Manifest) -> tuple[Chart, ...]:
     """Return a chart for each optimization profile; the first layout is the one without LoRA.
@@ -60,7 +64,7 @@ def _bar(layout: LayoutKernels, plain: LayoutKernels, profile: int, layers: int)
     count, before = len(layout.of_profile(profile)), len(plain.of_profile(profile))
     text = f"{count}"
     if layout is not plain:
-        copies = sum(kernel.is_pad_copy for kernel in layout.of_profile(profile))
+        copies = layout.pad_copies(profile) - plain.pad_copies(profile)
         text += f" (+{count - before}, {(count - before) / layers:.1f} a layer"
         text += f", {copies} copies of A and B)" if copies else ")"
     return Bar(layout.name, count, text, layout.name == "plugin")

@@ -61,8 +61,9 @@ def manifest() -> Manifest:
 def test_kernels_are_counted_by_layout_with_what_lora_adds(
     tmp_path: Path, manifest: Manifest
 ) -> None:
-    plain, plugin = ("without LoRA", ["a"] * 10), ("plugin", ["a"] * 14)
-    native = ("native", ["a"] * 15 + ["ReplConc_1"] * 5)
+    plain = ("without LoRA", ["a"] * 9 + ["ReplConc_0"])  # a copy of another tensor
+    plugin = ("plugin", ["a"] * 13 + ["ReplConc_0"])
+    native = ("native", ["a"] * 14 + ["ReplConc_1"] * 6)
     (chart,) = kernel_charts(kernels_file(tmp_path, plain, plugin, native), manifest)
     assert chart.title == "Kernels, profile decode"
     assert texts(chart) == {

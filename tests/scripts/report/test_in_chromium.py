@@ -27,6 +27,16 @@ WIDEST = """
 Math.max(...[...document.querySelectorAll('body *')]
   .filter(e => !e.closest('.scroll')).map(e => e.getBoundingClientRect().right))
 """
+# Of each chart, how far from its share of the longest bar is any bar, in pixels?
+UNEVEN = """
+Math.max(...[...document.querySelectorAll('figure')].map(figure => {
+  const bars = [...figure.querySelectorAll('rect')];
+  const width = bar => bar.getBoundingClientRect().width;
+  const share = bar => parseFloat(bar.getAttribute('width')) / 100;
+  const longest = Math.max(...bars.map(width));
+  return Math.max(...bars.map(bar => Math.abs(width(bar) - share(bar) * longest)));
+}))
+"""
 # By WCAG's formula, of every colour of text to the page's own.
 CONTRAST = """
 (() => {
@@ -62,7 +72,9 @@ def write_page(folder: Path) -> Path:
     refused = Coverage(
         "adapters/a", {}, {f"{'x' * 200}.lora_A": "no site"}, adapted, (), {}, ("w",)
     )
-    kernels = (Chart("Kernels", (Bar("native, dynamic rank", 9.0, "1203 (+930, 420 copies)"),)),)
+    kernels = (
+        Chart("Kernels", tuple(Bar("native", float(n), f"{n} kernels" * n) for n in (1, 4))),
+    )
     page = page_of(
         Path("engines") / ("e" * 200),
         manifest,
@@ -103,6 +115,7 @@ def look(tab: Tab, width: int, scheme: str) -> str:
     assert tab.evaluate("document.scrollingElement.scrollWidth") <= width
     assert tab.evaluate(WIDEST) <= width
     assert tab.evaluate(SMALLEST) >= 12
+    assert tab.evaluate(UNEVEN) < 1
     assert tab.evaluate(CONTRAST) >= 4.5  # WCAG AA
     assert tab.evaluate("document.querySelectorAll('rect').length") > 60
     background: str = tab.evaluate("getComputedStyle(document.body).backgroundColor")
