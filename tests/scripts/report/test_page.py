@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 from support.benchmarks import BENCHMARK
 from support.fakes.fake_engine import make_manifest
@@ -35,12 +36,12 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def engine(**fields: object) -> Manifest:
+def engine(**fields: Any) -> Manifest:
     record = FileRecord(sha256="0" * 64, size_bytes=2_500_000)
     return replace(make_manifest(), files={"model.onnx": record}, **fields)
 
 
-def coverage(manifest: Manifest, **fields: object) -> Coverage:
+def coverage(manifest: Manifest, **fields: Any) -> Coverage:
     """An adapter of rank 4 at the first site alone."""
     first, *others = manifest.sites
     sites = (SiteCoverage(first.path, 4, nbytes=1000), *(SiteCoverage(s.path) for s in others))
