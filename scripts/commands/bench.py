@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_lora.plugins.atomic_files import publish_file
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.open_engine import BACKENDS
-from trt_lora.scripts.terminal.adapters import add_adapter_option, name_and_path
+from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
 from trt_lora.scripts.terminal.table_shown import show_table
 
 if TYPE_CHECKING:
@@ -32,36 +34,28 @@ def add_command(subparsers: Any) -> None:
     add("--rows", type=int, nargs="+", metavar="N", help="sizes of a batch (default: 1 and 8)")
     add("--prompt-tokens", type=int, metavar="N", help="of each row (default: 64)")
     add("--new-tokens", type=int, metavar="N", help="of each row (default: 32)")
-    add(
-        *("--ranks",),
-        type=int,
-        nargs="*",
-        metavar="R",
-        help="of random adapters (default: 8, 16 and 64); --ranks alone: none",
-    )
+    ranks = "of random adapters (default: 8, 16 and 64); --ranks alone: none"
+    add("--ranks", type=int, nargs="*", metavar="R", help=ranks)
     add("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
-    add("--export", type=Path, metavar="FILE.json", help="write the numbers, for `trt-lora report`")
+    add("--export", type=Path, metavar="FILE.json", help="write them, over an earlier file")
     add("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_bench)
 
 
 def _bench(args: argparse.Namespace) -> None:
     benchmark = _measured(args)
-    if args.export:
-        from trt_lora.plugins.atomic_files import publish_file
-
-        with publish_file(args.export) as work:
-            work.write_text(benchmark.to_json(), encoding="utf-8")
     if args.json:
         print(benchmark.to_json(), end="")
     else:
         _print(benchmark)
+    if args.export:  # last: what took minutes to measure is on the screen if this fails
+        with publish_file(args.export) as work:
+            work.write_text(benchmark.to_json(), encoding="utf-8")
 
 
 def _measured(args: argparse.Namespace) -> "Benchmark":
     # Not at the top: the help of a command is to come at once.
-    from trt_lora.plugins.errors import ConfigError
     from trt_lora.runtime import open_engine
     from trt_lora.scripts.measuring.contestants import contest_of
     from trt_lora.scripts.measuring.measure import measure
@@ -69,7 +63,7 @@ def _measured(args: argparse.Namespace) -> "Benchmark":
 
     if args.rounds < 1:
         raise ConfigError(f"--rounds is {args.rounds}, expected 1 or more")
-    paths = dict(name_and_path(text) for text in args.adapter)
+    paths = adapter_paths(args.adapter)
     with open_engine(args.engine, args.backend) as engine:
         asked = workloads(engine.manifest, args.rows, args.prompt_tokens, args.new_tokens)
         contest = contest_of(engine, paths, ranks_of(engine.manifest, args.ranks))

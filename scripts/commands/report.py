@@ -20,7 +20,7 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
-from trt_lora.scripts.terminal.adapters import add_adapter_option, name_and_path
+from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
 
 
 def add_command(subparsers: Any) -> None:
@@ -74,7 +74,7 @@ def _report(args: argparse.Namespace) -> None:
 def _coverages(arguments: list[str], manifest: Manifest) -> dict[str, Coverage]:
     """What would become of every tensor; an adapter that the engine refuses is shown as well."""
     coverages = {}
-    for name, path in map(name_and_path, arguments):
+    for name, path in adapter_paths(arguments).items():
         coverage = preview_adapter(load_adapter(path, manifest), manifest, strict=False)
         log_warnings(coverage.source, coverage.warnings)
         coverages[name] = coverage

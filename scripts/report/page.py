@@ -55,7 +55,7 @@ class Page:
         environment = Environment(
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        text = (files(__package__) / _TEMPLATE).read_text(encoding="utf-8")
+        text = (files("trt_lora.scripts.report") / _TEMPLATE).read_text(encoding="utf-8")
         return environment.from_string(text).render(page=self)
 
 

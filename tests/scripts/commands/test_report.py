@@ -51,6 +51,14 @@ def test_a_file_that_is_there_is_replaced_only_with_force(
     assert "dummy" in page.read_text()
 
 
+def test_two_adapters_cannot_have_one_name(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice: list[str | Path] = ["--adapter", f"a={tiny_engine.adapter}"] * 2
+    message = report(tiny_engine, capsys, *twice, "--html", tmp_path / "page.html", expected=2)
+    assert message.startswith("error: --adapter names two adapters 'a'")
+
+
 def test_another_file_is_not_taken_for_a_benchmark(
     tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
