@@ -19,6 +19,8 @@ _COMMANDS = {
     "convert-adapter": "convert_adapter",
     "verify": "verify",
     "compare": "compare",
+    "bench": "bench",
+    "report": "report",
 }
 
 

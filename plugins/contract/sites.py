@@ -93,6 +93,11 @@ def split_at_layer(path: str) -> tuple[str, int | None, str]:
     return "", None, path
 
 
+def path_in_layer(path: str) -> str:
+    """Return a module's path below its layer, the same in every layer: `self_attn.q_proj`."""
+    return split_at_layer(path)[2]
+
+
 @dataclass(frozen=True)
 class Site:
     """One linear of the graph that takes LoRA: `y [..., n] = x [..., k] @ W`."""

@@ -25,16 +25,33 @@ def read_json(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
     Raises:
         AdapterError: the file cannot be read, has more than `limit` bytes, or holds no object.
     """
+    value = _value(path, limit)
+    if not isinstance(value, dict):
+        raise AdapterError(f"{path} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def read_json_list(path: Path, limit: int = MAX_BYTES) -> list[Any]:
+    """Return the list in a JSON file.
+
+    Raises:
+        AdapterError: the file cannot be read, has more than `limit` bytes, or holds no list.
+    """
+    value = _value(path, limit)
+    if not isinstance(value, list):
+        raise AdapterError(f"{path} holds a {type(value).__name__}, not a list")
+    return value
+
+
+def _value(path: Path, limit: int) -> object:
     file = AdapterFile(path)
     if file.size > limit:
         raise AdapterError(f"{path} has {file.size} bytes; expected at most {limit}")
     data = file.read(0, file.size).tobytes()
     try:
-        value = json.loads(data)
+        value: object = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise AdapterError(f"{path} holds a {type(value).__name__}, not an object")
     return value
 
 

@@ -15,8 +15,8 @@ from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench.gpu.layers.llama_manager import manager_of
 from trt_lora.scripts.bench.gpu.layers.random_peft_adapter import write_random_adapter
-from trt_lora.scripts.bench.process_memory import peak_resident_bytes, resident_bytes
-from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
+from trt_lora.scripts.measuring.seconds import seconds_of
 
 ROUNDS = 5
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trt_lora.builder import BuildConfig, build_engine
-from trt_lora.scripts.bench.process_memory import proportional_bytes
+from trt_lora.scripts.measuring.process_memory import proportional_bytes
 
 SAMPLE_SECONDS = 0.1  # a reading takes milliseconds, in which nothing else runs
 _IMPORTS = ("trt_lora.builder.write_engine", "onnxscript")  # of a build, before it is measured

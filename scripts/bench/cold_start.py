@@ -16,7 +16,7 @@ from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import ONNX_WEIGHTS_FILE
-from trt_lora.scripts.bench.process_memory import resident_bytes
+from trt_lora.scripts.measuring.process_memory import resident_bytes
 
 PROMPT = "What is the capital of Portugal?"
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trt_lora.scripts.bench.process_memory import resident_bytes
+from trt_lora.scripts.measuring.process_memory import resident_bytes
 
 _INTERVAL = 0.05  # seconds between two looks
 

@@ -9,8 +9,6 @@ noisy neighbour slows both.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -37,6 +35,7 @@ from trt_lora.scripts.bench.serving.adapter_cache import adapter_cache
 from trt_lora.scripts.bench.serving.scheduling import scheduling
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY
+from trt_lora.scripts.measuring.machine import host_machine
 from trt_lora.scripts.terminal.adapters import activate, timed_switch
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -269,10 +268,7 @@ def _print(name: str, results: Results) -> None:
 
 
 def _machine() -> dict[str, Any]:
-    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()} | {
-        "python": platform.python_version(),
-        "versions": tool_versions(),
-    }
+    return {**host_machine(), "versions": tool_versions()}
 
 
 def _alternate(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicCache
 
 from trt_lora.runtime import Engine, LoRAManager, TensorMap
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
-from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.measuring.seconds import seconds_of
 from trt_lora.scripts.terminal.adapters import activate
 
 PROMPT_LENGTH, DECODE_STEPS = 64, 32

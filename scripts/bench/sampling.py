@@ -6,7 +6,7 @@ import numpy as np
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import choose
-from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.measuring.seconds import seconds_of
 
 
 def sampling() -> dict[str, float | str]:

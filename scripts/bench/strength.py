@@ -10,11 +10,10 @@ from timeit import timeit
 import numpy as np
 
 from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import HostMemory
-from trt_lora.runtime.memory.tensor import Tensor, tensor_from_storage
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest, manager_of
-from trt_lora.scripts.bench.process_memory import resident_bytes
+from trt_lora.scripts.measuring.process_memory import resident_bytes
+from trt_lora.scripts.measuring.random_weights import random_weights
 
 ROUNDS = 7
 NAMES = ("a", "b")
@@ -23,7 +22,7 @@ NAMES = ("a", "b")
 def main() -> None:
     """Run `DTYPE RANK`."""
     dtype, rank = sys.argv[1], int(sys.argv[2])
-    weights = _weights(dtype, rank)
+    weights = random_weights(llama_manifest(dtype), rank)
     every_b = [
         array.storage().reshape(-1) for name, array in weights.items() if name.startswith("lora_B")
     ]
@@ -54,17 +53,6 @@ def main() -> None:
 
 def _switch(manager: LoRAManager, name: str, scale: float) -> float:
     return timeit(lambda: manager.switch_weights(name, scale), number=1)
-
-
-def _weights(dtype: str, rank: int) -> dict[str, Tensor]:
-    """Small random values, the same few in every weight."""
-    rng = np.random.default_rng(0)
-    pool = rng.standard_normal(1 << 22, np.float32) * np.float32(0.02)
-    pool = pool.astype(storage_dtype(dtype))
-    return {
-        name: tensor_from_storage(np.resize(pool, site.shape(factor, rank)), dtype)
-        for name, (site, factor) in llama_manifest(dtype).lora_bindings.items()
-    }
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
-from trt_lora.runtime.managers.slots.slot_stacks import stacks_nbytes
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.scripts.terminal.coverage_report.print_grid import print_grid
 from trt_lora.scripts.terminal.coverage_report.print_tensors import print_tensors
+from trt_lora.scripts.terminal.engine_facts import engine_facts
 from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
@@ -60,7 +59,7 @@ def _inspect(args: argparse.Namespace) -> None:
     else:
         (print_tensors if args.full else print_grid)(coverage, manifest)
         print(_summary(coverage, manifest))
-    if coverage is not None and _refused(coverage):
+    if coverage is not None and not coverage.is_taken:
         sys.exit(1)
 
 
@@ -79,10 +78,6 @@ def _print_kernels(
         print_layouts(layouts, manifest)
 
 
-def _refused(coverage: Coverage) -> bool:
-    return bool(coverage.unexpected_keys) or not coverage.adapted
-
-
 def _as_json(manifest: Manifest, coverage: Coverage | None) -> dict[str, Any]:
     if coverage is None:
         return dataclasses.asdict(manifest)
@@ -98,36 +93,14 @@ def _reader(manifest: Manifest) -> tuple[str, int]:
 
 
 def _print_engine(directory: Path, manifest: Manifest) -> None:
-    base, modules = manifest.base_model, Counter(s.path.rsplit(".")[-1] for s in manifest.sites)
-    facts = {
-        "engine": str(directory),
-        "base model": f"{base.name} ({base.architecture})",
-        "fingerprint": base.fingerprint,
-        "dtype": manifest.dtype,
-        "plan": f"{manifest.flavour}, LoRA as {manifest.lora_plugin}",
-        "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
-        f"{manifest.max_input_len} of them in one step",
-        "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
-        "adapters": _adapters(manifest),
-        "sites": f"{len(manifest.sites)}: "
-        + ", ".join(f"{name} x {count}" for name, count in modules.items()),
-        "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
-    }
-    for label, fact in facts.items():
+    for label, fact in engine_facts(directory, manifest).items():
         print(f"{label:<12} {fact}")
-
-
-def _adapters(manifest: Manifest) -> str:
-    """How many an answer may take, and the memory of all slots."""
-    if not manifest.max_loras:
-        return "one at a time, for all rows"
-    return f"{manifest.max_loras} in a batch, in stacks of {stacks_nbytes(manifest) / 1e6:.1f} MB"
 
 
 def _summary(coverage: Coverage, manifest: Manifest) -> str:
     executor, multiple = _reader(manifest)
     padding = f", ranks padded to multiples of {multiple}" if multiple > 1 else ""
-    verdict = "the engine refuses it" if _refused(coverage) else "the engine takes it"
+    verdict = "the engine takes it" if coverage.is_taken else "the engine refuses it"
     return (
         f"{coverage.source}: {verdict}; {len(coverage.bound)} tensors bound, "
         f"{len(coverage.unexpected_keys)} not, {len(coverage.ignored)} ignored; "

@@ -30,6 +30,7 @@ ADAPTERS = Path("tests/adapters")
 MODULES = (
     "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate",
 )  # fmt: skip
+WIDTH = 110  # columns that the tables need
 PROMPTS = ("What is the capital of Portugal?", "Name a vegetable.", "What color is snow?")
 BATCHED = (
     "Name a fruit.",
@@ -42,15 +43,19 @@ SAMPLING = SamplingParams(max_new_tokens=32)
 
 def main() -> None:
     """Run the demo in the current folder, a checkout of the project."""
-    run(_demo)
+    run(lambda: demo(Console(width=max(Console().width, WIDTH))))
 
 
-def _demo() -> None:
+def demo(console: Console) -> None:
+    """Build the engine if need be, and print what it answers.
+
+    Raises:
+        LoRAError: model, engine or an adapter cannot be made or read.
+    """
     with build_progress() as progress:
         progress.stage("model")
         model = ensure_demo_model()
         manifest = _ensure_engine(BuildConfig(model, ENGINE, MODULES, dtype="float32"), progress)
-    console = Console(width=max(Console().width, 110))
     with open_engine(ENGINE) as engine:
         console.print(f"{ENGINE}: {len(manifest.sites)} LoRA sites, run by {type(engine).__name__}")
         manager = LoRAManager()

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.extras import installed_versions
 from trt_lora.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from trt_lora.runtime.memory.cuda import call, cuda_obstacle, on_device, try_call
+from trt_lora.scripts.measuring.machine import device_name
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")  # of the kernel module, also in a container
 PACKAGES = (
@@ -89,12 +89,6 @@ def driver_version(file: Path) -> str:
 def cuda_version(number: int) -> str:
     """Return a version as people write it: 13.0 for 13000; empty for 0, which is none."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else ""
-
-
-def device_name(properties: Any) -> str:
-    """Return the name in the `cudaDeviceProp` of a GPU."""
-    name = properties.name
-    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def _gpu(index: int) -> Gpu:

@@ -25,6 +25,20 @@ def name_and_path(text: str, option: str = "--adapter") -> tuple[str, Path]:
     return name, hub_path(Path(path))
 
 
+def adapter_paths(arguments: Iterable[str]) -> dict[str, Path]:
+    """Return the paths of every `NAME=PATH`, by name.
+
+    Raises:
+        ConfigError: as `name_and_path`, or two have one name.
+    """
+    paths: dict[str, Path] = {}
+    for name, path in map(name_and_path, arguments):
+        if name in paths:
+            raise ConfigError(f"--adapter names two adapters {name!r}; give each a name of its own")
+        paths[name] = path
+    return paths
+
+
 def add_adapter_option(add: Callable[..., object]) -> None:
     """Add `--adapter NAME=PATH` to a command."""
     add(

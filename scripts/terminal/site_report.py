@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from trt_lora.builder.targets import LeftAlone, SiteList
-from trt_lora.plugins.contract.sites import Site, layer_of, split_at_layer
+from trt_lora.plugins.contract.sites import Site, layer_of, path_in_layer
 from trt_lora.scripts.terminal.console import print_table
 
 
@@ -38,7 +38,7 @@ def _print_all(listing: SiteList) -> None:
 def _print_kinds(listing: SiteList) -> None:
     kinds: dict[tuple[str, ...], list[str]] = {}
     for site in listing.sites:
-        kind = (_name(site.path), _module(site), f"{site.k}", f"{site.n}")
+        kind = (path_in_layer(site.path), _module(site), f"{site.k}", f"{site.n}")
         kinds.setdefault(kind, []).append(site.path)
     header = ("linear", "module", "k", "n", "sites", "layers")
     print_table(header, [(*kind, f"{len(paths)}", _layers(paths)) for kind, paths in kinds.items()])
@@ -49,14 +49,9 @@ def _print_kinds(listing: SiteList) -> None:
 def _reasons(left_alone: Iterable[LeftAlone]) -> Iterator[str]:
     kinds: dict[tuple[str, str], list[str]] = {}
     for item in left_alone:
-        kinds.setdefault((_name(item.path), item.reason), []).append(item.path)
+        kinds.setdefault((path_in_layer(item.path), item.reason), []).append(item.path)
     for (name, reason), paths in kinds.items():
         yield f"left alone: {name} x {len(paths)}: {reason}"
-
-
-def _name(path: str) -> str:
-    """The path below its layer, the same in every layer: `self_attn.q_proj`."""
-    return split_at_layer(path)[2]
 
 
 def _module(site: Site) -> str:

@@ -19,6 +19,6 @@ def product_files() -> list[Path]:
 
 
 def data_files() -> list[Path]:
-    """Return what the wheel holds beside Python: kernel sources and the mark of typed packages."""
-    kinds = ("**/*.cu", "**/*.cuh")
+    """Return what the wheel holds beside Python: kernel sources, templates, the mark of types."""
+    kinds = ("**/*.cu", "**/*.cuh", "**/*.jinja")
     return files("py.typed", *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))

@@ -56,6 +56,8 @@ def lean(*argv: str | Path, hidden: tuple[str, ...] = EXTRAS) -> subprocess.Comp
         ["convert-adapter"],
         ["verify"],
         ["compare"],
+        ["bench"],
+        ["report"],
     ],
     ids=" ".join,
 )
@@ -79,6 +81,8 @@ def arguments(tiny: TinyEngine, folder: Path) -> dict[str, list[str | Path]]:
         "verify": ["verify", tiny.engine, *model, "--adapter", tiny.adapter],
         "compare": ["compare", tiny.engine],
         "compare with PEFT": ["compare", tiny.engine, "--against", "peft", *model],
+        "bench": ["bench", tiny.engine],
+        "report": ["report", tiny.engine, "--html", folder / "page.html"],
         "kernels": ["inspect", tiny.engine, "--kernels"],
         "convert a .bin": ["convert-adapter", folder / "bin", folder / "c", "--format", "peft"],
     }
@@ -95,6 +99,8 @@ def arguments(tiny: TinyEngine, folder: Path) -> dict[str, list[str | Path]]:
         ("compare", "cpu", ("onnxruntime",)),
         ("compare", "export", ("onnx_ir",)),
         ("compare with PEFT", "export", ("torch",)),
+        ("bench", "cpu", EXTRAS),
+        ("report", "text", EXTRAS),
         ("kernels", "export", EXTRAS),
         ("convert a .bin", "export", EXTRAS),
     ],

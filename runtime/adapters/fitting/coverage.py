@@ -55,6 +55,14 @@ class Coverage:
         return tuple(site for site in self.sites if site.rank)
 
     @property
+    def is_taken(self) -> bool:
+        """Whether a strict load takes the adapter: every tensor is bound or ignored, and some are.
+
+        Half a pair and a shape that does not fit are errors before there is any coverage.
+        """
+        return not self.unexpected_keys and bool(self.adapted)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the adapter's tensors as they are held: in the engine's dtypes, ranks padded.
 

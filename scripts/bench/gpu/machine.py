@@ -7,7 +7,8 @@ from typing import Any
 
 from trt_lora.plugins.extras import installed_versions
 from trt_lora.runtime.memory.cuda import call
-from trt_lora.scripts.diagnosis.machine import cuda_version, device_name
+from trt_lora.scripts.diagnosis.machine import cuda_version
+from trt_lora.scripts.measuring.machine import device_name
 
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout
 

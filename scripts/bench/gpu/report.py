@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trt_lora.scripts.bench.gpu.timing import Spread
+from trt_lora.scripts.measuring.turns import Spread
 
 
 @dataclass(frozen=True)

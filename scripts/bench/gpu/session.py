@@ -18,7 +18,7 @@ from trt_lora.scripts.bench.gpu.layers.random_adapters import (
 )
 from trt_lora.scripts.bench.gpu.layers.vllm_kernels import VllmOperators, load_vllm
 from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B, ModelShape
-from trt_lora.scripts.bench.gpu.timing import ROUNDS, Times, alternate
+from trt_lora.scripts.measuring.turns import ROUNDS, Times, alternate
 
 ROOM_BYTES = 8 << 30  # for adapters in both layouts, activations and graphs
 H200 = Chip((9, 0), 132)

@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.runtime import Batch, LoRAManager, SamplingParams, SlotAdapters, open_engine
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
-from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.measuring.seconds import seconds_of
 
 ROWS, PROMPT, STEPS, ROUNDS = 8, 32, 16, 5
 COUNTS = (1, 4, 8)  # of adapters among the rows

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 from trt_lora.runtime import CacheConfig, Manifest, SlotAdapters, Tensor, TensorMap, read_manifest
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.memory.host import HostMemory
-from trt_lora.scripts.bench.process_memory import resident_bytes
-from trt_lora.scripts.bench.seconds import seconds_of
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE
+from trt_lora.scripts.measuring.process_memory import resident_bytes
+from trt_lora.scripts.measuring.seconds import seconds_of
 
 ADAPTER = "json"
 SLOTS, MANY, FILES, ON_HOST = 8, 1000, 16, 100

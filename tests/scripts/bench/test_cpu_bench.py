@@ -19,12 +19,12 @@ from trt_lora.scripts.bench import adapter_load, cpu
 from trt_lora.scripts.bench.gpu.layers.llama_manager import manager_of
 from trt_lora.scripts.bench.gpu.layers.random_peft_adapter import write_random_adapter
 from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B
-from trt_lora.scripts.bench.process_memory import peak_resident_bytes, resident_bytes
-from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
+from trt_lora.scripts.measuring.seconds import seconds_of
 
 HELD = 64 << 20  # bytes
 HOLD_AND_FREE = f"""
-from trt_lora.scripts.bench.process_memory import peak_resident_bytes, resident_bytes
+from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
 held = b"x" * {HELD}
 input()
 del held

@@ -23,9 +23,9 @@ from trt_lora.scripts.bench.gpu.roofline import (
 )
 from trt_lora.scripts.bench.gpu.runner import row_lines
 from trt_lora.scripts.bench.gpu.session import Options
-from trt_lora.scripts.bench.gpu.timing import Spread, alternate
 from trt_lora.scripts.bench.gpu.workloads import decode_step
 from trt_lora.scripts.bench.gpu.workloads.decode_step import DECODE, FIRST
+from trt_lora.scripts.measuring.turns import Spread, alternate
 
 # ---- predictions
 

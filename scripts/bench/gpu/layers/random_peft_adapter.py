@@ -7,11 +7,10 @@ import numpy as np
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.save import save_adapter
 from trt_lora.runtime.adapters.weight import Weight
-from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.read_buffer import ReadBuffer
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
-
-_POOL = 1 << 22  # distinct values, repeated: making a billion would take a minute
+from trt_lora.scripts.measuring.random_weights import random_values
 
 
 def write_random_adapter(directory: Path, rank: int, dtype: str, scale: float = 1.0) -> None:
@@ -23,8 +22,7 @@ def write_random_adapter(directory: Path, rank: int, dtype: str, scale: float = 
         dtype: of the file, `float16` or the like.
         scale: alpha / rank, which loading multiplies B by.
     """
-    rng = np.random.default_rng(0)
-    pool = (0.02 * rng.standard_normal(_POOL, np.float32)).astype(storage_dtype(dtype))
+    pool = random_values(dtype)
 
     def weight(name: str, shape: tuple[int, int], scale: float = 1.0) -> Weight:
         def read(buffer: ReadBuffer | None = None) -> Array:

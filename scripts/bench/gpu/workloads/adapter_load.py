@@ -19,7 +19,7 @@ from trt_lora.scripts.bench.gpu.layers.random_peft_adapter import write_random_a
 from trt_lora.scripts.bench.gpu.report import Expectation, Expectations, ResultRow
 from trt_lora.scripts.bench.gpu.roofline import adapter_bytes
 from trt_lora.scripts.bench.gpu.session import Bench
-from trt_lora.scripts.bench.seconds import seconds_of
+from trt_lora.scripts.measuring.seconds import seconds_of
 
 RANKS = (16, 64, 256)
 DTYPE = "float16"

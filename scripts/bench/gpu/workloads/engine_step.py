@@ -28,9 +28,9 @@ from trt_lora.scripts.bench.gpu.layers.timed_engine import TimedRun, timed_run
 from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B, ModelShape
 from trt_lora.scripts.bench.gpu.report import Expectation, Expectations, ResultRow
 from trt_lora.scripts.bench.gpu.roofline import LAUNCH_COSTS, overhead_percent
-from trt_lora.scripts.bench.gpu.timing import ROUNDS, Times, alternate
 from trt_lora.scripts.bench.gpu.worker import Skipped
 from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer, ask
+from trt_lora.scripts.measuring.turns import ROUNDS, Times, alternate
 
 LENGTH = MAX_TOKENS // 2  # tokens of every sequence before the step
 SIZES = ((1, 16), (8, 16), (32, 16), (1, 64))

@@ -9,7 +9,7 @@ from trt_lora.scripts.bench.gpu.device import Replay
 from trt_lora.scripts.bench.gpu.layers.decoder_layers import DecoderLayers, Lora
 from trt_lora.scripts.bench.gpu.report import ResultRow
 from trt_lora.scripts.bench.gpu.session import Bench, difference
-from trt_lora.scripts.bench.gpu.timing import Spread, Times
+from trt_lora.scripts.measuring.turns import Spread, Times
 
 _BASES = ("base", "merged")  # without LoRA: what overheads are over, and the same once more
 

@@ -28,8 +28,8 @@ from trt_lora.scripts.bench.gpu.roofline import (
     group_us,
 )
 from trt_lora.scripts.bench.gpu.session import Bench, Options
-from trt_lora.scripts.bench.gpu.timing import Spread, Times
 from trt_lora.scripts.bench.gpu.workloads.lora_group import calls_beyond_cache
+from trt_lora.scripts.measuring.turns import Spread, Times
 
 ROWS = (8, 32, 64, 1)
 RANKS = (64, 16)  # most bytes to move first

@@ -1,7 +1,7 @@
 """Ratios within one run: alternating order, medians, and the spread between rounds."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 ROUNDS = 20  # of each version; even, so that every order comes as often as its reverse
@@ -21,7 +21,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Times:
-    """Microseconds of every version, one for each round."""
+    """Times of every version in one unit, such as microseconds; one for each round."""
 
     samples: Mapping[str, Sequence[float]]
 
@@ -41,6 +41,11 @@ class Times:
         return list(zip(self.samples[name], self.samples[base], strict=True))
 
 
+def orders(names: Sequence[str], rounds: int) -> Iterator[Sequence[str]]:
+    """Yield the order of every round: each is the reverse of the one before."""
+    return (names if index % 2 == 0 else names[::-1] for index in range(rounds))
+
+
 def alternate(names: Sequence[str], sample: Sample, rounds: int = ROUNDS) -> Times:
     """Time versions against each other: A B C, C B A, A B C, ...
 
@@ -48,8 +53,7 @@ def alternate(names: Sequence[str], sample: Sample, rounds: int = ROUNDS) -> Tim
     in the caches.
     """
     samples: dict[str, list[float]] = {name: [] for name in names}
-    for index in range(rounds):
-        order = names if index % 2 == 0 else names[::-1]
+    for order in orders(names, rounds):
         for name, us in zip(order, sample(order), strict=True):
             samples[name].append(us)
     return Times(samples)

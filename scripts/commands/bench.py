@@ -1,0 +1,92 @@
+"""`trt-lora bench`: time to the first token, time of a token and memory, with adapters and without.
+
+Contestants are the base model, the adapters, and random adapters of several ranks; on an engine for
+many adapters, also rows with another adapter each. They take turns, and every ratio is of times of
+the same round: "x base" above 1 is slower than the base model.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_lora.plugins.atomic_files import publish_file
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
+from trt_lora.scripts.terminal.console import print_table
+
+if TYPE_CHECKING:
+    from trt_lora.scripts.measuring.benchmark import Benchmark, WorkloadTimes
+
+ROUNDS = 5
+_HEADER = ("", "first token ms", "x base", "token p50 ms", "p90", "p99", "x base", "tokens/s")
+
+
+def add_command(subparsers: Any) -> None:
+    """Add the subcommand to those of `trt-lora`."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "bench", help="how fast an engine answers, with adapters and without", description=__doc__
+    )
+    add = parser.add_argument
+    add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
+    add_adapter_option(add)
+    add("--rows", type=int, nargs="+", metavar="N", help="sizes of a batch (default: 1 and 8)")
+    add("--prompt-tokens", type=int, metavar="N", help="of each row (default: 64)")
+    add("--new-tokens", type=int, metavar="N", help="of each row (default: 32)")
+    ranks = "of random adapters (default: 8, 16 and 64); --ranks alone: none"
+    add("--ranks", type=int, nargs="*", metavar="R", help=ranks)
+    add("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
+    add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    add("--export", type=Path, metavar="FILE.json", help="write them, over an earlier file")
+    add("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(command=_bench)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    benchmark = _measured(args)
+    if args.json:
+        print(benchmark.to_json(), end="")
+    else:
+        _print(benchmark)
+    if args.export:  # last: what took minutes to measure is on the screen if this fails
+        with publish_file(args.export) as work:
+            work.write_text(benchmark.to_json(), encoding="utf-8")
+
+
+def _measured(args: argparse.Namespace) -> "Benchmark":
+    # Not at the top: the help of a command is to come at once.
+    from trt_lora.runtime import open_engine
+    from trt_lora.scripts.measuring.contestants import contest_of
+    from trt_lora.scripts.measuring.measure import measure
+    from trt_lora.scripts.measuring.workload import ranks_of, workloads
+
+    if args.rounds < 1:
+        raise ConfigError(f"--rounds is {args.rounds}, expected 1 or more")
+    paths = adapter_paths(args.adapter)
+    with open_engine(args.engine, args.backend) as engine:
+        asked = workloads(engine.manifest, args.rows, args.prompt_tokens, args.new_tokens)
+        contest = contest_of(engine, paths, ranks_of(engine.manifest, args.ranks))
+        return measure(engine, contest, asked, args.rounds)
+
+
+def _print(benchmark: "Benchmark") -> None:
+    facts = {"engine": benchmark.engine, "backend": benchmark.backend} | dict(benchmark.machine)
+    print(", ".join(f"{label} {fact}" for label, fact in facts.items()))
+    for times in benchmark.workloads:
+        tokens = f"{times.prompt_tokens} + {times.new_tokens} tokens"
+        print(f"\n{times.rows} rows of {tokens}, {times.rounds} rounds")
+        print_table(_HEADER, list(_rows(times)))
+    print()
+    print_table(("memory", "MB"), _memory_rows(benchmark))
+
+
+def _rows(times: "WorkloadTimes") -> Iterator[tuple[str, ...]]:
+    for c in times.contestants:
+        first = (f"{c.first_token_ms:.1f}", f"{c.first_token_ratio:.2f}")
+        token = (f"{c.token_p50_ms:.2f}", f"{c.token_p90_ms:.2f}", f"{c.token_p99_ms:.2f}")
+        yield c.contestant, *first, *token, f"{c.token_ratio:.2f}", f"{c.tokens_per_second:.1f}"
+
+
+def _memory_rows(benchmark: "Benchmark") -> list[tuple[str, str]]:
+    return [(name, f"{nbytes / 1e6:.1f}") for name, nbytes in benchmark.memory_bytes.items()]

@@ -1,0 +1,1 @@
+"""Times, memory and random adapters that benchmarks share."""

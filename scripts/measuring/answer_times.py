@@ -1,0 +1,50 @@
+"""Seconds of one batch of answers: to the first token of all rows, and of every token after."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class AnswerTimes:
+    """Seconds on the host's clock, so that a GPU's work and the host's both count."""
+
+    first_token: float  # from the prompts to the first token of the last row
+    tokens: tuple[float, ...]  # one for each step after that, which gives every row a token
+
+    @property
+    def decode(self) -> float:
+        """Seconds of all steps after the first token."""
+        return sum(self.tokens)
+
+
+def answer_times(
+    batch: Batch, prompts: Sequence[Sequence[int]], adapters: Sequence[str | None], new_tokens: int
+) -> AnswerTimes:
+    """Answer greedily and without stop tokens, so that every row has as many tokens.
+
+    Args:
+        batch: has no sequence, and rows for all.
+        prompts: token ids, of one length.
+        adapters: of each prompt, as `Batch.add` takes them.
+        new_tokens: of each row; 2 or more.
+
+    Raises:
+        OutputError: logits are NaN or infinite.
+    """
+    sampling = SamplingParams(max_new_tokens=new_tokens, stop_token_ids=())
+    start = perf_counter()
+    pairs = zip(prompts, adapters, strict=True)
+    waiting = {batch.add(prompt, sampling, adapter=adapter) for prompt, adapter in pairs}
+    while waiting:
+        waiting -= {token.row for token in batch.step()}
+    clock = [perf_counter()]
+    while batch:
+        batch.step()
+        clock.append(perf_counter())
+    steps = (after - before for before, after in pairwise(clock))
+    return AnswerTimes(clock[0] - start, tuple(steps))

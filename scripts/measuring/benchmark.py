@@ -1,0 +1,87 @@
+"""Schema of a benchmark: what was measured of an engine, as `bench --export` writes it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.messages import shown
+from trt_lora.runtime.files.json_file import check_types, read_json
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ContestantTimes:
+    """What one contestant took for one workload; ratios are to the base model, round by round."""
+
+    contestant: str
+    rank: int  # 0: the base model
+    first_token_ms: float  # median of the rounds
+    first_token_ratio: float
+    token_p50_ms: float  # of one step, which gives every row a token
+    token_p90_ms: float
+    token_p99_ms: float
+    token_ratio: float  # of the time of a token: above 1 it is slower than the base model
+    tokens_per_second: float  # of all rows, after the first token
+
+
+@dataclass(frozen=True)
+class WorkloadTimes:
+    """One workload, and all contestants, the base model first."""
+
+    rows: int
+    prompt_tokens: int
+    new_tokens: int
+    rounds: int
+    contestants: tuple[ContestantTimes, ...]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A run of `trt-lora bench`."""
+
+    engine: str  # the name of the base model
+    backend: str  # what ran it: ONNX Runtime or TensorRT
+    machine: Mapping[str, str]
+    memory_bytes: Mapping[str, int]  # by what it is of
+    workloads: tuple[WorkloadTimes, ...]
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+def read_benchmark(path: Path) -> Benchmark:
+    """Read what `to_json` wrote.
+
+    Raises:
+        AdapterError: the file cannot be read, or holds no object.
+        ConfigError: it is no benchmark, or one of another release.
+    """
+    data = read_json(path)
+    try:
+        return _parse(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error!s:.500}"
+        raise ConfigError(
+            f"{path} is not what `trt-lora bench --export` writes: {what}; measure again"
+        ) from error
+
+
+def _parse(data: dict[str, Any]) -> Benchmark:
+    if data["schema_version"] != SCHEMA_VERSION:
+        version = shown(data["schema_version"])
+        raise ValueError(f"schema version is {version}, this release reads {SCHEMA_VERSION}")
+    found = Benchmark(**{**data, "workloads": tuple(map(_workload, data["workloads"]))})
+    check_types(found, Benchmark, "benchmark")
+    return found
+
+
+def _workload(item: dict[str, Any]) -> WorkloadTimes:
+    contestants = tuple(ContestantTimes(**times) for times in item["contestants"])
+    return WorkloadTimes(**{**item, "contestants": contestants})

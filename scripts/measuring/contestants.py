@@ -1,0 +1,161 @@
+"""Contestants of a benchmark: the base model, adapters, and random adapters of several ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.adapters.weight import weight_of
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.manifest import STATIC
+from trt_lora.scripts.measuring.random_weights import random_weights
+
+BASE, MIXED = "(base)", "(another in every row)"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Who answers, and the size of its adapter; of several in a batch, the largest."""
+
+    name: str
+    adapters: tuple[str, ...] = ()  # those that the rows of a batch take in turn
+    rank: int = 0  # the largest of a site; 0: the base model
+    nbytes: int = 0  # of A and B in the executor
+
+
+class Contest(Protocol):
+    """An engine with all contestants loaded."""
+
+    @property
+    def contestants(self) -> tuple[Contestant, ...]:
+        """The base model first."""
+        ...
+
+    def batch(self, contestant: Contestant, rows: int) -> Batch:
+        """Return a batch without sequences, which the contestant answers from now on."""
+        ...
+
+    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
+        """Return what `Batch.add` is to be given for a row."""
+        ...
+
+
+class SharedContest:
+    """`Contest` of an engine that takes one adapter at a time."""
+
+    def __init__(self, engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> None:
+        """Load them.
+
+        Raises:
+            AdapterError: an adapter cannot be read, does not fit, or has the name of another.
+        """
+        self._engine, self._manager = engine, LoRAManager()
+        self._manager.initialize_engine_bindings(engine)
+        self._batches: dict[int, Batch] = {}
+        names = [*paths, *map(_random_name, ranks)]
+        for name, path in paths.items():
+            self._manager.load_weights(name, path)
+        for rank in ranks:
+            self._manager.add_weights(_random_name(rank), random_weights(engine.manifest, rank))
+        loaded = [_contestant(name, self._manager.get_coverage(name)) for name in names]
+        self.contestants: tuple[Contestant, ...] = (Contestant(BASE), *loaded)
+
+    def batch(self, contestant: Contestant, rows: int) -> Batch:
+        """Switch; a static cache stays for the next contestant."""
+        if contestant.adapters:
+            self._manager.switch_weights(contestant.name)
+        else:
+            self._manager.reset_weights()
+        if self._engine.manifest.kv_cache != STATIC:
+            return Batch(self._engine, manager=self._manager, rows=rows)
+        if rows not in self._batches:
+            self._batches = {rows: Batch(self._engine, manager=self._manager, rows=rows)}
+        self._batches[rows].use_active_adapter()
+        return self._batches[rows]
+
+    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
+        """None: all rows have the active one."""
+        del contestant, row
+        return None
+
+
+class SlotContest:
+    """`Contest` of an engine with slots; rows with another adapter each are one more contestant."""
+
+    def __init__(self, engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> None:
+        """Load them to host memory.
+
+        Raises:
+            AdapterError: an adapter cannot be read, does not fit, or has the name of another.
+        """
+        self._engine, self._adapters = engine, SlotAdapters(engine)
+        self._batches: dict[int, Batch] = {}
+        for name, path in paths.items():
+            self._adapters.load_weights(name, path)
+        for rank in ranks:
+            weights = random_weights(engine.manifest, rank)
+            adapter = Adapter(_random_name(rank), {n: weight_of(n, w) for n, w in weights.items()})
+            self._adapters.add_adapter(_random_name(rank), adapter)
+        loaded = [
+            _contestant(name, self._adapters.get_coverage(name)) for name in self._adapters.names
+        ]
+        together = loaded[-engine.manifest.max_loras :]  # random ones, and trained ones if need be
+        self.contestants: tuple[Contestant, ...] = (Contestant(BASE), *loaded)
+        if len(together) > 1:
+            self.contestants += (_mixed(together),)
+
+    def batch(self, contestant: Contestant, rows: int) -> Batch:
+        """Bring its adapters into slots; the cache stays for the next contestant."""
+        for name in contestant.adapters[:rows]:
+            self._adapters.activate(name)
+        if rows not in self._batches:
+            self._batches = {rows: Batch(self._engine, adapters=self._adapters, rows=rows)}
+        return self._batches[rows]
+
+    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
+        """Its adapters, in turn."""
+        names = contestant.adapters
+        return names[row % len(names)] if names else None
+
+
+def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> Contest:
+    """Return the contest of an engine.
+
+    Args:
+        engine: a running engine.
+        paths: adapters by name.
+        ranks: of random adapters, one each.
+
+    Raises:
+        ConfigError: a name is one that the benchmark gives itself.
+        AdapterError: an adapter cannot be read, or does not fit.
+    """
+    own = {BASE, MIXED, *map(_random_name, ranks)}
+    for name in paths:
+        if name in own:
+            raise ConfigError(f"the name {name!r} is the benchmark's own; give the adapter another")
+    has_slots = engine.manifest.max_loras and engine.manifest.kv_cache == STATIC
+    kind = SlotContest if has_slots else SharedContest
+    return kind(engine, paths, ranks)
+
+
+def _random_name(rank: int) -> str:
+    return f"random, rank {rank}"
+
+
+def _contestant(name: str, coverage: Coverage | None) -> Contestant:
+    assert coverage is not None  # an engine is bound
+    rank = max((site.rank for site in coverage.sites), default=0)
+    return Contestant(name, (name,), rank, coverage.nbytes)
+
+
+def _mixed(together: list[Contestant]) -> Contestant:
+    names = tuple(contestant.name for contestant in together)
+    rank = max(contestant.rank for contestant in together)
+    return Contestant(MIXED, names, rank, sum(contestant.nbytes for contestant in together))

@@ -1,0 +1,117 @@
+"""Measure an engine: contestants take turns at every workload, so that ratios are of one moment."""
+
+import statistics
+from collections.abc import Sequence
+
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.generation.decoding.cache_regions import cache_regions
+from trt_lora.runtime.memory.tensor import HOST
+from trt_lora.scripts.measuring.answer_times import AnswerTimes, answer_times
+from trt_lora.scripts.measuring.benchmark import Benchmark, ContestantTimes, WorkloadTimes
+from trt_lora.scripts.measuring.contestants import BASE, Contest, Contestant
+from trt_lora.scripts.measuring.machine import machine_of
+from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
+from trt_lora.scripts.measuring.turns import Times, orders
+from trt_lora.scripts.measuring.workload import BatchWorkload
+
+Answers = dict[str, list[AnswerTimes]]
+
+
+def measure(
+    engine: Executor,
+    contest: Contest,
+    workloads: Sequence[BatchWorkload],
+    rounds: int,
+) -> Benchmark:
+    """Measure every workload.
+
+    Args:
+        engine: a running engine.
+        contest: its contestants.
+        workloads: what they answer, the same in each round.
+        rounds: that count; one more before them warms up.
+
+    Raises:
+        OutputError: logits are NaN or infinite.
+        BackendError: a device has no room for a cache.
+    """
+    times = tuple(_workload_times(engine, contest, workload, rounds) for workload in workloads)
+    device = engine.memory.device
+    return Benchmark(
+        engine.manifest.base_model.name,
+        "ONNX Runtime" if device == HOST else "TensorRT",
+        machine_of(device),
+        _memory(engine, contest, max(workload.rows for workload in workloads)),
+        times,
+    )
+
+
+def _workload_times(
+    engine: Executor, contest: Contest, workload: BatchWorkload, rounds: int
+) -> WorkloadTimes:
+    contestants = {
+        c.name: c for c in contest.contestants if c.adapters[1:] == () or workload.rows > 1
+    }
+    answers: Answers = {name: [] for name in contestants}
+    for number, order in enumerate(orders(list(contestants), rounds + 1)):
+        prompts = workload.prompts(engine.manifest, number)
+        for name in order:
+            answers[name].append(_answer(contest, contestants[name], prompts, workload))
+    counted = {name: times[1:] for name, times in answers.items()}  # the first round warms up
+    return WorkloadTimes(
+        workload.rows,
+        workload.prompt_tokens,
+        workload.new_tokens,
+        rounds,
+        tuple(_contestant_times(c, counted, workload.rows) for c in contestants.values()),
+    )
+
+
+def _answer(
+    contest: Contest,
+    contestant: Contestant,
+    prompts: Sequence[Sequence[int]],
+    workload: BatchWorkload,
+) -> AnswerTimes:
+    batch = contest.batch(contestant, workload.rows)
+    adapters = [contest.adapter_of(contestant, row) for row in range(workload.rows)]
+    return answer_times(batch, prompts, adapters, workload.new_tokens)
+
+
+def _contestant_times(contestant: Contestant, answers: Answers, rows: int) -> ContestantTimes:
+    first = Times({name: [t.first_token for t in times] for name, times in answers.items()})
+    decode = Times({name: [t.decode for t in times] for name, times in answers.items()})
+    tokens = [seconds for times in answers[contestant.name] for seconds in times.tokens]
+    p50, p90, p99 = (percentile(tokens, percent) * 1e3 for percent in (50, 90, 99))
+    return ContestantTimes(
+        contestant.name,
+        contestant.rank,
+        first.median(contestant.name) * 1e3,
+        first.ratio(contestant.name, BASE).median,
+        p50,
+        p90,
+        p99,
+        decode.ratio(contestant.name, BASE).median,
+        rows * len(tokens) / sum(tokens),
+    )
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the value that `percent` of all do not exceed, between neighbours on a line."""
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _memory(engine: Executor, contest: Contest, rows: int) -> dict[str, int]:
+    """Bytes of what an answer needs, and of this process; what is 0 is not known here."""
+    cache = sum(region.nbytes(rows) for region in cache_regions(engine.manifest, rows))
+    found = {
+        "this process, now": resident_bytes(),
+        "this process, most": peak_resident_bytes(),
+        f"KV cache of {rows} rows": cache,
+        **{c.name: c.nbytes for c in contest.contestants if len(c.adapters) == 1},
+    }
+    if engine.memory.device != HOST:
+        found["free on the GPU"] = engine.memory.free_bytes()
+    return {name: nbytes for name, nbytes in found.items() if nbytes}

@@ -1,0 +1,1 @@
+"""`trt-lora report`: an engine as one page of HTML."""

@@ -1,0 +1,33 @@
+"""What an engine is and takes, in words."""
+
+from collections import Counter
+from pathlib import Path
+
+from trt_lora.runtime.managers.slots.slot_stacks import stacks_nbytes
+from trt_lora.runtime.manifest import Manifest
+
+
+def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:
+    """Return a line of text for each label."""
+    base, modules = manifest.base_model, Counter(s.path.rsplit(".")[-1] for s in manifest.sites)
+    return {
+        "engine": str(directory),
+        "base model": f"{base.name} ({base.architecture})",
+        "fingerprint": base.fingerprint,
+        "dtype": manifest.dtype,
+        "plan": f"{manifest.flavour}, LoRA as {manifest.lora_plugin}",
+        "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
+        f"{manifest.max_input_len} of them in one step",
+        "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
+        "adapters": _adapters(manifest),
+        "sites": f"{len(manifest.sites)}: "
+        + ", ".join(f"{name} x {count}" for name, count in modules.items()),
+        "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
+    }
+
+
+def _adapters(manifest: Manifest) -> str:
+    """How many an answer may take, and the memory of all slots."""
+    if not manifest.max_loras:
+        return "one at a time, for all rows"
+    return f"{manifest.max_loras} in a batch, in stacks of {stacks_nbytes(manifest) / 1e6:.1f} MB"
