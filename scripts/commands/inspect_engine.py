@@ -68,7 +68,7 @@ def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> Non
         from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
         from trt_lora.scripts.commands.kernel_table import print_layouts
     with stage_progress() as progress:
-        layouts = kernel_layouts(directory, progress)
+        layouts = kernel_layouts(directory, manifest, progress)
     if as_json:
         print_json([dataclasses.asdict(layout) for layout in layouts])
     else:
