@@ -14,6 +14,7 @@ import numpy.typing as npt
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.messages import shown
+from trt_lora.plugins.short_repr import short_repr
 
 if TYPE_CHECKING:
     import llguidance
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _WORD = 32  # tokens in a word of a mask
 
 
+@short_repr
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """What an answer has to be; exactly one is given. Names are vLLM's."""
