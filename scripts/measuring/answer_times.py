@@ -6,7 +6,7 @@ from itertools import pairwise
 from time import perf_counter
 
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

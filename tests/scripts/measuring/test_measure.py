@@ -116,7 +116,7 @@ def test_a_gpu_is_measured_with_either_cache_and_gives_all_memory_back(
         contest = contest_of(engine, {}, (2, 4))
         found = measure(engine, contest, [BatchWorkload(1, 3, 3), BatchWorkload(2, 3, 3)], rounds=1)
         assert found.backend == "TensorRT"
-        assert found.machine["gpu"] == "Fake GPU"
+        assert found.machine["gpu"] == "Fake GPU 0"
         assert found.memory_bytes["free on the GPU"] > 0
         for times in found.workloads:
             assert [c.rank for c in times.contestants] == [0, 2, 4]

@@ -49,12 +49,6 @@ class FakeCudaMemory(FakeCudaState):
         taken = sum(b.end - b.address for b in self._device if b.device == self.current_device)
         return SUCCESS, DEVICE_BYTES - taken, DEVICE_BYTES
 
-    def cudaGetDeviceProperties(self, device: int) -> tuple[Status, SimpleNamespace | None]:
-        """Return the name of a GPU."""
-        if status := self._enter("cudaGetDeviceProperties", device):
-            return status, None
-        return SUCCESS, SimpleNamespace(name=b"Fake GPU")
-
     def cudaMallocAsync(self, size: int, stream: Any) -> tuple[Status, int | None]:
         """Allocate device memory, which only `stream` may use at first."""
         if status := self._enter("cudaMallocAsync", size, stream):
