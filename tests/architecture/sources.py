@@ -21,3 +21,11 @@ def data_files() -> list[Path]:
     """Return what the wheel holds beside Python: kernel sources and the mark of typed packages."""
     kinds = ("**/*.cu", "**/*.cuh", "py.typed")
     return files(*(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
+
+
+def checkout_files() -> list[Path]:
+    """Return every file that belongs to the project, tests and documents included."""
+    top = ("*.md", "*.toml", "*.yaml", "LICENSE", "MANIFEST.in", "Makefile", "Dockerfile")
+    hidden = (".gitignore", ".dockerignore", ".ci/run", "engines/README.md", "engines/.gitignore")
+    folders = (*PACKAGES, "docs", "tests")
+    return files(*top, *hidden, *(f"{folder}/**/*" for folder in folders))
