@@ -1,6 +1,6 @@
-# The words a person types: demo, test, test-fast, architectures, lint, types, fuzz, bench. Each
-# installs what it needs first; gpu installs nothing.
-.PHONY: demo test test-fast architectures lint types fuzz bench gpu dev
+# The words a person types: demo, test, test-fast, test-lean, notebook, architectures, lint, types,
+# fuzz, bench, docker. Each installs what it needs first; gpu installs nothing.
+.PHONY: demo test test-fast test-lean notebook architectures lint types fuzz bench gpu docker dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,6 +24,26 @@ test: $(VENV)/ready        ## run the whole test suite, one file per process at 
 
 test-fast: $(VENV)/ready   ## what one runs while editing: no engine is built, no kernel emulated
 	$(PYTEST) -m "not slow" $(FAST)
+
+# What runs where only the wheel is installed: no torch, no builder, no NVIDIA library. The tests are
+# those of the sdist, away from the checkout. Another interpreter: make test-lean PYTHON=python3.13
+LEAN := $(CURDIR)/build/lean
+LEAN_TESTS := $(addprefix tests/,runtime plugins/contract plugins/test_*.py transcripts)
+LEAN_TOOLS := pytest pytest-xdist filelock hypothesis pexpect
+LEAN_VENV := $(LEAN)/$(notdir $(PYTHON))
+test-lean: $(VENV)/ready $(LEAN)/tiny
+	rm -rf $(LEAN)/sdist $(LEAN_VENV)
+	$(BIN)/python -c 'import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])' $(LEAN)/sdist
+	cd $(LEAN)/sdist && tar -xzf trt_lora-*.tar.gz --strip-components=1
+	$(PYTHON) -m venv $(LEAN_VENV)
+	$(LEAN_VENV)/bin/pip install --quiet '$(LEAN)/sdist[cpu,text,requests]' $(LEAN_TOOLS)
+	cd $(LEAN)/sdist && $(LEAN_VENV)/bin/pytest -n $(WORKERS) --dist loadfile \
+	  --tiny-engine $(LEAN)/tiny $(LEAN_TESTS)
+
+# The one thing that the lean environment cannot make.
+$(LEAN)/tiny: $(VENV)/ready $(shell find builder tests/support/models -name '*.py')
+	rm -rf $@
+	PYTHONPATH=tests $(BIN)/python -W ignore -m support.models.tiny_engine_folder $@
 
 architectures: $(VENV)/ready  ## build and compare every architecture, write docs/supported-models.md
 	PYTHONPATH=tests $(BIN)/python tests/end_to_end/sweep_architectures.py
