@@ -33,12 +33,12 @@ LEAN_TOOLS := pytest pytest-xdist filelock hypothesis pexpect
 LEAN_VENV := $(LEAN)/$(notdir $(PYTHON))
 test-lean: $(VENV)/ready $(LEAN)/tiny
 	rm -rf $(LEAN)/sdist $(LEAN_VENV)
-	$(BIN)/python -c 'import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])' $(LEAN)/sdist
+	$(BIN)/python -c 'import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])' $(LEAN)/sdist >$(LEAN)/sdist.log
 	cd $(LEAN)/sdist && tar -xzf trt_lora-*.tar.gz --strip-components=1
 	$(PYTHON) -m venv $(LEAN_VENV)
 	$(LEAN_VENV)/bin/pip install --quiet '$(LEAN)/sdist[cpu,text,requests]' $(LEAN_TOOLS)
 	cd $(LEAN)/sdist && $(LEAN_VENV)/bin/pytest -n $(WORKERS) --dist loadfile \
-	  --tiny-engine $(LEAN)/tiny $(LEAN_TESTS)
+	  --rootdir=. --tiny-engine=$(LEAN)/tiny $(LEAN_TESTS)
 
 # The one thing that the lean environment cannot make.
 $(LEAN)/tiny: $(VENV)/ready $(shell find builder tests/support/models -name '*.py')
@@ -52,6 +52,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 types: $(VENV)/ready
 	$(BIN)/mypy
@@ -70,6 +71,11 @@ gpu:                       ## check and measure on an NVIDIA GPU, write docs/ben
 	ln -sfn $(PACKAGES:%=$(CURDIR)/%) build/typing/trt_lora/
 	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
 	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench.gpu.main $(GPU)
+
+# Where there is docker; test_containers.py and hadolint read the files elsewhere.
+docker:                    ## build the images, run the demo in one
+	docker compose build
+	docker compose run --rm demo
 
 dev: $(VENV)/ready
 

@@ -29,7 +29,7 @@ def imported(path: Path) -> Iterator[str]:
 @cache
 def absent(path: Path) -> frozenset[str]:
     """What a test file needs that is not installed, through other files of the tests, too."""
-    found = set()
+    found: set[str] = set()
     for name in imported(path):
         ours = (ROOT / "tests" / name.replace(".", "/")).with_suffix(".py")
         found |= (

@@ -46,7 +46,10 @@ def test_a_strength_of_an_adapter_of_the_engine_is_torch_memory_in_place() -> No
 
 def test_trtllm_weights_may_be_torch_tensors() -> None:
     a, b = factors(2, K, N)
-    weights, config = torch.from_numpy(rows_of([(a, b)])), torch.tensor([[ATTN_Q, 0, 2]])
+    weights, config = (
+        torch.from_numpy(rows_of([(a, b)])),
+        torch.tensor([[ATTN_Q, 0, 2]], dtype=torch.int32),
+    )
     tasks = PeftCacheManager(slot_adapters(LoraCacheOptions().cache_config(MANIFEST)), MANIFEST)
     lease = tasks.add_request_peft(TrtllmLoraRequest(7, weights.to(torch.bfloat16), config))
     assert lease is not None
