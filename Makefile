@@ -45,6 +45,9 @@ $(LEAN)/tiny: $(VENV)/ready $(shell find builder tests/support/models -name '*.p
 	rm -rf $@
 	PYTHONPATH=tests $(BIN)/python -W ignore -m support.models.tiny_engine_folder $@
 
+notebook: $(VENV)/ready    ## run docs/switching.ipynb: from PEFT training to switching
+	OMP_NUM_THREADS=1 $(BIN)/python -m papermill --no-progress-bar docs/switching.ipynb build/switching.ipynb
+
 architectures: $(VENV)/ready  ## build and compare every architecture, write docs/supported-models.md
 	PYTHONPATH=tests $(BIN)/python tests/end_to_end/sweep_architectures.py
 
