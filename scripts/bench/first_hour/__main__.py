@@ -22,7 +22,7 @@ RUNS = 7  # of a command in an environment, after one that warms the disk
 
 
 @dataclass(frozen=True)
-class Command:
+class TimedCommand:
     """What is typed, and what is said to it then; ENGINE stands for the engine's folder."""
 
     title: str
@@ -31,12 +31,12 @@ class Command:
 
 
 COMMANDS = (
-    Command("python, doing nothing", ("python", "-c", "pass")),
-    Command("`import trt_lora.runtime`", ("python", "-c", "import trt_lora.runtime")),
-    Command("`trt-lora --help`", ("trt-lora", "--help")),
-    Command("`build-engine --help`", ("build-engine", "--help")),
-    Command("`trt-lora inspect ENGINE`", ("trt-lora", "inspect", "ENGINE")),
-    Command(
+    TimedCommand("python, doing nothing", ("python", "-c", "pass")),
+    TimedCommand("`import trt_lora.runtime`", ("python", "-c", "import trt_lora.runtime")),
+    TimedCommand("`trt-lora --help`", ("trt-lora", "--help")),
+    TimedCommand("`build-engine --help`", ("build-engine", "--help")),
+    TimedCommand("`trt-lora inspect ENGINE`", ("trt-lora", "inspect", "ENGINE")),
+    TimedCommand(
         "`trt-lora chat ENGINE`, to the first token",
         ("trt-lora", "chat", "ENGINE", "--max-new-tokens", "1"),
         "hello\n/quit\n",
@@ -44,7 +44,7 @@ COMMANDS = (
 )
 
 
-def seconds_of_command(command: Command, environment: Path, engine: Path) -> Seconds:
+def seconds_of_command(command: TimedCommand, environment: Path, engine: Path) -> Seconds:
     """Run once, from the start of its process to the end.
 
     Raises:

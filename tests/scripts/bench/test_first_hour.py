@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_lora.scripts.bench.first_hour.__main__ import Command, markdown, seconds_of_command
+from trt_lora.scripts.bench.first_hour.__main__ import TimedCommand, markdown, seconds_of_command
 from trt_lora.scripts.bench.seconds import Seconds
 
 BIN = Path(sys.executable).parent
@@ -14,7 +14,7 @@ BIN = Path(sys.executable).parent
 def test_a_command_is_told_the_engine_and_what_is_said_and_its_processors_are_counted() -> None:
     program = "import sys; assert sys.argv[1] == '/e' and input() == 'hello'; sum(range(10**6))"
     taken = seconds_of_command(
-        Command("", ("python", "-c", program, "ENGINE"), "hello\n"), BIN, Path("/e")
+        TimedCommand("", ("python", "-c", program, "ENGINE"), "hello\n"), BIN, Path("/e")
     )
     assert taken.wall > 0
     assert taken.processors > 0
@@ -22,7 +22,9 @@ def test_a_command_is_told_the_engine_and_what_is_said_and_its_processors_are_co
 
 def test_a_command_that_fails_is_no_time() -> None:
     with pytest.raises(RuntimeError, match="no such engine"):
-        seconds_of_command(Command("", ("python", "-c", "exit('no such engine')")), BIN, Path("/e"))
+        seconds_of_command(
+            TimedCommand("", ("python", "-c", "exit('no such engine')")), BIN, Path("/e")
+        )
 
 
 def test_the_table_has_wall_seconds_and_those_of_the_processors() -> None:
