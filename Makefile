@@ -9,7 +9,7 @@ PACKAGES := builder plugins runtime scripts
 # deadlines. One thread of torch a process.
 WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 5)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-FAST := $(addprefix tests/,architecture plugins runtime builder/passes builder/checks builder/checkpoint)
+FAST := $(addprefix tests/,architecture plugins runtime build_time builder/passes builder/checks builder/checkpoint)
 
 # torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
 # asked for by its local version, so that nothing else can be taken by accident.
