@@ -30,16 +30,16 @@ def terminal(command: str, *arguments: str | Path) -> Iterator["pexpect.spawn[st
 
 
 def shown(child: "pexpect.spawn[str]", until: str) -> str:
-    """Wait for a text, and return what was shown before it, less the line that was typed."""
+    """Wait for a text, and return what was shown before it, the line that was typed included."""
     child.expect_exact(until)
-    before: str = child.before
+    before: str = child.before or ""
     return before.replace("\r\n", "\n")
 
 
 def ended(child: "pexpect.spawn[str]") -> tuple[str, int]:
     """Wait for the end, and return what was shown until then, and the exit status."""
     child.expect(pexpect.EOF)
-    rest: str = child.before
+    rest: str = child.before or ""
     child.close()
     assert child.exitstatus is not None, f"ended by signal {child.signalstatus}"
     return rest.replace("\r\n", "\n"), child.exitstatus
