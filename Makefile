@@ -1,6 +1,6 @@
 # The words a person types: demo, test, test-fast, test-lean, notebook, architectures, lint, types,
-# fuzz, bench, docker. Each installs what it needs first; gpu installs nothing.
-.PHONY: demo test test-fast test-lean notebook architectures lint types fuzz bench gpu docker dev
+# docs, fuzz, bench, docker. Each installs what it needs first; gpu installs nothing.
+.PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz bench gpu docker dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -60,6 +60,10 @@ lint: $(VENV)/ready
 types: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Not --quiet: --strict counts the warnings that are shown.
+docs: $(VENV)/ready        ## the pages as a site in build/site; a page or link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 fuzz: $(VENV)/ready        ## throw damaged files at every reader, then stress threads and rewritten files
 	$(BIN)/python tests/hostile/fuzz.py

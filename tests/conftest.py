@@ -1,4 +1,4 @@
-"""The real model and its engine, and a tiny engine, which may come from another environment.
+"""The real model and its engine, a tiny engine or one that is given, and TensorRT's headers.
 
 What builds them is imported by the fixture that builds: many tests run where there is no torch.
 """
@@ -22,10 +22,36 @@ LONGEST = (
 )
 
 
+# Where distributions and CUDA's installer put headers.
+INCLUDES = (
+    *("/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu", "/usr/include"),
+    *("/usr/local/tensorrt/include", "/usr/local/cuda/include"),
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where nothing can be built, the tiny engine is given."""
+    """Take folders of headers, which no package of Python has, and what cannot be built here."""
+    parser.addoption(
+        "--tensorrt-include",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of NvInfer.h, and another one of cuda_runtime_api.h where it is elsewhere",
+    )
     told = "a folder by support.models.tiny_engine_folder; without it, the engine is built"
     parser.addoption("--tiny-engine", type=Path, metavar="FOLDER", help=told)
+
+
+@pytest.fixture(scope="session")
+def tensorrt_includes(request: pytest.FixtureRequest) -> list[Path]:
+    """Folders of the headers of TensorRT or TensorRT-RTX and CUDA; skips where there are none."""
+    given = request.config.getoption("--tensorrt-include")
+    folders = [Path(folder) for folder in given or INCLUDES]
+    for header in ("NvInfer.h", "cuda_runtime_api.h"):
+        if not any((folder / header).is_file() for folder in folders):
+            searched = ", ".join(map(str, folders))
+            pytest.skip(f"no {header} in {searched}; give its folder as --tensorrt-include DIR")
+    return [folder for folder in folders if folder.is_dir() and str(folder) != "/usr/include"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ engine with slots have one rank: three times.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -17,7 +17,7 @@ from trt_lora.builder.tensorrt.build_log import Kernel
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour, flavour_named
-from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range, read_manifest
+from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range
 
 Profiles = Mapping[str, Mapping[str, Range]]
 
@@ -40,15 +40,32 @@ class Layout:
         return sum(kernel.is_pad_copy for kernel in self.kernels if kernel.profile == profile)
 
 
-def kernel_layouts(directory: Path, progress: Progress) -> list[Layout]:
+def with_profile(manifest: Manifest, profile: str | None) -> Manifest:
+    """Return the manifest with one of its optimization profiles; None leaves all.
+
+    Raises:
+        ConfigError: there is no such profile.
+    """
+    if profile is None:
+        return manifest
+    if profile not in manifest.profiles:
+        raise ConfigError(f"no profile {profile!r}; this engine has {', '.join(manifest.profiles)}")
+    return replace(manifest, profiles={profile: manifest.profiles[profile]})
+
+
+def kernel_layouts(directory: Path, manifest: Manifest, progress: Progress) -> list[Layout]:
     """Build an engine directory's ONNX file in every layout; `PLAIN` comes first.
+
+    Args:
+        directory: the engine's.
+        manifest: its manifest; an engine is built for these profiles.
+        progress: what is told which layout is built.
 
     Raises:
         ConfigError: the engine has no profiles, because it was built without TensorRT.
         BackendError: the flavour is not installed.
         ModelError: TensorRT cannot build a layout.
     """
-    manifest = read_manifest(directory)
     if not manifest.sites or not manifest.profiles:
         raise ConfigError(f"{directory} has no LoRA sites: there is nothing to compare")
     flavour = TENSORRT_RTX if manifest.flavour == "none" else flavour_named(manifest.flavour)

@@ -1,5 +1,5 @@
-// CUDA intrinsics and inline PTX behind portable names. tests/kernels/emulation.h has the same for a CPU, so that
-// the kernels, which follow this file in the compiled text, are one text for both.
+// CUDA intrinsics and inline PTX behind portable names. tests/kernels/emulation/emulation.h has the same for a CPU, so
+// that the kernels, which follow this file in the compiled text, are one text for both.
 
 struct Float16 { unsigned short bits; };
 struct BFloat16 { unsigned short bits; };

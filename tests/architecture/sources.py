@@ -25,7 +25,17 @@ def data_files() -> list[Path]:
 
 def checkout_files() -> list[Path]:
     """Return every file that belongs to the project, tests and documents included."""
-    top = ("*.py", "*.md", "*.toml", "*.yaml", "LICENSE", "MANIFEST.in", "Makefile", "Dockerfile")
+    top = (
+        "*.py",
+        "*.md",
+        "*.toml",
+        "*.yaml",
+        "*.yml",
+        "LICENSE",
+        "MANIFEST.in",
+        "Makefile",
+        "Dockerfile",
+    )
     hidden = (".gitignore", ".dockerignore", ".ci/run", "engines/README.md", "engines/.gitignore")
-    folders = (*PACKAGES, "docs", "tests")
+    folders = (*PACKAGES, "docs", "examples", "tests")
     return files(*top, *hidden, *(f"{folder}/**/*" for folder in folders))

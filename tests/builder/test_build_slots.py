@@ -103,7 +103,8 @@ def test_kernels_of_an_engine_with_slots_are_counted(
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
     built(tiny_engine, tmp_path / "engine")
-    layouts = kernel_layouts(tmp_path / "engine", NoProgress())
+    manifest = read_manifest(tmp_path / "engine")
+    layouts = kernel_layouts(tmp_path / "engine", manifest, NoProgress())
     counts = {layout.name: layout.count(0) for layout in layouts}
     assert list(counts) == ["without LoRA", "plugin", "native, slots"]
     # q and v share a node in each of two layers; one kernel for the slots of tokens.

@@ -4,10 +4,9 @@ import ctypes
 import functools
 from collections.abc import Iterable
 from importlib.resources import files
-from pathlib import Path
 
 from kernels.candidate_call import CandidateCall, Found, run_between_guards
-from kernels.emulator import build_texts, emulate, range_of
+from kernels.emulator import EMULATION, build_texts, emulate, range_of
 from kernels.guarded_buffer import Guarded, HostMemory
 
 from trt_lora.plugins.kernels.candidates import (
@@ -18,8 +17,6 @@ from trt_lora.plugins.kernels.candidates import (
     kernel_rows,
     plan_candidates,
 )
-
-_ROWS_END = Path(__file__).with_name("emulation_rows.cpp")
 
 
 def run_candidates(
@@ -63,4 +60,5 @@ def build_candidates(
 ) -> ctypes.CDLL:
     """Compile the kernels of a text, unless they have been compiled before."""
     entries = map(candidates_entry_point, kernels)
-    return build_texts((text, *entries, _ROWS_END.read_text()), optimize=optimize)
+    rows = (EMULATION / "rows.cpp").read_text()
+    return build_texts((text, *entries, rows), optimize=optimize)

@@ -1,4 +1,4 @@
-"""The kernels on a CPU: their very text, compiled by g++ against emulation.h."""
+"""The kernels on a CPU: their very text, compiled by g++ against emulation/emulation.h."""
 
 import ctypes
 import functools
@@ -21,13 +21,17 @@ from trt_lora.plugins.kernels.launcher import group_of
 from trt_lora.plugins.kernels.nvrtc import KERNELS, SLOT_KERNELS, entry_point
 from trt_lora.runtime.memory.dtypes import Array
 
-_HEADER, _END = (Path(__file__).parent / f"emulation.{name}" for name in ("h", "cpp"))
-_GROUP_END = _END.with_name("emulation_group.cpp")
+EMULATION = Path(__file__).parent / "emulation"
+_HEADER = EMULATION / "emulation.h"
 BUILD = Path(__file__).parents[2] / "build" / "emulation"
-# ThreadSanitizer without its library, which -nodefaultlibs leaves out: its calls reach emulation.h.
-# Unique symbols would be shared between all libraries of a process.
-FLAGS = ("-std=c++17", "-ffp-contract=off", "-fPIC", "-w", "-fsanitize=thread", "-fno-gnu-unique")
-_LIBRARY = ("-shared", "-nodefaultlibs", "-lstdc++", "-lgcc_s", "-lc")
+# Unique symbols would be shared between all libraries of a process; each calls its own functions.
+FLAGS = (
+    *("-std=c++17", "-ffp-contract=off", "-fPIC", "-w"),
+    *("-fno-gnu-unique", "-fno-semantic-interposition"),
+)
+# ThreadSanitizer without its library, which -nodefaultlibs leaves out: its calls reach memory.cpp.
+_WATCHED = ("-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
+_LIBRARY = ("-shared", "-Wl,-Bsymbolic", "-nodefaultlibs", "-lstdc++", "-lgcc_s", "-lc")
 
 
 class EmulationError(AssertionError):
@@ -126,17 +130,19 @@ def build(
     templates: str, kernels: Iterable[str] = KERNELS, *, optimize: str = "-O0"
 ) -> ctypes.CDLL:
     """Compile the LoRA kernels of a text, unless they have been compiled before."""
-    texts = (templates, *map(entry_point, kernels), _GROUP_END.read_text())
+    texts = (templates, *map(entry_point, kernels), (EMULATION / "group.cpp").read_text())
     return build_texts(texts, optimize=optimize)
 
 
 def build_texts(texts: Iterable[str], *, optimize: str = "-O0") -> ctypes.CDLL:
     """Compile templates, kernels and what names their `Argument`, unless compiled before."""
     header = _precompiled_header(optimize)
-    text = "\n".join(("#line 1", *texts, _END.read_text()))
-    source = BUILD / f"{_digest(header.name, text)}.cpp"
+    objects = [str(_object(name)) for name in ("fibers.cpp", "memory.cpp")]
+    text = "\n".join(("#line 1", *texts, (EMULATION / "emulate.cpp").read_text()))
+    source = BUILD / f"{_digest(header.name, *objects, text)}.cpp"
     target = source.with_suffix(".so")
-    _compile(source, text, target, (optimize, "-include", str(header), *_LIBRARY))
+    options = (*_WATCHED, optimize, "-include", str(header), *objects, *_LIBRARY)
+    _compile(source, text, target, options)
     library = ctypes.CDLL(str(target))
     library.narrow.argtypes = (ctypes.c_float, ctypes.c_int)
     library.narrow.restype = ctypes.c_ushort
@@ -151,15 +157,24 @@ def compiler() -> str | None:
 
 
 def _precompiled_header(optimize: str) -> Path:
-    """emulation.h, and beside it what the compiler takes in its place: half the time to compile."""
+    """The header, and beside it what the compiler takes in its place: half the time to compile."""
     text = _HEADER.read_text()
     header = BUILD / f"{_digest(optimize, text)}.h"
-    _compile(header, text, Path(f"{header}.gch"), (optimize,))
+    _compile(header, text, Path(f"{header}.gch"), (*_WATCHED, optimize))
     return header
 
 
+def _object(name: str) -> Path:
+    """What is the same for all kernels, compiled once; none of it is watched."""
+    text = (EMULATION / name).read_text()
+    source = BUILD / f"{_digest(_HEADER.read_text(), text)}.cpp"
+    target = source.with_suffix(".o")
+    _compile(source, text, target, ("-O2", "-c", f"-I{EMULATION}"))
+    return target
+
+
 def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join((*FLAGS, *texts)).encode()).hexdigest()[:24]
+    return hashlib.sha256("\0".join((*FLAGS, *_WATCHED, *texts)).encode()).hexdigest()[:24]
 
 
 def _compile(source: Path, text: str, target: Path, options: Sequence[str]) -> None:

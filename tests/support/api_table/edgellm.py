@@ -1,6 +1,6 @@
 """TensorRT-Edge-LLM's `LoRAManager`, member by member."""
 
-from support.api_table.rows import Document, absent, different, present
+from support.api_table.rows import Document, different, present
 
 _MANAGER = "runtime.managers.lora_manager.LoRAManager"
 _TESTS = "runtime/managers/test_lora_manager.py"
@@ -138,6 +138,12 @@ EDGELLM = Document(
             "runtime/engines/test_open_engine.py::test_an_opened_engine_runs_inside_with",
             "also `Executor`, `Tensor`, `TensorMap`",
         ),
-        absent("the C++ header itself", "Python only"),
+        different(
+            "the C++ header itself",
+            "plugins.contract.sites.BindingNames",
+            "examples/test_cpp.py::test_the_header_gives_the_bytes_that_are_bound",
+            "`examples/cpp/trt_lora.hpp` has the contract (names, shapes, checks, padding), and a "
+            "program that binds an adapter by hand; the manager, a class, is in Python alone",
+        ),
     ),
 )

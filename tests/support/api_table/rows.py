@@ -3,18 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["present", "different", "absent"]
+State = Literal["present", "different"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A documented member; `ours` and `test` are empty where it is absent, `reason` where it is."""
+    """A documented member: nothing is without a counterpart, so there is no third state."""
 
     documented: str
     state: State
-    ours: str = ""  # path below trt_lora, or a command and its option
-    reason: str = ""  # why it is not as documented, or what to know
-    test: str = ""  # file below tests/ and function
+    ours: str  # path below trt_lora, or a command and its option
+    reason: str  # why it is not as documented, or what to know
+    test: str  # file below tests/ and function
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,3 @@ def present(documented: str, ours: str, test: str, note: str = "") -> Row:
 def different(documented: str, ours: str, test: str, reason: str) -> Row:
     """Return a member whose need is met in another way."""
     return Row(documented, "different", ours, reason, test)
-
-
-def absent(documented: str, reason: str) -> Row:
-    """Return a member that is not there."""
-    return Row(documented, "absent", reason=reason)

@@ -1,6 +1,6 @@
 """TensorRT-LLM's LoRA workflow, member by member."""
 
-from support.api_table.rows import Document, Row, absent, different, present
+from support.api_table.rows import Document, Row, different, present
 
 _OURS = "runtime.managers.interfaces.trtllm"
 _TESTS = "runtime/managers/interfaces/test_trtllm_cache.py"
@@ -112,7 +112,14 @@ TRTLLM = Document(
             "in Python: requests join and leave at every step, each with its own adapter; a "
             "`Batch` takes the lease of a task",
         ),
-        absent("Triton multi-LoRA", "no server"),
+        present(
+            "Triton multi-LoRA",
+            "runtime.serving.scheduler.Scheduler",
+            "examples/test_triton.py::"
+            "test_requests_of_more_adapters_than_slots_are_answered_as_alone",
+            "`examples/triton`: a model of Triton's Python backend with `lora_name`; tested with a "
+            "stand-in for that backend, not run inside Triton yet",
+        ),
         present(
             "`lora_weights` [rows, D x Hi + Ho x D]",
             f"{_OURS}.TrtllmLoraRequest",
@@ -167,6 +174,12 @@ TRTLLM = Document(
             "runtime.adapters.shard.shard_adapter",
             f"{_SHARD}::test_row_parallel_ranks_sum_up_to_the_whole",
         ),
-        absent("running tensor parallel", "an engine runs on one GPU"),
+        different(
+            "running tensor parallel",
+            "runtime.adapters.shard.shard_adapter",
+            f"{_SHARD}::test_row_parallel_ranks_sum_up_to_the_whole",
+            "adapters alone: it makes each rank's share, for ranks that another runtime runs; "
+            "`build-engine` makes an engine for one GPU, and nothing here runs several together",
+        ),
     ),
 )

@@ -7,11 +7,9 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <ucontext.h>
@@ -70,7 +68,7 @@ struct Cta {
 };
 
 struct Fiber {
-  jmp_buf context;
+  void* context[5];  // __builtin_setjmp's: a third of the time of the library's
   ucontext_t start;
   std::unique_ptr<char[]> stack = nullptr;
   bool started = false;
@@ -86,27 +84,16 @@ struct Fiber {
   Meeting& warp() { return cta->warps[thread.x / LANES]; }
 };
 
-inline Fiber* current = nullptr;
-inline Index grid = {}, block = {};
-inline std::vector<Fiber*> ready = {};
-inline jmp_buf scheduler;
-inline std::string error = {};
-inline const Range* ranges = nullptr;
-inline int range_count = 0, likely = 0;
-inline std::function<void()> body = {};
+extern Fiber* current;
+extern Index grid, block;
+extern std::vector<Fiber*> ready;
+extern std::string error;
+extern void (*body)();
+extern size_t shared_bytes;  // of a CTA
 
-[[noreturn]] inline void leave() { _longjmp(scheduler, 1); }
-
-[[noreturn]] inline void fail(const std::string& message) {
-  const Index& cta = current->cta->index;
-  error = message + " (thread " + std::to_string(current->thread.x) + " of CTA " + std::to_string(cta.x) + ", " +
-          std::to_string(cta.y) + ")";
-  leave();
-}
-
-inline void pause() {
-  if (!_setjmp(current->context)) leave();
-}
+[[noreturn]] void fail(const std::string& message);  // ends the run
+void pause();                                        // until another fiber makes this one ready
+void run_cluster(Index first, int size, unsigned order);  // `body` by each thread of its CTAs
 
 // Waits for everybody; the last to come does `last` for all.
 template <class Last> void meet(Meeting& meeting, int place, const Last& last) {
@@ -138,105 +125,19 @@ template <class Given, class Result, class All> Result warp_together(int line, c
   return result;
 }
 
-inline size_t shared_bytes = 0;  // of a CTA
+// ---- memory
 
-inline void check(const void* address, size_t bytes, bool writing) {
-  const char* at = static_cast<const char*>(address);
-  if (reinterpret_cast<uintptr_t>(at) % bytes) fail("an address is not aligned to " + std::to_string(bytes) + " bytes");
-  for (int i = 0; i < range_count; ++i, ++likely) {
-    const Range& range = ranges[likely %= range_count];
-    if (at < range.begin || at + bytes > range.end) continue;
-    if (writing && !range.writable) fail("a write to an input");
-    return;
-  }
-  fail(writing ? "a write outside the buffers" : "a read outside the buffers");
-}
+extern const Range* ranges;  // of global memory
+extern int range_count;
+extern char* watched;         // the first byte of the cluster's shared memory
+extern size_t watched_bytes;  // 0 while no fiber runs
 
-inline void check_shared(const void* address, size_t bytes) {
-  const char* at = static_cast<const char*>(address);
-  if (reinterpret_cast<uintptr_t>(at) % bytes) fail("a shared address is not aligned");
-  if (at < current->cta->base || at + bytes > current->cta->base + shared_bytes)
-    fail("an address outside shared memory");
-}
-
-// ---- races in shared memory
-
-// When two bytes were last written, or read since. All threads of a CTA pass the same barriers, so counts
-// tell whether one lies between two accesses.
-struct Access {
-  int16_t cta;           // its rank in the cluster, or SEVERAL
-  int16_t thread;        // its number in the cluster, or SEVERAL
-  uint16_t next;         // the CTA's next barrier then, from 1 on; 0: there was no access
-  uint16_t arrivals;     // at the cluster's barrier until then
-};
-struct Shadow { Access write, read; };
-
-constexpr int16_t SEVERAL = -1;
-constexpr Access UNDER_WAY = {SEVERAL, SEVERAL, 0xFFFF, 0xFFFF};  // a copy that has not been waited for
-inline std::vector<Pack> memory = {};      // of all CTAs of the cluster, a guard behind each
-inline std::vector<Shadow> shadow = {};    // of each two bytes
-inline char* watched = nullptr;            // the memory's first byte
-inline Shadow* shadows = nullptr;          // and its shadow
-inline size_t watched_bytes = 0;           // 0 while no fiber runs
-
-UNWATCHED inline Access access_now(bool by_warp) {
-  const Fiber& now = *current;
-  return {int16_t(now.cta->rank), by_warp ? SEVERAL : int16_t(now.number()), uint16_t(now.cta->barriers + 1),
-          uint16_t(now.arrivals)};
-}
-
-// Whether an arrival that hands over lies between an access and what the fiber has awaited.
-UNWATCHED inline bool handed_over(const Access& then) {
-  const std::vector<bool>& relaxed = current->cta->cluster->relaxed;
-  for (size_t arrival = then.arrivals; arrival < current->awaited; ++arrival)
-    if (!relaxed[arrival]) return true;
-  return false;
-}
-
-UNWATCHED inline bool happened_before(const Access& then, const Access& now) {
-  return then.next == 0 || (then.thread == now.thread && then.thread != SEVERAL) ||
-         (then.cta == now.cta && then.next < now.next) || handed_over(then);
-}
-
-UNWATCHED inline Access both(const Access& one, const Access& other) {
-  return {one.cta == other.cta ? one.cta : SEVERAL, SEVERAL, one.next > other.next ? one.next : other.next,
-          one.arrivals > other.arrivals ? one.arrivals : other.arrivals};
-}
-
-// Notes an access, and fails where another thread's is neither before nor behind it. What ldmatrix reads
-// goes to other lanes than the one that gives the address: a whole warp reads it.
-UNWATCHED inline void note(const char* at, size_t bytes, bool writing, bool by_warp = false) {
-  const size_t first = size_t(at - watched) / 2, last = (size_t(at - watched) + bytes - 1) / 2;
-  const Access now = access_now(by_warp);
-  for (size_t i = first; i <= last; ++i) {
-    Shadow& shadow = shadows[i];
-    if (!happened_before(shadow.write, now)) fail(writing ? "a race of two writes" : "a race of a write and a read");
-    if (!writing) shadow.read = happened_before(shadow.read, now) ? now : both(shadow.read, now);
-    else if (!happened_before(shadow.read, now)) fail("a race of a read and a write");
-    else shadow = {now, {}};
-  }
-}
-
-// Any access to any memory: only that to shared memory is of interest.
-UNWATCHED inline void touch(const void* address, size_t bytes, bool writing) {
-  const char* at = static_cast<const char*>(address);
-  if (size_t(at - watched) >= watched_bytes) return;
-  if (at < current->cta->base || at + bytes > current->cta->base + shared_bytes) fail("an address outside shared memory");
-  note(at, bytes, writing);
-}
-
-// A copy may land at any time from here until it is waited for.
-UNWATCHED inline void start_copy(const char* to) {
-  note(to, 16, true);
-  std::fill_n(shadows + (to - watched) / 2, 8, Shadow{UNDER_WAY, {}});
-}
-
-UNWATCHED inline void land_copy(char* to, const void* from) {
-  std::fill_n(shadows + (to - watched) / 2, 8, Shadow{});
-  note(to, 16, true);
-  if (from) std::memcpy(to, from, 16);
-  else std::memset(to, 0, 16);
-}
+void check(const void* address, size_t bytes, bool writing);  // an access to global memory
+void check_shared(const void* address, size_t bytes);
+void note(const char* at, size_t bytes, bool writing, bool by_warp = false);  // an access to shared memory
+void start_copy(const char* to);                       // of 16 bytes; it may land at any time from here
+void land_copy(char* to, const void* from);            // it has been waited for; zeros from null
+void poison_memory(size_t bytes);                      // and forget all accesses
 
 // ---- arithmetic
 
@@ -427,115 +328,3 @@ DEVICE void multiply(float (&sum)[4], const unsigned (&left)[4], unsigned right0
       line, given, [](auto& given, auto& results) { emulation::multiply_warp<T>(given, results); });
   std::memcpy(sum, sums.sum, sizeof sum);
 }
-
-// ---- the grid
-
-namespace emulation {
-
-inline void enter() {
-  body();
-  Fiber& fiber = *current;
-  if (fiber.arrivals != fiber.awaited) fail("a thread leaves without waiting at the cluster's barrier");
-  if (!--fiber.cta->alive && fiber.awaited < fiber.cta->read_until) fail("a CTA leaves while others read its memory");
-  leave();
-}
-
-inline void resume(Fiber* fiber) {
-  current = fiber;
-  if (_setjmp(scheduler)) return;
-  if (fiber->started) _longjmp(fiber->context, 1);
-  fiber->started = true;
-  setcontext(&fiber->start);
-}
-
-// Fibers keep their stacks from run to run.
-inline std::vector<std::unique_ptr<Fiber>> pool = {};
-
-inline Fiber& fresh(size_t index) {
-  if (index == pool.size()) {
-    pool.push_back(std::make_unique<Fiber>());
-    pool.back()->stack.reset(new char[STACK]);
-  }
-  Fiber& fiber = *pool[index];
-  fiber.started = false;
-  fiber.arrivals = fiber.awaited = 0;
-  fiber.copies.assign(1, {});
-  getcontext(&fiber.start);
-  fiber.start.uc_stack.ss_sp = fiber.stack.get();
-  fiber.start.uc_stack.ss_size = STACK;
-  makecontext(&fiber.start, enter, 0);
-  return fiber;
-}
-
-inline std::unique_ptr<Cta> new_cta(Cluster& cluster, Index index, int rank, char* base) {
-  auto cta = std::make_unique<Cta>();
-  cta->index = index;
-  cta->rank = rank;
-  cta->cluster = &cluster;
-  cta->base = base;
-  cta->alive = size_t(block.x);
-  cta->barrier.expected = block.x;
-  cta->warps.resize(size_t(block.x / LANES));
-  for (Meeting& warp : cta->warps) warp.expected = LANES;
-  return cta;
-}
-
-inline void poison_memory(size_t bytes) {
-  memory.resize(std::max(memory.size(), bytes / sizeof(Pack)));
-  shadow.resize(std::max(shadow.size(), bytes / 2));
-  std::memset(memory.data(), POISON, bytes);
-  std::memset(shadow.data(), 0, bytes / 2 * sizeof(Shadow));
-  watched = reinterpret_cast<char*>(memory.data());
-  shadows = shadow.data();
-}
-
-inline void run_cluster(Index first, int size, unsigned order) {
-  const size_t stride = (shared_bytes + 15) / 16 * 16 + GUARD;
-  Cluster cluster;
-  cluster.threads = size_t(size) * size_t(block.x);
-  ready.clear();
-  poison_memory(size_t(size) * stride);
-  for (int rank = 0; rank < size; ++rank) {
-    cluster.ctas.push_back(new_cta(cluster, {first.x + rank, first.y, first.z}, rank, watched + size_t(rank) * stride));
-    for (int thread = 0; thread < block.x; ++thread) {
-      Fiber& fiber = fresh(size_t(rank) * size_t(block.x) + size_t(thread));
-      fiber.thread = {thread, 0, 0};
-      fiber.cta = cluster.ctas.back().get();
-      ready.push_back(&fiber);
-    }
-  }
-  watched_bytes = size_t(size) * stride;
-  while (!ready.empty() && error.empty()) {
-    order = order * 1664525 + 1013904223;  // any order is allowed, so take many
-    std::swap(ready[(order >> 8) % ready.size()], ready.back());
-    Fiber* next = ready.back();
-    ready.pop_back();
-    resume(next);
-  }
-  watched_bytes = 0;
-  for (const auto& cta : cluster.ctas) {
-    if (!error.empty()) return;
-    if (cta->alive) error = std::to_string(cta->alive) + " threads of a CTA wait for threads that never come";
-  }
-}
-
-}  // namespace emulation
-
-// ---- what g++ -fsanitize=thread calls at each access to memory
-
-#define WATCH(bytes)                                                                                    \
-  extern "C" UNWATCHED void __tsan_read##bytes(void* at) { emulation::touch(at, bytes, false); }        \
-  extern "C" UNWATCHED void __tsan_write##bytes(void* at) { emulation::touch(at, bytes, true); }        \
-  extern "C" UNWATCHED void __tsan_unaligned_read##bytes(void* at) { emulation::touch(at, bytes, false); } \
-  extern "C" UNWATCHED void __tsan_unaligned_write##bytes(void* at) { emulation::touch(at, bytes, true); }
-WATCH(1)
-WATCH(2)
-WATCH(4)
-WATCH(8)
-WATCH(16)
-extern "C" UNWATCHED void __tsan_read_range(void* at, size_t bytes) { emulation::touch(at, bytes, false); }
-extern "C" UNWATCHED void __tsan_write_range(void* at, size_t bytes) { emulation::touch(at, bytes, true); }
-extern "C" UNWATCHED void __tsan_vptr_update(void*, void*) {}
-extern "C" UNWATCHED void __tsan_func_entry(void*) {}
-extern "C" UNWATCHED void __tsan_func_exit(void*) {}
-extern "C" UNWATCHED void __tsan_init() {}

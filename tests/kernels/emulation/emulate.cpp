@@ -1,5 +1,8 @@
 // The end of the compiled text: what emulator.py calls. `Argument` is what each of its kernels takes.
 
+void (*kernel_to_run)(Argument) = nullptr;
+const Argument* its_argument = nullptr;
+
 extern "C" int emulate(void (*kernel)(Argument), const Argument* argument, const int* grid, int threads, int shared_bytes,
                        int cluster, const emulation::Range* ranges, int range_count, unsigned order, char* message,
                        int size) {
@@ -10,7 +13,9 @@ extern "C" int emulate(void (*kernel)(Argument), const Argument* argument, const
   emulation::range_count = range_count;
   emulation::shared_bytes = size_t(shared_bytes);
   error.clear();
-  body = [=] { kernel(*argument); };
+  kernel_to_run = kernel;
+  its_argument = argument;
+  body = [] { kernel_to_run(*its_argument); };
   if (grid[0] % cluster) error = "the grid is no multiple of the cluster";
   for (int z = 0; z < grid[2] && error.empty(); ++z)
     for (int y = 0; y < grid[1] && error.empty(); ++y)

@@ -1,0 +1,116 @@
+"""A call for each error of the package that raises it, in the folder of `page_checkout`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from trt_lora.builder import BuildConfig, build_engine
+from trt_lora.runtime import (
+    CacheConfig,
+    LoRAManager,
+    SlotAdapters,
+    TensorMap,
+    generate,
+    load_adapter,
+    open_engine,
+)
+from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.managers.interfaces.trtllm import PeftCacheManager, TrtllmLoraRequest
+
+_JSON = "tests/adapters/json"
+
+
+def _manager(engine: Engine) -> LoRAManager:
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    manager.load_weights("json", _JSON)
+    return manager
+
+
+def _option() -> None:
+    CacheConfig(host_memory=-1)
+
+
+def _model() -> None:
+    build_engine(BuildConfig(Path(_JSON), Path("engines/new"), ("attn_q",), flavour="none"))
+
+
+def _engine() -> None:
+    open_engine(_JSON)
+
+
+def _adapter() -> None:
+    with open_engine("engines/many") as engine:
+        _manager(engine).load_weights("other", "tests/adapters/other")
+
+
+def _tensor() -> None:
+    with open_engine("engines/readme") as engine:
+        engine.execute(TensorMap())
+
+
+def _unknown_adapter() -> None:
+    with open_engine("engines/readme") as engine:
+        _manager(engine).switch_weights("jason")
+
+
+def _evicted() -> None:
+    with open_engine("engines/many") as engine:
+        both = _with_two_in_memory(engine).stats.host_bytes
+        _with_two_in_memory(engine, CacheConfig(host_memory=both - 1)).lease("first")
+
+
+def _with_two_in_memory(engine: Engine, config: CacheConfig | None = None) -> SlotAdapters:
+    adapter, adapters = load_adapter(Path(_JSON)), SlotAdapters(engine, config)
+    adapters.add_adapter("first", adapter)
+    adapters.add_adapter("second", adapter)
+    return adapters
+
+
+def _task() -> None:
+    with open_engine("engines/many") as engine:
+        PeftCacheManager(SlotAdapters(engine), engine.manifest).add_request_peft(
+            TrtllmLoraRequest(7)
+        )
+
+
+def _binding() -> None:
+    with open_engine("engines/readme") as engine:
+        manager = _manager(engine)
+        manager.switch_weights("json")
+        manager.get_active_weight("lora_A_lm_head")
+
+
+def _backend() -> None:
+    open_engine("engines/readme", "tensorrt")
+
+
+def _output() -> None:
+    with open_engine("engines/readme") as engine, np.errstate(all="ignore"):
+        manager = _manager(engine)
+        bindings = engine.manifest.lora_bindings.items()
+        large = {n: np.full(site.shape(f, 1), 1e30, np.float32) for n, (site, f) in bindings}
+        manager.add_weights("large", large)
+        manager.switch_weights("large")
+        generate(engine, "w5 w6", manager=manager)
+
+
+def _state() -> None:
+    LoRAManager().refresh_tensor_map(TensorMap())
+
+
+PROVOKED: dict[str, Callable[[], None]] = {
+    "ConfigError": _option,
+    "ModelError": _model,
+    "ManifestError": _engine,
+    "AdapterError": _adapter,
+    "TensorError": _tensor,
+    "UnknownAdapterError": _unknown_adapter,
+    "EvictedAdapterError": _evicted,
+    "PeftTaskNotCachedError": _task,
+    "UnknownBindingError": _binding,
+    "BackendError": _backend,
+    "OutputError": _output,
+    "StateError": _state,
+}
