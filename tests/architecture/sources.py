@@ -25,17 +25,7 @@ def data_files() -> list[Path]:
 
 def checkout_files() -> list[Path]:
     """Return every file that belongs to the project, tests and documents included."""
-    top = (
-        "*.py",
-        "*.md",
-        "*.toml",
-        "*.yaml",
-        "*.yml",
-        "LICENSE",
-        "MANIFEST.in",
-        "Makefile",
-        "Dockerfile",
-    )
+    top = ("*.py", "*.md", "*.toml", "*.y*ml", "py.typed", "LICENSE", "MANIFEST.in", "*file")
     hidden = (".gitignore", ".dockerignore", ".ci/run", "engines/README.md", "engines/.gitignore")
     folders = (*PACKAGES, "docs", "examples", "tests")
     return files(*top, *hidden, *(f"{folder}/**/*" for folder in folders))
