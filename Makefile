@@ -36,7 +36,8 @@ test-lean: $(VENV)/ready $(LEAN)/tiny
 	$(BIN)/python -c 'import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])' $(LEAN)/sdist >$(LEAN)/sdist.log
 	cd $(LEAN)/sdist && tar -xzf trt_lora-*.tar.gz --strip-components=1
 	$(PYTHON) -m venv $(LEAN_VENV)
-	$(LEAN_VENV)/bin/pip install --quiet '$(LEAN)/sdist[cpu,text,requests]' $(LEAN_TOOLS)
+	$(LEAN_VENV)/bin/pip install --quiet \
+	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests]" $(LEAN_TOOLS)
 	cd $(LEAN)/sdist && $(LEAN_VENV)/bin/pytest -n $(WORKERS) --dist loadfile \
 	  --rootdir=. --tiny-engine=$(LEAN)/tiny $(LEAN_TESTS)
 

@@ -25,8 +25,8 @@ def is_outside(path: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, with what tools leave in a checkout beside it, and unpacked."""
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, built from a copy with what tools leave in a checkout beside it."""
     source, folder = (tmp_path_factory.mktemp(name) for name in ("source", "sdist"))
     for path in checkout_files():
         (source / path).parent.mkdir(parents=True, exist_ok=True)
@@ -36,19 +36,26 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (source / left).touch()
     command = [sys.executable, "-c", BUILD_SDIST, str(folder)]
     subprocess.run(command, cwd=source, check=True, timeout=120, capture_output=True)
-    (archive,) = folder.glob("trt_lora-*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
-    (found,) = (path for path in folder.iterdir() if path.is_dir())
+    (found,) = folder.glob("trt_lora-*.tar.gz")
     return found
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdist(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist unpacked."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    (found,) = folder.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the sdist, as pip does where no wheel is published."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(sdist)]
+    command += ["--no-build-isolation", "--wheel-dir", str(folder), str(archive)]
     subprocess.run(command, check=True, timeout=120)
     (found,) = folder.glob("trt_lora-*.whl")
     return found
