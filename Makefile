@@ -43,8 +43,9 @@ test-lean: $(VENV)/ready $(LEAN)/tiny
 
 # The one thing that the lean environment cannot make.
 $(LEAN)/tiny: $(VENV)/ready $(shell find builder tests/support/models -name '*.py')
-	rm -rf $@
-	PYTHONPATH=tests $(BIN)/python -W ignore -m support.models.tiny_engine_folder $@
+	rm -rf $@ $@.part
+	PYTHONPATH=tests $(BIN)/python -W ignore -m support.models.tiny_engine_folder $@.part
+	mv $@.part $@
 
 notebook: $(VENV)/ready    ## run docs/switching.ipynb: from PEFT training to switching
 	OMP_NUM_THREADS=1 $(BIN)/python -m papermill --no-progress-bar docs/switching.ipynb build/switching.ipynb
