@@ -132,6 +132,7 @@ def tiny_engine(
         from support.models.tiny_engine_folder import build_tiny_engine
 
         build_tiny_engine(folder := tmp_path_factory.mktemp("tiny"))
+    folder = folder.resolve()  # some tests link to its files
     return TinyEngine(folder / "model", folder / "engine", folder / "a")
 
 
