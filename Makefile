@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := builder plugins runtime scripts
+PACKAGE := __init__.py __main__.py builder plugins runtime scripts
 # One process more than processors, up to 5: tests also wait, for builds of each other and for
 # deadlines. One thread of torch a process.
 WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 5)))
@@ -37,7 +37,7 @@ test-lean: $(VENV)/ready $(LEAN)/tiny
 	cd $(LEAN)/sdist && tar -xzf trt_lora-*.tar.gz --strip-components=1
 	$(PYTHON) -m venv $(LEAN_VENV)
 	$(LEAN_VENV)/bin/pip install --quiet \
-	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests]" $(LEAN_TOOLS)
+	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests,structured]" $(LEAN_TOOLS)
 	cd $(LEAN)/sdist && $(LEAN_VENV)/bin/pytest -n $(WORKERS) --dist loadfile \
 	  --rootdir=. --tiny-engine=$(LEAN)/tiny $(LEAN_TESTS)
 
@@ -77,7 +77,7 @@ bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.jso
 # safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only decode-step'.
 gpu:                       ## check and measure on an NVIDIA GPU, write docs/benchmarks/gpu-*.json
 	mkdir -p build/typing/trt_lora
-	ln -sfn $(PACKAGES:%=$(CURDIR)/%) build/typing/trt_lora/
+	ln -sfn $(PACKAGE:%=$(CURDIR)/%) build/typing/trt_lora/
 	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
 	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench.gpu.main $(GPU)
 
@@ -95,5 +95,5 @@ $(VENV)/ready: pyproject.toml
 	  || $(BIN)/pip install --quiet --extra-index-url $(TORCH_INDEX) '$(TORCH)'
 	$(BIN)/pip install --quiet -e '.[dev]'
 	mkdir -p build/typing/trt_lora
-	ln -sfn $(PACKAGES:%=$(CURDIR)/%) build/typing/trt_lora/
+	ln -sfn $(PACKAGE:%=$(CURDIR)/%) build/typing/trt_lora/
 	touch $@

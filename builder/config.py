@@ -5,6 +5,7 @@ from pathlib import Path
 
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.manifest import KV_CACHES, LORA_MODES, LORA_PLUGINS, SINGLE, SLOTTED
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -18,6 +19,7 @@ DEFAULT_MAX_LORAS = 8  # of --lora-mode slots
 LORA_MODE_CHOICES = ("auto", *LORA_MODES)
 
 
+@short_repr
 @dataclass(frozen=True)
 class BuildConfig:
     """The options of `build-engine`.
@@ -33,15 +35,15 @@ class BuildConfig:
     max_lora_rank: int | None = None  # None: the largest of lora_dirs, else DEFAULT_MAX_LORA_RANK
     lora_mode: str = "auto"  # one of LORA_MODE_CHOICES; auto: slots where max_loras is given
     max_loras: int = 0  # adapters in one batch, a row each; 0: one for all rows, in slots mode 8
-    max_batch_size: int = 8
+    max_batch_size: int = 8  # sequences at a time
     max_input_len: int | None = None  # tokens of a prompt; None: as choose_lengths has it
     max_seq_len: int | None = None  # tokens of prompt and answer together; None: likewise
-    dtype: str = "float16"
-    flavour: str = "auto"
+    dtype: str = "float16"  # of weights and activations, one of DTYPES
+    flavour: str = "auto"  # one of FLAVOUR_CHOICES; auto: what is installed, none: no plan
     lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
     kv_cache: str = "auto"  # static where the model can take it
-    binding_names: BindingNames = BindingNames.LORA
-    timing_cache: Path | None = None
+    binding_names: BindingNames = BindingNames.LORA  # spelling of the LoRA inputs
+    timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
     force: bool = False  # replace an engine that stands at `output`
 
     def __post_init__(self) -> None:

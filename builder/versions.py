@@ -1,8 +1,6 @@
-"""Versions of installed packages."""
+"""Versions of what exports a model."""
 
-import importlib.metadata
-from collections.abc import Iterable
-from contextlib import suppress
+from trt_lora.plugins.extras import installed_versions
 
 _TOOLS = ("trt-lora", "torch", "transformers", "onnx-ir", "onnxscript")
 
@@ -10,12 +8,3 @@ _TOOLS = ("trt-lora", "torch", "transformers", "onnx-ir", "onnxscript")
 def tool_versions() -> dict[str, str]:
     """Return the versions of what exports a model, this package first."""
     return installed_versions(_TOOLS)
-
-
-def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those of the packages that are installed."""
-    versions = {}
-    for package in packages:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions

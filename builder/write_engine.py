@@ -26,9 +26,14 @@ from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import make_profiles
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.runtime.files.file_record import file_record
 from trt_lora.runtime.generation.decoding.static_inputs import CACHE, NEW_CACHE
+from trt_lora.runtime.generation.parameters.default_sampling import (
+    GENERATION_FILE,
+    default_sampling,
+)
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     ONNX_FILE,
@@ -165,8 +170,12 @@ def _compile(
 
 
 def _copy_text_files(model: Path, work: Path, progress: Progress) -> None:
-    for name in TEXT_FILES:
+    for name in (*TEXT_FILES, GENERATION_FILE):
         if (model / name).is_file():
             shutil.copyfile(model / name, work / name)
+    try:
+        default_sampling(work)
+    except ConfigError as error:
+        progress.note(f"the model's sampling defaults are refused: {error}")
     if not (work / TEXT_FILES[0]).is_file():
         progress.note(f"{model} has no {TEXT_FILES[0]}: the engine takes token ids, not text")

@@ -1,7 +1,8 @@
-"""Message helpers: shortened values, and lists cut after a few items."""
+"""Message helpers: shortened values, lists cut after a few items, the name that was meant."""
 
+import difflib
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _SHOWN = 3  # items of a list
 
@@ -18,3 +19,9 @@ def listed(items: Sequence[str], separator: str = ", ", last: str = " and ") -> 
     """Return the first few items, and how many more there are behind `last`."""
     more = f"{last}{len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
     return separator.join(items[:_SHOWN]) + more
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` of the choice that is spelled most alike; empty if none is."""
+    near = difflib.get_close_matches(name, list(choices), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""

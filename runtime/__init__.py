@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from trt_lora.runtime.adapters.shard import shard_adapter
     from trt_lora.runtime.engines.engine import Engine, Executor
     from trt_lora.runtime.engines.open_engine import open_engine
-    from trt_lora.runtime.generation.batch import Batch, Token
+    from trt_lora.runtime.generation.batch import Batch
     from trt_lora.runtime.generation.generate import Completion, generate
-    from trt_lora.runtime.generation.sampling import SamplingParams
+    from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
+    from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
     from trt_lora.runtime.generation.stream_text import stream_text
+    from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+    from trt_lora.runtime.generation.token import Token
     from trt_lora.runtime.managers.lora_manager import LoRAManager
     from trt_lora.runtime.managers.slots.cache_config import CacheConfig
     from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
@@ -42,10 +45,12 @@ __all__ = [
     "Scheduler",
     "SlotAdapters",
     "StepAnswers",
+    "StructuredOutputsParams",
     "Tensor",
     "TensorMap",
     "TextTokenizer",
     "Token",
+    "default_sampling",
     "generate",
     "load_adapter",
     "open_engine",
@@ -66,14 +71,16 @@ _MODULES = {
     "Executor": "engines.engine",
     "LoRAManager": "managers.lora_manager",
     "Manifest": "manifest",
-    "SamplingParams": "generation.sampling",
+    "SamplingParams": "generation.parameters.sampling_params",
     "Scheduler": "serving.scheduler",
     "SlotAdapters": "managers.slots.slot_adapters",
     "StepAnswers": "serving.scheduler",
+    "StructuredOutputsParams": "generation.text.structured",
     "Tensor": "memory.tensor",
     "TensorMap": "memory.tensor",
     "TextTokenizer": "generation.text.tokenizer",
-    "Token": "generation.batch",
+    "Token": "generation.token",
+    "default_sampling": "generation.parameters.default_sampling",
     "generate": "generation.generate",
     "load_adapter": "adapters.load",
     "open_engine": "engines.open_engine",

@@ -11,7 +11,8 @@ from typing import Any
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.errors import ManifestError
-from trt_lora.plugins.messages import shown
+from trt_lora.plugins.messages import did_you_mean, shown
+from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
 from trt_lora.runtime.files.json_file import check_types, read_json
 
@@ -91,6 +92,14 @@ class Manifest:
     kv_cache: str = GROWING  # one of KV_CACHES; engines of earlier releases do not say
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
 
+    def __repr__(self) -> str:
+        """Return what it is the manifest of."""
+        ranks = f"rank 1 to {self.max_lora_rank}"
+        slots = f", {self.max_loras} slots" if self.max_loras else ""
+        kind = f"{short_value(self.dtype)}, {short_value(self.flavour)}"
+        base = short_value(self.base_model.name)
+        return clipped(f"<Manifest of {base}: {len(self.sites)} sites, {ranks}{slots}, {kind}>")
+
     @cached_property
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:
         """Site and factor of every LoRA input, by its name."""
@@ -167,12 +176,21 @@ def load_manifest(directory: Path) -> Manifest:
         raise ManifestError(
             f"{directory} has no {MANIFEST_FILE}: it is not an engine directory. "
             "Build one with: build-engine --model DIR --output DIR"
+            f"{did_you_mean(directory.name, _engines_beside(directory))}"
         )
     try:
         return _parse(read_json(path, _MAX_BYTES))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{type(error).__name__}: {error!s:.500}"
         raise ManifestError(f"{path} cannot be read: {what}; build the engine again") from error
+
+
+def _engines_beside(directory: Path) -> list[str]:
+    """The names of engines in the folder that a directory is in."""
+    try:
+        return [path.parent.name for path in directory.parent.glob(f"*/{MANIFEST_FILE}")]
+    except OSError:  # a folder that may not be read
+        return []
 
 
 def left_out(directory: Path, files: Iterable[str]) -> set[str]:

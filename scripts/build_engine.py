@@ -11,8 +11,12 @@ from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Manifest
 from trt_lora.scripts.terminal.adapters import warn_of_adapters
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
+from trt_lora.scripts.terminal.config_file.print_config import config_text
+from trt_lora.scripts.terminal.config_file.read_config import read_config
 from trt_lora.scripts.terminal.console import run, warn
-from trt_lora.scripts.terminal.site_report import print_sites
+from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.site_report import print_sites, sites_as_json
+from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.terminal.trtllm_options import without_trtllm_options
 
 
@@ -34,33 +38,63 @@ def _dashed(option: str) -> str:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     kept, notes = without_trtllm_options(words)
+    parser = build_parser()
+    args = parser.parse_args(kept)
+    if args.config is not None:
+        values, more = read_config(args.config, parser)
+        args, notes = parser.parse_args(kept, argparse.Namespace(**values)), notes + more
     for note in notes:
         warn(note)
-    return build_parser().parse_args(kept)
+    return args
 
 
 def _main(args: argparse.Namespace) -> None:
+    if args.print_config:
+        print(config_text(build_parser(), args), end="")
+        return
     config = build_config(args)
     if args.dry_run:
-        print_sites(list_sites(config), verbose=args.verbose)
+        listing = list_sites(config)
+        if args.json:
+            print_json(sites_as_json(listing))
+        else:
+            print_sites(listing, verbose=args.verbose)
     else:
-        _build(config)
+        _build(config, as_json=args.json)
 
 
-def _build(config: BuildConfig) -> None:
+def _build(config: BuildConfig, *, as_json: bool) -> None:
     with extra("export", "building an engine"):
-        from trt_lora.scripts.terminal.build_progress import build_progress
-    with build_progress() as progress:
+        import trt_lora.scripts.terminal.build_progress  # noqa: F401
+    with stage_progress() as progress:
         manifest = build_engine(config, progress)
-    print(_summary(manifest, config.output))
+    if as_json:
+        print_json(_as_json(manifest, config.output))
+    else:
+        print(_summary(manifest, config.output))
     warn_of_adapters(config.lora_dirs, manifest)
 
 
+def _as_json(manifest: Manifest, output: Path) -> dict[str, object]:
+    return {
+        "output": str(output),
+        "sites": len(manifest.sites),
+        "max_lora_rank": manifest.max_lora_rank,
+        "max_loras": manifest.max_loras,
+        "dtype": manifest.dtype,
+        "flavour": manifest.flavour,
+        "size_bytes": _size(manifest),
+    }
+
+
+def _size(manifest: Manifest) -> int:
+    return sum(record.size_bytes for record in manifest.files.values())
+
+
 def _summary(manifest: Manifest, output: Path) -> str:
-    size = sum(record.size_bytes for record in manifest.files.values())
     return (
         f"{output}: {len(manifest.sites)} LoRA sites, rank 1 to {manifest.max_lora_rank}, "
-        f"{manifest.dtype}, {manifest.flavour}, {size / 1e6:.0f} MB"
+        f"{manifest.dtype}, {manifest.flavour}, {_size(manifest) / 1e6:.0f} MB"
     )
 
 

@@ -9,28 +9,35 @@ from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.scripts.terminal.adapters import BASE, add_adapter_option, manager_of, timed_switch
 from trt_lora.scripts.terminal.answering_options import add_sampling_options, sampling_params
 from trt_lora.scripts.terminal.console import run
+from trt_lora.scripts.terminal.parsing.command_parser import CommandParser
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = CommandParser(description=__doc__)
     add = parser.add_argument
     add("--engine", type=Path, required=True, metavar="DIR", help="what build-engine made")
     add_adapter_option(add)
     add("--prompt", required=True, help="a user's message")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
     add_sampling_options(add)
+    add("--json", action="store_true", help="print one JSON object for each answer instead")
     args = parser.parse_args(argv)
     run(lambda: _switch(args))
 
 
 def _switch(args: argparse.Namespace) -> None:
-    sampling = sampling_params(args)
+    sampling = sampling_params(args, args.engine)
     with open_engine(args.engine, args.backend) as engine:
         manager = manager_of(engine, args.adapter)
         for name in ["", *manager.get_adapter_names()]:
             microseconds = timed_switch(manager, name)
             (answer,) = generate(engine, [args.prompt], manager=manager, sampling=sampling)
+            if args.json:
+                fields = {"adapter": name, "microseconds": microseconds, "text": answer.text}
+                print_json(fields, indent=None)
+                continue
             print(f"[{name or BASE}, switched in {microseconds:.0f} us] {answer.text.strip()}")
 
 

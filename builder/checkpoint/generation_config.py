@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, GENERATION_FILE, read_object
+from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, read_object
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import shown
+from trt_lora.runtime.generation.parameters.default_sampling import GENERATION_FILE
 
 
 def stop_token_ids(directory: Path, config: Any) -> tuple[int, ...]:

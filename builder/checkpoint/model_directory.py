@@ -6,8 +6,9 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError, ModelError
 from trt_lora.runtime.files.json_file import read_json
+from trt_lora.runtime.generation.parameters.default_sampling import GENERATION_FILE
 
-CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+CONFIG_FILE = "config.json"
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 NEXT_STEP = "download or copy the model again"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.messages import did_you_mean
 
 Parallel = Literal["column", "row", "replicated"]
 
@@ -107,8 +108,10 @@ def resolve_targets(targets: Iterable[str]) -> dict[str, frozenset[str]]:
     resolved = {target: _matches(target) for target in targets}
     for target, modules in resolved.items():
         if not modules:
+            known = known_targets()
             raise ConfigError(
-                f"unknown LoRA target module {target!r}; choose from: {', '.join(known_targets())}"
+                f"unknown LoRA target module {target!r}; choose from: {', '.join(known)}"
+                f"{did_you_mean(target, known)}"
             )
     return resolved
 

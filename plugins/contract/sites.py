@@ -23,12 +23,14 @@ __all__ = [
     "Site",
     "layer_of",
     "parse_binding",
+    "split_at_layer",
 ]
 
 MIN_RANK = 1  # what a dummy has: engines do not agree on empty tensors, so never 0
 MAX_RANK = 512  # the largest rank that the kernels and the profiles are made for
 RANK_MULTIPLE = 8  # ranks of which the kernels load 16 bytes at a time, in every dtype
 MAX_SITES = 8  # of a group: sites that read the same x and share a launch
+_MOST_DIGITS = 9  # of a layer's number; int() refuses what a file's name may hold
 
 Factor = Literal["A", "B"]
 FACTORS: tuple[Factor, Factor] = ("A", "B")
@@ -75,7 +77,20 @@ def parse_binding(name: str) -> tuple[Factor, str] | None:
 
 def layer_of(path: str) -> int | None:
     """Return the number of a module's layer, the first integer in its path, or None."""
-    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
+    return split_at_layer(path)[1]
+
+
+def split_at_layer(path: str) -> tuple[str, int | None, str]:
+    """Return what is before a module's layer, the layer's number, and the module's path in it.
+
+    `model.layers.0.mlp.up_proj` is `model.layers`, 0 and `mlp.up_proj`; outside the layers, a path
+    is the last of the three.
+    """
+    parts = path.split(".")
+    for i, part in enumerate(parts):
+        if part.isdecimal() and len(part) <= _MOST_DIGITS:
+            return ".".join(parts[:i]), int(part), ".".join(parts[i + 1 :])
+    return "", None, path
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from trt_lora.plugins.contract.sites import BindingNames, Factor, parse_binding
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, weight_of
 
@@ -35,6 +36,10 @@ class Adapter:
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         object.__setattr__(self, "unusable_keys", MappingProxyType(dict(self.unusable_keys)))
         object.__setattr__(self, "ignored", MappingProxyType(dict(self.ignored)))
+
+    def __repr__(self) -> str:
+        """Return where it is from, and how many tensors it has."""
+        return clipped(f"<Adapter {short_value(self.source)}: {len(self.weights)} tensors>")
 
     @cached_property
     def ranks(self) -> dict[str, int]:

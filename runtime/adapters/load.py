@@ -10,6 +10,7 @@ from trt_lora.runtime.adapters.formats.edgellm import PROCESSED_FILE, adapter_fr
 from trt_lora.runtime.adapters.formats.named_safetensors import adapter_from_safetensors
 from trt_lora.runtime.adapters.formats.onnx_adapter import adapter_from_onnxruntime
 from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE, adapter_from_peft
+from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.formats.trtllm import TRTLLM_WEIGHTS, adapter_from_trtllm
 from trt_lora.runtime.manifest import Manifest
 
@@ -42,6 +43,16 @@ def load_adapter(path: str | Path, manifest: Manifest | None = None) -> Adapter:
         return _of_one_version(path, manifest)
     except OSError as error:  # a name that is too long, a directory that may not be read
         raise AdapterError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def looks_like_adapter(path: Path) -> bool:
+    """Return whether a directory has the weights of an adapter, or a file has an ending of theirs.
+
+    Nothing is read: a `.safetensors` file may hold anything.
+    """
+    if path.is_dir():
+        return any((path / name).exists() for name in (*_WEIGHTS, CONFIG_FILE))
+    return path.suffix in (".safetensors", ".onnx_adapter")
 
 
 def _of_one_version(path: Path, manifest: Manifest | None) -> Adapter:

@@ -1,47 +1,23 @@
 """Continuous batching: sequences of any age, one token each at every step."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
-from trt_lora.plugins.errors import ConfigError, OutputError
+from trt_lora.plugins.errors import ConfigError, StateError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.batch_adapters import batch_adapters
-from trt_lora.runtime.generation.decoding.cache_regions import rows_within
-from trt_lora.runtime.generation.decoding.growing_rows import GrowingRows
-from trt_lora.runtime.generation.decoding.rows import Rows
-from trt_lora.runtime.generation.decoding.static_rows import StaticRows
+from trt_lora.runtime.generation.batch_rows import row_count, rows_of
 from trt_lora.runtime.generation.next_tokens import NextTokens
-from trt_lora.runtime.generation.sampling import SamplingParams, generator
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.running_sequence import RunningSequence, begin_sequence
+from trt_lora.runtime.generation.step_errors import not_numbers, stuck
 from trt_lora.runtime.generation.text.prompts import check_prompt
-from trt_lora.runtime.generation.text.token_ids import token_ids
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.token import Logprobs, Token
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.manifest import STATIC, Manifest
-
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class Token:
-    """What a step made of one sequence."""
-
-    row: int  # as `Batch.add` returned it
-    token_id: int | None  # None where it is a stop token
-    finish_reason: FinishReason | None = None  # None: the sequence goes on
-
-
-@dataclass
-class _Sequence:
-    sampling: SamplingParams
-    adapter: Lease | None  # of its own
-    stop_token_ids: tuple[int, ...]
-    draws: np.random.Generator
-    most_tokens: int  # by its own parameters, less what was answered before it was added
-    tokens: list[int] = field(default_factory=list)
 
 
 class Batch:
@@ -52,15 +28,17 @@ class Batch:
     of the others can change no more than the rounding of its logits.
 
     On a TensorRT engine with a static cache, tokens are chosen from at most 256 candidates a row,
-    which the GPU finds; logits come to the host only where those do not decide, and for a greedy
-    sequence never. While all sequences are greedy and no prompt waits, the next step is begun
-    before the host looks at the tokens of this one. Guaranteed is:
+    which the GPU finds; logits come to the host only where those do not tell: a draw beyond them,
+    bias, penalties and structured output, more log probabilities than candidates, or any at another
+    temperature than 0 and 1. While all sequences are greedy, nothing else is asked of their
+    logits and no prompt waits, the next step is begun before the host looks at the tokens of this
+    one. Guaranteed is:
 
     * Tokens are those of the same steps one by one. A sequence that others leave may go on from
       the step that was begun with them: that can change no more than the rounding of its logits.
     * For each sequence that ends, at most one step is computed in vain; for an end by length,
-      none. The GPU is one step further when a stop token is seen, and neither the token nor what
-      follows it is returned. Whoever looks for stop strings in the text calls `remove`.
+      none. The GPU is one step further when a stop token or a stop string is seen; neither the
+      stop token nor what follows is returned.
     * What a step begun ahead computed with the adapter before `use_active_adapter` is forgotten.
     * Its failure is raised by the `step` whose tokens it was to give.
 
@@ -76,6 +54,7 @@ class Batch:
         rows: int | None = None,
         cache_bytes: int | None = None,
         prefill_chunk: int | None = None,
+        tokenizer: TextTokenizer | None = None,
     ) -> None:
         """Make room for sequences.
 
@@ -88,31 +67,21 @@ class Batch:
             cache_bytes: instead of `rows`: as many sequences as a static cache of this size holds.
             prefill_chunk: tokens of a prompt that one step runs, most, so that a long prompt keeps
                 others waiting for less; whole prompts by default. Of a static cache alone.
+            tokenizer: of the engine's directory: tokens then come with their text. Stop strings
+                and structured output need one.
 
         Raises:
             ConfigError: a number is beyond the engine's limits, or the cache grows and sequences
                 shall have adapters of their own.
             BackendError: the device has no room for the cache.
         """
-        manifest = engine.manifest
-        self._manifest = manifest
+        self._manifest, self._tokenizer = engine.manifest, tokenizer
         self._adapters = batch_adapters(engine, manager, adapters)
-        if cache_bytes is not None:
-            _check_budget(manifest, rows)
-            rows = rows_within(manifest, cache_bytes)
-        rows = manifest.max_batch_size if rows is None else rows
-        chunk = manifest.max_input_len if prefill_chunk is None else prefill_chunk
-        _check("rows", rows, manifest.max_batch_size)
-        _check("prefill_chunk", chunk, manifest.max_input_len)
+        self._free = row_count(self._manifest, rows, cache_bytes)
         bindings = self._adapters.bindings()
-        self._rows: Rows = (
-            StaticRows(engine, bindings, rows, chunk, adapters)
-            if manifest.kv_cache == STATIC
-            else GrowingRows(engine, bindings)
-        )
-        self._sequences: dict[Hashable, _Sequence] = {}
+        self._rows = rows_of(engine, bindings, self._free, prefill_chunk, adapters)
+        self._sequences: dict[Hashable, RunningSequence] = {}
         self._held: list[Token] = []  # of a step in which another sequence had no numbers
-        self._free = rows
         self._next = 0
 
     def __len__(self) -> int:
@@ -153,24 +122,77 @@ class Batch:
 
         Raises:
             ConfigError: the prompt is beyond the engine's limits, or no prompt of this model; or
-                all sequences have one adapter.
+                all sequences have one adapter; or what `sampling` asks for is refused, such as n
+                answers.
+            BackendError: structured output is asked for, and llguidance is not installed.
             StateError: no row is free, no slot is, or the cache grows and a step has been made.
             UnknownAdapterError: no adapter of that name is loaded.
         """
         sampling = sampling or SamplingParams()
-        ids = check_prompt(f"prompt {self._next}", prompt, self._manifest)
-        row = self._next
-        stops = _stop_token_ids(self._manifest, sampling)
-        lease = self._adapters.lease(adapter)
+        if sampling.n != 1:
+            raise ConfigError(f"n is {sampling.n}, and add takes one sequence; call add_all")
+        return self._add(prompt, sampling, adapter, answered=answered)
+
+    def add_all(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+    ) -> tuple[int, ...]:
+        """Take in `sampling.n` sequences of one prompt, or none; return their numbers.
+
+        In a static cache the prompt is run once, and its row is copied. Each draws for itself; the
+        first as it would alone.
+
+        Args:
+            prompt: as in `add`.
+            sampling: as in `add`.
+            adapter: of all of them, by name.
+
+        Raises:
+            ConfigError, BackendError, StateError, UnknownAdapterError: as `add`.
+        """
+        sampling = sampling or SamplingParams()
+        if sampling.n > self.free_rows:
+            raise StateError(
+                f"n is {sampling.n}, and {self.free_rows} rows are free; wait until sequences end, "
+                "or make a batch with more rows"
+            )
+        rows: list[int] = []
         try:
-            self._rows.add(row, ids, temperature=sampling.temperature, adapter=lease)
+            for index in range(sampling.n):
+                first = rows[0] if rows else None
+                rows.append(self._add(prompt, sampling, adapter, index=index, copy_of=first))
+        except BaseException:
+            for row in rows:
+                self._remove(row)
+            raise
+        return tuple(rows)
+
+    def _add(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        adapter: Lease | str | None,
+        *,
+        answered: int = 0,
+        index: int = 0,
+        copy_of: int | None = None,
+    ) -> int:
+        row, at = self._next, {"answered": answered, "index": index}
+        ids = check_prompt(f"prompt {row}", prompt, self._manifest)
+        sequence = begin_sequence(row, ids, sampling, self._manifest, self._tokenizer, **at)
+        lease = self._adapters.lease(adapter)
+        temperature = sampling.temperature
+        try:
+            self._rows.add(row, ids, temperature=temperature, adapter=lease, copy_of=copy_of)
         except BaseException:
             if lease is not adapter:  # one that was passed in stays its owner's
                 self._adapters.release(lease)
             raise
-        draws = generator(sampling.seed, ids, answered)
-        most = sampling.max_new_tokens - answered
-        self._sequences[row] = _Sequence(sampling, lease, stops, draws, most)
+        sequence.adapter = lease
+        self._sequences[row] = sequence
         self._next += 1
         return row
 
@@ -182,10 +204,12 @@ class Batch:
         Raises:
             OutputError: logits are NaN or infinite; the message names the adapter. The sequences
                 that they belong to are removed; the tokens of the others come with the next step.
+                Or structured output became too complex to follow.
         """
         if self._held or not self._sequences:
             held, self._held = self._held, []
             return held
+        self._remove_stuck()
         tokens = {row: s.tokens[-1] for row, s in self._sequences.items() if s.tokens}
         found = self._rows.step(tokens, ahead=self._is_known_to_go_on())
         numbers = found.are_numbers()
@@ -198,7 +222,7 @@ class Batch:
         for row in wrong:
             self._remove(row, clear=True)
         self._held = self._advance(right)
-        raise self._not_numbers(wrong, names)
+        raise not_numbers(wrong, self._adapters.described(names))
 
     def remove(self, row: int) -> None:
         """Let a sequence go before its end.
@@ -227,7 +251,7 @@ class Batch:
     def _is_known_to_go_on(self) -> bool:
         """Whether every sequence is greedy, and its next token not its last by length."""
         return all(
-            not sequence.sampling.temperature and len(sequence.tokens) + 1 < self._most(row)
+            sequence.is_greedy and len(sequence.tokens) + 1 < self._most(row)
             for row, sequence in self._sequences.items()
         )
 
@@ -238,24 +262,23 @@ class Batch:
     def _advance(self, found: NextTokens) -> list[Token]:
         """Choose the next token of sequences, and remove those that end with it."""
         sequences = [self._sequences[row] for row in found.rows]
+        if not sequences:
+            return []
         draws = np.array([sequence.draws.random() for sequence in sequences])
         sampling = [sequence.sampling for sequence in sequences]
-        chosen = found.choose(sampling, draws) if sequences else ()
+        processes = [s.process if s.sampling.changes_logits else None for s in sequences]
+        chosen = found.choose(sampling, draws, processes)
+        logprobs = found.logprobs(chosen, sampling)
         return [
-            self._append(row, int(token)) for row, token in zip(found.rows, chosen, strict=True)
+            self._append(sequence, int(token), known)
+            for sequence, token, known in zip(sequences, chosen, logprobs, strict=True)
         ]
 
-    def _append(self, row: Hashable, token: int) -> Token:
-        assert isinstance(row, int)  # as `add` named it
-        sequence = self._sequences[row]
-        if token in sequence.stop_token_ids:
-            self._remove(row)
-            return Token(row, None, "stop")
-        sequence.tokens.append(token)
-        if len(sequence.tokens) < self._most(row):
-            return Token(row, token)
-        self._remove(row)
-        return Token(row, token, "length")
+    def _append(self, sequence: RunningSequence, token: int, logprobs: Logprobs | None) -> Token:
+        result = sequence.append(token, self._most(sequence.row), logprobs)
+        if result.finish_reason is not None:
+            self._remove(sequence.row)
+        return result
 
     def _check_under_way(self, row: int) -> None:
         if row not in self._sequences:
@@ -265,32 +288,10 @@ class Batch:
         self._rows.remove(row, clear=clear)
         self._adapters.release(self._sequences.pop(row).adapter)
 
-    def _not_numbers(self, rows: Sequence[Hashable], names: Sequence[str | None]) -> OutputError:
-        adapters = self._adapters.described(names)
-        return OutputError(
-            f"the logits of prompt {', '.join(map(str, rows))} are NaN or infinite with {adapters}"
-            ": a value left the engine's number range; use a lower strength, or build with --dtype "
-            "float32 or bfloat16",
-            rows,
-        )
-
-
-def _stop_token_ids(manifest: Manifest, sampling: SamplingParams) -> tuple[int, ...]:
-    if sampling.stop_token_ids is None:
-        return manifest.base_model.stop_token_ids
-    return token_ids("stop_token_ids", sampling.stop_token_ids, manifest.vocabulary_size)
-
-
-def _check_budget(manifest: Manifest, rows: int | None) -> None:
-    if rows is not None:
-        raise ConfigError("rows and cache_bytes both say how many sequences; pass one of them")
-    if manifest.kv_cache != STATIC:
-        raise ConfigError(
-            "cache_bytes is for a static cache, and this engine's grows; pass rows, or build with "
-            "--kv-cache static"
-        )
-
-
-def _check(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise ConfigError(f"{name} is {value}, expected a whole number from 1 to {most}")
+    def _remove_stuck(self) -> None:
+        """Remove the sequences that cannot go on, and raise an OutputError of them."""
+        reasons = {row: s.error for row, s in self._sequences.items() if s.error}
+        for row in reasons:
+            self._remove(row)
+        if reasons:
+            raise stuck(reasons)

@@ -18,7 +18,7 @@ class Candidates:
     logits: npt.NDArray[np.float32]  # [rows, count]; where a row has fewer tokens, -inf behind them
     # Of [rows]: exp((logit - greatest) / temperature) added up over the whole vocabulary. That is
     # the log-sum-exp without its greatest term, which would round off the rest of a small
-    # temperature. NaN where top-k is given, because it needs the sum of its own tokens alone.
+    # temperature. NaN where top-k or min-p is given: they need the sum of their own tokens alone.
     totals: npt.NDArray[np.float64]
     vocabulary: int
 

@@ -4,22 +4,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Engine
-from trt_lora.runtime.generation.batch import Batch, FinishReason
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.answer_text import before_stop
 from trt_lora.runtime.generation.text.prompts import Prompt, encoded, is_text, prompt_list
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 
 
+@short_repr
 @dataclass(frozen=True)
 class Completion:
-    """The answer to one prompt."""
+    """An answer to one prompt."""
 
-    token_ids: tuple[int, ...]  # without the stop token
-    text: str  # empty where the prompts were token ids
+    token_ids: tuple[int, ...]  # without the stop token, and with all that a stop string is in
+    text: str  # before a stop string; empty where the prompts were token ids
     finish_reason: FinishReason
+    logprobs: tuple[Logprobs, ...] | None = None  # of each token, where asked for
+    index: int = 0  # among the `n` answers to its prompt
 
 
 def generate(
@@ -49,23 +56,25 @@ def generate(
         manager: holds the adapters; without one the base model answers.
         adapters: instead of `manager`, on an engine for many adapters: those of `adapter_names`.
         adapter_names: of each prompt, in their order; None is the base model.
-        sampling: how tokens are chosen; greedy by default.
+        sampling: how tokens are chosen; what the model's generation_config.json says by default,
+            and greedy where it says nothing; see `default_sampling`.
         tokenizer: of the engine's directory, to read it once for many calls.
 
     Returns:
-        One completion per prompt, in their order.
+        `sampling.n` completions per prompt, one by default, in the order of the prompts.
 
     Raises:
         ConfigError: the batch or a prompt is beyond the engine's limits, a prompt or stop token is
             none of the model's, text is given and the engine has no tokenizer, or there are not
-            as many adapter names as prompts.
+            as many adapter names as prompts; or what `sampling` asks for is refused.
+        BackendError: structured output is asked for, and llguidance is not installed.
         UnknownAdapterError: no adapter of a name is loaded.
         StateError: the prompts take more adapters than the engine has slots.
         OutputError: the logits are NaN or infinite; the message names the adapter.
     """
-    sampling = sampling or SamplingParams()
     batch = prompt_list(prompts)
-    if tokenizer is None and any(map(is_text, batch)):
+    sampling = default_sampling(engine.directory) if sampling is None else sampling
+    if tokenizer is None and (sampling.needs_text or any(map(is_text, batch))):
         tokenizer = TextTokenizer(engine.directory)
     names = [None] * len(batch) if adapter_names is None else list(adapter_names)
     if len(names) != len(batch):
@@ -73,29 +82,45 @@ def generate(
             f"there are {len(names)} adapter_names for {len(batch)} prompts; give one for each, "
             "None for the base model"
         )
-    ids = encoded(batch, tokenizer, engine.manifest)
-    running = Batch(engine, manager=manager, adapters=adapters, rows=len(batch))
-    rows = _run(running, zip(ids, names, strict=True), sampling)
+    ids = encoded(batch, tokenizer, engine.manifest, sampling.n)
+    running = Batch(
+        engine,
+        manager=manager,
+        adapters=adapters,
+        rows=len(batch) * sampling.n,
+        tokenizer=tokenizer if sampling.needs_text else None,
+    )
+    answers = _run(running, zip(ids, names, strict=True), sampling)
     return [
-        Completion(row, tokenizer.decode(row) if tokenizer else "", reason) for row, reason in rows
+        _completion(tokens, index, sampling, tokenizer)
+        for index, tokens in (pair for several in answers for pair in enumerate(several))
     ]
 
 
 def _run(
     batch: Batch, prompts: Iterable[tuple[Sequence[int], str | None]], sampling: SamplingParams
-) -> list[tuple[tuple[int, ...], FinishReason]]:
-    """Token ids and finish reason of every prompt and its adapter, in their order."""
+) -> list[list[list[Token]]]:
+    """What the steps made of every answer to every prompt with its adapter, in their order."""
     try:
-        for ids, name in prompts:
-            batch.add(ids, sampling, adapter=name)
-        rows: list[list[int]] = [[] for _ in range(len(batch))]
-        reasons: list[FinishReason] = ["length" for _ in rows]
+        rows = [batch.add_all(ids, sampling, adapter=name) for ids, name in prompts]
+        answers: dict[int, list[Token]] = {row: [] for several in rows for row in several}
         while batch:
             for token in batch.step():
-                if token.token_id is not None:
-                    rows[token.row].append(token.token_id)
-                if token.finish_reason is not None:
-                    reasons[token.row] = token.finish_reason
+                answers[token.row].append(token)
     finally:
         batch.clear()  # adapters are in use as long as their sequences
-    return [(tuple(row), reason) for row, reason in zip(rows, reasons, strict=True)]
+    return [[answers[row] for row in several] for several in rows]
+
+
+def _completion(
+    tokens: Sequence[Token], index: int, sampling: SamplingParams, tokenizer: TextTokenizer | None
+) -> Completion:
+    """Return an answer; its last token says why it ended."""
+    given = [token for token in tokens if token.token_id is not None]
+    ids = tuple(token.token_id for token in given if token.token_id is not None)
+    text = before_stop(tokenizer.decode(ids), sampling.stop_strings) if tokenizer else ""
+    known = tuple(token.logprobs for token in given if token.logprobs is not None)
+    logprobs = None if sampling.logprobs is None else known
+    reason = tokens[-1].finish_reason
+    assert reason is not None  # a batch ends with all of its sequences
+    return Completion(ids, text, reason, logprobs, index)

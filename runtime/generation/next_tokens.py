@@ -1,7 +1,7 @@
 """The next tokens of sequences, chosen from logits on the host or from candidates of a GPU."""
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,18 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.runtime.generation.candidates import Candidates
-from trt_lora.runtime.generation.sampling import (
-    UNDECIDED,
-    Draws,
-    Logits,
-    SamplingParams,
-    Tokens,
-    choose,
-    draw,
-)
+from trt_lora.runtime.generation.logits.logprobs import logprobs_of_candidates, logprobs_of_row
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sampling import UNDECIDED, Draws, Logits, Tokens, choose, draw
+from trt_lora.runtime.generation.token import Logprobs
 from trt_lora.runtime.memory.tensor import Tensor
 
 Chosen = npt.NDArray[np.bool_]  # [n], which of the sequences
+Process = Callable[[Logits], Logits]  # a sequence's bias, penalties and grammar, on all its logits
+Processes = Sequence[Process | None]  # [n], None where its tokens are chosen from raw logits
 
 
 class NextTokens(Protocol):
@@ -39,8 +36,14 @@ class NextTokens(Protocol):
         """Return those of some of the sequences."""
         ...
 
-    def choose(self, sampling: Sequence[SamplingParams], draws: Draws) -> Tokens:
+    def choose(
+        self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
+    ) -> Tokens:
         """Return one token of each [n], all of which have numbers; see `sampling.choose`."""
+        ...
+
+    def logprobs(self, tokens: Tokens, sampling: Sequence[SamplingParams]) -> list[Logprobs | None]:
+        """Return the log probabilities of each [n] that asks for them; `tokens` are the chosen."""
         ...
 
 
@@ -60,9 +63,26 @@ class RowLogits:
         """See `NextTokens`."""
         return RowLogits(_only(self.rows, which), self.logits[which])
 
-    def choose(self, sampling: Sequence[SamplingParams], draws: Draws) -> Tokens:
+    def named(self, rows: Sequence[Hashable], places: Sequence[int]) -> "RowLogits":
+        """Return what is found at some places, as that of other rows."""
+        return RowLogits(tuple(rows), self.logits[list(places)])
+
+    def choose(
+        self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
+    ) -> Tokens:
         """See `NextTokens`."""
-        return choose(self.logits, sampling, draws)
+        if not any(processes):
+            return choose(self.logits, sampling, draws)
+        pairs = zip(self.logits, processes, strict=True)
+        changed = [row if process is None else process(row) for row, process in pairs]
+        return choose(np.stack(changed), sampling, draws)
+
+    def logprobs(self, tokens: Tokens, sampling: Sequence[SamplingParams]) -> list[Logprobs | None]:
+        """See `NextTokens`."""
+        return [
+            None if params.logprobs is None else logprobs_of_row(row, int(token), params.logprobs)
+            for row, token, params in zip(self.logits, tokens, sampling, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -87,15 +107,48 @@ class RowCandidates:
         logits = tuple(t for t, is_kept in zip(self.logits, which, strict=True) if is_kept)
         return RowCandidates(_only(self.rows, which), kept, self.numbers[which], logits)
 
-    def choose(self, sampling: Sequence[SamplingParams], draws: Draws) -> Tokens:
-        """See `NextTokens`; the logits of a row come to the host where its candidates are few."""
-        if not any(params.temperature for params in sampling):
+    def named(self, rows: Sequence[Hashable], places: Sequence[int]) -> "RowCandidates":
+        """Return what is found at some places, as that of other rows."""
+        at, found = list(places), self.candidates
+        some = Candidates(found.tokens[at], found.logits[at], found.totals[at], found.vocabulary)
+        logits = tuple(self.logits[place] for place in at)
+        return RowCandidates(tuple(rows), some, self.numbers[at], logits)
+
+    def choose(
+        self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
+    ) -> Tokens:
+        """See `NextTokens`.
+
+        The logits of a row come to the host where they are changed, or its candidates are few.
+        """
+        if not any(processes) and not any(params.temperature for params in sampling):
             return self.candidates.tokens[:, 0].astype(np.int64)
         tokens = draw(self.candidates, sampling, draws)
+        tokens[[at for at, process in enumerate(processes) if process is not None]] = UNDECIDED
         for place in map(int, np.flatnonzero(tokens == UNDECIDED)):
-            logits = self.logits[place].numpy().astype(np.float32, copy=False)[None]
-            tokens[place] = choose(logits, [sampling[place]], draws[[place]])[0]
+            one = slice(place, place + 1)
+            found = RowLogits(self.rows[one], self._whole(place)[None])
+            tokens[place] = found.choose(sampling[one], draws[one], processes[one])[0]
         return tokens
+
+    def logprobs(self, tokens: Tokens, sampling: Sequence[SamplingParams]) -> list[Logprobs | None]:
+        """See `NextTokens`; a row's logits come to the host where its candidates do not tell."""
+        return [
+            None if params.logprobs is None else self._logprobs(place, int(token), params)
+            for place, (token, params) in enumerate(zip(tokens, sampling, strict=True))
+        ]
+
+    def _logprobs(self, place: int, token: int, params: SamplingParams) -> Logprobs:
+        found, count, known = self.candidates, params.logprobs or 0, None
+        if params.temperature in (0, 1):  # the totals are those of temperature 1
+            known = logprobs_of_candidates(
+                found.tokens[place], found.logits[place], found.totals[place], token, count
+            )
+        return known or logprobs_of_row(self._whole(place), token, count)
+
+    def _whole(self, place: int) -> Logits:
+        """All logits [vocab] of a row, on the host."""
+        return self.logits[place].numpy().astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
@@ -118,14 +171,21 @@ class SeveralRuns:
         pairs = zip(self.parts, self._places(), strict=True)
         return SeveralRuns(tuple(part.only(which[mine]) for part, mine in pairs))
 
-    def choose(self, sampling: Sequence[SamplingParams], draws: Draws) -> Tokens:
+    def choose(
+        self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
+    ) -> Tokens:
         """See `NextTokens`."""
         found = [
-            part.choose(sampling[mine], draws[mine])
+            part.choose(sampling[mine], draws[mine], processes[mine])
             for part, mine in zip(self.parts, self._places(), strict=True)
             if part.rows
         ]
         return np.concatenate([np.zeros(0, np.int64), *found])
+
+    def logprobs(self, tokens: Tokens, sampling: Sequence[SamplingParams]) -> list[Logprobs | None]:
+        """See `NextTokens`."""
+        pairs = zip(self.parts, self._places(), strict=True)
+        return [one for part, at in pairs for one in part.logprobs(tokens[at], sampling[at])]
 
     def _places(self) -> list[slice]:
         """Where each part is among all."""

@@ -1,20 +1,19 @@
-"""Token sampling: greedy, or temperature, then top-k, then top-p.
+"""Token sampling: greedy, or temperature, then min-p, then top-k, then top-p.
 
 Tokens are ranked: the greatest logit first, of equal ones the lower id first. Greedy takes the
-first. Top-k keeps the first k, and top-p (nucleus sampling, arXiv 1904.09751) the fewest of the
+first. Min-p keeps those that are at least so many times as probable as the first, top-k the first k
+of them, and top-p (nucleus sampling, arXiv 1904.09751) the fewest of the
 first that reach p of what top-k keeps. Drawn is the first token up to which there is more than the
 draw's part of what is kept. All of it is float64.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.candidates import Candidates, ranked, total
-from trt_lora.runtime.generation.text.token_ids import token_ids
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
 Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
@@ -24,53 +23,21 @@ UNDECIDED = -1  # in place of a token, where more candidates have to decide
 _FEW = 256  # candidates to begin with: they are nearly always enough
 _MORE = 8  # times as many where they were not
 
-_WHOLE = ("max_new_tokens", "top_k", "seed")
 
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """Sampling parameters and stop conditions of a generation."""
-
-    max_new_tokens: int = 64
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int = 0  # 0 keeps all
-    top_p: float = 1.0  # 1 keeps all
-    seed: int = 0
-    stop_token_ids: Collection[int] | None = None  # None: those of the engine's manifest
-
-    def __post_init__(self) -> None:
-        """Refuse values without a meaning, and keep the stop tokens as a tuple.
-
-        Raises:
-            ConfigError: a value is of another type, or out of its range.
-        """
-        if self.stop_token_ids is not None:
-            stops = token_ids("stop_token_ids", self.stop_token_ids)
-            object.__setattr__(self, "stop_token_ids", stops)
-        self._check("max_new_tokens", 1, np.inf, "1 or more")
-        self._check("temperature", 0, np.finfo(float).max, "0 (greedy) or more, and finite")
-        self._check("top_k", 0, np.inf, "0 (all) or more")
-        self._check("top_p", np.nextafter(0, 1), 1, "above 0 and at most 1")
-        self._check("seed", 0, np.inf, "0 or more")
-
-    def _check(self, name: str, least: float, most: float, choices: str) -> None:
-        value = getattr(self, name)
-        numbers = (int, np.integer) if name in _WHOLE else (int, float, np.number)
-        is_number = isinstance(value, numbers) and not isinstance(value, bool)
-        if not is_number or not least <= value <= most:
-            kind = "a whole number, " if name in _WHOLE else "a number, "
-            raise ConfigError(f"{name} is {value!r}, expected {kind}{choices}")
-
-
-def generator(seed: int, prompt: Sequence[int], answered: int = 0) -> np.random.Generator:
+def generator(
+    seed: int, prompt: Sequence[int], answered: int = 0, index: int = 0
+) -> np.random.Generator:
     """Return where a sequence's draws come from: nothing of the rest of its batch decides them.
 
     Args:
         seed: of its parameters.
         prompt: token ids.
         answered: how many of the last of them are its answer so far: their draws are made.
+        index: of this answer among the `n` to one prompt.
     """
-    draws = np.random.default_rng([seed, *prompt[: len(prompt) - answered]])
+    entropy = [seed, *prompt[: len(prompt) - answered]]
+    key = (index,) if index else ()  # the first answer is that of n = 1
+    draws = np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key))
     draws.random(answered)
     return draws
 
@@ -99,7 +66,8 @@ def choose(logits: Logits, sampling: Sequence[SamplingParams], draws: Draws) -> 
 def draw(candidates: Candidates, sampling: Sequence[SamplingParams], draws: Draws) -> Tokens:
     """Return one token per row, as `choose` does, where the candidates decide which it is.
 
-    Top-k needs k candidates, top-p those that reach p, and temperature alone those that reach the
+    Top-k needs k candidates, min-p all that are so probable, top-p those that reach p, and
+    temperature alone those that reach the
     draw.
 
     Args:
@@ -112,10 +80,13 @@ def draw(candidates: Candidates, sampling: Sequence[SamplingParams], draws: Draw
     """
     rows, count = np.arange(len(sampling)), candidates.tokens.shape[1]
     temperature, top_k, top_p = _parameters(sampling, candidates.vocabulary)
-    mass = _mass(candidates.logits, temperature)
+    weights = _weights(candidates.logits, temperature)
+    mass = weights.cumsum(axis=1)
+    top_k = _at_least(weights, sampling, top_k)
     last = np.minimum(top_k, count) - 1
-    total_mass = np.where(top_k < candidates.vocabulary, np.nan, candidates.totals)
-    total_mass = np.where(top_k <= count, mass[rows, last], total_mass)  # of what top-k keeps
+    is_cut = (top_k < candidates.vocabulary) | [params.min_p > 0 for params in sampling]
+    total_mass = np.where(is_cut, np.nan, candidates.totals)
+    total_mass = np.where(top_k <= count, mass[rows, last], total_mass)  # of what both keep
     ahead = np.pad(mass, ((0, 0), (1, 0)))[:, :-1]
     nucleus = (ahead < (top_p * total_mass)[:, None]).sum(axis=1)
     is_whole = mass[:, -1] >= top_p * total_mass  # that is the nucleus; nothing reaches NaN
@@ -136,8 +107,8 @@ def _totals(logits: Logits, sampling: Sequence[SamplingParams]) -> npt.NDArray[n
     """The total of each row, NaN where nothing asks for it."""
     return np.array(
         [
-            total(row, params.temperature) if params.temperature and not params.top_k else np.nan
-            for row, params in zip(logits, sampling, strict=True)
+            total(row, p.temperature) if p.temperature and not (p.top_k or p.min_p) else np.nan
+            for row, p in zip(logits, sampling, strict=True)
         ]
     )
 
@@ -153,8 +124,17 @@ def _parameters(
     return np.array(temperature, np.float64), np.where(greedy, 1, top_k), top_p
 
 
-def _mass(logits: Logits, temperature: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Probability up to each candidate [rows, count], in units of the first one's."""
+def _at_least(
+    weights: npt.NDArray[np.float64], sampling: Sequence[SamplingParams], top_k: Tokens
+) -> Tokens:
+    """How many tokens min-p and top-k keep, where a candidate falls below min-p; else top-k."""
+    min_p = np.array([params.min_p for params in sampling], np.float64)
+    probable = (weights >= min_p[:, None]).sum(axis=1)
+    return np.where(probable < weights.shape[1], np.minimum(top_k, probable), top_k)
+
+
+def _weights(logits: Logits, temperature: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Probability of each candidate [rows, count], in parts of the first one's."""
     with np.errstate(over="ignore"):  # so far below the first that its probability is 0
         scores = (logits.astype(np.float64) - logits[:, :1]) / temperature[:, None]
-    return np.asarray(np.exp(scores).cumsum(axis=1))
+    return np.asarray(np.exp(scores))

@@ -2,9 +2,11 @@
 
 from collections.abc import Generator
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.prompts import Prompt, encoded
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager
@@ -24,7 +26,8 @@ def stream_text(
 ) -> Generator[str]:
     """Answer one prompt and yield its text as it comes, together what `generate` returns.
 
-    Nothing runs before the first piece is asked for; closing the iterator ends the answer.
+    Bytes that are no whole character yet, and what may begin a stop string, are held back. Nothing
+    runs before the first piece is asked for; closing the iterator ends the answer.
 
     Args:
         engine: a running engine with a tokenizer.
@@ -36,18 +39,22 @@ def stream_text(
         tokenizer: as in `generate`.
 
     Raises:
-        ConfigError, UnknownAdapterError, StateError, OutputError: as `generate`.
+        ConfigError: as `generate`; or `sampling` asks for more than text: n, or log probabilities.
+        BackendError, UnknownAdapterError, StateError, OutputError: as `generate`.
     """
     tokenizer = tokenizer or TextTokenizer(engine.directory)
+    sampling = default_sampling(engine.directory) if sampling is None else sampling
+    if sampling.n > 1 or sampling.logprobs is not None:
+        raise ConfigError(
+            f"n is {sampling.n} and logprobs is {sampling.logprobs}, but a stream is the text of "
+            "one answer; call generate"
+        )
     (ids,) = encoded([prompt], tokenizer, engine.manifest)
-    text = tokenizer.stream()
-    batch = Batch(engine, manager=manager, adapters=adapters, rows=1)
+    batch = Batch(engine, manager=manager, adapters=adapters, rows=1, tokenizer=tokenizer)
     try:
         batch.add(ids, sampling, adapter=adapter)
         while batch:
             for token in batch.step():
-                if token.token_id is not None:
-                    yield text.add(token.token_id)
-        yield text.end()
+                yield token.text
     finally:
         batch.clear()  # an adapter is in use as long as its sequence

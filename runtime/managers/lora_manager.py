@@ -8,6 +8,7 @@ import numpy as np
 
 from trt_lora.plugins.errors import AdapterError, StateError, TensorError, UnknownBindingError
 from trt_lora.plugins.messages import shown
+from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.blend import blend_adapters
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
@@ -43,6 +44,11 @@ class LoRAManager:
     def __init__(self) -> None:
         self._registry = AdapterRegistry()
         self._dummy = tensor_from_numpy(np.zeros(1, np.float32))  # before an engine is bound
+
+    def __repr__(self) -> str:
+        """Return how many adapters it has, and which of them is active."""
+        active = short_value(self.get_active_adapter_name() or None)
+        return f"<LoRAManager of {len(self.get_adapter_names())} adapters, active: {active}>"
 
     def load_weights(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from trt_lora.plugins.errors import UnknownAdapterError
-from trt_lora.plugins.messages import shown
+from trt_lora.plugins.messages import did_you_mean, shown
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.managers.arguments import check_string
 from trt_lora.runtime.managers.engine_bindings import EngineBindings
@@ -45,6 +45,7 @@ class ManagerState:
         if name not in self.adapters:
             raise UnknownAdapterError(
                 f"unknown adapter {shown(name)}; loaded: {', '.join(self.adapters) or 'none'}"
+                f"{did_you_mean(name, self.adapters)}"
             )
         return self.adapters[name]
 

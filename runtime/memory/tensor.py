@@ -81,6 +81,10 @@ class Tensor:
 class TensorMap(dict[str, Tensor]):
     """Binding name -> tensor: what an executor runs on."""
 
+    def __repr__(self) -> str:
+        """Return how many tensors it has."""
+        return f"<TensorMap of {len(self)} tensors>"
+
 
 def tensor_from_storage(storage: Array, dtype: str) -> Tensor:
     """Return a tensor in the memory of `storage`, whose elements are of `dtype`.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

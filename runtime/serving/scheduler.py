@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trt_lora.plugins.errors import LoRAError, OutputError, StateError
+from trt_lora.plugins.errors import ConfigError, LoRAError, OutputError, StateError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.batch import Batch, Token
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.prompts import check_prompt
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.batcher_config import BatcherConfig
@@ -16,6 +19,7 @@ from trt_lora.runtime.serving.request import Request
 from trt_lora.runtime.serving.running import Running
 
 
+@short_repr
 @dataclass(frozen=True)
 class StepAnswers:
     """What a step has given requests, by their numbers."""
@@ -42,6 +46,7 @@ class Scheduler:
         rows: int | None = None,
         cache_bytes: int | None = None,
         prefill_chunk: int | None = None,
+        tokenizer: TextTokenizer | None = None,
     ) -> None:
         """Make room for rows.
 
@@ -52,6 +57,7 @@ class Scheduler:
             rows: of the `Batch`.
             cache_bytes: of the `Batch`.
             prefill_chunk: of the `Batch`.
+            tokenizer: of the `Batch`.
 
         Raises:
             ConfigError, BackendError: as `Batch`.
@@ -63,6 +69,7 @@ class Scheduler:
             rows=rows,
             cache_bytes=cache_bytes,
             prefill_chunk=prefill_chunk,
+            tokenizer=tokenizer,
         )
         self._batcher: LoRABatcher[Lease] = LoRABatcher(adapters, config)
         self._rows: dict[int, int] = {}  # of the batch, by request
@@ -88,10 +95,16 @@ class Scheduler:
             adapter: the base model by default.
 
         Raises:
-            ConfigError: the prompt is beyond the engine's limits, or no prompt of this model.
+            ConfigError: the prompt is beyond the engine's limits, or no prompt of this model; or
+                `sampling` asks for n answers.
             UnknownAdapterError: no adapter of that name is loaded.
         """
         number, sampling = self._next, sampling or SamplingParams()
+        if sampling.n != 1:
+            raise ConfigError(
+                f"n is {sampling.n}, and a request has one answer; submit it {sampling.n} times, "
+                "each with a seed of its own"
+            )
         ids = check_prompt(f"request {number}", prompt, self._manifest)
         self._batcher.submit(
             Request(number, adapter, tuple(ids), sampling, arrival=self._batcher.steps)

@@ -4,7 +4,8 @@ from functools import partial
 
 import numpy as np
 
-from trt_lora.runtime.generation.sampling import SamplingParams, choose
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sampling import choose
 from trt_lora.scripts.bench.seconds import seconds_of
 
 

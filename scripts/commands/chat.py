@@ -17,6 +17,7 @@ from trt_lora.runtime import (
 )
 from trt_lora.scripts.terminal.adapters import BASE, activate, manager_of, name_and_path
 from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
 /load NAME=PATH      load one more
@@ -39,27 +40,36 @@ def add_command(subparsers: Any) -> None:
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add_answering_options(add)
+    add("--json", action="store_true", help="print one JSON object a line instead, without prompts")
     parser.set_defaults(command=_chat)
 
 
 def _chat(args: argparse.Namespace) -> None:
-    sampling = sampling_params(args)
+    sampling = sampling_params(args, args.engine)
     with open_engine(args.engine, args.backend) as engine:
         manager = manager_of(engine, args.adapter)
         activate(manager, args.use)
-        Conversation(engine, manager, sampling).run()
+        Conversation(engine, manager, sampling, as_json=args.json).run()
 
 
 class Conversation:
     """Turns of a user and the engine."""
 
-    def __init__(self, engine: Engine, manager: LoRAManager, sampling: SamplingParams) -> None:
-        """Begin with nothing said.
+    def __init__(
+        self,
+        engine: Engine,
+        manager: LoRAManager,
+        sampling: SamplingParams,
+        *,
+        as_json: bool = False,
+    ) -> None:
+        """Begin with nothing said; with `as_json`, every answer is a line of JSON.
 
         Raises:
             ConfigError: the engine has no tokenizer.
         """
         self._engine, self._manager, self._sampling = engine, manager, sampling
+        self._as_json = as_json
         self._tokenizer = TextTokenizer(engine.directory)
         self._messages: list[dict[str, str]] = []
         self._commands: dict[str, Callable[[list[str]], None]] = {
@@ -68,12 +78,12 @@ class Conversation:
             "/blend": self._blend,
             "/adapters": self._list,
             "/new": self._forget,
-            "/help": lambda _: print(HELP),
+            "/help": lambda _: self._show(HELP, {"help": HELP}),
         }
 
     def run(self) -> None:
         """Read lines until there are no more, or /quit; a mistake costs a message, not the talk."""
-        if sys.stdin.isatty():
+        if sys.stdin.isatty() and not self._as_json:
             print("type /help for commands, Ctrl-D to end")
         while (line := self._read()) is not None:
             words = line.split()
@@ -85,14 +95,20 @@ class Conversation:
                 elif words:
                     self._answer(line)
             except LoRAError as error:
-                print(f"error: {error}")
+                self._show(f"error: {error}", {"error": str(error)})
+
+    def _show(self, text: str, fields: dict[str, object]) -> None:
+        if self._as_json:
+            print_json(fields, indent=None)
+        else:
+            print(text)
 
     def _read(self) -> str | None:
         name = self._manager.get_active_adapter_name() or BASE
         try:
-            return input(f"{name}> ")
+            return input("" if self._as_json else f"{name}> ")
         except EOFError:
-            print()
+            print(end="" if self._as_json else "\n")
             return None
 
     def _command(self, words: list[str]) -> None:
@@ -114,11 +130,13 @@ class Conversation:
         try:
             for piece in pieces:
                 said.append(piece)
-                print(piece, end="", flush=True)
+                if not self._as_json:
+                    print(piece, end="", flush=True)
         except KeyboardInterrupt:
             pieces.close()
-        print()
-        self._messages = [*messages, {"role": "assistant", "content": "".join(said)}]
+        text, name = "".join(said), self._manager.get_active_adapter_name()
+        self._show("", {"adapter": name, "prompt": line, "text": text})
+        self._messages = [*messages, {"role": "assistant", "content": text}]
 
     def _use(self, words: list[str]) -> None:
         activate(self._manager, " ".join(words))
@@ -141,8 +159,9 @@ class Conversation:
     def _list(self, words: list[str]) -> None:
         del words
         active = self._manager.get_active_adapter_name()
-        for name in ["", *self._manager.get_adapter_names()]:
-            print(f"{'*' if name == active else ' '} {name or BASE}")
+        names = ["", *self._manager.get_adapter_names()]
+        lines = [f"{'*' if name == active else ' '} {name or BASE}" for name in names]
+        self._show("\n".join(lines), {"adapters": names, "active": active})
 
     def _forget(self, words: list[str]) -> None:
         del words

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from trt_lora.runtime.engines.engine_files import EngineFiles, compare_files
 from trt_lora.runtime.manifest import Manifest, load_manifest
 from trt_lora.scripts.terminal.console import print_table
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
 def add_command(subparsers: Any) -> None:
@@ -27,7 +27,7 @@ def _check(args: argparse.Namespace) -> None:
     manifest = load_manifest(args.engine)
     files = compare_files(args.engine, manifest)
     if args.json:
-        print(json.dumps({"whole": not files.faults} | dataclasses.asdict(files), indent=1))
+        print_json({"whole": not files.faults} | dataclasses.asdict(files))
     else:
         _print(args.engine, manifest, files)
     if files.faults:

@@ -7,7 +7,6 @@ out of tolerance, and with 2 if the comparison cannot be made.
 """
 
 import argparse
-import json
 import re
 import sys
 from datetime import datetime
@@ -22,6 +21,8 @@ from trt_lora.scripts.comparison.report import print_rows, write_json
 from trt_lora.scripts.comparison.shell_commands import require_tools
 from trt_lora.scripts.terminal.adapters import name_and_path
 from trt_lora.scripts.terminal.hub import hub_path
+from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.verification.tolerances import chosen_tolerance
 
 DEFAULT_AGAINST = "merged"  # needs nothing but the engine, and shares the least with it
@@ -66,11 +67,12 @@ def _compare(args: argparse.Namespace) -> None:
     folder = _folder(args.keep, args.engine, setup.reference)
     comparison = Comparison(setup, adapters, folder, limit, args.bisect, args.keep_models)
     write_inputs(setup, comparison.cases, adapters, folder, args.prompt, args.seed)
-    rows = comparison.run()
+    with stage_progress() as progress:
+        rows = comparison.run(progress)
     report = comparison.report(rows)
     write_json(report, folder)
     if args.json:
-        print(json.dumps(report, indent=1))
+        print_json(report)
     else:
         if setup.reference.note:
             print(setup.reference.note)

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
 def add_command(subparsers: Any) -> None:
@@ -37,6 +39,7 @@ def add_command(subparsers: Any) -> None:
         help="engine that the result is for: checks it, gives it the engine's names and modules; "
         "needed to read TensorRT-LLM's format, which holds no shapes",
     )
+    add("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_convert)
 
 
@@ -48,6 +51,10 @@ def _convert(args: argparse.Namespace) -> None:
             adapter, args.output, args.format, dtype=args.dtype, manifest=manifest
         )
         log_warnings(str(args.source), _warnings(adapter, manifest))
+    if args.json:
+        fields = {"output": str(args.output), "source": str(args.source), "format": args.format}
+        print_json(fields | {"tensors": len(adapter.weights)} | asdict(change))
+        return
     print(f"{args.output}: {len(adapter.weights)} tensors from {args.source}")
     if change.rounding_error or change.flushed:
         print(f"rounded by at most {change.rounding_error:.2g}; {change.flushed} values became 0")

@@ -2,12 +2,18 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import TextTokenizer, generate, open_engine, stream_text
 from trt_lora.scripts.terminal.adapters import activate, manager_of
-from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
+from trt_lora.scripts.terminal.answering_options import (
+    add_answering_options,
+    add_several_answers_options,
+    sampling_params,
+)
 
 
 def add_command(subparsers: Any) -> None:
@@ -19,17 +25,20 @@ def add_command(subparsers: Any) -> None:
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add("prompt", nargs="+", metavar="PROMPT", help="a user's message; several run in one batch")
     add_answering_options(add)
+    add_several_answers_options(add)
     add("--json", action="store_true", help="print one JSON object for each prompt instead")
     parser.set_defaults(command=_generate)
 
 
 def _generate(args: argparse.Namespace) -> None:
-    sampling = sampling_params(args)
+    sampling = sampling_params(args, args.engine)
+    if sampling.logprobs is not None and not args.json:
+        raise ConfigError(f"--logprobs is {sampling.logprobs}, and text has none; add --json")
     with open_engine(args.engine, args.backend) as engine:
         tokenizer = TextTokenizer(engine.directory)
         manager = manager_of(engine, args.adapter)
         activate(manager, args.use)
-        if len(args.prompt) == 1 and not args.json:
+        if len(args.prompt) == 1 and sampling.n == 1 and not args.json:
             (prompt,) = args.prompt
             for text in stream_text(
                 engine, prompt, manager=manager, sampling=sampling, tokenizer=tokenizer
@@ -40,7 +49,7 @@ def _generate(args: argparse.Namespace) -> None:
         answers = generate(
             engine, args.prompt, manager=manager, sampling=sampling, tokenizer=tokenizer
         )
-        for prompt, answer in zip(args.prompt, answers, strict=True):
-            fields = {"prompt": prompt, "adapter": args.use, "text": answer.text}
-            more = {"finish_reason": answer.finish_reason, "token_ids": answer.token_ids}
-            print(json.dumps(fields | more) if args.json else answer.text)
+        for number, answer in enumerate(answers):
+            prompt = args.prompt[number // sampling.n]
+            fields = {"prompt": prompt, "adapter": args.use, **asdict(answer)}
+            print(json.dumps(fields) if args.json else answer.text)

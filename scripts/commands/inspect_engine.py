@@ -2,20 +2,23 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.extras import extra
-from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.managers.slots.slot_stacks import stacks_nbytes
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.scripts.terminal.coverage_report.print_grid import print_grid
+from trt_lora.scripts.terminal.coverage_report.print_tensors import print_tensors
 from trt_lora.scripts.terminal.hub import hub_path
+from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.stage_progress import stage_progress
 
 
 def add_command(subparsers: Any) -> None:
@@ -29,6 +32,9 @@ def add_command(subparsers: Any) -> None:
         "--kernels",
         action="store_true",
         help="how many kernels LoRA adds, with and without the plugin; builds it four times",
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="with --adapter: a line a tensor instead of a grid"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_inspect)
@@ -47,11 +53,12 @@ def _inspect(args: argparse.Namespace) -> None:
         coverage = fit_adapter(adapter, manifest, strict=False, rank_multiple=multiple).coverage
         log_warnings(coverage.source, coverage.warnings)
     if args.json:
-        print(json.dumps(_as_json(manifest, coverage), indent=1))
+        print_json(_as_json(manifest, coverage))
     elif coverage is None:
         _print_engine(args.engine, manifest)
     else:
-        _print_coverage(coverage, manifest)
+        (print_tensors if args.full else print_grid)(coverage, manifest)
+        print(_summary(coverage, manifest))
     if coverage is not None and _refused(coverage):
         sys.exit(1)
 
@@ -60,11 +67,10 @@ def _print_kernels(directory: Path, manifest: Manifest, *, as_json: bool) -> Non
     with extra("export", "--kernels"):  # a machine that only serves engines need not have it
         from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
         from trt_lora.scripts.commands.kernel_table import print_layouts
-        from trt_lora.scripts.terminal.build_progress import build_progress
-    with build_progress() as progress:
+    with stage_progress() as progress:
         layouts = kernel_layouts(directory, progress)
     if as_json:
-        print(json.dumps([dataclasses.asdict(layout) for layout in layouts], indent=1))
+        print_json([dataclasses.asdict(layout) for layout in layouts])
     else:
         print_layouts(layouts, manifest)
 
@@ -112,31 +118,6 @@ def _adapters(manifest: Manifest) -> str:
     if not manifest.max_loras:
         return "one at a time, for all rows"
     return f"{manifest.max_loras} in a batch, in stacks of {stacks_nbytes(manifest) / 1e6:.1f} MB"
-
-
-def _print_coverage(coverage: Coverage, manifest: Manifest) -> None:
-    for site in coverage.adapted:
-        print(_site_line(site))
-        for binding in manifest.binding_names.pair(site.path):
-            print(f"  {binding} <- {', '.join(coverage.bindings[binding])}")
-    for site in coverage.sites:
-        if not site.rank:
-            print(f"{site.path}: dummy")
-    for name, reason in coverage.unexpected_keys.items():
-        print(f"not bound: {name}: {reason}")
-    for name, reason in coverage.ignored.items():
-        print(f"ignored: {name}: {reason}")
-    print(_summary(coverage, manifest))
-
-
-def _site_line(site: SiteCoverage) -> str:
-    scales = ", ".join(f"{scale:.6g}" for scale in site.scales)
-    line = f"{site.path}: rank {site.rank}, scale {scales}, {site.nbytes} bytes"
-    if (site.dtype,) != site.source_dtypes:
-        line += f", {' and '.join(site.source_dtypes)} -> {site.dtype}"
-    if site.rounding_error:
-        line += f", rounded by at most {site.rounding_error:.2g}"
-    return line + (f", {site.flushed} values became 0" if site.flushed else "")
 
 
 def _summary(coverage: Coverage, manifest: Manifest) -> str:

@@ -1,27 +1,38 @@
 """`trt-lora verify`: compare an engine with transformers and PEFT."""
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import Engine, LoRAManager, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.terminal.adapters import activate
 from trt_lora.scripts.terminal.hub import hub_path
+from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.verification.deltas import (
     delta_errors,
     delta_norm,
+    delta_problems,
     engine_factors,
     print_deltas,
 )
-from trt_lora.scripts.verification.logits import compared_logits, has_tokenizer, print_logits
+from trt_lora.scripts.verification.logits import (
+    LogitRow,
+    compared_logits,
+    has_tokenizer,
+    logit_problems,
+    print_logits,
+)
 from trt_lora.scripts.verification.require_peft import require_peft
 from trt_lora.scripts.verification.tolerances import TOLERANCES, chosen_tolerance
 
@@ -48,6 +59,7 @@ def add_command(subparsers: Any) -> None:
     add("--max-new-tokens", type=int, default=16, help="length of the answers compared")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
     add("--tolerance", type=float, help="of a logit (default: by the engine's dtype)")
+    add("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_verify)
 
 
@@ -58,30 +70,67 @@ def _verify(args: argparse.Namespace) -> None:
         raise ConfigError(f"--model is {args.model}, which is not a directory")
     require_peft("verify")
     problems: list[str] = []
-    with open_engine(args.engine, args.backend) as engine:
+    with stage_progress() as progress, open_engine(args.engine, args.backend) as engine:
         runner, tolerance = _runner(engine), TOLERANCES[engine.manifest.dtype]
         limit = chosen_tolerance(args.tolerance, tolerance.logit)
+        progress.stage("adapter")
         problems += _other_base(engine, args.model)
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
         coverage = manager.load_weights(ADAPTER, args.adapter)
         missing = coverage.missing_sites if coverage else ()
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
-        reference = _reference(args.model, args.adapter, engine.manifest.dtype)
         prompts = _prompts(args, engine)
-        rows = compared_logits(engine, manager, ADAPTER, reference, prompts, args.max_new_tokens)
-        problems += print_logits(rows, limit)
+        progress.stage("reference")
+        reference = _reference(args.model, args.adapter, engine.manifest.dtype)
+        progress.stage("logits")
+        compared = compared_logits(
+            engine, manager, ADAPTER, reference, prompts, args.max_new_tokens
+        )
+        rows = list(_counted(compared, 2 * len(prompts), progress))
+        progress.stage("deltas")
         activate(manager, ADAPTER)
         ours = engine_factors(manager, engine.manifest)
         errors = delta_errors(ours, reference.factors(ADAPTER))
-        problems += print_deltas(errors, tolerance.delta)
-        if not any(map(delta_norm, ours.values())):
-            problems.append("the adapter adds nothing at any site, so that nothing was verified")
+    problems += logit_problems(rows, limit)
+    problems += delta_problems(errors, tolerance.delta)
+    if not any(map(delta_norm, ours.values())):
+        problems.append("the adapter adds nothing at any site, so that nothing was verified")
+    if args.json:
+        print_json(_as_json(runner, limit, rows, errors, problems))
+    else:
+        print_logits(rows)
+        print_deltas(errors)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
         sys.exit(1)
-    print(f"the engine computes what PEFT does: {args.adapter}; it ran on {runner}")
+    if not args.json:
+        print(f"the engine computes what PEFT does: {args.adapter}; it ran on {runner}")
+
+
+def _as_json(
+    runner: str,
+    limit: float,
+    rows: Sequence[LogitRow],
+    errors: Mapping[str, float],
+    problems: Sequence[str],
+) -> dict[str, Any]:
+    return {
+        "same": not problems,
+        "ran_on": runner,
+        "tolerance": limit,
+        "problems": problems,
+        "logits": [dataclasses.asdict(row) for row in rows],
+        "delta_errors": errors,  # by site, relative to PEFT's
+    }
+
+
+def _counted(rows: Iterable[LogitRow], total: int, progress: Progress) -> Iterator[LogitRow]:
+    """Yield the rows; each is a step of the stage."""
+    for done, row in enumerate(rows, start=1):
+        progress.advance(done, total)
+        yield row
 
 
 def _runner(engine: Engine) -> str:

@@ -1,11 +1,11 @@
 """Run the polygraphy commands of a comparison, adapter by adapter."""
 
 import shutil
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trt_lora.builder.progress import Progress
 from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
@@ -48,22 +48,25 @@ class Comparison:
         numbered = enumerate(self.adapters.values(), start=1)
         return self.setup.places | {f"ADAPTER_{n}": path.resolve() for n, path in numbered}
 
-    def run(self) -> list[ComparisonRow]:
-        """Run every case, one after the other; the commands are kept whatever happens."""
+    def run(self, progress: Progress) -> list[ComparisonRow]:
+        """Run every case, each a stage; the commands are kept whatever happens."""
         try:
-            return [self._row(case) for case in self.cases]
+            return [self._row(case, progress) for case in self.cases]
         finally:
             write_commands(self.commands, self.places, self.folder)
             self._remove_models("models", "models.other")
 
-    def _row(self, case: ComparisonCase) -> ComparisonRow:
+    def _row(self, case: ComparisonCase, progress: Progress) -> ComparisonRow:
         reference = self.setup.reference
-        print(f"{case.name}: {reference.engine_runner[2:]} vs {reference.name}", file=sys.stderr)
-        for command in (*reference.commands(case), *self._engine_commands(case)):
+        progress.stage(f"{case.name}: {reference.engine_runner[2:]} vs {reference.name}")
+        commands = (*reference.commands(case), *self._engine_commands(case))
+        for done, command in enumerate(commands, start=1):
             self._run(case, command)
+            progress.advance(done, len(commands))
         accuracy = load_accuracy(self.folder / case.accuracy)
         row = compared_row(accuracy, reference, self.setup.manifest, case.name)
         if self.bisect and not row.same:
+            progress.stage(f"{case.name}: bisect")
             row = replace(row, site=self._first_fault(case), bisected=True)
         return row
 

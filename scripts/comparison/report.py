@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_lora.builder.versions import installed_versions
+from trt_lora.plugins.extras import installed_versions
 from trt_lora.runtime.files.file_record import sha256_of
 from trt_lora.scripts.comparison.bisect import SiteFault
 from trt_lora.scripts.comparison.files import STEPS, OutputDifference

@@ -2,10 +2,23 @@
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import SamplingParams
 from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
+from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.scripts.terminal.adapters import add_adapter_option
+
+_GENERATION_CONFIGS = ("engine", "none")
+
+# The options that are fields of `SamplingParams` under the same name.
+_FIELDS = (
+    *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "n", "logprobs"),
+)
 
 
 def add_answering_options(add: Callable[..., object]) -> None:
@@ -17,25 +30,65 @@ def add_answering_options(add: Callable[..., object]) -> None:
 
 
 def add_sampling_options(add: Callable[..., object]) -> None:
-    """Add them, with the defaults of `SamplingParams`."""
+    """Add those of one answer; where none is given, the engine's generation_config.json counts."""
     default = SamplingParams()
-    add("--max-new-tokens", type=int, default=default.max_new_tokens, metavar="N")
-    add("--temperature", type=float, default=default.temperature, help="0 is greedy")
-    add("--top-k", type=int, default=default.top_k, help="0 keeps all")
-    add("--top-p", type=float, default=default.top_p)
-    add("--seed", type=int, default=default.seed)
+    add("--max-new-tokens", type=int, metavar="N", help=f"default: {default.max_new_tokens}")
+    add("--temperature", type=float, help=f"0 is greedy; default: {default.temperature:g}")
+    add("--top-k", type=int, help="0 keeps all")
+    add("--top-p", type=float)
+    add("--min-p", type=float, help="least probability, in parts of the greatest")
+    add("--repetition-penalty", type=float, help="above 1: what was said becomes rarer")
+    add("--presence-penalty", type=float, help="subtracted from what the answer holds")
+    add("--frequency-penalty", type=float, help="the same, for each time that it does")
+    add("--logit-bias", action="append", metavar="ID=VALUE", help="of a token; may be repeated")
+    add("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
+    add("--seed", type=int, help=f"default: {default.seed}")
+    add("--json-schema", type=Path, metavar="FILE", help="what the answer has to be")
+    add("--regex", help="what the answer has to be, in Rust's syntax")
+    add("--grammar", type=Path, metavar="FILE", help="what the answer has to be, in Lark's syntax")
+    help_text = "where defaults come from: the engine's generation_config.json, or nowhere"
+    add("--generation-config", choices=_GENERATION_CONFIGS, default="engine", help=help_text)
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Return what the parsed options ask for.
+def add_several_answers_options(add: Callable[..., object]) -> None:
+    """Add those of commands that print more than the text of one answer."""
+    add("--n", type=int, help="answers to each prompt")
+    add("--logprobs", type=int, metavar="N", help="log probabilities of so many tokens a step")
+
+
+def sampling_params(args: argparse.Namespace, engine: Path) -> SamplingParams:
+    """Return what the parsed options ask for, and the engine's recommendation elsewhere.
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is out of its range, contradicts another, or a file cannot be read.
     """
-    return SamplingParams(
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        seed=args.seed,
-    )
+    given = {name: value for name in _FIELDS if (value := getattr(args, name, None)) is not None}
+    if args.logit_bias is not None:
+        given["logit_bias"] = dict(map(_bias, args.logit_bias))
+    if (wanted := _structured_outputs(args)) is not None:
+        given["structured_outputs"] = wanted
+    takes_defaults = args.generation_config == "engine"
+    default = default_sampling(engine) if takes_defaults else SamplingParams()
+    return replace(default, **given)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise ConfigError(f"--logit-bias is {text!r}, expected ID=VALUE, such as 5=-1.5") from None
+
+
+def _structured_outputs(args: argparse.Namespace) -> StructuredOutputsParams | None:
+    schema, grammar = (None if p is None else _text(p) for p in (args.json_schema, args.grammar))
+    if schema is None and grammar is None and args.regex is None:
+        return None
+    return StructuredOutputsParams(json=schema, regex=args.regex, grammar=grammar)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error

@@ -17,24 +17,29 @@ from trt_lora.builder.config import (
     BuildConfig,
 )
 from trt_lora.plugins.contract.sites import BindingNames
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.files.hub_cache import model_name
 from trt_lora.scripts.terminal.hub import hub_path
+from trt_lora.scripts.terminal.parsing.command_parser import CommandParser, add_program_options
 
 ENGINES = Path("engines")  # where an engine goes that has no --output
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="build-engine",
         description="Build an engine directory from a base model: ONNX with LoRA inputs, "
         "TensorRT plan, manifest.",
         allow_abbrev=False,
     )
+    _add_config_file(parser.add_argument)
     _add_directories(parser.add_argument)
     _add_lora_options(parser.add_argument)
     _add_sizes(parser.add_argument)
     _add_engine_options(parser.add_argument)
+    _add_json(parser.add_argument)
+    add_program_options(parser)
     return parser
 
 
@@ -42,9 +47,11 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
     """Return what the parsed options ask for.
 
     Raises:
-        ConfigError: the hub does not have the model, a value is out of its range, or nothing says
-            which modules take LoRA.
+        ConfigError: there is no model, the hub does not have it, a value is out of its range, or
+            nothing says which modules take LoRA.
     """
+    if args.model is None:
+        raise ConfigError("nothing says which model to build; pass --model DIR")
     model = hub_path(args.model, args.revision)
     return BuildConfig(
         model=model,
@@ -63,7 +70,7 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
         kv_cache=args.kv_cache,
         binding_names=BindingNames(args.binding_names),
         timing_cache=args.timing_cache,
-        force=args.force,
+        force=bool(args.force),
     )
 
 
@@ -71,7 +78,6 @@ def _add_directories(add: Callable[..., object]) -> None:
     add(
         "--model",
         type=Path,
-        required=True,
         metavar="DIR",
         help="directory of a transformers causal language model, or its name on the hub: org/name",
     )
@@ -83,14 +89,37 @@ def _add_directories(add: Callable[..., object]) -> None:
         metavar="DIR",
         help=f"engine directory to make (default: {ENGINES}/ and the name of the model's)",
     )
-    add("--force", action="store_true", help="replace an engine that stands at --output")
-    add(
+    _add_flag(add, "--force", "replace an engine that stands at --output")
+    _add_flag(
+        add,
         "--dry-run",
-        action="store_true",
-        help="list where LoRA goes, a line a kind of linear, and what is left alone and why; read "
+        "list where LoRA goes, a line a kind of linear, and what is left alone and why; read "
         "no weight, write nothing",
     )
-    add("--verbose", action="store_true", help="with --dry-run: a line a linear")
+    _add_flag(add, "--verbose", "with --dry-run: a line a linear")
+
+
+def _add_flag(add: Callable[..., object], option: str, what: str) -> None:
+    """Add a flag that the command line can also take back, where a file has set it."""
+    add(option, action=argparse.BooleanOptionalAction, help=what)
+
+
+def _add_config_file(add: Callable[..., object]) -> None:
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of options by their long names; the command line wins over it",
+    )
+    add(
+        "--print-config",
+        action="store_true",
+        help="print such a file, with every option and the value it has here, and build nothing",
+    )
+
+
+def _add_json(add: Callable[..., object]) -> None:
+    add("--json", action="store_true", help="print one JSON object instead, also of --dry-run")
 
 
 def _add_lora_options(add: Callable[..., object]) -> None:

@@ -41,11 +41,12 @@ def build_progress() -> Iterator[BuildProgress]:
     """Show a build's progress on standard error while the block runs."""
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description:<10}"),
+        TextColumn("{task.description:<10}", markup=False),
         BarColumn(30),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    # What is printed on standard output stays there, for whoever reads it.
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bars:
         progress = BuildProgress(bars)
         yield progress
         progress.finish()

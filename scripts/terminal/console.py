@@ -5,9 +5,15 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from trt_lora.plugins.errors import LoRAError
+from trt_lora.scripts.terminal.printing.escapes import visible
+from trt_lora.scripts.terminal.printing.rich_console import rich_console
 from trt_lora.scripts.terminal.warnings_shown import warnings_shown
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FAILED = 2  # the exit status of every error that is not a defect of the package
 UNREAD = 141  # when nobody reads what is printed: what a shell says of a process that SIGPIPE ended
@@ -65,10 +71,26 @@ def _fail(message: str) -> None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns, the first flush left, the others flush right."""
-    lines = [header, *rows]
+    """Print rows in columns, the first flush left, the others flush right; ruled on a terminal."""
+    lines = [[visible(cell) for cell in line] for line in (header, *rows)]
+    if console := rich_console():
+        console.print(_rich_table(lines[0], lines[1:]))
+        return
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     for line in lines:
         cells = [line[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
         print("  ".join(cells).rstrip())
+
+
+def _rich_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD)
+    for place, name in enumerate(header):
+        table.add_column(Text(name), justify="right" if place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table

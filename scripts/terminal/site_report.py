@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from trt_lora.builder.targets import LeftAlone, SiteList
-from trt_lora.plugins.contract.sites import Site, layer_of
+from trt_lora.plugins.contract.sites import Site, layer_of, split_at_layer
 from trt_lora.scripts.terminal.console import print_table
 
 
@@ -14,6 +14,18 @@ def print_sites(listing: SiteList, *, verbose: bool) -> None:
     else:
         _print_kinds(listing)
     print(f"{len(listing.sites)} sites, {len(listing.left_alone)} left alone")
+
+
+def sites_as_json(listing: SiteList) -> dict[str, list[dict[str, object]]]:
+    """Return what `print_sites` prints, a linear each, as JSON has it."""
+    sites: list[dict[str, object]] = [
+        {"path": site.path, "module": _module(site), "k": site.k, "n": site.n}
+        for site in listing.sites
+    ]
+    left_alone: list[dict[str, object]] = [
+        {"path": item.path, "reason": item.reason} for item in listing.left_alone
+    ]
+    return {"sites": sites, "left_alone": left_alone}
 
 
 def _print_all(listing: SiteList) -> None:
@@ -44,9 +56,7 @@ def _reasons(left_alone: Iterable[LeftAlone]) -> Iterator[str]:
 
 def _name(path: str) -> str:
     """The path below its layer, the same in every layer: `self_attn.q_proj`."""
-    parts = path.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
-    return ".".join(parts[numbers[0] + 1 :] if numbers else parts)
+    return split_at_layer(path)[2]
 
 
 def _module(site: Site) -> str:

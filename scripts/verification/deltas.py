@@ -62,13 +62,8 @@ def delta_norm(factors: Factors | None) -> float:
     return float(np.linalg.norm(np.linalg.qr(a, mode="r") @ b))
 
 
-def print_deltas(errors: Mapping[str, float], limit: float) -> list[str]:
-    """Print a row a layer, a column a module; return what is beyond the limit.
-
-    Args:
-        errors: |engine - PEFT| / |PEFT| of what every site adds.
-        limit: of each.
-    """
+def print_deltas(errors: Mapping[str, float]) -> None:
+    """Print `delta_errors`, a row a layer, a column a module."""
     places = {path: _row_and_column(path) for path in errors}
     columns = list(dict.fromkeys(column for _, column in places.values()))
     cells = {place: f"{errors[path]:.1e}" for path, place in places.items()}
@@ -77,6 +72,10 @@ def print_deltas(errors: Mapping[str, float], limit: float) -> list[str]:
     print_table(
         ("", *columns), [(row, *(cells.get((row, c), "-") for c in columns)) for row in rows]
     )
+
+
+def delta_problems(errors: Mapping[str, float], limit: float) -> list[str]:
+    """Return a line for every site whose error is beyond the limit."""
     return [
         f"the delta of {path} is off by {error:.2e} of its norm, beyond {limit}"
         for path, error in errors.items()

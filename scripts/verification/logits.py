@@ -93,21 +93,24 @@ def engine_logits(
     return np.stack(forced_logits(engine, tensor_map, ids.tolist(), ids.shape[1] - prompt))
 
 
-def print_logits(rows: Iterable[LogitRow], limit: float) -> list[str]:
-    """Print a table; return a line for every row beyond the tolerance."""
-    compared = list(rows)
+def print_logits(rows: Iterable[LogitRow]) -> None:
+    """Print a table."""
     header = ("prompt", "adapter", "positions", "max |error|", "mean |error|", "same best token")
     print_table(
         header,
         [
             (row.prompt[:40], row.adapter or BASE, f"{row.positions}", f"{row.largest:.2e}",
              f"{row.mean:.2e}", f"{row.same_best:.1%}")
-            for row in compared
+            for row in rows
         ],
     )  # fmt: skip
+
+
+def logit_problems(rows: Iterable[LogitRow], limit: float) -> list[str]:
+    """Return a line for every row beyond the tolerance."""
     return [
         f"a logit of {row.prompt[:40]!r} with {row.adapter or BASE} is off by {row.largest:.2e}, "
         f"beyond the tolerance of {limit}"
-        for row in compared
+        for row in rows
         if not row.largest <= limit  # NaN is beyond it too
     ]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("builder", "plugins", "runtime", "scripts")
+OWN = ("__init__.py", "__main__.py")  # of the package `trt_lora` itself, which is the checkout
 
 
 def files(*patterns: str) -> list[Path]:
@@ -13,14 +14,14 @@ def files(*patterns: str) -> list[Path]:
 
 
 def product_files() -> list[Path]:
-    """Return the Python files of the four packages."""
-    return files(*(f"{package}/**/*.py" for package in PACKAGES))
+    """Return the Python files of the product."""
+    return files(*OWN, *(f"{package}/**/*.py" for package in PACKAGES))
 
 
 def data_files() -> list[Path]:
     """Return what the wheel holds beside Python: kernel sources and the mark of typed packages."""
-    kinds = ("**/*.cu", "**/*.cuh", "py.typed")
-    return files(*(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
+    kinds = ("**/*.cu", "**/*.cuh")
+    return files("py.typed", *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
 
 
 def checkout_files() -> list[Path]:

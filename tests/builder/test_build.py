@@ -20,7 +20,7 @@ from trt_lora.builder.build import list_sites
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.resolved_lora import resolve_lora
-from trt_lora.builder.write_engine import make_graph
+from trt_lora.builder.write_engine import _copy_text_files, make_graph
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
 from trt_lora.runtime import read_manifest
@@ -67,6 +67,19 @@ def test_the_manifest_describes_the_files_beside_it(tiny_engine: TinyEngine) -> 
         assert file_record(tiny_engine.engine / name) == record
     assert manifest.flavour == "none"
     assert manifest.versions["torch"].startswith("2.13")
+
+
+def test_what_the_model_recommends_for_sampling_is_in_the_engine(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    name = "generation_config.json"
+    assert (tiny_engine.engine / name).read_bytes() == (tiny_engine.model / name).read_bytes()
+    model, engine, progress = tmp_path / "model", tmp_path / "engine", Notes()
+    model.mkdir()
+    engine.mkdir()
+    (model / name).write_text('{"num_beams": 4}')
+    _copy_text_files(model, engine, progress)
+    assert "num_beams is 4, which is not done here; expected 1" in progress.notes[0]
 
 
 def test_the_manifest_names_sites_bindings_and_profiles(tiny_engine: TinyEngine) -> None:

@@ -1,12 +1,6 @@
-"""Versions of installed packages."""
+"""Versions of what exports a model."""
 
-import numpy as np
-
-from trt_lora.builder.versions import installed_versions, tool_versions
-
-
-def test_a_package_that_is_not_installed_is_left_out() -> None:
-    assert installed_versions(["numpy", "no-such-package"]) == {"numpy": np.__version__}
+from trt_lora.builder.versions import tool_versions
 
 
 def test_the_tools_that_export_begin_with_this_package() -> None:

@@ -12,7 +12,8 @@ from kernels.emulator import compiler
 
 from trt_lora.plugins.kernels.candidates import KEPT
 from trt_lora.runtime.generation.candidates import Candidates
-from trt_lora.runtime.generation.sampling import UNDECIDED, SamplingParams, choose, draw
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sampling import UNDECIDED, choose, draw
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")

@@ -1,5 +1,6 @@
 """The command `build-engine`: what it prints, and how it refuses."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
 from trt_lora.scripts.terminal.site_report import print_sites
+from trt_lora.scripts.terminal.trtllm_options import IGNORED
 
 SMALL = ["--max-input-len", "32", "--max-seq-len", "64", "--dtype", "float32", "--flavour", "none"]
 
@@ -71,6 +73,44 @@ def test_the_verbose_dry_run_has_a_line_for_every_linear(
     assert "left alone: model.layers.0.mlp.up_proj: mlp_gate is not a target" in lines
     assert lines[-1] == "2 sites, 13 left alone"
     assert len(lines) == 16
+
+
+def test_a_config_file_alone_is_enough(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "build.toml"
+    file.write_text(
+        f'model = "{tiny_engine.model}"\nlora_target_modules = ["q_proj"]\ndry-run = true\n'
+        'max-input-len = 32\nmax-seq-len = 64\nflavour = "none"\ngemm-plugin = "auto"\n'
+    )
+    main(["--config", str(file)])
+    printed = capsys.readouterr()
+    assert printed.out.endswith("2 sites, 13 left alone\n")
+    because = IGNORED["--gemm-plugin"]
+    assert printed.err == f"warning: {file}: --gemm-plugin is left out: {because}\n"
+
+
+def test_a_dry_run_in_json_has_every_linear(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = dry_run(tiny_engine.model, capsys, "--lora-target-modules", "v_proj", "--json")
+    found = json.loads("\n".join(lines))
+    path = "model.layers.1.self_attn.v_proj"
+    assert {"path": path, "module": "attn_v", "k": 32, "n": 16} in found["sites"]
+    assert (len(found["sites"]), len(found["left_alone"])) == (2, 13)
+    assert all(item["path"] and item["reason"] for item in found["left_alone"])
+
+
+def test_a_build_in_json_is_one_object(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = read_manifest(tiny_engine.engine)
+    monkeypatch.setattr("trt_lora.scripts.build_engine.build_engine", lambda *_: made)
+    targets = ["--lora-target-modules", "attn_q", "--output", "e"]
+    main(["--model", str(tiny_engine.model), *targets, *SMALL, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["output"], found["sites"], found["max_lora_rank"]) == ("e", 4, 16)
+    assert found["size_bytes"] == sum(record.size_bytes for record in made.files.values())
 
 
 def test_layers_of_other_widths_have_lines_of_their_own(

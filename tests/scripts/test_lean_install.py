@@ -10,8 +10,9 @@ from conftest import TinyEngine
 # What `pip install trt-lora` alone does not bring.
 EXTRAS = (
     "torch", "transformers", "accelerate", "onnx", "onnxscript", "onnx_ir", "rich", "onnxruntime",
+    "shtab",
     "tensorrt", "tensorrt_rtx", "cuda", "tokenizers", "jinja2", "polygraphy", "peft", "zmq",
-    "msgspec",
+    "msgspec", "llguidance",
 )  # fmt: skip
 
 # Runs a command that finds none of the modules named by the first argument.
@@ -113,3 +114,12 @@ def test_looking_at_engines_and_adapters_needs_no_extra(tiny_engine: TinyEngine)
     done = lean("inspect", tiny_engine.engine, "--adapter", tiny_engine.adapter)
     assert (done.returncode, done.stderr) == (0, "")
     assert "the engine takes it" in done.stdout
+
+
+def test_a_doctor_needs_no_extra_and_says_what_to_install(tiny_engine: TinyEngine) -> None:
+    done = lean("doctor", tiny_engine.engine)
+    assert (done.returncode, done.stderr) == (1, "")
+    for missing in ("onnxruntime   not installed; pip install 'trt-lora[cpu]'", "trt-lora[rtx]"):
+        assert missing in done.stdout
+    assert "TensorRT (cuda)     no: " in done.stdout
+    assert "ONNX Runtime (cpu)  no: onnxruntime cannot be imported" in done.stdout

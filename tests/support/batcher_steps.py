@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from support.fakes.fake_adapter_cache import FakeAdapterCache, FakeLease
 
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.serving.batcher_config import BatcherConfig
 from trt_lora.runtime.serving.choice import Choice
 from trt_lora.runtime.serving.lora_batcher import LoRABatcher

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trt_lora.plugins.short_repr import clipped, short_value
+
 
 @dataclass(frozen=True)
 class SiteCoverage:
@@ -29,6 +31,14 @@ class Coverage:
     missing_sites: tuple[str, ...] = ()  # sites that its config targets and its file leaves out
     ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT ignores it too
     warnings: tuple[str, ...] = ()  # a line each
+
+    def __repr__(self) -> str:
+        """Return how much of the adapter and of the engine is covered."""
+        return clipped(
+            f"<Coverage of {short_value(self.source)}: {len(self.adapted)} of {len(self.sites)} "
+            f"sites adapted, {len(self.unexpected_keys)} tensors not bound, "
+            f"{len(self.ignored)} ignored, {len(self.warnings)} warnings>"
+        )
 
     @property
     def bound(self) -> dict[str, tuple[str, ...]]:

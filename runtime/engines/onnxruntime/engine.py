@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.engines.engine import check_inputs, closed, open_already
 from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, Manifest
@@ -36,6 +37,11 @@ class OnnxRuntimeEngine:
         self._graph = directory / (ONNX_CPU_FILE if own else ONNX_FILE)
         self._open: SessionPool | None = None
         self._entering = Lock()
+
+    def __repr__(self) -> str:
+        """Return where it is from, and whether it is open."""
+        state = "closed" if self._open is None else "open"
+        return f"<{type(self).__name__} {short_value(str(self.directory))}, {state}>"
 
     def __enter__(self) -> Self:
         """Load the graph.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import StateError, TensorError
+from trt_lora.plugins.short_repr import short_value
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import closed, open_already
 from trt_lora.runtime.engines.ranked_run import RankedRows
@@ -66,6 +67,11 @@ class TensorRTEngine:
         self._memory_options, self._graph_options = memory, graphs or GraphOptions()
         self._open: Runs | None = None
         self._lock = Lock()  # held by a run from its first binding to its last byte
+
+    def __repr__(self) -> str:
+        """Return where it is from, and whether it is open."""
+        state = "closed" if self._open is None else "open"
+        return f"<{type(self).__name__} {short_value(str(self.directory))}, {state}>"
 
     def __enter__(self) -> Self:
         """Load the plan onto the current GPU; `warm_up` is left to the caller.

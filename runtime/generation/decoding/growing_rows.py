@@ -31,9 +31,11 @@ class GrowingRows:
         *,
         temperature: float = 0.0,
         adapter: Lease | None = None,
+        copy_of: Hashable | None = None,
     ) -> None:
         """Take a sequence in; see `Rows.add`."""
-        del temperature, adapter  # the logits come to the host; all have one adapter
+        # The logits come to the host; all have one adapter; all prompts are run in one step.
+        del temperature, adapter, copy_of
         if self._decoder is not None:
             raise StateError(
                 "the KV cache of this engine grows: sequences begin together; start another "

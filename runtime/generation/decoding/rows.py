@@ -18,6 +18,7 @@ class Rows(Protocol):
         *,
         temperature: float = 0.0,
         adapter: Lease | None = None,
+        copy_of: Hashable | None = None,
     ) -> None:
         """Take a sequence in; its prompt is run with the next `step`.
 
@@ -26,6 +27,7 @@ class Rows(Protocol):
             prompt: token ids.
             temperature: that its tokens are chosen with; 0 is greedy.
             adapter: of its own, where sequences have one; None is the base model.
+            copy_of: a sequence with the same prompt, which need not be run twice.
 
         Raises:
             StateError: no row is free, or the cache grows and a step has been made.

@@ -9,7 +9,12 @@ from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.engines.ranked_run import RanksLogits
 from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps, row_candidates
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.next_tokens import NextTokens, RowLogits, SeveralRuns
+from trt_lora.runtime.generation.next_tokens import (
+    NextTokens,
+    RowCandidates,
+    RowLogits,
+    SeveralRuns,
+)
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
@@ -46,6 +51,7 @@ class StaticRows:
         self._cache = self._decoder.cache
         self._chunk = prefill_chunk
         self._waiting: dict[Hashable, list[int]] = {}  # what is left of prompts
+        self._copies: dict[Hashable, list[Hashable]] = {}  # rows that wait for another one's prompt
         self._prompts: dict[Hashable, int] = {}  # how long they are
         self._temperatures: dict[Hashable, float] = {}
         self._adapters, self._leases = adapters, dict[Hashable, Lease | None]()
@@ -64,12 +70,16 @@ class StaticRows:
         *,
         temperature: float = 0.0,
         adapter: Lease | None = None,
+        copy_of: Hashable | None = None,
     ) -> None:
         """Take a sequence in; see `Rows.add`."""
         self._cache.admit(row)
-        self._leases[row] = adapter
-        self._waiting[row], self._prompts[row] = list(prompt), len(prompt)
+        self._leases[row], self._prompts[row] = adapter, len(prompt)
         self._temperatures[row] = temperature
+        if copy_of in self._waiting and self._is_alike(row, copy_of):
+            self._copies.setdefault(copy_of, []).append(row)
+        else:
+            self._waiting[row] = list(prompt)
 
     def room(self, row: Hashable) -> int:
         """Return how many tokens may follow the prompt."""
@@ -85,6 +95,7 @@ class StaticRows:
         """Free the row; see `Rows.remove`."""
         if self._steps is not None:
             self._steps.settle()  # rows move on another stream
+        self._leave_copies(row)
         self._cache.release(row, clear=clear)
         self._waiting.pop(row, None)
         self._slots.pop(row, None)
@@ -142,9 +153,35 @@ class StaticRows:
                     del self._waiting[row]
                     ended[place] = True
             if ended.any():
-                yield self._found(group, logits).only(ended)
+                yield self._with_copies(self._found(group, logits).only(ended))
 
-    def _found(self, rows: Sequence[Hashable], logits: Tensor) -> NextTokens:
+    def _is_alike(self, row: Hashable, other: Hashable) -> bool:
+        """Whether two rows of one prompt have the same cache and the same candidates."""
+        keys = [None if (at := self._leases[r]) is None else at.key for r in (row, other)]
+        return keys[0] == keys[1] and self._temperatures[row] == self._temperatures[other]
+
+    def _with_copies(self, found: RowLogits | RowCandidates) -> NextTokens:
+        """Copy rows whose prompt has ended to those that share it; they find the same."""
+        rows, places = list(found.rows), list(range(len(found.rows)))
+        for place, row in enumerate(found.rows):
+            for copy in self._copies.pop(row, []):
+                self._cache.copy_row(self._cache.row_of(row), self._cache.row_of(copy))
+                self._slots |= {copy: self._slots[row]} if row in self._slots else {}
+                rows.append(copy)
+                places.append(place)
+        return found.named(rows, places)
+
+    def _leave_copies(self, row: Hashable) -> None:
+        """Hand the prompt of a row that leaves to the first of those that share it."""
+        for copies in self._copies.values():
+            if row in copies:
+                copies.remove(row)
+        if heirs := self._copies.pop(row, []):
+            self._cache.copy_row(self._cache.row_of(row), self._cache.row_of(heirs[0]))
+            self._waiting[heirs[0]] = self._waiting[row]
+            self._copies[heirs[0]] = heirs[1:]
+
+    def _found(self, rows: Sequence[Hashable], logits: Tensor) -> RowLogits | RowCandidates:
         """What logits [n, vocab] are for n sequences."""
         if self._ranker is None:
             return RowLogits(tuple(rows), logits.numpy().astype(np.float32, copy=False))

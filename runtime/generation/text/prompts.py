@@ -43,7 +43,7 @@ def is_text(prompt: Prompt) -> bool:
 
 
 def encoded(
-    prompts: Sequence[Prompt], tokenizer: TextTokenizer | None, manifest: Manifest
+    prompts: Sequence[Prompt], tokenizer: TextTokenizer | None, manifest: Manifest, n: int = 1
 ) -> list[list[int]]:
     """Return the token ids of every prompt.
 
@@ -51,14 +51,16 @@ def encoded(
         prompts: as `prompt_list` returns them.
         tokenizer: needed where one is text.
         manifest: of the engine that is to answer.
+        n: answers to each.
 
     Raises:
         ConfigError: there are more prompts, or longer ones, than the engine takes; one is empty,
             or holds what is no token id of the model.
     """
-    if len(prompts) > manifest.max_batch_size:
+    if len(prompts) * n > manifest.max_batch_size:
+        answers = f", {n} answers each," if n > 1 else ""
         raise ConfigError(
-            f"{len(prompts)} prompts are more than this engine's batch of "
+            f"{len(prompts)} prompts{answers} are more than this engine's batch of "
             f"{manifest.max_batch_size}; split them, or build with a larger --max-batch-size"
         )
     ids = []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime.generation.text.chat_template import Message, read_chat_template
+from trt_lora.runtime.generation.text.structured import Grammars
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -40,6 +41,7 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._template = read_chat_template(directory)
+        self._grammars: dict[tuple[int, tuple[int, ...]], Grammars] = {}
 
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
         """Return the token ids of a prompt.
@@ -73,6 +75,21 @@ class TextTokenizer:
 
         step = partial(DecodeStream(skip_special_tokens=True).step, self._tokenizer)
         return TextStream(step, self.decode)
+
+    def grammars(self, vocabulary: int, stop_token_ids: tuple[int, ...]) -> Grammars:
+        """Return what makes constraints over these tokens; made once, which may take a second.
+
+        Args:
+            vocabulary: the width of the logits.
+            stop_token_ids: that end an answer.
+
+        Raises:
+            BackendError, ConfigError: as `Grammars`.
+        """
+        key = (vocabulary, stop_token_ids)
+        if key not in self._grammars:
+            self._grammars[key] = Grammars(self._tokenizer.to_str(), *key)
+        return self._grammars[key]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, special ones left out."""

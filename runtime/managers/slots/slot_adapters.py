@@ -54,6 +54,11 @@ class SlotAdapters(AdapterCatalog):
         self._background: ThreadPoolExecutor | None = None
         self._prefetched: dict[Entry, Future[None]] = {}
 
+    def __repr__(self) -> str:
+        """Return how many adapters it knows, and how many of them have a slot."""
+        known, in_slots = len(self._names.entries), len(self._levels.table.places)
+        return f"<SlotAdapters: {known} adapters, {in_slots} in slots>"
+
     def __enter__(self) -> Self:
         """Return itself."""
         return self

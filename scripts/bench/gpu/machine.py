@@ -5,8 +5,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from trt_lora.builder.versions import installed_versions
+from trt_lora.plugins.extras import installed_versions
 from trt_lora.runtime.memory.cuda import call
+from trt_lora.scripts.diagnosis.machine import cuda_version, device_name
 
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout
 
@@ -24,16 +25,15 @@ def describe_machine() -> dict[str, Any]:
     """
     device = int(call("cudaGetDevice"))
     properties = call("cudaGetDeviceProperties", device)
-    name = properties.name
     return {
-        "device": name.decode() if isinstance(name, bytes) else str(name),
+        "device": device_name(properties),
         "compute capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": int(properties.multiProcessorCount),
         "memory, bytes": int(properties.totalGlobalMem),
         "level-2 cache, bytes": int(properties.l2CacheSize),
         "driver": _driver_version(),
-        "CUDA of the driver": _version(int(call("cudaDriverGetVersion"))),
-        "CUDA runtime": _version(int(call("cudaRuntimeGetVersion"))),
+        "CUDA of the driver": cuda_version(int(call("cudaDriverGetVersion"))),
+        "CUDA runtime": cuda_version(int(call("cudaRuntimeGetVersion"))),
         "python": platform.python_version(),
         "versions": package_versions(),
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
@@ -67,7 +67,3 @@ def _output(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"unknown: {error}"
     return done.stdout.strip() if done.returncode == 0 else f"unknown: {done.stderr.strip()[:200]}"
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"

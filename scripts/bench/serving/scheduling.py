@@ -8,7 +8,7 @@ import numpy as np
 
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.weight import zeros
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.host import HostMemory

@@ -2,7 +2,14 @@
 
 import pytest
 
-from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Factor, Site, parse_binding
+from trt_lora.plugins.contract.sites import (
+    FACTORS,
+    BindingNames,
+    Factor,
+    Site,
+    parse_binding,
+    split_at_layer,
+)
 
 PATH = "model.layers.3.self_attn.q_proj"
 PATHS = (PATH, "transformer.h.11.attn.c_proj", "lm_head", "x.lora_A_y", "a b/c:0")
@@ -98,3 +105,16 @@ def test_a_site_outside_the_module_table_has_no_module() -> None:
 )
 def test_the_layer_is_the_first_number_in_the_path(path: str, layer: int | None) -> None:
     assert site(path).layer == layer
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        (PATH, ("model.layers", 3, "self_attn.q_proj")),
+        ("model.layers.0.mlp.experts.7.w1", ("model.layers", 0, "mlp.experts.7.w1")),
+        ("lm_head", ("", None, "lm_head")),
+        (f"h.{'9' * 5000}.fc1", ("", None, f"h.{'9' * 5000}.fc1")),
+    ],
+)
+def test_a_path_is_split_at_its_layer(path: str, parts: tuple[str, int | None, str]) -> None:
+    assert split_at_layer(path) == parts

@@ -16,7 +16,7 @@ from support.fakes.fake_engine import make_manifest
 from support.fakes.fake_tensorrt import FakeTensorRT
 
 from trt_lora.plugins.errors import ConfigError, ManifestError
-from trt_lora.runtime import open_engine
+from trt_lora.runtime import LoRAManager, generate, open_engine
 from trt_lora.runtime.engines.engine_files import check_files, compare_files
 from trt_lora.runtime.files.file_record import file_record, sampled_sha256
 from trt_lora.runtime.manifest import (
@@ -146,6 +146,29 @@ def test_a_copy_without_the_plan_opens_on_onnx_runtime(large: Path, trt: FakeTen
     (large / PLAN_FILE).unlink()
     for check in ("fast", "full"):
         assert type(open_engine(large, check=check)).__name__ == "OnnxRuntimeEngine"
+
+
+def answer(directory: Path, adapter: Path) -> tuple[int, ...]:
+    """What an engine answers with an adapter, on whatever `open_engine` finds."""
+    manager = LoRAManager()
+    with open_engine(directory) as running:
+        manager.initialize_engine_bindings(running)
+        manager.load_weights("a", adapter)
+        manager.switch_weights("a")
+        return generate(running, [[5, 6, 7]], manager=manager)[0].token_ids
+
+
+def test_an_engine_with_a_plan_that_is_shipped_without_it_answers_on_a_cpu(
+    engine: Path, tiny_engine: TinyEngine
+) -> None:
+    fields = json.loads((engine / MANIFEST_FILE).read_text())
+    (engine / PLAN_FILE).write_bytes(b"a plan")
+    fields["files"][PLAN_FILE] = dataclasses.asdict(file_record(engine / PLAN_FILE))
+    fields |= {"flavour": "tensorrt-rtx", "lora_plugin": "plugin"}
+    (engine / MANIFEST_FILE).write_text(json.dumps(fields))
+    (engine / PLAN_FILE).unlink()
+    assert read_manifest(engine).rank_multiple == 8  # the plan's, which pads; ONNX Runtime does not
+    assert answer(engine, tiny_engine.adapter) == answer(tiny_engine.engine, tiny_engine.adapter)
 
 
 def test_a_copy_without_the_onnx_file_opens_on_tensorrt(large: Path, trt: FakeTensorRT) -> None:

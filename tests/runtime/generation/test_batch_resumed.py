@@ -8,7 +8,7 @@ from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, numbe
 
 from trt_lora.plugins.errors import ConfigError, OutputError
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 
 PROMPT = [4, 5, 6]

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trt_lora.runtime.generation.candidates import Candidates, ranked, total
-from trt_lora.runtime.generation.sampling import UNDECIDED, Logits, SamplingParams, choose, draw
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sampling import UNDECIDED, Logits, choose, draw
 
 BORDER = 1e-12
 
@@ -26,9 +27,22 @@ def right_tokens(logits: Logits, sampling: SamplingParams, number: float) -> set
     order = ranking(logits)
     if sampling.temperature == 0:
         return {order[0]}
-    order = order[: sampling.top_k or None]
     scores = logits[order].astype(np.longdouble)
     weights = np.exp((scores - scores[0]) / np.longdouble(sampling.temperature))
+    counts = {int((weights >= sampling.min_p * (1 + side)).sum()) for side in (-BORDER, BORDER)}
+    kept = [order[: max(count, 1)][: sampling.top_k or None] for count in counts]
+    return set().union(
+        *(drawn_tokens(some, weights[: len(some)], sampling, number) for some in kept)
+    )
+
+
+def drawn_tokens(
+    order: list[int],
+    weights: npt.NDArray[np.longdouble],
+    sampling: SamplingParams,
+    number: float,
+) -> set[int]:
+    """The same of what min-p and top-k have kept."""
     mass = np.concatenate([[0], np.cumsum(weights)]) / weights.sum()
     right: set[int] = set()
     for kept in range(1, len(order) + 1):
@@ -62,6 +76,7 @@ PARAMETERS = st.builds(
     temperature=st.sampled_from([0.0, 1e-300, 0.05, 0.7, 1.0, 3.0, 1e6]),
     top_k=st.sampled_from([0, 0, 1, 2, 50, 256, 257, 2500]),
     top_p=st.one_of(st.just(1.0), st.sampled_from([1e-12, 0.3, 0.9, 0.999]), st.floats(0.01, 1)),
+    min_p=st.sampled_from([0.0, 0.0, 1e-9, 0.05, 0.5, 1.0]),
 )
 NUMBERS = st.one_of(
     st.sampled_from([0.0, 0.5, 1 - 2**-53]),

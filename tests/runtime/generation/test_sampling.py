@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import (
     Draws,
     Logits,
-    SamplingParams,
     Tokens,
     choose,
     generator,

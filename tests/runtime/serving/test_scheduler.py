@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.deferred_executor import DeferredExecutor
 from support.eventually import eventually
 from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
+from tokenizers import Tokenizer, decoders, models
 
 from trt_lora.plugins.errors import (
     AdapterError,
@@ -16,8 +19,9 @@ from trt_lora.plugins.errors import (
     StateError,
     UnknownAdapterError,
 )
-from trt_lora.runtime.generation.batch import Token
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.batcher_config import BatcherConfig
@@ -31,7 +35,7 @@ DRAWN = SamplingParams(max_new_tokens=20, temperature=0.7, seed=5, stop_token_id
 class Served:
     """A scheduler of two slots and four rows, and all that it has given."""
 
-    def __init__(self, folder: Path, slots: int = 2, **options: int) -> None:
+    def __init__(self, folder: Path, slots: int = 2, **options: Any) -> None:
         self.engine = SlotEngine(slots)
         self.adapters = SlotAdapters(self.engine)
         for name, number in NUMBERS.items():
@@ -195,7 +199,24 @@ def test_what_cannot_be_answered_is_refused_at_once(served: Served) -> None:
         served.scheduler.submit([])
     with pytest.raises(ConfigError, match="request 0 has 33 tokens, this engine takes 32"):
         served.scheduler.submit([4] * 33)
+    with pytest.raises(ConfigError, match="n is 2, and a request has one answer; submit it 2 tim"):
+        served.scheduler.submit([4], SamplingParams(temperature=1, n=2))
     assert not served.scheduler
+
+
+def test_a_preempted_request_ends_at_its_stop_string(tmp_path: Path) -> None:
+    characters = Tokenizer(models.WordLevel({chr(200 + n): n for n in range(97)}, unk_token="È"))
+    characters.decoder = decoders.Fuse()
+    characters.save(str(tmp_path / "tokenizer.json"))
+    served = Served(tmp_path, tokenizer=TextTokenizer(tmp_path))
+    answer = expected_answer([4, 5], 2, LONG)
+    stop = "".join(chr(200 + token) for token in answer[2:4] if token is not None)
+    request = served.scheduler.submit([4, 5], replace(LONG, stop=stop), adapter="b")
+    served.step(3)
+    served.scheduler.preempt(request)
+    served.finish()
+    assert not served.failed
+    assert served.tokens[request] == answer[:4]
 
 
 def test_a_request_that_the_batch_refuses_ends_and_holds_no_slot(served: Served) -> None:

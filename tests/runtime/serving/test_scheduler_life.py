@@ -17,7 +17,7 @@ from support.deferred_executor import DeferredExecutor
 from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
 
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
-from trt_lora.runtime.generation.sampling import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource, host_nbytes
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters

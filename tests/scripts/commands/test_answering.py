@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import TinyEngine
@@ -10,7 +11,15 @@ from support.commands import trt_lora
 from support.models.tiny_models import save_adapter
 from support.spoken_engine import spoken_engine
 
-from trt_lora.runtime import LoRAManager, SamplingParams, TextTokenizer, generate, open_engine
+from trt_lora.runtime import (
+    LoRAManager,
+    SamplingParams,
+    TextTokenizer,
+    generate,
+    open_engine,
+    stream_text,
+)
+from trt_lora.scripts import switch_adapters
 
 TOKENS = 6
 OPTIONS = ["--max-new-tokens", str(TOKENS), "--backend", "onnxruntime"]
@@ -68,6 +77,117 @@ def test_several_prompts_are_one_batch_and_json_is_one_object_a_line(
     assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
 
 
+def fields_of(printed: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in printed.splitlines()]
+
+
+def test_every_option_reaches_the_answer(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {
+        "--temperature": "0.8",
+        "--top-k": "20",
+        "--top-p": "0.95",
+        "--min-p": "0.01",
+        "--repetition-penalty": "1.2",
+        "--presence-penalty": "0.5",
+        "--frequency-penalty": "-0.5",
+        "--logit-bias": "7=2.5",
+        "--seed": "5",
+        "--n": "2",
+        "--logprobs": "1",
+        "--stop": "w13",
+    }
+    sampling = SamplingParams(
+        max_new_tokens=TOKENS,
+        temperature=0.8,
+        top_k=20,
+        top_p=0.95,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={7: 2.5},
+        seed=5,
+        n=2,
+        logprobs=1,
+        stop="w13",
+    )
+    flags = [text for option in options.items() for text in option]
+    printed = trt_lora(capsys, "generate", engine, "w5 w6", *OPTIONS, *flags, "--json")
+    with open_engine(engine, "onnxruntime") as opened:
+        answers = generate(opened, ["w5 w6"], sampling=sampling)
+    for found, expected in zip(fields_of(printed), answers, strict=True):
+        assert found["index"] == expected.index
+        assert found["token_ids"] == list(expected.token_ids)
+        assert expected.logprobs is not None
+        assert len(found["logprobs"]) == len(expected.token_ids)
+        for step, known in zip(found["logprobs"], expected.logprobs, strict=True):
+            assert step == {str(token): vars(one) for token, one in known.items()}
+    assert answers[0].token_ids != answers[1].token_ids
+
+
+def test_a_stop_string_ends_text_and_stream_alike(
+    engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = answer(engine, "w5 w6", {})
+    stop = whole.split()[2]
+    flags = [*OPTIONS, "--stop", stop]
+    streamed = trt_lora(capsys, "generate", engine, "w5 w6", *flags)
+    (found,) = fields_of(trt_lora(capsys, "generate", engine, "w5 w6", *flags, "--json"))
+    assert streamed == found["text"] + "\n" == whole[: whole.index(stop)] + "\n"
+    assert found["finish_reason"] == "stop"
+
+
+def test_what_the_model_recommends_is_the_default_and_can_be_left_out(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "engine").mkdir()
+    for file in engine.iterdir():
+        if file.name not in ("generation_config.json", "manifest.json"):
+            (tmp_path / "engine" / file.name).symlink_to(file)
+    manifest = json.loads((engine / "manifest.json").read_text())
+    manifest["files"].pop("generation_config.json", None)
+    (tmp_path / "engine" / "manifest.json").write_text(json.dumps(manifest))
+    config = tmp_path / "engine" / "generation_config.json"
+    command = ["generate", str(config.parent), "w5 w6", "--backend", "onnxruntime"]
+
+    config.write_text('{"max_new_tokens": 3, "repetition_penalty": 1.5}')
+    recommended = SamplingParams(max_new_tokens=3, repetition_penalty=1.5)
+    with open_engine(tmp_path / "engine", "onnxruntime") as opened:
+        (expected,) = generate(opened, ["w5 w6"], sampling=recommended)
+        assert generate(opened, ["w5 w6"]) == [expected]
+        assert "".join(stream_text(opened, "w5 w6")) == expected.text
+    assert trt_lora(capsys, *command) == expected.text + "\n"
+    more = trt_lora(capsys, *command, "--max-new-tokens", "5", "--json")
+    assert fields_of(more)[0]["token_ids"][:3] == list(expected.token_ids)
+
+    config.write_text('{"num_beams": 4}')
+    refused = trt_lora(capsys, *command, expected=2)
+    assert "generation_config.json: num_beams is 4, which is not done here" in refused
+    left_out = trt_lora(capsys, *command, *OPTIONS, "--generation-config", "none")
+    assert left_out == answer(engine, "w5 w6", {}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--logprobs", "2"], "--logprobs is 2, and text has none; add --json"),
+        (["--logit-bias", "7"], "--logit-bias is '7', expected ID=VALUE, such as 5=-1.5"),
+        (["--n", "2"], "n is 2, but temperature 0 (greedy) gives equal answers"),
+        (["--regex", "a", "--stop", "b"], "stop is ('b',), which would cut what"),
+        (["--json-schema", "nowhere.json"], "nowhere.json cannot be read: "),
+        (["--regex", "("], "structured"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    engine: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    printed = trt_lora(capsys, "generate", engine, "w5", *OPTIONS, *flags, expected=2)
+    assert printed.startswith("error: ")
+    assert message in printed
+
+
 def test_an_adapter_that_was_not_given_is_refused(
     engine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +228,40 @@ def test_adapters_are_listed_and_blended_and_a_mistake_ends_nothing(
     assert "error: /blend got 'a', expected NAME=WEIGHT: a=0.7" in printed
     assert "error: there is no /wave; commands:\n/use NAME" in printed
     assert printed.endswith("blend>   (base)\n  a\n* blend\nblend> (base)> ")
+
+
+def test_a_conversation_in_json_is_one_object_a_line_and_nothing_else(
+    engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["w5 w6", "/use b", "/adapters", "/help", "/use a", "w7"]
+    options = ["--adapter", f"a={adapter}", "--json"]
+    rows = [json.loads(line) for line in talk(engine, lines, capsys, *options)]
+    said = answer(engine, "w5 w6", {})
+    assert rows[0] == {"adapter": "", "prompt": "w5 w6", "text": said}
+    assert rows[1] == {"error": "unknown adapter 'b'; loaded: a"}
+    assert rows[2] == {"adapters": ["", "a"], "active": ""}
+    assert rows[3].keys() == {"help"}
+    assert (rows[4]["adapter"], rows[4]["prompt"]) == ("a", "w7")
+    assert len(rows) == 5
+
+
+def test_switching_in_json_is_one_object_an_answer(
+    engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--engine", str(engine), "--adapter", f"a={adapter}", "--prompt", "w5 w6", *OPTIONS]
+    switch_adapters.main([*words, "--json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["adapter"] for row in rows] == ["", "a"]
+    assert rows[1]["text"] == answer(engine, "w5 w6", {"a": adapter}, "a")
+    assert all(row["microseconds"] > 0 for row in rows)
+
+
+def test_a_misspelled_adapter_gets_the_nearest_name(
+    engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--adapter", f"pirate={adapter}", "--use", "pirat"]
+    printed = trt_lora(capsys, "generate", engine, "w5", *OPTIONS, *options, expected=2)
+    assert printed.endswith("unknown adapter 'pirat'; loaded: pirate; did you mean 'pirate'?\n")
 
 
 def test_half_a_character_is_held_back() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import TinyEngine
 from support.commands import trt_lora
+from support.fakes.fake_cuda import FakeCuda
 
 from trt_lora.runtime.manifest import ONNX_FILE, ONNX_WEIGHTS_FILE
 
@@ -56,3 +57,12 @@ def test_what_is_no_engine_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
         assert printed.startswith("error: ")
         assert str(path) in printed
         assert printed.count("\n") == 1
+
+
+def test_without_a_gpu_a_doctor_finds_that_it_runs_on_the_cpu(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeCuda(devices=0).install(monkeypatch)
+    printed = trt_lora(capsys, "doctor", tiny_engine.engine)
+    assert "ONNX Runtime (cpu)  yes\n" in printed
+    assert "TensorRT (cuda)     no: " in printed

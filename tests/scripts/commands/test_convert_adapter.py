@@ -1,5 +1,6 @@
 """`trt-lora convert-adapter`: any format to any other, `.bin` files read without a pickle."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def test_any_format_becomes_any_other(
     assert convert(tiny_engine.adapter, between, *options, first) == 0
     assert convert(between, last, *options, second) == 0
     assert_same(last, tiny_engine)
+
+
+def test_json_says_what_was_written_and_what_changed(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--format", "peft", "--dtype", "bfloat16", "--json"]
+    assert convert(tiny_engine.adapter, tmp_path / "a", *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 0 < found.pop("rounding_error") < 0.01
+    assert found == {
+        "output": str(tmp_path / "a"),
+        "source": str(tiny_engine.adapter),
+        "format": "peft",
+        "tensors": 8,
+        "flushed": 0,
+    }
 
 
 def test_peft_to_peft_needs_no_engine_and_keeps_every_bit(

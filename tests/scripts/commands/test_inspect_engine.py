@@ -64,7 +64,7 @@ def test_kernels_of_an_engine_without_sites_cannot_be_counted(
 def test_every_tensor_and_every_binding_is_in_the_report(
     tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = inspect(capsys, tiny_engine.engine, "--adapter", tiny_engine.adapter)
+    printed = inspect(capsys, tiny_engine.engine, "--adapter", tiny_engine.adapter, "--full")
     for name in load_file(tiny_engine.adapter / "adapter_model.safetensors"):
         path, factor = name.removeprefix("base_model.model.").split(".lora_")
         assert f"  lora_{factor[0]}_{path} <- {name}\n" in printed
@@ -76,7 +76,7 @@ def test_what_is_not_bound_is_listed_with_the_reason_and_ends_with_1(
     tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = save_adapter(tiny_engine.model, tmp_path / "a", target_modules=["q_proj", "up_proj"])
-    printed = inspect(capsys, tiny_engine.engine, "--adapter", adapter, expected=1)
+    printed = inspect(capsys, tiny_engine.engine, "--adapter", adapter, "--full", expected=1)
     assert "not bound: base_model.model.model.layers.0.mlp.up_proj.lora_A.weight: " in printed
     assert "model.layers.1.self_attn.v_proj: dummy" in printed
     assert (

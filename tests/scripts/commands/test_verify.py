@@ -1,5 +1,6 @@
 """`trt-lora verify` passes what is right and catches every mistake that we could think of."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,7 +69,8 @@ def test_an_engine_that_computes_what_peft_does_passes(
     made: Made, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(made) == 0
-    printed = capsys.readouterr().out
+    printed, stages = capsys.readouterr()
+    assert stages.splitlines()[-4:] == ["adapter", "reference", "logits", "deltas"]
     assert printed.count("(base)") == printed.count("adapter  ") - 1 == len(verify.PROMPTS)
     assert "same best token" in printed
     assert "self_attn.k_proj" in printed
@@ -189,8 +191,14 @@ def test_an_adapter_that_adds_nothing_proves_nothing(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     zeros = {name: t * 0 if "lora_B" in name else t for name, t in tensors(made).items()}
-    assert exit_code(with_tensors(made, zeros, tmp_path)) == 1
-    assert "the adapter adds nothing at any site" in capsys.readouterr().err
+    assert exit_code(with_tensors(made, zeros, tmp_path), "--json") == 1
+    printed = capsys.readouterr()
+    assert "the adapter adds nothing at any site" in printed.err
+    found = json.loads(printed.out)
+    assert found["same"] is False
+    assert found["problems"][0].startswith("the adapter adds nothing at any site")
+    assert [row["adapter"] for row in found["logits"]] == ["", "adapter"] * len(verify.PROMPTS)
+    assert found["delta_errors"][Q.format(0)] == 0
 
 
 @pytest.mark.slow

@@ -36,7 +36,12 @@ def test_a_comparison_is_kept_and_runs_again_elsewhere(
 ) -> None:
     kept, adapter = tmp_path / "kept", f"a={tiny_engine.adapter}"
     assert compare(tiny_engine.engine, "--adapter", adapter, "--keep", kept) == 0
-    header, base, adapted, last = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert re.findall("^.*vs.*$", printed.err, re.M) == [
+        "base: onnxrt vs merged",
+        "a: onnxrt vs merged",
+    ]
+    header, base, adapted, last = printed.out.splitlines()
     assert cells(header)[:3] == ["engine", "compared with", "adapter"]
     assert cells(base)[:5] == [ONNXRT, f"merged weights, {ONNXRT}", "base", "10", "0.00e+00"]
     assert cells(adapted)[2] == "a"

@@ -32,6 +32,16 @@ class FakeCudaMemory(FakeCudaState):
         (block,) = self.blocks_at(ptr, 1, "cudaPointerGetAttributes")
         return SUCCESS, SimpleNamespace(device=block.device)
 
+    def cudaDriverGetVersion(self) -> tuple[Status, int]:
+        """Return the newest CUDA that the driver knows: 13.0."""
+        return self._enter("cudaDriverGetVersion"), 13000
+
+    def cudaGetDeviceProperties(self, device: int) -> tuple[Status, SimpleNamespace]:
+        """Describe a GPU."""
+        name = f"Fake GPU {device}".encode()
+        status = self._enter("cudaGetDeviceProperties", device)
+        return status, SimpleNamespace(name=name, major=9, minor=device)
+
     def cudaMemGetInfo(self) -> tuple[Status, int, int]:
         """Return the free and all bytes of the current GPU: DEVICE_BYTES less what is allocated."""
         if status := self._enter("cudaMemGetInfo"):

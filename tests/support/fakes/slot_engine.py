@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from support.fakes.fake_engine import FakeExecutor, make_weights, static_manifest
 
 from trt_lora.plugins.contract.slots import LORA_SLOT
-from trt_lora.runtime.generation.sampling import Logits, SamplingParams, choose, generator
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sampling import Logits, choose, generator
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 

@@ -6,8 +6,9 @@ import numpy as np
 from support.fakes.tiny_engine import EMBEDDING
 
 from trt_lora.runtime import SamplingParams
-from trt_lora.runtime.generation.batch import Batch, Token
+from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding.static_rows import StaticRows
+from trt_lora.runtime.generation.token import Token
 
 PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9]]
 

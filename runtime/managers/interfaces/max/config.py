@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.managers.interfaces.agreed_limits import (
     cache_of_slots,
     check_rank,
@@ -14,6 +15,7 @@ from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import Manifest
 
 
+@short_repr
 @dataclass(frozen=True)
 class MaxLoRAConfig:
     """MAX's `LoRAConfig`; None is what the engine was built with."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from trt_lora.plugins.short_repr import short_repr
+
 
 class LoRAOperation(Enum):
     """What a request asks for."""
@@ -25,6 +27,7 @@ class LoRAStatus(Enum):
     UNSPECIFIED_ERROR = "unspecified_error"
 
 
+@short_repr
 @dataclass(frozen=True)
 class LoRAOutcome:
     """A status, and the sentence that says why."""

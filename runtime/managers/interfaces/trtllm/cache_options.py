@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.managers.interfaces.agreed_limits import check_rank
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.manifest import Manifest
 
 
+@short_repr
 @dataclass(frozen=True)
 class LoraCacheOptions:
     """The four `lora_cache_*` parameters; None is the engine's own, or no limit.

@@ -6,12 +6,14 @@ import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.interop import tensor_from
 
 _IDS = range(1 << 64)  # TensorRT-LLM's are unsigned integers of 64 bits
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class TrtllmLoraRequest:
     """`lora_task_id`, `lora_weights` and `lora_config`; none of them asks for the base model."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.managers.interfaces.agreed_limits import (
     cache_of_slots,
     check_rank,
@@ -23,6 +24,7 @@ _REFUSED = {  # option -> what an engine has instead
 }
 
 
+@short_repr
 @dataclass(frozen=True)
 class VllmLoRAConfig:
     """vLLM's `LoRAConfig`; None is what the engine was built with."""

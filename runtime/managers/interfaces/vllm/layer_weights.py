@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.memory.dtypes import Array, Float32
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class LoRALayerWeights:
     """y + scaling * (x @ A) @ B; vLLM's `embeddings_tensor` and `bias` are refused at load."""
@@ -53,6 +55,7 @@ class LoRALayerWeights:
         return np.float32(self.scaling) * (a @ b)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class PackedLoRALayerWeights:
     """The parts of a fused layer in the order of its outputs; None is a part not adapted."""

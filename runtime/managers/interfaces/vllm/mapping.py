@@ -7,10 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 
 _BASE = 0  # the index of rows without an adapter
 
 
+@short_repr
 @dataclass(frozen=True)
 class LoRAMapping:
     """Indices are the mapping's own, from 1, and 0 is the base model; slots are the adapters'."""

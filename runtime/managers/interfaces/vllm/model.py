@@ -10,6 +10,7 @@ import numpy as np
 from trt_lora.plugins.contract.modules import MODULES, parts_of
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import listed
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import Pair, weight_of
@@ -27,6 +28,7 @@ PART_SUFFIXES = {module.name: module.suffixes[0] for module in MODULES if module
 """Last part of a module's path, by TensorRT-LLM's name."""
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class LoRAModel:
     """An adapter with a number; of a file, it is opened and read when its layers are asked for."""

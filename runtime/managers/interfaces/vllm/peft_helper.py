@@ -7,6 +7,7 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.untrusted_file import file_inside
@@ -15,6 +16,7 @@ from trt_lora.runtime.managers.interfaces.vllm.config import VllmLoRAConfig
 _REQUIRED = ("r", "lora_alpha", "target_modules")
 
 
+@short_repr
 @dataclass(frozen=True)
 class PEFTHelper:
     """What vLLM looks at; `load_adapter` checks every other field, and each tensor."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
+from trt_lora.plugins.short_repr import short_repr
 
 _REFUSED = {
     "lora_local_path": "it is deprecated in vLLM too; pass lora_path",
@@ -13,6 +14,7 @@ _REFUSED = {
 }
 
 
+@short_repr
 @dataclass(frozen=True)
 class VllmLoRARequest:
     """Which adapter a sequence takes; requests with equal fields are equal."""

@@ -200,6 +200,24 @@ def test_sequences_join_and_leave_with_adapters_of_their_own(
         assert answers[row] == expected_answer(prompt, tokens, WEIGHTS[name]), (row, name)
 
 
+@pytest.mark.usefixtures("hurrying")
+def test_answers_to_one_prompt_have_its_adapter_in_copied_rows(
+    slot_engine: TensorRTEngine, files: dict[str, Path]
+) -> None:
+    """At a temperature near zero, every draw is the greedy token."""
+    alike = SamplingParams(max_new_tokens=6, temperature=1e-9, n=3, stop_token_ids=())
+    with slot_engine as engine:
+        batch = Batch(engine, adapters=loaded(engine, files))
+        batch.add([1], SamplingParams(max_new_tokens=9, stop_token_ids=()), adapter="b")
+        batch.step()
+        rows = batch.add_all([3, 1, 4], alike, adapter="d")
+        answers: dict[int, list[int | None]] = {row: [] for row in rows}
+        while batch:
+            for token in batch.step():
+                answers.setdefault(token.row, []).append(token.token_id)
+    assert [answers[row] for row in rows] == [expected_answer([3, 1, 4], 6, WEIGHTS["d"])] * 3
+
+
 def test_a_manager_binds_one_adapter_for_all_rows(
     slot_engine: TensorRTEngine, files: dict[str, Path]
 ) -> None:

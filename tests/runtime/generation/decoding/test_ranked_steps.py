@@ -24,6 +24,7 @@ from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.prepared import mirrored_block
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding import static_rows
+from trt_lora.runtime.generation.token import Logprobs
 
 pytestmark = pytest.mark.usefixtures("hurrying")
 
@@ -33,6 +34,12 @@ MIXTURE = [
     SamplingParams(8, temperature=1.5, seed=3, stop_token_ids=()),
     SamplingParams(9, temperature=0.7, top_k=5, seed=1, stop_token_ids=()),
     SamplingParams(7, temperature=2.0, top_p=0.8, seed=2, stop_token_ids=()),
+]
+CHANGED = [
+    SamplingParams(9, repetition_penalty=1.8, stop_token_ids=()),
+    SamplingParams(8, temperature=1.5, presence_penalty=1.5, seed=3, stop_token_ids=()),
+    SamplingParams(9, temperature=0.7, logit_bias={4: 3, 7: -9}, top_k=5, stop_token_ids=()),
+    SamplingParams(7, temperature=2.0, min_p=0.3, frequency_penalty=1, stop_token_ids=()),
 ]
 
 
@@ -60,8 +67,8 @@ def answers_with(
 @pytest.mark.parametrize("max_graphs", [0, 32])
 @pytest.mark.parametrize(
     "sampling",
-    [*([params] * 4 for params in MIXTURE), MIXTURE],
-    ids=["greedy", "temperature", "top-k", "top-p", "mixture"],
+    [*([params] * 4 for params in MIXTURE), MIXTURE, CHANGED],
+    ids=["greedy", "temperature", "top-k", "top-p", "mixture", "changed"],
 )
 def test_tokens_are_those_of_logits_on_the_host(
     static_engine: MakeEngine,
@@ -93,6 +100,52 @@ def test_where_two_candidates_do_not_decide_the_logits_of_the_row_do(
         assert 4 * VOCABULARY * 4 not in sizes
         with on_the_host(monkeypatch):
             assert answers_with(engine, sampling, PROMPTS) == found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 1.7])
+@pytest.mark.parametrize("count", [0, 3, -1])
+def test_log_probabilities_are_those_of_logits_on_the_host(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, temperature: float, count: int
+) -> None:
+    params = SamplingParams(6, temperature=temperature, logprobs=count, stop_token_ids=())
+    with static_engine() as engine:
+        found = logprobs_with(engine, params)
+        with on_the_host(monkeypatch):
+            expected = logprobs_with(engine, params)
+    assert [list(known) for known in found] == [list(known) for known in expected]
+    for known, exact in zip(found, expected, strict=True):
+        for token, one in known.items():
+            assert one.rank == exact[token].rank
+            assert one.logprob == pytest.approx(exact[token].logprob, abs=1e-12)
+
+
+def logprobs_with(engine: TensorRTEngine, params: SamplingParams) -> list[Logprobs]:
+    """Those of every step of two prompts."""
+    batch, found = Batch(engine, rows=2), list[Logprobs]()
+    for prompt in PROMPTS[:2]:
+        batch.add(prompt, params)
+    while batch:
+        found += [token.logprobs for token in batch.step() if token.logprobs is not None]
+    assert len(found) == 2 * params.max_new_tokens
+    return found
+
+
+def test_answers_to_one_prompt_are_those_of_the_prompt_run_for_each(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(7, temperature=1.5, seed=3, n=3, stop_token_ids=())
+    found = []
+    for shares in (True, False):  # without: each row runs its prompt
+        with static_engine() as engine, monkeypatch.context() as patch:
+            if not shares:
+                patch.setattr(static_rows.StaticRows, "_is_alike", lambda *_: False)
+            batch = Batch(engine, rows=4)
+            batch.add(PROMPTS[1], greedy(9))
+            batch.step()
+            batch.add_all(PROMPTS[0], params)
+            found.append(answers_of(batch))
+    assert found[0] == found[1]
+    assert len({tuple(found[0][row]) for row in (1, 2, 3)}) == 3
 
 
 def test_greedy_brings_no_logits_to_the_host(static_engine: MakeEngine, cuda: FakeCuda) -> None:

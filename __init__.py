@@ -1,0 +1,19 @@
+"""TensorRT engines whose LoRA adapters are inputs; the folders beside this file are subpackages."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    __version__: str
+
+
+def __getattr__(name: str) -> object:
+    """Return `__version__`, read from the installed package when it is asked for.
+
+    Raises:
+        PackageNotFoundError: (an ImportError) the checkout is on the path, and not installed.
+    """
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version
+
+    return version("trt-lora")

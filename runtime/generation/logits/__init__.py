@@ -1,0 +1,1 @@
+"""Logits of one row: changed before a token is chosen, and as log probabilities after."""

@@ -1,0 +1,1 @@
+"""Options of `build-engine` in a TOML file."""

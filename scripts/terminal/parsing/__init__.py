@@ -1,0 +1,1 @@
+"""The argument parser of all commands."""

@@ -1,0 +1,63 @@
+"""Argument parser of all commands: suggestions for misspelled words, `--version`, completion."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import trt_lora
+from trt_lora.plugins.messages import did_you_mean
+from trt_lora.scripts.terminal.parsing.completion import SHELLS, PrintCompletion
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that says what a misspelled subcommand, option or choice may have meant.
+
+    The parsers of its subcommands are of this class, too.
+    """
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # three overloads
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Parse, and refuse what is unknown here, with the usage of the subcommand it is for."""
+        words = None if args is None else list(args)
+        known, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggestion(unknown)}")
+        return known, unknown
+
+    def _suggestion(self, unknown: Sequence[str]) -> str:
+        name = unknown[0].partition("=")[0]
+        return did_you_mean(name, self._option_string_actions) if name[:1] == "-" else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = [str(choice) for choice in action.choices]
+            hint = did_you_mean(str(value), names)
+            raise argparse.ArgumentError(
+                action, f"invalid choice: {value!r}; choose from: {', '.join(names)}{hint}"
+            )
+
+
+class _PrintVersion(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        print(f"{parser.prog} {trt_lora.__version__}")
+        parser.exit()
+
+
+def add_program_options(parser: CommandParser) -> None:
+    """Add what a program has beside its own options: `--version`, `--print-completion SHELL`."""
+    parser.add_argument(
+        "--version", action=_PrintVersion, nargs=0, help="print the version and exit"
+    )
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        help="print a script that lets a shell complete this command, and exit",
+    )

@@ -1,0 +1,1 @@
+"""Results on standard output: for a terminal, for a pipe, for scripts."""

@@ -1,0 +1,14 @@
+"""JSON on standard output, for scripts."""
+
+import json
+
+
+def print_json(value: object, *, indent: int | None = 1) -> None:
+    """Print a value as JSON; NaN and infinities, which JSON lacks, are null.
+
+    Args:
+        value: of dictionaries, lists, texts and numbers.
+        indent: spaces a level; None prints one line.
+    """
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    print(json.dumps(finite, indent=indent), flush=True)

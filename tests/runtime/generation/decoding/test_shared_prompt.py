@@ -1,0 +1,127 @@
+"""Rows of one prompt: run once, copied, and none the wiser when another leaves."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
+
+from trt_lora.plugins.errors import ConfigError, OutputError, StateError
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+
+PROMPT = [4, 5, 6, 7, 8]
+DRAWN = SamplingParams(max_new_tokens=8, temperature=0.9, seed=3, stop_token_ids=(), n=3)
+ALONE = replace(DRAWN, n=1)
+
+
+class Counted(SlotEngine):
+    """Counts the tokens that it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=2)
+        self.tokens = 0
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        self.tokens += tensor_map["input_ids"].numpy().size
+        return super().execute(tensor_map)
+
+
+@pytest.fixture
+def engine() -> Counted:
+    return Counted()
+
+
+@pytest.fixture
+def batch(engine: Counted) -> Batch:
+    return Batch(engine, adapters=SlotAdapters(engine), prefill_chunk=2)
+
+
+def answers_of(batch: Batch, rows: tuple[int, ...]) -> list[list[int | None]]:
+    found: dict[int, list[int | None]] = {row: [] for row in rows}
+    for _ in range(40):  # more than the longest answer takes
+        for token in batch.step():
+            found.setdefault(token.row, []).append(token.token_id)
+    assert not batch
+    return [found[row] for row in rows]
+
+
+def test_a_prompt_is_run_once_for_all_its_answers(engine: Counted, batch: Batch) -> None:
+    rows = batch.add_all(PROMPT, DRAWN)
+    while not batch.tokens(rows[0]):
+        batch.step()
+    assert engine.tokens == len(PROMPT)
+    assert all(len(batch.tokens(row)) == 1 for row in rows)
+
+
+def test_answers_differ_can_be_repeated_and_the_first_is_that_of_one(batch: Batch) -> None:
+    first = answers_of(batch, batch.add_all(PROMPT, DRAWN))
+    again = answers_of(batch, batch.add_all(PROMPT, DRAWN))
+    assert first == again
+    assert first[0] == expected_answer(PROMPT, 0, ALONE)
+    assert len(set(map(tuple, first))) == 3
+    assert first[:2] == answers_of(batch, batch.add_all(PROMPT, replace(DRAWN, n=2)))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("leaving", [0, 1, 2])
+def test_one_that_leaves_changes_no_other(batch: Batch, steps: int, leaving: int) -> None:
+    expected = answers_of(batch, batch.add_all(PROMPT, DRAWN))
+    rows = batch.add_all(PROMPT, DRAWN)
+    given = {row: list[int | None]() for row in rows}
+    for _ in range(steps):
+        for token in batch.step():
+            given[token.row].append(token.token_id)
+    batch.remove(rows[leaving])
+    rest = answers_of(batch, rows)
+    for place, row in enumerate(rows):
+        if place != leaving:
+            assert given[row] + rest[place] == expected[place]
+
+
+def test_all_leave_before_their_prompt_is_through(batch: Batch) -> None:
+    rows = batch.add_all(PROMPT, DRAWN)
+    batch.step()
+    for row in rows:
+        batch.remove(row)
+    row = batch.add(PROMPT, ALONE)
+    assert answers_of(batch, (row,)) == [expected_answer(PROMPT, 0, ALONE)]
+
+
+def test_answers_have_the_adapter_of_their_prompt(engine: Counted, tmp_path: Path) -> None:
+    adapters = SlotAdapters(engine)
+    adapters.load_weights("five", number_file(tmp_path, 5))
+    batch = Batch(engine, adapters=adapters)
+    alone = batch.add(PROMPT, ALONE)
+    rows = batch.add_all(PROMPT, DRAWN, adapter="five")
+    found = answers_of(batch, (alone, *rows))
+    assert found[0] == expected_answer(PROMPT, 0, ALONE)
+    assert found[1] == expected_answer(PROMPT, 5, ALONE)
+    adapters.check_integrity()
+
+
+def test_logits_that_are_no_numbers_end_all_answers_of_a_prompt(
+    engine: Counted, tmp_path: Path
+) -> None:
+    adapters = SlotAdapters(engine)
+    adapters.load_weights("bad", number_file(tmp_path, POISON))
+    batch = Batch(engine, adapters=adapters)
+    rows = batch.add_all(PROMPT, DRAWN, adapter="bad")
+    with pytest.raises(OutputError) as caught:
+        batch.step()
+    assert caught.value.rows == rows
+    assert not batch
+
+
+def test_there_is_a_row_for_every_answer_or_none_is_taken_in(batch: Batch) -> None:
+    batch.add_all(PROMPT, DRAWN)
+    with pytest.raises(StateError, match="n is 3, and 1 rows are free; wait until"):
+        batch.add_all(PROMPT, DRAWN)
+    assert len(batch) == 3
+
+
+def test_a_sequence_by_itself_has_one_answer(batch: Batch) -> None:
+    with pytest.raises(ConfigError, match="n is 3, and add takes one sequence; call add_all"):
+        batch.add(PROMPT, DRAWN)

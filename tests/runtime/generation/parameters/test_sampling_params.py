@@ -1,0 +1,102 @@
+"""Sampling parameters: names and defaults of vLLM, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
+
+# As vLLM's documentation lists them (vllm.SamplingParams, 0.29).
+VLLM = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "stop": None,
+    "stop_token_ids": None,
+    "logprobs": None,
+    "structured_outputs": None,
+    "logit_bias": None,
+}
+
+
+def test_names_and_defaults_are_those_of_vllm() -> None:
+    assert vars(SamplingParams()).items() >= VLLM.items()
+    assert vars(SamplingParams()).keys() - VLLM.keys() == {"max_new_tokens", "temperature", "seed"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"min_p": 1.5}, r"min_p is 1\.5, expected a number, from 0 \(all\) to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0, expected a number, above 0"),
+        ({"repetition_penalty": np.inf}, "repetition_penalty is inf"),
+        ({"presence_penalty": 2.1}, r"presence_penalty is 2\.1, expected a number, from -2 to 2"),
+        ({"frequency_penalty": np.nan}, "frequency_penalty is nan, expected"),
+        ({"n": 0}, "n is 0, expected a whole number, 1 or more"),
+        ({"n": 2}, r"n is 2, but temperature 0 \(greedy\) gives equal answers; pass a temperature"),
+        ({"logprobs": -2}, r"logprobs is -2, expected a whole number, -1 \(all tokens\) or more"),
+        ({"stop": ""}, "stop is '', expected strings that are not empty"),
+        ({"stop": ["a", ""]}, r"stop is \['a', ''\], expected strings"),
+        ({"stop": 3}, "stop is 3, expected strings"),
+        ({"stop": {"a": 1}}, "stop is {'a': 1}, expected strings"),
+        ({"logit_bias": [3]}, r"logit_bias is \[3\], expected numbers by token id"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias holds token id -1"),
+        ({"logit_bias": {"5": 1.0}}, r"logit_bias holds '5' \(str\)"),
+        ({"logit_bias": {5: np.inf}}, "logit_bias of 5 is inf, expected a finite number"),
+        ({"logit_bias": {5: True}}, "logit_bias of 5 is True"),
+        (
+            {"stop": "a", "structured_outputs": StructuredOutputsParams(regex="b")},
+            r"stop is \('a',\), which would cut what structured_outputs asks for",
+        ),
+    ],
+)
+def test_a_value_without_a_meaning_is_refused_by_name(fields: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "structured_outputs has nothing, expected one of json, regex and grammar"),
+        ({"json": "{}", "regex": "a"}, "structured_outputs has json and regex, expected one"),
+        ({"json": 3}, "structured_outputs has json 3, expected a JSON schema"),
+        ({"regex": {}}, "structured_outputs has regex {}, expected text"),
+    ],
+)
+def test_structured_output_is_asked_for_in_one_way(fields: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StructuredOutputsParams(**fields)
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert SamplingParams(stop="ab").stop_strings == ("ab",)
+    assert SamplingParams(stop=["ab", "c"]).stop_strings == ("ab", "c")
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "reads"),
+    [
+        ({}, False, False),
+        ({"temperature": 1.0, "min_p": 0.5, "top_k": 3, "logprobs": 5}, False, False),
+        ({"stop": "a"}, False, True),
+        ({"logit_bias": {3: 1}}, True, False),
+        ({"logit_bias": {}}, False, False),
+        ({"repetition_penalty": 1.1}, True, False),
+        ({"presence_penalty": -1}, True, False),
+        ({"frequency_penalty": 0.1}, True, False),
+        ({"structured_outputs": StructuredOutputsParams(regex="a")}, True, True),
+    ],
+)
+def test_parameters_say_whether_logits_change_and_text_is_read(
+    fields: Any, changes: bool, reads: bool
+) -> None:
+    params = SamplingParams(**fields)
+    assert (params.changes_logits, params.needs_text) == (changes, reads)

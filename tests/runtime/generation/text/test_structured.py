@@ -1,0 +1,233 @@
+"""Structured output: whatever the logits are, a finished answer is what was asked for."""
+
+import builtins
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fakes.fake_engine import FakeExecutor, static_manifest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from trt_lora.plugins.errors import BackendError, ConfigError, OutputError
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.token import Token
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+STOP, VOCABULARY = len(BYTES) + 2, 300  # the vocabulary has tokens that the tokenizer has not
+LONGEST = 1000
+
+
+class RandomLogits(FakeExecutor):
+    """Answers with logits that say nothing; `}`, `]` and quotes are likely, so that answers end."""
+
+    def __init__(self, seed: int) -> None:
+        manifest = static_manifest()
+        fields = {**vars(manifest), "max_seq_len": LONGEST + 8}
+        fields["outputs"] = tuple(
+            type(o)(o.name, o.dtype, ("kept", VOCABULARY) if o.name == "logits" else o.shape)
+            for o in manifest.outputs
+        )
+        fields["inputs"] = tuple(
+            type(b)(b.name, b.dtype, tuple(LONGEST + 8 if n == 32 else n for n in b.shape))
+            for b in manifest.inputs
+        )
+        super().__init__(type(manifest)(**fields))
+        self._random = np.random.default_rng(seed)
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        shape = (tensor_map["kept"].numpy().size, VOCABULARY)
+        logits = self._random.normal(0, 3, shape).astype(np.float32)
+        logits[:, [BYTES.index(char) for char in '}]"0,']] += 8
+        logits[:, STOP] += 9
+        return {"logits": tensor_from_numpy(logits)}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    """A token for every byte, two longer ones, and one that ends the answer."""
+    folder = tmp_path_factory.mktemp("bytes")
+    tokens = {token: number for number, token in enumerate([*BYTES, '":', "00"])}
+    made = Tokenizer(models.BPE(tokens, [('"', ":"), ("0", "0")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    made.save(str(folder / "tokenizer.json"))
+    assert made.token_to_id("<end>") == STOP
+    return TextTokenizer(folder)
+
+
+def answer_of(
+    tokenizer: TextTokenizer, wanted: StructuredOutputsParams, seed: int, **fields: Any
+) -> tuple[str, list[Token]]:
+    """The text of an answer, which has ended by itself, and its tokens."""
+    given = {"max_new_tokens": LONGEST, "temperature": 1.0, "stop_token_ids": [STOP], **fields}
+    params = SamplingParams(**given, structured_outputs=wanted)
+    batch = Batch(RandomLogits(seed), tokenizer=tokenizer, rows=1)
+    batch.add([3, 4], params)
+    tokens: list[Token] = []
+    while batch:
+        tokens += batch.step()
+    assert tokens[-1].finish_reason == "stop"
+    return "".join(token.text for token in tokens), tokens
+
+
+Check = Callable[[Any], bool]
+
+
+def schemas() -> st.SearchStrategy[tuple[dict[str, Any], Check]]:
+    """JSON schemas, and whether a value is one of theirs, said in Python."""
+    leaves = st.sampled_from(
+        [
+            ({"type": "boolean"}, lambda v: isinstance(v, bool)),
+            ({"type": "null"}, lambda v: v is None),
+            ({"type": "integer", "maximum": 50}, lambda v: type(v) is int and v <= 50),
+            ({"type": "string", "maxLength": 6}, lambda v: isinstance(v, str) and len(v) <= 6),
+            ({"enum": ["a", 3, "ü"]}, lambda v: v in ("a", 3, "ü")),
+        ]
+    )
+    return st.recursive(leaves, lambda inner: arrays(inner) | objects(inner), max_leaves=4)
+
+
+def arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return inner.map(
+        lambda item: (
+            {"type": "array", "items": item[0], "maxItems": 3},
+            lambda v: isinstance(v, list) and len(v) <= 3 and all(map(item[1], v)),
+        )
+    )
+
+
+def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    fields = st.dictionaries(st.sampled_from(["x", "name", "é"]), inner, min_size=1, max_size=2)
+    return fields.map(
+        lambda items: (
+            {
+                "type": "object",
+                "properties": {name: schema for name, (schema, _) in items.items()},
+                "required": [*items],
+                "additionalProperties": False,
+            },
+            lambda v: v.keys() == items.keys() and all(items[k][1](v[k]) for k in v),
+        )
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(schemas(), st.integers(0, 9999), st.booleans())
+def test_an_answer_is_what_its_schema_says(
+    tokenizer: TextTokenizer, schema: tuple[dict[str, Any], Check], seed: int, as_text: bool
+) -> None:
+    fields, is_one = schema
+    wanted = StructuredOutputsParams(json=json.dumps(fields) if as_text else fields)
+    text, _ = answer_of(tokenizer, wanted, seed)
+    assert is_one(json.loads(text)), text
+
+
+@pytest.mark.parametrize("regex", ["[a-f]{2,9}", "(yes|no)", "[0-9]+(\\.[0-9]{2})?", "é*x"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_whole_answer_matches_its_regex(
+    tokenizer: TextTokenizer, regex: str, temperature: float
+) -> None:
+    for seed in range(5):
+        wanted = StructuredOutputsParams(regex=regex)
+        text, _ = answer_of(tokenizer, wanted, seed, temperature=temperature)
+        assert re.fullmatch(regex, text)
+
+
+def test_an_answer_is_of_its_grammar_whatever_bias_and_penalties_say(
+    tokenizer: TextTokenizer,
+) -> None:
+    wanted = StructuredOutputsParams(grammar='start: pair+\npair: "<" pair* ">"')
+    bias = {BYTES.index("q"): 100.0, BYTES.index(">"): 6.0}
+    for seed in range(5):
+        text, _ = answer_of(tokenizer, wanted, seed, logit_bias=bias, frequency_penalty=-0.5)
+        assert set(text) == {"<", ">"}
+        while "<>" in text:
+            text = text.replace("<>", "")
+        assert text == ""
+
+
+def test_an_answer_ends_where_nothing_can_follow(tokenizer: TextTokenizer) -> None:
+    text, tokens = answer_of(tokenizer, StructuredOutputsParams(regex="ab"), 0)
+    assert text == "ab"
+    assert [token.finish_reason for token in tokens] == [None, "stop"]
+    assert tokens[-1].token_id == BYTES.index("b")
+
+
+def test_a_sequence_that_was_removed_goes_on_in_its_grammar(tokenizer: TextTokenizer) -> None:
+    params = SamplingParams(
+        8, structured_outputs=StructuredOutputsParams(regex="abcdef"), stop_token_ids=[STOP]
+    )
+    batch = Batch(RandomLogits(0), tokenizer=tokenizer, rows=1)
+    row = batch.add([3], params)
+    first = "".join(batch.step()[0].text for _ in range(3))
+    made = batch.tokens(row)
+    batch.remove(row)
+    batch.add([3, *made], params, answered=3)
+    while batch:
+        first += batch.step()[0].text
+    assert first == "abcdef"
+
+
+def test_one_that_cannot_go_on_ends_alone_and_is_named(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch(RandomLogits(0), tokenizer=tokenizer, rows=2)
+    params = SamplingParams(20, stop_token_ids=[STOP], logit_bias={STOP: -100})
+    other = batch.add([3], params)
+    wanted = StructuredOutputsParams(regex="[ab]{9}")
+    row = batch.add([3], SamplingParams(20, stop_token_ids=[STOP], structured_outputs=wanted))
+    batch.step()
+    constraint = batch._sequences[row].constraint
+    assert constraint is not None
+    constraint.accept([BYTES.index("z")])  # what no mask would allow
+    with pytest.raises(OutputError, match=f"structured output of prompt {row} cannot go on") as at:
+        batch.step()
+    assert at.value.rows == (row,)
+    assert [token.row for token in batch.step()] == [other]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (StructuredOutputsParams(regex="("), r"a regex that llguidance refuses: .*unclosed"),
+        (StructuredOutputsParams(grammar='start: "a" b'), 'a grammar that .*unknown name: "b"'),
+        (StructuredOutputsParams(json={"type": "foo"}), "a json that .*Invalid type: foo"),
+        (StructuredOutputsParams(json={"not": {}}), r'a json that .*Unimplemented keys: \["not"\]'),
+        (StructuredOutputsParams(json="{"), "a json that llguidance refuses"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(
+    tokenizer: TextTokenizer, wanted: StructuredOutputsParams, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)structured_outputs has {message}"):
+        answer_of(tokenizer, wanted, 0)
+
+
+def test_an_answer_without_an_end_is_refused(tokenizer: TextTokenizer) -> None:
+    with pytest.raises(ConfigError, match="needs a token that ends an answer, and there is none"):
+        answer_of(tokenizer, StructuredOutputsParams(regex="a"), 0, stop_token_ids=())
+
+
+def test_without_llguidance_the_extra_is_named(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_import = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "llguidance":
+            raise ImportError(f"No module named {name!r}")
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(BackendError, match=r"structured output needs .*trt-lora\[structured\]"):
+        answer_of(tokenizer, StructuredOutputsParams(regex="a"), 0, stop_token_ids=[5])

@@ -1,0 +1,58 @@
+"""Options of structured output: files and text become what `SamplingParams` takes."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime import SamplingParams
+from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
+from trt_lora.scripts.terminal.answering_options import (
+    add_sampling_options,
+    add_several_answers_options,
+    sampling_params,
+)
+
+SCHEMA, GRAMMAR = '{"type": "integer"}', 'start: "a"+'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "schema.json").write_text(SCHEMA)
+    (tmp_path / "grammar.lark").write_text(GRAMMAR)
+    return tmp_path
+
+
+def parsed(folder: Path, *options: str) -> SamplingParams:
+    parser = argparse.ArgumentParser()
+    add_sampling_options(parser.add_argument)
+    add_several_answers_options(parser.add_argument)
+    return sampling_params(parser.parse_args(options), folder)
+
+
+def test_structured_output_is_read_from_files_or_given(folder: Path) -> None:
+    ways = {
+        ("--json-schema", str(folder / "schema.json")): StructuredOutputsParams(json=SCHEMA),
+        ("--regex", "a+"): StructuredOutputsParams(regex="a+"),
+        ("--grammar", str(folder / "grammar.lark")): StructuredOutputsParams(grammar=GRAMMAR),
+    }
+    for options, expected in ways.items():
+        assert parsed(folder, *options).structured_outputs == expected
+    assert parsed(folder).structured_outputs is None
+
+
+def test_several_ways_at_a_time_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="structured_outputs has json and regex, expected one of"):
+        parsed(folder, "--regex", "a", "--json-schema", str(folder / "schema.json"))
+
+
+def test_options_may_be_repeated_where_there_are_several_values(folder: Path) -> None:
+    options = ("--stop", "a", "--stop", "b c", "--logit-bias", "3=1", "--logit-bias", "5=-0.5")
+    found = parsed(folder, *options)
+    assert found.stop_strings == ("a", "b c")
+    assert found.logit_bias == {3: 1.0, 5: -0.5}
+
+
+def test_without_options_the_defaults_are_those_of_python(folder: Path) -> None:
+    assert parsed(folder) == SamplingParams()
