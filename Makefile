@@ -1,6 +1,6 @@
-# The words a person types: demo, test, test-fast, architectures, lint, types, docs, fuzz, bench. Each
-# installs what it needs first; gpu installs nothing.
-.PHONY: demo test test-fast architectures lint types docs fuzz bench gpu dev
+# The words a person types: demo, test, test-fast, test-lean, notebook, architectures, lint, types,
+# docs, fuzz, bench, docker. Each installs what it needs first; gpu installs nothing.
+.PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz bench gpu docker dev
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ PACKAGE := __init__.py __main__.py builder plugins runtime scripts
 # deadlines. One thread of torch a process.
 WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 5)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-FAST := $(addprefix tests/,architecture plugins runtime builder/passes builder/checks builder/checkpoint)
+FAST := $(addprefix tests/,architecture plugins runtime build_time builder/passes builder/checks builder/checkpoint)
 
 # torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
 # asked for by its local version, so that nothing else can be taken by accident.
@@ -25,6 +25,31 @@ test: $(VENV)/ready        ## run the whole test suite, one file per process at 
 test-fast: $(VENV)/ready   ## what one runs while editing: no engine is built, no kernel emulated
 	$(PYTEST) -m "not slow" $(FAST)
 
+# What runs where only the wheel is installed: no torch, no builder, no NVIDIA library. The tests are
+# those of the sdist, away from the checkout. Another interpreter: make test-lean PYTHON=python3.13
+LEAN := $(CURDIR)/build/lean
+LEAN_TESTS := $(addprefix tests/,runtime plugins/contract plugins/test_*.py transcripts)
+LEAN_TOOLS := pytest pytest-xdist filelock hypothesis pexpect
+LEAN_VENV := $(LEAN)/$(notdir $(PYTHON))
+test-lean: $(VENV)/ready $(LEAN)/tiny
+	rm -rf $(LEAN)/sdist $(LEAN_VENV)
+	$(BIN)/python -c 'import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])' $(LEAN)/sdist >$(LEAN)/sdist.log
+	cd $(LEAN)/sdist && tar -xzf trt_lora-*.tar.gz --strip-components=1
+	$(PYTHON) -m venv $(LEAN_VENV)
+	$(LEAN_VENV)/bin/pip install --quiet \
+	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests,structured]" $(LEAN_TOOLS)
+	cd $(LEAN)/sdist && $(LEAN_VENV)/bin/pytest -n $(WORKERS) --dist loadfile \
+	  --rootdir=. --tiny-engine=$(LEAN)/tiny $(LEAN_TESTS)
+
+# The one thing that the lean environment cannot make.
+$(LEAN)/tiny: $(VENV)/ready $(shell find builder tests/support/models -name '*.py')
+	rm -rf $@ $@.part
+	PYTHONPATH=tests $(BIN)/python -W ignore -m support.models.tiny_engine_folder $@.part
+	mv $@.part $@
+
+notebook: $(VENV)/ready    ## run docs/switching.ipynb: from PEFT training to switching
+	OMP_NUM_THREADS=1 $(BIN)/python -m papermill --no-progress-bar docs/switching.ipynb build/switching.ipynb
+
 architectures: $(VENV)/ready  ## build and compare every architecture, write docs/supported-models.md
 	PYTHONPATH=tests $(BIN)/python tests/end_to_end/sweep_architectures.py
 
@@ -32,6 +57,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 
 types: $(VENV)/ready
 	$(BIN)/mypy
@@ -54,6 +80,11 @@ gpu:                       ## check and measure on an NVIDIA GPU, write docs/ben
 	ln -sfn $(PACKAGE:%=$(CURDIR)/%) build/typing/trt_lora/
 	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
 	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench.gpu.main $(GPU)
+
+# Where there is docker; test_containers.py and hadolint read the files elsewhere.
+docker:                    ## build the images, run the demo in one
+	docker compose build
+	docker compose run --rm demo
 
 dev: $(VENV)/ready
 

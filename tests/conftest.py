@@ -1,4 +1,7 @@
-"""The real model, its engine, and TensorRT's headers where there are any."""
+"""The real model and its engine, a tiny engine or one that is given, and TensorRT's headers.
+
+What builds them is imported by the fixture that builds: many tests run where there is no torch.
+"""
 
 import contextlib
 import gc
@@ -10,11 +13,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from support.doc_blocks import ROOT, Block, build_blocks, run_block
-from support.models.quick_build import quick_build
-from support.models.tiny_models import save_adapter, save_model, tiny_config
 from support.processes import first_on_path
-
-from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY, ensure_demo_model
 
 # A process takes whole files: those that take minutes go first, so that none is left at the end.
 LONGEST = (
@@ -31,7 +30,7 @@ INCLUDES = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take folders of headers, which no package of Python has."""
+    """Take folders of headers, which no package of Python has, and what cannot be built here."""
     parser.addoption(
         "--tensorrt-include",
         action="append",
@@ -39,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="folder of NvInfer.h, and another one of cuda_runtime_api.h where it is elsewhere",
     )
+    told = "a folder by support.models.tiny_engine_folder; without it, the engine is built"
+    parser.addoption("--tiny-engine", type=Path, metavar="FOLDER", help=told)
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +73,8 @@ def _place(item: pytest.Item) -> int:
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """SmolLM2-135M-Instruct as a transformers directory."""
+    from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY, ensure_demo_model
+
     with _shared("demo_model"):
         return ensure_demo_model(ROOT / DEFAULT_DIRECTORY)
 
@@ -120,13 +123,17 @@ class TinyEngine:
 
 
 @pytest.fixture(scope="session")
-def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> TinyEngine:
+def tiny_engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TinyEngine:
     """An engine that takes seconds to build: LoRA on q_proj and v_proj, rank 1 to 16."""
-    folder = tmp_path_factory.mktemp("tiny")
-    model = save_model("Llama", folder / "model")
-    adapter = save_adapter(model, folder / "a", r=4, target_modules=["q_proj", "v_proj"])
-    quick_build(tiny_config(model, folder / "engine", target_modules=("attn_q", "attn_v")))
-    return TinyEngine(model, folder / "engine", adapter)
+    folder: Path | None = request.config.getoption("--tiny-engine")
+    if folder is None:
+        from support.models.tiny_engine_folder import build_tiny_engine
+
+        build_tiny_engine(folder := tmp_path_factory.mktemp("tiny"))
+    folder = folder.resolve()  # some tests link to its files
+    return TinyEngine(folder / "model", folder / "engine", folder / "a")
 
 
 def _shared(name: str) -> FileLock:

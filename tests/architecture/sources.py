@@ -22,3 +22,11 @@ def data_files() -> list[Path]:
     """Return what the wheel holds beside Python: kernel sources, templates, the mark of types."""
     kinds = ("**/*.cu", "**/*.cuh", "**/*.jinja")
     return files("py.typed", *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
+
+
+def checkout_files() -> list[Path]:
+    """Return every file that belongs to the project, tests and documents included."""
+    top = ("*.py", "*.md", "*.toml", "*.y*ml", "py.typed", "LICENSE", "MANIFEST.in", "*file")
+    hidden = (".gitignore", ".dockerignore", ".ci/run", "engines/README.md", "engines/.gitignore")
+    folders = (*PACKAGES, "docs", "examples", "tests")
+    return files(*top, *hidden, *(f"{folder}/**/*" for folder in folders))

@@ -9,9 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from support.models.tiny_models import save_adapter, save_model, tiny_config
-
-from trt_lora.builder import build_engine
 from trt_lora.runtime import Engine, LoRAManager, SamplingParams, generate, open_engine
 
 THREADS = 4
@@ -24,6 +21,10 @@ Answer = list[tuple[int, ...]]
 
 def run(seconds: float) -> int:
     """Build a tiny engine with two adapters and stress it; return the number of answers checked."""
+    from support.models.tiny_models import save_adapter, save_model, tiny_config
+
+    from trt_lora.builder import build_engine
+
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = save_model("Llama", folder / "model")

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from support.adapters.blended_adapters import assert_near, delta, product, random_pair
 from support.adapters.manager_setup import (
     MANIFEST,
@@ -148,11 +147,3 @@ def test_reset_ends_a_strength() -> None:
     assert not delta(manager, SITE).any()
     manager.switch_weights("a")
     assert_near(delta(manager, SITE), product(random_pair(0)))
-
-
-def test_a_strength_of_an_adapter_of_the_engine_is_torch_memory_in_place() -> None:
-    weights = {name: torch.from_numpy(array) for name, array in random_pair(0).items()}
-    manager = manager_with(a=weights)
-    manager.switch_weights("a", scale=2)
-    assert manager.get_active_weight(A).pointer == weights[A].data_ptr()
-    assert_near(delta(manager, SITE), 2 * product(random_pair(0)))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
 from support.adapters.manager_setup import (
     ANY,
@@ -85,22 +84,6 @@ def test_a_numpy_array_is_registered_in_place(bound: bool) -> None:
     manager.switch_weights("a")
     for name, array in weights.items():
         assert manager.get_active_weight(name).pointer == array.ctypes.data
-
-
-@pytest.mark.parametrize(
-    ("dtype", "torch_dtype"),
-    [("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16)],
-)
-def test_a_torch_tensor_is_registered_in_place(dtype: str, torch_dtype: torch.dtype) -> None:
-    weights = {A: torch.randn(8, 2).to(torch_dtype), B: torch.randn(2, 6).to(torch_dtype)}
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(FakeExecutor(make_manifest(dtype=dtype)))
-    manager.add_weights("a", weights)
-    manager.switch_weights("a")
-    bound = refreshed(manager)
-    for name, tensor in weights.items():
-        assert (bound[name].pointer, bound[name].dtype) == (tensor.data_ptr(), dtype)
-        np.testing.assert_array_equal(bound[name].numpy(), tensor.float().numpy())
 
 
 def test_a_tensor_is_registered_as_the_object_it_is() -> None:

@@ -1,8 +1,6 @@
 """LoRAManager: what it holds, what it gives back, and who else holds it."""
 
-import multiprocessing
 import weakref
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +18,9 @@ from support.adapters.manager_setup import (
     refreshed,
     state_of,
 )
-from support.adapters.resident_adapters import WIDE_MANIFEST, unload_every_other_first
 from support.fakes.fake_cuda import FakeCuda
-from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
-from support.models.tiny_models import with_padding_plan
+from support.fakes.fake_engine import FakeExecutor, make_manifest
+from support.models.padding_plan import with_padding_plan
 
 from trt_lora.plugins.errors import AdapterError, StateError
 from trt_lora.runtime import TensorMap, open_engine
@@ -90,16 +87,6 @@ def test_a_blend_outlives_its_parts() -> None:
     manager.add_weights("b", pair(value=7), replace=True)
     for name, tensor in refreshed(manager).items():
         np.testing.assert_array_equal(tensor.numpy(), before[name])
-
-
-def test_resident_memory_returns_when_adapters_of_a_few_megabytes_are_unloaded(
-    tmp_path: Path,
-) -> None:
-    """Every other one first: what lies between two that stay returns as well."""
-    file = tmp_path / "a.safetensors"
-    save_file(make_weights(WIDE_MANIFEST, rank=16), file)  # 2 MB
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        process.submit(unload_every_other_first, file, adapters=16).result()
 
 
 def test_a_gpu_has_every_byte_back_when_an_adapter_is_unloaded(

@@ -2,17 +2,14 @@
 
 import io
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TinyEngine
 from support.commands import trt_lora
-from support.models.tiny_models import VOCABULARY, save_adapter
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from support.models.tiny_models import save_adapter
+from support.spoken_engine import spoken_engine
 
 from trt_lora.runtime import (
     LoRAManager,
@@ -24,7 +21,6 @@ from trt_lora.runtime import (
 )
 from trt_lora.scripts import switch_adapters
 
-TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 TOKENS = 6
 OPTIONS = ["--max-new-tokens", str(TOKENS), "--backend", "onnxruntime"]
 
@@ -32,13 +28,7 @@ OPTIONS = ["--max-new-tokens", str(TOKENS), "--backend", "onnxruntime"]
 @pytest.fixture(scope="module")
 def engine(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny engine with words for its tokens, and a chat template."""
-    folder = tmp_path_factory.mktemp("spoken") / "engine"
-    shutil.copytree(tiny_engine.engine, folder)
-    words = Tokenizer(WordLevel({f"w{n}": n for n in range(VOCABULARY)}, unk_token="w0"))
-    words.pre_tokenizer = WhitespaceSplit()
-    words.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return spoken_engine(tiny_engine.engine, tmp_path_factory.mktemp("spoken") / "engine")
 
 
 @pytest.fixture(scope="module")

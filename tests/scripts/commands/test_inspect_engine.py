@@ -7,7 +7,8 @@ import pytest
 from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
 from support.commands import trt_lora
-from support.models.tiny_models import save_adapter, save_model, tiny_config, with_padding_plan
+from support.models.padding_plan import with_padding_plan
+from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.builder.passes.remove_lora import engine_without_lora

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
-import torch
 from support.fakes.fake_engine import make_manifest
 
 from trt_lora.plugins.contract.sites import Site
@@ -47,8 +47,7 @@ def stored(values: Array, dtype: str) -> Array:
     """The values as TensorRT-LLM's converter stores them; bfloat16 as two-byte voids."""
     if dtype != "bfloat16":
         return values.astype(dtype)
-    bits = torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16).view(torch.int16)
-    return bits.numpy().view("V2")
+    return values.astype(ml_dtypes.bfloat16).view("V2")
 
 
 def delta(a: Array, b: Array) -> Array:

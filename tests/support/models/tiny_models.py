@@ -1,17 +1,16 @@
 """Tiny random models and PEFT adapters, made by transformers and PEFT themselves."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from support.models.tiny_sizes import POSITIONS as POSITIONS
+from support.models.tiny_sizes import VOCABULARY as VOCABULARY
 
 from trt_lora.builder import BuildConfig
 from trt_lora.builder.suppress_output import suppress_output
-
-VOCABULARY, POSITIONS = 97, 64
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -93,14 +92,3 @@ def tiny_config(model: Path, output: Path, **options: Any) -> BuildConfig:
         "flavour": "none",
     }
     return BuildConfig(model, output, **defaults | options)
-
-
-def with_padding_plan(engine: Path, copy: Path) -> Path:
-    """A copy of an engine whose manifest says that a plan with our plugin is there."""
-    copy.mkdir()
-    fields = json.loads((engine / "manifest.json").read_text())
-    fields |= {"flavour": "tensorrt-rtx", "lora_plugin": "plugin"}
-    (copy / "manifest.json").write_text(json.dumps(fields))
-    for name in fields["files"]:
-        (copy / name).symlink_to(engine / name)
-    return copy

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from support.fakes.fake_engine import make_manifest, make_weights
 
 from trt_lora.plugins.contract.sites import BindingNames
@@ -158,7 +157,7 @@ def test_two_ranks_in_one_pair_are_refused() -> None:
 def fitted_to(dtype: str, value: float, source: str = "float32") -> Tensor:
     """A of an adapter with one value everywhere, given in `source`, on an engine of `dtype`."""
     if source == "bfloat16":
-        bits = int(torch.tensor(value, dtype=torch.bfloat16).view(torch.int16)) & 0xFFFF
+        bits = int(np.float32(value).view(np.uint32)) >> 16
         tensors = {n: tensor_from_storage(np.full(w.shape, bits, np.uint16), source) for n, w in pair().items()}  # fmt: skip  # noqa: E501
     else:
         tensors = {n: tensor_from_numpy(np.full(w.shape, value, source)) for n, w in pair().items()}

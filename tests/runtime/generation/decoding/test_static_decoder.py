@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from conftest import TinyEngine
-from support.models.tiny_models import VOCABULARY
+from support.models.tiny_sizes import VOCABULARY
 
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder

@@ -1,0 +1,1 @@
+"""Start-up times of the commands that a new user types first."""

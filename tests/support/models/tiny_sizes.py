@@ -1,0 +1,3 @@
+"""Sizes of the tiny models, for tests that have no torch."""
+
+VOCABULARY, POSITIONS = 97, 64

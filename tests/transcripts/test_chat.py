@@ -1,0 +1,68 @@
+"""A conversation in a terminal: answers as they come, adapters between turns, Ctrl-C, Ctrl-D."""
+
+from pathlib import Path
+
+from conftest import TinyEngine
+from support.spoken_engine import spoken_engine
+from support.terminal import ended, shown, terminal
+
+from trt_lora.runtime import LoRAManager, SamplingParams, generate, open_engine
+
+QUESTION = "w5 w6 w7"
+MORE_THAN_A_TERMINAL_HOLDS = 4000  # characters a word, of 60 words: Linux keeps 64 KiB unread
+
+
+def answers(engine: Path, adapter: Path) -> tuple[str, str]:
+    """The Python interface's answers of the base model and of the adapter."""
+    sampling = SamplingParams(max_new_tokens=6)
+    with open_engine(engine, "onnxruntime") as opened:
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(opened)
+        manager.load_weights("a", adapter)
+        (base,) = generate(opened, [QUESTION], manager=manager, sampling=sampling)
+        manager.switch_weights("a")
+        (adapted,) = generate(opened, [QUESTION], manager=manager, sampling=sampling)
+    return base.text, adapted.text
+
+
+def test_a_conversation_in_which_adapters_are_switched(
+    spoken: Path, tiny_engine: TinyEngine
+) -> None:
+    base, adapted = answers(spoken, tiny_engine.adapter)
+    assert base != adapted
+    options = ["--adapter", f"a={tiny_engine.adapter}", "--max-new-tokens", "6"]
+    with terminal("trt-lora", "chat", spoken, *options) as chat:
+        assert shown(chat, "(base)> ") == "type /help for commands, Ctrl-D to end\n"
+        chat.sendline(QUESTION)
+        assert shown(chat, "(base)> ") == f"{QUESTION}\n{base}\n"
+        chat.sendline("/new")
+        shown(chat, "(base)> ")
+        chat.sendline("/use a")
+        assert shown(chat, "a> ") == "/use a\n"
+        chat.sendline(QUESTION)
+        assert shown(chat, "a> ") == f"{QUESTION}\n{adapted}\n"
+        chat.sendline("/adapters")
+        assert shown(chat, "a> ") == "/adapters\n  (base)\n* a\n"
+        chat.sendline("/use b")
+        assert "error: unknown adapter 'b'" in shown(chat, "a> ")
+        chat.sendline("/quit")
+        assert ended(chat) == ("/quit\n", 0)
+
+
+def test_an_answer_is_shown_as_it_comes_ctrl_c_ends_it_and_ctrl_d_the_conversation(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    engine = spoken_engine(
+        tiny_engine.engine, tmp_path / "engine", word_length=MORE_THAN_A_TERMINAL_HOLDS
+    )
+    with terminal("trt-lora", "chat", engine, "--max-new-tokens", "60") as chat:
+        shown(chat, "(base)> ")
+        chat.sendline("hello")
+        shown(chat, "hello\r\n")
+        shown(chat, "...")  # the first word is here, and the last one cannot be: nobody reads
+        chat.sendintr()
+        shown(chat, "(base)> ")
+        chat.sendline("/adapters")
+        assert shown(chat, "(base)> ") == "/adapters\n* (base)\n"
+        chat.sendeof()
+        assert ended(chat) == ("\n", 0)

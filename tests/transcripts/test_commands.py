@@ -1,0 +1,37 @@
+"""Commands that need no builder, in a terminal, from help to a refusal."""
+
+from pathlib import Path
+
+from conftest import TinyEngine
+from support.terminal import ended, terminal
+
+
+def transcript(command: str, *arguments: str | Path) -> tuple[str, int]:
+    """All that a command shows, and its exit status."""
+    with terminal(command, *arguments) as child:
+        return ended(child)
+
+
+def test_one_prompt_is_answered(spoken: Path, tiny_engine: TinyEngine) -> None:
+    use = ["--adapter", f"a={tiny_engine.adapter}", "--use", "a", "--max-new-tokens", "6"]
+    printed, status = transcript("trt-lora", "generate", spoken, "w5 w6 w7", *use)
+    assert status == 0
+    (line,) = printed.splitlines()
+    words = line.split()
+    assert 0 < len(words) <= 6
+    assert all(word.startswith("w") for word in words)
+
+
+def test_an_engine_is_shown_and_an_adapter_is_checked_against_it(tiny_engine: TinyEngine) -> None:
+    printed, status = transcript(
+        "trt-lora", "inspect", tiny_engine.engine, "--adapter", tiny_engine.adapter
+    )
+    assert status == 0
+    assert "the engine takes it" in printed
+
+
+def test_a_folder_that_is_no_engine_is_refused_in_one_line(tmp_path: Path) -> None:
+    printed, status = transcript("trt-lora", "chat", tmp_path)
+    assert status == 2
+    assert printed.startswith("error: ")
+    assert "Traceback" not in printed
