@@ -129,6 +129,6 @@ def test_the_site_has_every_page_and_pages_link_to_nothing_outside() -> None:
     listed = (ROOT / "mkdocs.yml").read_text()
     for path in (ROOT / "docs").rglob("*.md"):
         page = path.relative_to(ROOT / "docs").as_posix()
-        assert f"- {page}\n" in listed
+        assert f" {page}\n" in listed
         outside = "../" * (page.count("/") + 1)
         assert f"]({outside}" not in path.read_text(encoding="utf-8"), page

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.scripts.bench.seconds import Seconds
+from trt_lora.scripts.measuring.seconds import Seconds
 
 RUNS = 7  # of a command in an environment, after one that warms the disk
 

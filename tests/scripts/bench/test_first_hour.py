@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trt_lora.scripts.bench.first_hour.__main__ import TimedCommand, markdown, seconds_of_command
-from trt_lora.scripts.bench.seconds import Seconds
+from trt_lora.scripts.measuring.seconds import Seconds
 
 BIN = Path(sys.executable).parent
 
