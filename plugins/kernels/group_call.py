@@ -1,5 +1,6 @@
 """Shapes and device addresses of one grouped LoRA call."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,13 +52,13 @@ class GroupShape:
 
 
 class GroupBuffers(NamedTuple):
-    """The device addresses of one call, each tuple in the order of the sites."""
+    """The device addresses of one call, each sequence in the order of the sites."""
 
     x: int
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    y: tuple[int, ...]  # empty without an addend
-    out: tuple[int, ...]
+    a: Sequence[int]
+    b: Sequence[int]
+    y: Sequence[int]  # empty without an addend
+    out: Sequence[int]
     workspace: int
     slot: int = 0  # with stacks: of each row [m] int32
     rank: int = 0  # with stacks: [slots, sites of the engine] int32

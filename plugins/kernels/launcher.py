@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,11 @@ class KernelGroup(ctypes.Structure):
     )
 
 
+# Several addresses in one call, which takes half as long as a field of ctypes each.
+_OF_GROUP = struct.Struct("2P")  # x and workspace
+_OF_SITE = struct.Struct("4P")  # a, b, y and out
+
+
 def group_of(shape: GroupShape, buffers: GroupBuffers, splits: int) -> KernelGroup:
     """Return the kernels' argument.
 
@@ -82,7 +88,10 @@ class PackedArgument:
         tiles = sum(site.rank_tiles for site in shape.sites)
         self.group = KernelGroup(None, None, shape.m, shape.k, sites, total_rank, splits, tiles)
         self._sites = tuple(self.group.site[site] for site in range(sites))  # views of the group
-        self._adding = self._sites if shape.has_addend else ()
+        self._no_y = () if shape.has_addend else (0,) * sites
+        self._bytes = (ctypes.c_char * ctypes.sizeof(self.group)).from_buffer(self.group)
+        first, size = KernelGroup.site.offset, ctypes.sizeof(KernelSite)
+        self._offsets = tuple(range(first, first + sites * size, size))
         column = tile = 0
         for site, sizes in zip(self._sites, shape.sites, strict=True):
             site.n, site.rank, site.column, site.rank_tile = sizes.n, sizes.rank, column, tile
@@ -106,25 +115,26 @@ class PackedArgument:
                 with stacks, those of slot and rank are missing.
         """
         x, every_a, every_b, every_y, every_out, workspace, slot, rank = buffers
-        self.group.x, self.group.workspace = x, workspace
+        _OF_GROUP.pack_into(self._bytes, 0, x, workspace)
         if self._stacks is not None:
             if not (slot and rank):
                 raise TensorError(f"the rows' slots are at {slot:#x}, their ranks at {rank:#x}")
             self._stacks.slot, self._stacks.rank = slot, rank
         bits = x
+        if self._no_y and every_y:
+            raise self._miscounted(buffers)
+        every = zip(self._offsets, every_a, every_b, self._no_y or every_y, every_out, strict=True)
         try:
-            for site, a, b, out in zip(self._sites, every_a, every_b, every_out, strict=True):
-                site.a, site.b, site.out = a, b, out
-                bits |= a | b | out
-            for site, y in zip(self._adding, every_y, strict=True):
-                site.y = y
-                bits |= y
+            for offset, a, b, y, out in every:
+                _OF_SITE.pack_into(self._bytes, offset, a, b, y, out)
+                bits |= a | b | y | out
         except ValueError as error:
             raise self._miscounted(buffers) from error
         return bits
 
     def _miscounted(self, buffers: GroupBuffers) -> TensorError:
-        expected = tuple(map(len, (self._sites, self._sites, self._adding, self._sites)))
+        sites = len(self._sites)
+        expected = (sites, sites, 0 if self._no_y else sites, sites)
         given = tuple(map(len, (buffers.a, buffers.b, buffers.y, buffers.out)))
         return TensorError(
             f"the group takes {expected} addresses of A, B, y and out, and was given {given}"

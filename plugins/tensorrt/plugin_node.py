@@ -85,6 +85,11 @@ class PluginNode:
         self.plugin_namespace = NAMESPACE
         self.num_outputs = operator.sites
         self._telling = (0, *(operator.factors(site)[0] for site in range(operator.sites)))
+        first = operator.factors(0)[0]
+        end = first + 2 * operator.sites
+        # Of the inputs: every A, every B, every addend, and with slots those of the rows.
+        self._a, self._b = slice(first, end, 2), slice(first + 1, end, 2)
+        self._y, self._rows = slice(end, None), slice(1, first)
         self._forget_shapes()
 
     def _forget_shapes(self) -> None:
@@ -175,7 +180,8 @@ class PluginNode:
             raise changed_dims(self.operator, self._dims, dims)
         if self._planned is None:
             self._planned = self.owner.kernels.planned(self._shape, stream)
-        self._planned.launch(_buffers(self.operator, inputs, outputs, workspace), stream)
+        a, b, y, rows = inputs[self._a], inputs[self._b], inputs[self._y], inputs[self._rows]
+        self._planned.launch(GroupBuffers(inputs[0], a, b, y, outputs, workspace, *rows), stream)
 
     def get_fields_to_serialize(self) -> Any:
         values = (self.operator.sites,), (int(self.operator.has_addend),), self.columns
@@ -215,12 +221,3 @@ def _dtype(kind: Any) -> str:
     if kind.name not in names:
         raise TensorError(f"tensors are {kind.name}; choose from: {', '.join(names)}")
     return names[kind.name]
-
-
-def _buffers(
-    operator: Operator, inputs: Sequence[int], outputs: Sequence[int], workspace: int
-) -> GroupBuffers:
-    first = operator.factors(0)[0]
-    end = first + 2 * operator.sites
-    a, b, y = tuple(inputs[first:end:2]), tuple(inputs[first + 1 : end : 2]), tuple(inputs[end:])
-    return GroupBuffers(inputs[0], a, b, y, tuple(outputs), workspace, *inputs[1:first])

@@ -8,7 +8,7 @@ the same round: "x base" above 1 is slower than the base model.
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ConfigError
@@ -23,11 +23,8 @@ ROUNDS = 5
 _HEADER = ("", "first token ms", "x base", "token p50 ms", "p90", "p99", "x base", "tokens/s")
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "bench", help="how fast an engine answers, with adapters and without", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add_adapter_option(add)

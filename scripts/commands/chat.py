@@ -4,7 +4,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trt_lora.plugins.errors import ConfigError, LoRAError
 from trt_lora.runtime import (
@@ -28,15 +27,10 @@ HELP = """/use NAME            answer with an adapter from now on; /use alone: t
 _BLEND = "blend"
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "chat",
-        help="talk to an engine, switching adapters",
-        description=__doc__,
-        epilog=f"In the conversation:\n{HELP}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
+    parser.epilog = f"In the conversation:\n{HELP}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add_answering_options(add)

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
 from trt_lora.runtime.engines.engine_files import EngineFiles, compare_files
 from trt_lora.runtime.manifest import Manifest, load_manifest
@@ -12,11 +11,8 @@ from trt_lora.scripts.terminal.console import print_table
 from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "check", help="every byte of an engine's files against its manifest", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     parser.add_argument("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_check)

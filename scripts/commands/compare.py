@@ -11,7 +11,6 @@ import re
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.scripts.comparison.comparison import BASE_CASE, Comparison
@@ -28,13 +27,8 @@ from trt_lora.scripts.verification.tolerances import chosen_tolerance
 DEFAULT_AGAINST = "merged"  # needs nothing but the engine, and shares the least with it
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "compare",
-        help="an engine with adapters against merged weights, PEFT or another engine",
-        description=__doc__,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add("--adapter", action="append", default=[], metavar="NAME=PATH", help="may be repeated")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.extras import extra
@@ -22,11 +21,8 @@ from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "convert-adapter", help="an adapter from any format to any other", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     add = parser.add_argument
     add("source", type=Path, metavar="IN", help="directory or file; a PEFT .bin is read safely")
     add("output", type=Path, metavar="OUT", help="directory, or for onnxruntime a file, to make")

@@ -21,11 +21,8 @@ from trt_lora.scripts.terminal.printing.json_output import print_json
 _NO_DRIVER = "none; a GPU needs NVIDIA's (nvidia.com/drivers), the CPU needs none"
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "doctor", help="what can run here, and why an engine cannot", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     add = parser.add_argument
     add("engine", type=Path, nargs="?", metavar="ENGINE", help="what build-engine made")
     add("--json", action="store_true", help="print one JSON object instead")

@@ -4,7 +4,6 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import TextTokenizer, generate, open_engine, stream_text
@@ -16,11 +15,8 @@ from trt_lora.scripts.terminal.answering_options import (
 )
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "generate", help="answer prompts with an adapter", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add("prompt", nargs="+", metavar="PROMPT", help="a user's message; several run in one batch")

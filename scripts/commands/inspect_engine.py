@@ -20,11 +20,8 @@ from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "inspect", help="what an engine takes, and every tensor of an adapter", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     parser.add_argument("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     parser.add_argument("--adapter", type=Path, metavar="PATH", help="any format; nothing is run")
     parser.add_argument(

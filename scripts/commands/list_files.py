@@ -14,11 +14,8 @@ _ENGINES = ("engine", "base model", "dtype", "plan", "ranks", "adapters", "rows"
 _ADAPTERS = ("adapter", "base model", "dtype", "ranks", "sites")
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "list", help="engines and adapters under a folder", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     add = parser.add_argument
     add("folder", type=Path, nargs="?", default=Path(), metavar="FOLDER", help="default: this one")
     add("--json", action="store_true", help="print one JSON object instead")

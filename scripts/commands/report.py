@@ -11,7 +11,6 @@ that a page is made in a second, on any machine:
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ConfigError
@@ -23,14 +22,9 @@ from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "report",
-        help="an engine and its adapters as one page of HTML",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add_adapter_option(add)

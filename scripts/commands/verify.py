@@ -46,11 +46,8 @@ PROMPTS = ("Name a fruit.", "What is the capital of Portugal?", "Write one line 
 RANDOM_IDS = 24  # tokens, where the engine has no tokenizer
 
 
-def add_command(subparsers: Any) -> None:
-    """Add the subcommand to those of `trt-lora`."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "verify", help="an engine against transformers and PEFT", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add("--model", type=Path, required=True, metavar="DIR", help="what it was made from")

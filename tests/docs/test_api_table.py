@@ -11,7 +11,7 @@ import pytest
 from support.api_table.page import DOCUMENTS, PAGE, coming_from_page, coming_from_pages, page
 from support.doc_blocks import ROOT
 
-from trt_lora.scripts.commands.convert_adapter import add_command
+from trt_lora.scripts.commands.convert_adapter import add_options
 from trt_lora.scripts.terminal.build_options import build_parser
 
 ROWS = [row for document in DOCUMENTS for row in document.rows]
@@ -95,10 +95,9 @@ def resolve(path: str) -> Any:
 
 
 def _convert_parser() -> argparse.ArgumentParser:
-    subparsers = argparse.ArgumentParser().add_subparsers()
-    add_command(subparsers)
-    found: argparse.ArgumentParser = subparsers.choices["convert-adapter"]
-    return found
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser
 
 
 PARSERS = {"build-engine": build_parser(), "trt-lora convert-adapter": _convert_parser()}

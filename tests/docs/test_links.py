@@ -23,7 +23,8 @@ def test_every_link_of_the_readme_is_absolute_and_ours_name_files_that_exist() -
     assert [link for link in links if not link.startswith("https://")] == []
     ours = [link for link in links if link.startswith(SOURCE)]
     assert ours
-    missing = [u for u in ours if not (ROOT / u.removeprefix(f"{SOURCE}/blob/main/")).is_file()]
+    paths = [re.sub(f"^{re.escape(SOURCE)}/(blob|raw)/main/", "", link) for link in ours]
+    missing = [path for path in paths if not (ROOT / path).is_file()]
     assert missing == []
 
 

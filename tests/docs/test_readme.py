@@ -21,9 +21,12 @@ PRINTED = {
     "Scheduler(engine": '{"answer": "',
     "--kernels": "393    120            4.0                  0",
     "inspect engines/readme --adapter": "0 not, 0 ignored; 60 of 210 sites adapted",
+    "trt-lora doctor": "ONNX Runtime (cpu)  yes",
+    "trt-lora list": "SmolLM2-135M-Instruct",
+    "trt-lora bench": "tokens/s",
+    "trt-lora report": "open it in any browser",
     "trt-lora check": "engines/readme: whole",
     "trt-lora verify": "the engine computes what PEFT does",
-    "trt-lora compare": "(CPU)     json",
     "convert-adapter": "420 tensors from tests/adapters/json",
 }
 

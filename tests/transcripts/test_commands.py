@@ -1,5 +1,7 @@
 """Commands that need no builder, in a terminal, from help to a refusal."""
 
+import json
+import re
 from pathlib import Path
 
 from conftest import TinyEngine
@@ -35,3 +37,29 @@ def test_a_folder_that_is_no_engine_is_refused_in_one_line(tmp_path: Path) -> No
     assert status == 2
     assert printed.startswith("error: ")
     assert "Traceback" not in printed
+
+
+def test_an_engine_is_measured_with_an_adapter_and_a_random_one(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    options = ["--rows", "1", "--rounds", "1", "--ranks", "8", "--new-tokens", "4"]
+    printed, status = transcript(
+        *("trt-lora", "bench", tiny_engine.engine, "--adapter", f"mine={tiny_engine.adapter}"),
+        *(*options, "--prompt-tokens", "4", "--export", tmp_path / "bench.json"),
+    )
+    assert status == 0
+    assert all(word in printed for word in ("mine", "rank 8", "memory"))
+    (workload,) = json.loads((tmp_path / "bench.json").read_text())["workloads"]
+    assert len(workload["contestants"]) == 3
+
+
+def test_the_machine_and_an_engine_are_looked_at(tiny_engine: TinyEngine) -> None:
+    printed, status = transcript("trt-lora", "doctor", tiny_engine.engine)
+    assert status == 0
+    assert re.search(r"ONNX Runtime \(cpu\) +yes", printed)
+
+
+def test_what_lies_in_a_folder_is_listed(tiny_engine: TinyEngine) -> None:
+    printed, status = transcript("trt-lora", "list", tiny_engine.adapter.parent)
+    assert status == 0
+    assert tiny_engine.adapter.name in printed

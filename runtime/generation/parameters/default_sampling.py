@@ -26,8 +26,8 @@ _HONOURED = {
     "stop_strings": "stop",
 }
 
-# What transformers itself takes where a field that is for sampling alone is not named.
-_WITHOUT_SAMPLING = {"temperature": 1, "top_k": 50, "top_p": 1, "min_p": 0}
+# Without effect where `do_sample` is not true: transformers, whose file it is, is greedy then.
+_OF_DRAWS = ("temperature", "top_k", "top_p", "min_p")
 
 # Tokens of the manifest, the engine's own limits, how transformers computes, returns or speculates.
 _WITHOUT_EFFECT = frozenset(
@@ -73,11 +73,11 @@ _NEXT_STEP = "pass sampling parameters of your own, or --generation-config none"
 def default_sampling(directory: Path) -> SamplingParams:
     """Return what the `generation_config.json` of an engine recommends.
 
-    Without the file, or where it neither sets `do_sample` nor a sampling field: greedy.
+    Without the file, or where `do_sample` is not true: greedy, as in transformers.
 
     Raises:
         ConfigError: the file is damaged, a field is unknown or asks for what is not done here, a
-            value is out of its range, or fields contradict each other.
+            value is out of its range.
     """
     path = directory / GENERATION_FILE
     if not path.is_file():
@@ -101,13 +101,7 @@ def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
     if is_sampled:
         given.setdefault("temperature", 1.0)
         return SamplingParams(**given)
-    for name, neutral in _WITHOUT_SAMPLING.items():
-        if given.pop(name, neutral) != neutral:
-            raise ConfigError(
-                f"{name} is {shown(fields[name])}, but do_sample is not true: tokens are either "
-                "sampled or greedy"
-            )
-    return SamplingParams(**given)
+    return SamplingParams(**{name: v for name, v in given.items() if name not in _OF_DRAWS})
 
 
 def _check(name: str, value: object) -> None:

@@ -34,7 +34,7 @@ SHAPE = GroupShape(
     6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", True, StackShape(5, 12, COLUMNS)
 )
 ADDRESSES = ([10, 51, 52, 11, 12, 21, 22, 13, 23], [14, 24], 99)
-BUFFERS = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99, 51, 52)
+BUFFERS = GroupBuffers(10, [11, 21], [12, 22], [13, 23], [14, 24], 99, 51, 52)
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.models.tiny_models import save_adapter, save_model, tiny_config
+from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -17,6 +18,7 @@ from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.commands import verify
 from trt_lora.scripts.trt_lora_command import main
 from trt_lora.scripts.verification import logits
+from trt_lora.scripts.verification.peft_reference import PeftReference
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 RANK, ALPHA = 4, 12
@@ -211,6 +213,18 @@ def test_the_manager_that_applies_no_adapter_is_caught(
     errors = capsys.readouterr().err
     assert "with adapter is off by" in errors
     assert "the adapter adds nothing at any site" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [1e9, np.nan])
+def test_logits_that_differ_are_caught(
+    made: Made, wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logits(self: PeftReference, name: str, ids: Array, mask: Array) -> Array:
+        return np.full((*ids.shape, VOCABULARY), wrong, np.float32)
+
+    monkeypatch.setattr(PeftReference, "logits", logits)
+    assert exit_code(made, "--max-new-tokens", "2") == 1
 
 
 def test_a_model_that_is_no_directory_is_refused(made: Made, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ SHAPE = GroupShape(
     6, 8, (SiteShape(16, 4), SiteShape(6, 1)), "float16", has_addend=True
 )  # of SHAPES
 ADDRESSES = ([10, 11, 12, 21, 22, 13, 23], [14, 24], 99)
-BUFFERS = GroupBuffers(10, (11, 21), (12, 22), (13, 23), (14, 24), 99)
+BUFFERS = GroupBuffers(10, [11, 21], [12, 22], [13, 23], [14, 24], 99)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_shapes_told_again_unchanged_recompute_nothing(
         plugin.on_shape_change(described(trt, shapes), [])
         plugin.enqueue(described(trt, shapes), [], *addresses, 7)
     wide = replace(SHAPE, sites=(SHAPE.sites[0], SiteShape(6, 5)))
-    moved = BUFFERS._replace(x=30, out=(34, 24), workspace=39)
+    moved = BUFFERS._replace(x=30, out=[34, 24], workspace=39)
     assert calls == 2 * [
         ("planned", SHAPE, 7),
         ("launched", BUFFERS, 7),
