@@ -1,27 +1,21 @@
 """A batch whose sequences have adapters of their own answers each as PEFT does."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from support.models.quick_build import quick_build
-from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.models.served_llama import ServedLlama, served_llama
+from support.models.tiny_models import VOCABULARY
 
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError, UnknownAdapterError
 from trt_lora.runtime import (
     Batch,
-    Engine,
     LoRAManager,
     SamplingParams,
-    SlotAdapters,
     generate,
-    open_engine,
 )
 from trt_lora.runtime.generation.next_tokens import NextTokens, RowLogits
-from trt_lora.scripts.verification.peft_reference import PeftReference
 
 RANKS = {"a": 2, "b": 8, "c": 3}
 ENDLESS = SamplingParams(max_new_tokens=1000, stop_token_ids=())
@@ -30,37 +24,10 @@ TOLERANCE = 1e-4
 pytestmark = pytest.mark.slow
 
 
-@dataclass(frozen=True)
-class Served:
-    """An engine with two slots for three adapters, and PEFT's model of the same."""
-
-    engine: Engine
-    paths: dict[str, Path]
-    reference: PeftReference
-
-    def adapters(self) -> SlotAdapters:
-        """All three, none of them in a slot yet."""
-        adapters = SlotAdapters(self.engine)
-        for name, path in self.paths.items():
-            adapters.load_weights(name, path)
-        return adapters
-
-    def expected(self, name: str | None, ids: Sequence[int]) -> Any:
-        """Logits [s, vocab] of a sequence by itself."""
-        tokens = np.array([ids])
-        return self.reference.logits(name or "", tokens, np.ones_like(tokens))[0]
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    model = save_model("Llama", folder / "model")
-    paths = {
-        name: save_adapter(model, folder / name, seed=rank, r=rank) for name, rank in RANKS.items()
-    }
-    quick_build(tiny_config(model, folder / "engine", max_loras=2, max_batch_size=5))
-    with open_engine(folder / "engine", "onnxruntime") as engine:
-        yield Served(engine, paths, PeftReference(model, paths))
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLlama]:
+    with served_llama(tmp_path_factory.mktemp("served"), RANKS, rows=5) as found:
+        yield found
 
 
 def prompt(seed: int, count: int = 6) -> list[int]:
@@ -102,7 +69,7 @@ class Watched:
 
 
 def test_rows_that_join_and_leave_answer_as_peft_does_with_their_adapter(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters = served.adapters()
     watched = Watched(Batch(served.engine, adapters=adapters, prefill_chunk=4), monkeypatch)
@@ -129,7 +96,7 @@ def test_rows_that_join_and_leave_answer_as_peft_does_with_their_adapter(
             assert np.abs(ours - wrong).max() > 10 * TOLERANCE, (row, name, other)
 
 
-def test_prompts_are_answered_with_the_adapters_named_for_them(served: Served) -> None:
+def test_prompts_are_answered_with_the_adapters_named_for_them(served: ServedLlama) -> None:
     adapters, names = served.adapters(), ["b", None, "a", "b"]
     prompts = [prompt(seed) for seed in range(4)]
     sampling = SamplingParams(max_new_tokens=12, stop_token_ids=())
@@ -147,7 +114,7 @@ def test_prompts_are_answered_with_the_adapters_named_for_them(served: Served) -
     assert len({completion.token_ids for completion in found}) > 1
 
 
-def test_an_adapter_in_use_stays_and_a_third_finds_no_slot(served: Served) -> None:
+def test_an_adapter_in_use_stays_and_a_third_finds_no_slot(served: ServedLlama) -> None:
     adapters = served.adapters()
     batch = Batch(served.engine, adapters=adapters)
     rows = [batch.add(prompt(1), ENDLESS, adapter=name) for name in ("a", "b", "b")]
@@ -167,7 +134,7 @@ def test_an_adapter_in_use_stays_and_a_third_finds_no_slot(served: Served) -> No
 
 
 def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
-    served: Served,
+    served: ServedLlama,
 ) -> None:
     adapters = served.adapters()
     ids = prompt(3)
@@ -192,7 +159,7 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
     adapters.check_integrity()
 
 
-def test_a_lease_that_is_passed_in_belongs_to_the_sequence(served: Served) -> None:
+def test_a_lease_that_is_passed_in_belongs_to_the_sequence(served: ServedLlama) -> None:
     adapters = served.adapters()
     batch = Batch(served.engine, adapters=adapters, rows=1)
     row = batch.add(prompt(1), adapter=adapters.lease("a"))
@@ -205,7 +172,7 @@ def test_a_lease_that_is_passed_in_belongs_to_the_sequence(served: Served) -> No
     adapters.check_integrity()
 
 
-def test_a_sequence_that_is_refused_takes_no_adapter(served: Served) -> None:
+def test_a_sequence_that_is_refused_takes_no_adapter(served: ServedLlama) -> None:
     adapters = served.adapters()
     batch = Batch(served.engine, adapters=adapters, rows=1)
     batch.add(prompt(1), adapter="a")
@@ -226,7 +193,7 @@ def test_a_sequence_that_is_refused_takes_no_adapter(served: Served) -> None:
         all_three.unload(name)
 
 
-def test_what_contradicts_itself_is_refused(served: Served) -> None:
+def test_what_contradicts_itself_is_refused(served: ServedLlama) -> None:
     adapters, manager = served.adapters(), LoRAManager()
     with pytest.raises(ConfigError, match="manager and adapters both say"):
         Batch(served.engine, manager=manager, adapters=adapters)
@@ -239,7 +206,7 @@ def test_what_contradicts_itself_is_refused(served: Served) -> None:
 
 
 def test_logits_that_are_no_numbers_name_the_adapter_of_their_row(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: ServedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = Batch(served.engine, adapters=served.adapters())
     batch.add(prompt(1), ENDLESS, adapter="a")

@@ -1,22 +1,19 @@
 """A scheduler on ONNX Runtime answers each request as its adapter does alone."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support.eventually import eventually
-from support.models.quick_build import quick_build
-from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.models.served_llama import ServedLlama, served_llama
+from support.models.tiny_models import VOCABULARY
 
 from trt_lora.runtime import (
     BatcherConfig,
-    Engine,
     SamplingParams,
     Scheduler,
     SlotAdapters,
     generate,
-    open_engine,
 )
 
 RANKS = {"a": 2, "b": 8, "c": 3}
@@ -26,22 +23,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, dict[str, Path]]]:
-    """An engine with two slots and four rows, and three adapters."""
-    folder = tmp_path_factory.mktemp("scheduled")
-    model = save_model("Llama", folder / "model")
-    paths = {
-        name: save_adapter(model, folder / name, seed=rank, r=rank) for name, rank in RANKS.items()
-    }
-    quick_build(tiny_config(model, folder / "engine", max_loras=2, max_batch_size=4))
-    with open_engine(folder / "engine", "onnxruntime") as engine:
-        yield engine, paths
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLlama]:
+    with served_llama(tmp_path_factory.mktemp("served"), RANKS, rows=4) as found:
+        yield found
 
 
 def test_more_adapters_than_slots_are_served_through_preemption_and_cancels(
-    served: tuple[Engine, dict[str, Path]],
+    served: ServedLlama,
 ) -> None:
-    engine, paths = served
+    engine, paths = served.engine, served.paths
     names = ["a", None, "b", "c", "a", "c", "b", None]
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, VOCABULARY, 4 + turn).tolist() for turn in range(len(names))]

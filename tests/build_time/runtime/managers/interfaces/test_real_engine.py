@@ -1,20 +1,18 @@
 """Each interface on an engine: rows answer as PEFT does with the adapters that it was given."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.adapters.trtllm_files import CONFIG, WEIGHTS
-from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.models.served_llama import ServedLlama, served_llama
+from support.models.tiny_models import VOCABULARY
 
 from trt_lora import runtime
-from trt_lora.builder import build_engine
-from trt_lora.runtime import Batch, Engine, SamplingParams, SlotAdapters, open_engine
+from trt_lora.runtime import Batch, SamplingParams, SlotAdapters
 from trt_lora.runtime.managers.interfaces import max, trtllm, vllm
 from trt_lora.runtime.managers.slots.cache.entry import Lease
-from trt_lora.scripts.verification.peft_reference import PeftReference
 
 RANKS = {"a": 2, "b": 8}
 SAMPLING = SamplingParams(max_new_tokens=8, stop_token_ids=())
@@ -23,29 +21,14 @@ TOLERANCE = 1e-4
 pytestmark = pytest.mark.slow
 
 
-@dataclass(frozen=True)
-class Served:
-    """An engine with two slots, two adapters for it, and PEFT's model of the same."""
-
-    engine: Engine
-    paths: dict[str, Path]
-    reference: PeftReference
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    model = save_model("Llama", folder / "model")
-    paths = {
-        name: save_adapter(model, folder / name, seed=rank, r=rank) for name, rank in RANKS.items()
-    }
-    build_engine(tiny_config(model, folder / "engine", max_loras=2, max_batch_size=3))
-    with open_engine(folder / "engine", "onnxruntime") as engine:
-        yield Served(engine, paths, PeftReference(model, paths))
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLlama]:
+    with served_llama(tmp_path_factory.mktemp("served"), RANKS, rows=3) as found:
+        yield found
 
 
 def assert_answers_as_peft(
-    served: Served, adapters: SlotAdapters, taken: Mapping[str, Lease | str | None]
+    served: ServedLlama, adapters: SlotAdapters, taken: Mapping[str, Lease | str | None]
 ) -> None:
     """A sequence for each name, with what the interface says that it takes."""
     batch = Batch(served.engine, adapters=adapters)
@@ -67,7 +50,7 @@ def assert_answers_as_peft(
     adapters.check_integrity()
 
 
-def test_max_serves_what_it_loaded(served: Served) -> None:
+def test_max_serves_what_it_loaded(served: ServedLlama) -> None:
     config, manifest = max.LoRAConfig(enable_lora=True, max_num_loras=2), served.engine.manifest
     adapters = SlotAdapters(served.engine, config.cache_config(manifest))
     manager = max.LoRAManager(config, adapters, manifest)
@@ -77,7 +60,7 @@ def test_max_serves_what_it_loaded(served: Served) -> None:
     assert_answers_as_peft(served, adapters, {"b": "b", "": None, "a": "a"})
 
 
-def test_tensorrt_llm_serves_what_its_requests_brought(served: Served, tmp_path: Path) -> None:
+def test_tensorrt_llm_serves_what_its_requests_brought(served: ServedLlama, tmp_path: Path) -> None:
     manifest = served.engine.manifest
     adapters = SlotAdapters(served.engine, trtllm.LoraCacheOptions().cache_config(manifest))
     tasks = trtllm.PeftCacheManager(adapters, manifest)
@@ -93,7 +76,7 @@ def test_tensorrt_llm_serves_what_its_requests_brought(served: Served, tmp_path:
     assert adapters.stats.leased == 0  # the sequences owned them
 
 
-def test_vllm_serves_what_its_requests_name(served: Served) -> None:
+def test_vllm_serves_what_its_requests_name(served: ServedLlama) -> None:
     config, manifest = vllm.LoRAConfig(max_loras=2), served.engine.manifest
     adapters = SlotAdapters(served.engine, config.cache_config(manifest))
     worker = vllm.WorkerLoRAManager(vllm.LRUCacheLoRAModelManager(config, adapters, manifest))
