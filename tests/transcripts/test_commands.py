@@ -42,14 +42,13 @@ def test_a_folder_that_is_no_engine_is_refused_in_one_line(tmp_path: Path) -> No
 def test_an_engine_is_measured_with_an_adapter_and_a_random_one(
     tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
+    adapter, export = f"mine={tiny_engine.adapter}", str(tmp_path / "bench.json")
     options = ["--rows", "1", "--rounds", "1", "--ranks", "8", "--new-tokens", "4"]
-    printed, status = transcript(
-        *("trt-lora", "bench", tiny_engine.engine, "--adapter", f"mine={tiny_engine.adapter}"),
-        *(*options, "--prompt-tokens", "4", "--export", tmp_path / "bench.json"),
-    )
+    options += ["--prompt-tokens", "4", "--adapter", adapter, "--export", export]
+    printed, status = transcript("trt-lora", "bench", tiny_engine.engine, *options)
     assert status == 0
     assert all(word in printed for word in ("mine", "rank 8", "memory"))
-    (workload,) = json.loads((tmp_path / "bench.json").read_text())["workloads"]
+    (workload,) = json.loads(Path(export).read_text())["workloads"]
     assert len(workload["contestants"]) == 3
 
 
