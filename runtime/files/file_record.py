@@ -63,7 +63,7 @@ def fault(file: Path, record: FileRecord, check: str) -> str:
     """
     try:
         if not file.is_file():
-            return f"has no bytes, the manifest says {record.size_bytes}"
+            return f"is missing, the manifest says {record.size_bytes} bytes"
         if (found := file.stat().st_size) != record.size_bytes:
             return f"has {found} bytes, the manifest says {record.size_bytes}"
         if check == FULL and sha256_of(file) != record.sha256:

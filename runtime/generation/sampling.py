@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from trt_lora.plugins.errors import OutputError
 from trt_lora.runtime.generation.candidates import Candidates, ranked, total
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
@@ -59,7 +60,10 @@ def choose(logits: Logits, sampling: Sequence[SamplingParams], draws: Draws) -> 
     while rows.size:
         candidates = _candidates([logits[row] for row in rows], totals[rows], count)
         tokens[rows] = draw(candidates, [sampling[int(row)] for row in rows], draws[rows])
-        rows, count = rows[tokens[rows] == UNDECIDED], count * _MORE
+        rows = rows[tokens[rows] == UNDECIDED]
+        if rows.size and count >= logits.shape[-1]:  # all candidates decide, unless they are NaN
+            raise OutputError(f"no token can be chosen in rows {rows.tolist()}: no numbers")
+        count *= _MORE
     return tokens
 
 

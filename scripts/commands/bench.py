@@ -58,6 +58,8 @@ def _measured(args: argparse.Namespace) -> "Benchmark":
     from trt_lora.scripts.measuring.measure import measure
     from trt_lora.scripts.measuring.workload import ranks_of, workloads
 
+    if args.export and (args.export.is_dir() or not args.export.parent.is_dir()):
+        raise ConfigError(f"--export is {args.export}, expected a file in a folder that exists")
     if args.rounds < 1:
         raise ConfigError(f"--rounds is {args.rounds}, expected 1 or more")
     paths = adapter_paths(args.adapter)

@@ -39,6 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(args: argparse.Namespace) -> None:
+    if sys.stdin is None:
+        raise ConfigError("standard input is closed, and a conversation is read from it; open it")
     sampling = sampling_params(args, args.engine)
     with open_engine(args.engine, args.backend) as engine:
         manager = manager_of(engine, args.adapter)
@@ -63,7 +65,7 @@ class Conversation:
             ConfigError: the engine has no tokenizer.
         """
         self._engine, self._manager, self._sampling = engine, manager, sampling
-        self._as_json = as_json
+        self._as_json, self._has_blend = as_json, False
         self._tokenizer = TextTokenizer(engine.directory)
         self._messages: list[dict[str, str]] = []
         self._commands: dict[str, Callable[[list[str]], None]] = {
@@ -147,7 +149,10 @@ class Conversation:
                 parts[name] = float(weight)
             except ValueError:
                 raise ConfigError(f"/blend got {word!r}, expected NAME=WEIGHT: a=0.7") from None
+        if _BLEND in self._manager.get_adapter_names() and not self._has_blend:
+            raise ConfigError(f"an adapter of yours is named {_BLEND!r}; load it by another name")
         self._manager.blend(_BLEND, parts, replace=True)
+        self._has_blend = True
         self._manager.switch_weights(_BLEND)
 
     def _list(self, words: list[str]) -> None:

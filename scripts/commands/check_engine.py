@@ -38,7 +38,7 @@ def _print(directory: Path, manifest: Manifest, files: EngineFiles) -> None:
     ]
     print_table(["file", "bytes", "found"], rows)
     if files.unlisted:
-        print(f"not in the manifest, and not read: {', '.join(map(repr, files.unlisted))}")
+        print(f"not in the manifest, and not compared: {', '.join(map(repr, files.unlisted))}")
     count = len(files.faults)
     verdict = f"{count} of {len(rows)} files differ; copy or build it again" if count else "whole"
     print(f"{directory}: {verdict}")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
@@ -39,6 +40,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _inspect(args: argparse.Namespace) -> None:
     """Print; exit with 1 if the engine would refuse the adapter."""
+    if args.profile and not args.kernels:
+        raise ConfigError("--profile is of --kernels, which is not there; pass both, or none")
+    if args.full and not args.adapter:
+        raise ConfigError("--full is of --adapter, which is not there; pass both, or none")
     manifest = read_manifest(args.engine)
     if args.kernels:
         _print_kernels(args.engine, manifest, args.profile, as_json=args.json)

@@ -64,12 +64,21 @@ def sampling_params(args: argparse.Namespace, engine: Path) -> SamplingParams:
     """
     given = {name: value for name in _FIELDS if (value := getattr(args, name, None)) is not None}
     if args.logit_bias is not None:
-        given["logit_bias"] = dict(map(_bias, args.logit_bias))
+        given["logit_bias"] = _biases(args.logit_bias)
     if (wanted := _structured_outputs(args)) is not None:
         given["structured_outputs"] = wanted
     takes_defaults = args.generation_config == "engine"
     default = default_sampling(engine) if takes_defaults else SamplingParams()
     return replace(default, **given)
+
+
+def _biases(texts: list[str]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias in map(_bias, texts):
+        if token in biases:
+            raise ConfigError(f"--logit-bias names token {token} twice; give it one value")
+        biases[token] = bias
+    return biases
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -30,6 +30,8 @@ def run(command: Callable[[], None]) -> None:
 
     Where the reader of its output is gone, as in `| head`, it exits with UNREAD and says nothing.
     """
+    if sys.stdout is None:
+        _fail("standard output is closed; open it, or send it to a file or to /dev/null")
     _print_any_name()
     try:
         try:

@@ -147,7 +147,7 @@ def test_a_manifest_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     write_engine(tmp_path)
     (tmp_path / "engine.plan").unlink()
-    assert_refused(tmp_path, "engine.plan has no bytes", f"says {len(PLAN)}", "incomplete")
+    assert_refused(tmp_path, "engine.plan is missing", f"says {len(PLAN)}", "incomplete")
 
 
 @pytest.mark.parametrize("data", [b"", PLAN[:-1], PLAN + b"x"])

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
 _Floats = npt.NDArray[np.float64]
+_LARGEST = np.finfo(np.float32).max  # what bias and penalties bring beyond it counts as this
 
 
 def processed(
@@ -43,7 +44,7 @@ def processed(
     values[answered] -= sampling.frequency_penalty * counts
     values[answered] -= sampling.presence_penalty
     result = logits.copy()
-    result[changed] = values
+    result[changed] = np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), values)
     return result
 
 

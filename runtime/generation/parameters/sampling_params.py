@@ -4,7 +4,6 @@ Names and defaults are those of vLLM's `SamplingParams`, but for three: `max_new
 default temperature is 0 (greedy), and `seed` is a number, so that every answer can be repeated.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.text.token_ids import token_ids
 
 _WHOLE = ("max_new_tokens", "top_k", "seed", "n", "logprobs")
+_MOST_BIAS = float(np.finfo(np.float32).max)
 _RANGES: Mapping[str, tuple[float, float, str]] = {
     "max_new_tokens": (1, np.inf, "1 or more"),
     "temperature": (0, np.finfo(float).max, "0 (greedy) or more, and finite"),
@@ -68,6 +68,11 @@ class SamplingParams:
             self._keep("stop", _strings(self.stop))
         if self.logit_bias is not None:
             self._keep("logit_bias", _biases(self.logit_bias))
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise ConfigError(
+                f"structured_outputs is {shown(self.structured_outputs)}, expected a "
+                "StructuredOutputsParams, such as StructuredOutputsParams(regex='yes|no')"
+            )
         self._check_contradictions()
 
     @property
@@ -127,6 +132,8 @@ def _biases(value: object) -> dict[int, float]:
     ids = token_ids("logit_bias", value.keys())
     for token, bias in value.items():
         is_number = isinstance(bias, int | float | np.number) and not isinstance(bias, bool)
-        if not is_number or not math.isfinite(bias):
-            raise ConfigError(f"logit_bias of {token} is {bias!r}, expected a finite number")
+        if not is_number or not abs(bias) <= _MOST_BIAS:
+            raise ConfigError(
+                f"logit_bias of {token} is {bias!r}, expected a number that float32 holds"
+            )
     return dict(zip(ids, map(float, value.values()), strict=True))

@@ -29,7 +29,9 @@ class StructuredOutputsParams:
 
     json: str | Mapping[str, Any] | None = None  # a JSON schema, as text or as an object
     regex: str | None = None  # in the syntax of Rust's crate, for the whole answer
-    grammar: str | None = None  # in Lark's syntax, as llguidance reads it
+    # In Lark's syntax. llguidance may never return from one that no finite text satisfies
+    # (`start: /a+/ start`), so take grammars from people you trust.
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse none and several.
@@ -48,6 +50,8 @@ class StructuredOutputsParams:
         if not isinstance(value, str) and not (name == "json" and isinstance(value, Mapping)):
             kind = "a JSON schema: text or an object" if name == "json" else "text"
             raise ConfigError(f"structured_outputs has {name} {shown(value)}, expected {kind}")
+        if isinstance(value, Mapping):
+            _json_text(value)
 
 
 class Constraint:
@@ -141,8 +145,18 @@ def _grammar(params: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_regex(params.regex)
     if params.grammar is not None:
         return LLMatcher.grammar_from_lark(params.grammar)
-    schema = params.json if isinstance(params.json, str) else json.dumps(params.json)
-    return LLMatcher.grammar_from_json_schema(schema)
+    schema = params.json or ""
+    text = schema if isinstance(schema, str) else _json_text(schema)
+    return LLMatcher.grammar_from_json_schema(text)
+
+
+def _json_text(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(schema), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"structured_outputs has json {shown(schema)}, which is no JSON: {error}"
+        ) from error
 
 
 def _refused(params: StructuredOutputsParams, reason: str) -> ConfigError:

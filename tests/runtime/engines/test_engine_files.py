@@ -185,7 +185,7 @@ def test_a_copy_without_half_a_backend_is_incomplete(
 ) -> None:
     for name in lost:
         (large / name).unlink()
-    with pytest.raises(ManifestError, match=r"has no bytes.*incomplete"):
+    with pytest.raises(ManifestError, match=r"is missing.*incomplete"):
         open_engine(large)
 
 

@@ -230,6 +230,16 @@ def test_adapters_are_listed_and_blended_and_a_mistake_ends_nothing(
     assert printed.endswith("blend>   (base)\n  a\n* blend\nblend> (base)> ")
 
 
+def test_a_blend_takes_no_adapters_place_but_that_of_an_earlier_one(
+    engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = ["--adapter", f"a={adapter}"]
+    named = talk(engine, ["/blend a=1"], capsys, *load, "--adapter", f"blend={adapter}")
+    assert "error: an adapter of yours is named 'blend'; load it by another name" in named[0]
+    again = talk(engine, ["/blend a=1", "/blend a=0.5", "/adapters"], capsys, *load)
+    assert "error" not in "\n".join(again)
+
+
 def test_a_conversation_in_json_is_one_object_a_line_and_nothing_else(
     engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

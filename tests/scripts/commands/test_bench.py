@@ -64,6 +64,7 @@ def test_a_table_is_printed_for_each_size(
         (["--ranks", "17"], "error: --ranks is 17, and the engine takes 1 to 16\n"),
         (["--rounds", "0"], "error: --rounds is 0, expected 1 or more\n"),
         (["--adapter", "a=x", "--adapter", "a=y"], "names two adapters 'a'"),
+        (["--export", "nowhere/x.json"], "error: --export is nowhere/x.json, expected a file in"),
         (["--adapter", "a"], "error: --adapter is 'a', expected NAME=PATH"),
         (["--backend", "tensorrt"], "cannot run on TensorRT here"),
     ],

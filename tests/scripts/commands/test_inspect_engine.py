@@ -143,3 +143,11 @@ def test_the_bytes_of_an_adapter_are_those_in_the_executor_that_is_named(
     values = load_file(tiny_engine.adapter / "adapter_model.safetensors").values()
     nbytes = sum(array.nbytes for array in values)
     assert found == {"ONNX Runtime": nbytes, "TensorRT": 2 * nbytes}
+
+
+@pytest.mark.parametrize("option", [["--full"], ["--profile", "decode"]])
+def test_an_option_without_the_one_that_it_is_for_is_refused(
+    option: list[str], tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = inspect(capsys, tiny_engine.engine, *option, expected=2)
+    assert f"{option[0]} is of --" in printed

@@ -56,3 +56,8 @@ def test_options_may_be_repeated_where_there_are_several_values(folder: Path) ->
 
 def test_without_options_the_defaults_are_those_of_python(folder: Path) -> None:
     assert parsed(folder) == SamplingParams()
+
+
+def test_one_token_has_one_bias(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--logit-bias names token 5 twice"):
+        parsed(folder, "--logit-bias", "5=1", "--logit-bias", "5=2")

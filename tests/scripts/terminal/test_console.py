@@ -119,3 +119,13 @@ def test_what_the_system_refuses_is_said_in_one_line_with_the_next_step(
     assert raised.value.code == 2
     message = f"error: {os.strerror(number)}: engines/a; {next_step}, and run it again\n"
     assert capsys.readouterr().err == message
+
+
+def test_a_closed_standard_output_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as exited:
+        run(lambda: pytest.fail("the command was run"))
+    assert exited.value.code == 2
+    assert "standard output is closed; open it" in capsys.readouterr().err

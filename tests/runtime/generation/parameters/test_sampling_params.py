@@ -49,7 +49,12 @@ def test_names_and_defaults_are_those_of_vllm() -> None:
         ({"logit_bias": [3]}, r"logit_bias is \[3\], expected numbers by token id"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias holds token id -1"),
         ({"logit_bias": {"5": 1.0}}, r"logit_bias holds '5' \(str\)"),
-        ({"logit_bias": {5: np.inf}}, "logit_bias of 5 is inf, expected a finite number"),
+        (
+            {"logit_bias": {5: np.inf}},
+            "logit_bias of 5 is inf, expected a number that float32",
+        ),
+        ({"logit_bias": {5: 1e300}}, r"logit_bias of 5 is 1e\+300, expected a number that float32"),
+        ({"structured_outputs": "yes|no"}, "structured_outputs is 'yes|no', expected a Structured"),
         ({"logit_bias": {5: True}}, "logit_bias of 5 is True"),
         (
             {"stop": "a", "structured_outputs": StructuredOutputsParams(regex="b")},

@@ -213,6 +213,12 @@ def test_what_cannot_be_followed_is_refused_by_name(
         answer_of(tokenizer, wanted, 0)
 
 
+@pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": float("nan")}])
+def test_a_schema_that_is_no_json_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"structured_outputs has json .*, which is no JSON"):
+        StructuredOutputsParams(json=value)
+
+
 def test_an_answer_without_an_end_is_refused(tokenizer: TextTokenizer) -> None:
     with pytest.raises(ConfigError, match="needs a token that ends an answer, and there is none"):
         answer_of(tokenizer, StructuredOutputsParams(regex="a"), 0, stop_token_ids=())

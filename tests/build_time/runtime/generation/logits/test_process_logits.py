@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
+from trt_lora.plugins.errors import OutputError
 from trt_lora.runtime.generation.logits.process_logits import processed
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import choose
@@ -85,3 +86,25 @@ def test_a_token_that_a_grammar_forbids_stays_forbidden() -> None:
     params = SamplingParams(logit_bias={4: 100}, repetition_penalty=0.5, presence_penalty=-2)
     found = processed(logits, params, [4], [4, 5])
     assert np.flatnonzero(np.isfinite(found)).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.7, repetition_penalty=1e-300),
+        SamplingParams(temperature=0.7, logit_bias={4: 3e38, 5: -3e38}, repetition_penalty=1e30),
+    ],
+)
+def test_what_is_beyond_float32_stays_a_number_and_a_token_is_chosen(
+    params: SamplingParams,
+) -> None:
+    found = processed(some_logits(1), params, [4, 5, 6], [7])
+    assert np.isfinite(found).all()
+    (token,) = choose(found[None], [params], np.array([0.5]))
+    assert found[token] == found.max()
+
+
+def test_what_is_no_number_is_an_error_and_no_endless_search() -> None:
+    params = SamplingParams(temperature=1.0)
+    with pytest.raises(OutputError, match="no token can be chosen in rows"):
+        choose(np.full((1, VOCABULARY), np.nan, np.float32), [params], np.array([0.5]))
