@@ -133,6 +133,11 @@ class Manifest:
         return self.max_seq_len if self.kv_cache == STATIC else self.max_input_len
 
     @property
+    def layers(self) -> int:
+        """How many layers have sites; 1 where sites are of no layer."""
+        return len({site.layer for site in self.sites if site.layer is not None}) or 1
+
+    @property
     def vocabulary_size(self) -> int:
         """The width of the logits, which are the first output."""
         return int(self.outputs[0].shape[-1])

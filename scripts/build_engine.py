@@ -9,7 +9,7 @@ from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Manifest
-from trt_lora.scripts.terminal.adapters import warn_of_adapters
+from trt_lora.scripts.terminal.adapters import previewed
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
 from trt_lora.scripts.terminal.config_file.print_config import config_text
 from trt_lora.scripts.terminal.config_file.read_config import read_config
@@ -72,7 +72,8 @@ def _build(config: BuildConfig, *, as_json: bool) -> None:
         print_json(_as_json(manifest, config.output))
     else:
         print(_summary(manifest, config.output))
-    warn_of_adapters(config.lora_dirs, manifest)
+    for path in config.lora_dirs:
+        previewed(path, manifest)  # its warnings
 
 
 def _as_json(manifest: Manifest, output: Path) -> dict[str, object]:

@@ -10,7 +10,7 @@ number of its own.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _LINE = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<kind>\w+),.*StreamId: (?P<stream>\d+)")
 _STEP = re.compile(r"_myl(?P<profile>\d+)_\d+$")
@@ -32,6 +32,26 @@ class Kernel:
     def is_pad_copy(self) -> bool:
         """True for a copy that pads an input, on every run."""
         return _PAD_COPY in self.name
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to build an engine, and what it runs."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+
+    def count(self, profile: int) -> int:
+        """Return the number of kernels of an optimization profile."""
+        return sum(kernel.profile == profile for kernel in self.kernels)
+
+    def moved_to(self, profile: int) -> "Layout":
+        """Return it as that of another profile, the only one it was built for."""
+        return Layout(self.name, tuple(replace(each, profile=profile) for each in self.kernels))
+
+    def pad_copies(self, profile: int) -> int:
+        """Return how many of them copy a tensor to pad it."""
+        return sum(kernel.is_pad_copy for kernel in self.kernels if kernel.profile == profile)
 
 
 def read_kernels(lines: Iterable[str]) -> list[Kernel]:

@@ -6,14 +6,14 @@ engine with slots have one rank: three times.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from trt_lora.builder.passes.remove_lora import RemoveLoRA
 from trt_lora.builder.progress import Progress
-from trt_lora.builder.tensorrt.build_log import Kernel
+from trt_lora.builder.tensorrt.build_log import Layout
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour, flavour_named
@@ -24,52 +24,35 @@ Profiles = Mapping[str, Mapping[str, Range]]
 PLAIN = "without LoRA"
 
 
-@dataclass(frozen=True)
-class Layout:
-    """One way to build an engine, and what it runs."""
-
-    name: str
-    kernels: tuple[Kernel, ...]
-
-    def count(self, profile: int) -> int:
-        """Return the number of kernels of an optimization profile."""
-        return sum(kernel.profile == profile for kernel in self.kernels)
-
-    def pad_copies(self, profile: int) -> int:
-        """Return how many of them copy a tensor to pad it."""
-        return sum(kernel.is_pad_copy for kernel in self.kernels if kernel.profile == profile)
-
-
-def with_profile(manifest: Manifest, profile: str | None) -> Manifest:
-    """Return the manifest with one of its optimization profiles; None leaves all.
-
-    Raises:
-        ConfigError: there is no such profile.
-    """
-    if profile is None:
-        return manifest
-    if profile not in manifest.profiles:
-        raise ConfigError(f"no profile {profile!r}; this engine has {', '.join(manifest.profiles)}")
-    return replace(manifest, profiles={profile: manifest.profiles[profile]})
-
-
-def kernel_layouts(directory: Path, manifest: Manifest, progress: Progress) -> list[Layout]:
+def kernel_layouts(
+    directory: Path, manifest: Manifest, progress: Progress, profile: str | None = None
+) -> list[Layout]:
     """Build an engine directory's ONNX file in every layout; `PLAIN` comes first.
 
     Args:
         directory: the engine's.
-        manifest: its manifest; an engine is built for these profiles.
+        manifest: its manifest.
         progress: what is told which layout is built.
+        profile: the optimization profile to build for; by default all of the manifest.
+
+    Returns:
+        Layouts whose kernels name their profile by its place in the manifest.
 
     Raises:
-        ConfigError: the engine has no profiles, because it was built without TensorRT.
+        ConfigError: the engine has no profiles, because it was built without TensorRT, or not this.
         BackendError: the flavour is not installed.
         ModelError: TensorRT cannot build a layout.
     """
     if not manifest.sites or not manifest.profiles:
         raise ConfigError(f"{directory} has no LoRA sites: there is nothing to compare")
     flavour = TENSORRT_RTX if manifest.flavour == "none" else flavour_named(manifest.flavour)
-    return list(_layouts(directory, manifest, flavour, progress))
+    if profile is None:
+        return list(_layouts(directory, manifest, flavour, progress))
+    if profile not in manifest.profiles:
+        raise ConfigError(f"no profile {profile!r}; this engine has {', '.join(manifest.profiles)}")
+    alone = replace(manifest, profiles={profile: manifest.profiles[profile]})
+    place = list(manifest.profiles).index(profile)
+    return [each.moved_to(place) for each in _layouts(directory, alone, flavour, progress)]
 
 
 def _layouts(

@@ -10,13 +10,15 @@ import typing
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.untrusted_file import AdapterFile
 
 MAX_BYTES = 1 << 20
+
+HeldT = TypeVar("HeldT", dict[str, Any], list[Any])
 
 
 def read_json(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
@@ -25,10 +27,7 @@ def read_json(path: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
     Raises:
         AdapterError: the file cannot be read, has more than `limit` bytes, or holds no object.
     """
-    value = _value(path, limit)
-    if not isinstance(value, dict):
-        raise AdapterError(f"{path} holds a {type(value).__name__}, not an object")
-    return value
+    return _holding(dict, "an object", path, limit)
 
 
 def read_json_list(path: Path, limit: int = MAX_BYTES) -> list[Any]:
@@ -37,13 +36,10 @@ def read_json_list(path: Path, limit: int = MAX_BYTES) -> list[Any]:
     Raises:
         AdapterError: the file cannot be read, has more than `limit` bytes, or holds no list.
     """
-    value = _value(path, limit)
-    if not isinstance(value, list):
-        raise AdapterError(f"{path} holds a {type(value).__name__}, not a list")
-    return value
+    return _holding(list, "a list", path, limit)
 
 
-def _value(path: Path, limit: int) -> object:
+def _holding(kind: type[HeldT], what: str, path: Path, limit: int) -> HeldT:
     file = AdapterFile(path)
     if file.size > limit:
         raise AdapterError(f"{path} has {file.size} bytes; expected at most {limit}")
@@ -52,6 +48,8 @@ def _value(path: Path, limit: int) -> object:
         value: object = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise AdapterError(f"{path} holds a {type(value).__name__}, not {what}")
     return value
 
 

@@ -18,7 +18,7 @@ from trt_lora.scripts.comparison.comparison_setup import check_setup, write_inpu
 from trt_lora.scripts.comparison.references import Reference
 from trt_lora.scripts.comparison.report import print_rows, write_json
 from trt_lora.scripts.comparison.shell_commands import require_tools
-from trt_lora.scripts.terminal.adapters import name_and_path
+from trt_lora.scripts.terminal.adapters import adapter_paths
 from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
@@ -80,15 +80,14 @@ def _compare(args: argparse.Namespace) -> None:
 
 
 def _adapters(arguments: list[str]) -> dict[str, Path]:
-    pairs = [name_and_path(text) for text in arguments]
-    names = [name for name, _ in pairs]
-    for name in names:
-        if not re.fullmatch(r"\w[\w.-]*", name) or name == BASE_CASE or names.count(name) > 1:
+    paths = adapter_paths(arguments)
+    for name in paths:
+        if not re.fullmatch(r"\w[\w.-]*", name) or name == BASE_CASE:
             raise ConfigError(
-                f"--adapter names are {', '.join(names)}; give each a name of its own, of letters, "
+                f"--adapter names an adapter {name!r}; give each a name of its own, of letters, "
                 f"digits, '.', '_' and '-', and not {BASE_CASE!r}"
             )
-    return dict(pairs)
+    return paths
 
 
 def _folder(keep: Path | None, engine: Path, reference: Reference) -> Path:

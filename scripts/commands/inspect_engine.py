@@ -17,6 +17,7 @@ from trt_lora.scripts.terminal.coverage_report.print_grid import print_grid
 from trt_lora.scripts.terminal.coverage_report.print_tensors import print_tensors
 from trt_lora.scripts.terminal.engine_facts import engine_facts
 from trt_lora.scripts.terminal.hub import hub_path
+from trt_lora.scripts.terminal.printing.facts import print_facts
 from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 
@@ -69,11 +70,10 @@ def _print_kernels(
     directory: Path, manifest: Manifest, profile: str | None, *, as_json: bool
 ) -> None:
     with extra("export", "--kernels"):  # a machine that only serves engines need not have it
-        from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts, with_profile
+        from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
         from trt_lora.scripts.commands.kernel_table import print_layouts
-    manifest = with_profile(manifest, profile)
     with stage_progress() as progress:
-        layouts = kernel_layouts(directory, manifest, progress)
+        layouts = kernel_layouts(directory, manifest, progress, profile)
     if as_json:
         print_json([dataclasses.asdict(layout) for layout in layouts])
     else:
@@ -95,8 +95,7 @@ def _reader(manifest: Manifest) -> tuple[str, int]:
 
 
 def _print_engine(directory: Path, manifest: Manifest) -> None:
-    for label, fact in engine_facts(directory, manifest).items():
-        print(f"{label:<12} {fact}")
+    print_facts(engine_facts(directory, manifest).items())
 
 
 def _summary(coverage: Coverage, manifest: Manifest) -> str:

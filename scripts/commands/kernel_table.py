@@ -1,18 +1,19 @@
 """Table of the kernels that LoRA adds to an engine."""
 
-from trt_lora.builder.tensorrt.kernel_counts import Layout
+from trt_lora.builder.tensorrt.build_log import Layout
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.terminal.console import print_table
 
 
 def print_layouts(layouts: list[Layout], manifest: Manifest) -> None:
-    """Print a table for every optimization profile."""
+    """Print a table for every optimization profile that they were built for."""
     plain, *_ = layouts
-    layers = len({site.layer for site in manifest.sites if site.layer is not None}) or 1
     for index, profile in enumerate(manifest.profiles):
+        if not plain.count(index):
+            continue
         print_table(
             (profile, "kernels", "added", "added a layer", "copies of A and B", "streams"),
-            [_row(layout, plain, index, layers) for layout in layouts],
+            [_row(layout, plain, index, manifest.layers) for layout in layouts],
         )
 
 

@@ -9,17 +9,14 @@ that a page is made in a second, on any machine:
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
-from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
-from trt_lora.runtime.adapters.fitting.fit import preview_adapter
-from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
-from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
+from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option, previewed
+from trt_lora.scripts.terminal.printing.json_output import print_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -60,16 +57,12 @@ def _report(args: argparse.Namespace) -> None:
         work.write_text(html, encoding="utf-8")
     taken = {section.name: section.coverage.is_taken for section in page.adapters}
     if args.json:
-        print(json.dumps({"html": str(args.html), "adapters taken": taken}))
+        print_json({"html": str(args.html), "adapters taken": taken})
     else:
         print(f"{args.html}: {len(html)} characters; open it in any browser")
 
 
 def _coverages(arguments: list[str], manifest: Manifest) -> dict[str, Coverage]:
     """What would become of every tensor; an adapter that the engine refuses is shown as well."""
-    coverages = {}
-    for name, path in adapter_paths(arguments).items():
-        coverage = preview_adapter(load_adapter(path, manifest), manifest, strict=False)
-        log_warnings(coverage.source, coverage.warnings)
-        coverages[name] = coverage
-    return coverages
+    paths = adapter_paths(arguments)
+    return {name: previewed(path, manifest) for name, path in paths.items()}

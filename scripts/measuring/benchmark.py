@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.json_file import check_types, read_json
+from trt_lora.scripts.measuring.made_by import made_by
 
 SCHEMA_VERSION = 1
 
@@ -64,13 +64,8 @@ def read_benchmark(path: Path) -> Benchmark:
         ConfigError: it is no benchmark, or one of another release.
     """
     data = read_json(path)
-    try:
+    with made_by("trt-lora bench --export", path):
         return _parse(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error!s:.500}"
-        raise ConfigError(
-            f"{path} is not what `trt-lora bench --export` writes: {what}; measure again"
-        ) from error
 
 
 def _parse(data: dict[str, Any]) -> Benchmark:

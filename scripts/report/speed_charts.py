@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.files.json_file import check_types, read_json
 from trt_lora.scripts.measuring.benchmark import Benchmark, WorkloadTimes
+from trt_lora.scripts.measuring.made_by import made_by
 from trt_lora.scripts.report.bars import Bar, Chart
 
 _OURS = "ours"
@@ -78,14 +78,10 @@ def peer_charts(path: Path) -> tuple[Chart, ...]:
         ConfigError: it is not what the benchmark writes.
     """
     data = read_json(path)
-    try:
+    with made_by("python -m trt_lora.scripts.bench.peers", path):
         cells = tuple(_peer_cell(cell, data["peers"]) for cell in data["cells"])
         for cell in cells:
             check_types(cell, PeerCell, "cell")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is not what `python -m trt_lora.scripts.bench.peers` writes: {error!s:.300}"
-        ) from error
     return tuple(chart for cell in cells if cell.peers for chart in _peer_charts(cell))
 
 

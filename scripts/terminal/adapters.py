@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import Executor, LoRAManager, Manifest, TensorMap, load_adapter
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 from trt_lora.scripts.terminal.hub import hub_path
@@ -54,36 +55,27 @@ def manager_of(engine: Executor, arguments: list[str]) -> LoRAManager:
     """Return a manager of an engine with every `NAME=PATH`.
 
     Raises:
-        ConfigError, AdapterError: as `load_adapters`.
+        ConfigError: as `adapter_paths`.
+        AdapterError: an adapter cannot be read, or does not fit.
     """
     manager = LoRAManager()
     manager.initialize_engine_bindings(engine)
-    load_adapters(manager, arguments)
+    for name, path in adapter_paths(arguments).items():
+        manager.load_weights(name, path)
     return manager
 
 
-def load_adapters(manager: LoRAManager, arguments: list[str]) -> dict[str, Path]:
-    """Load every `NAME=PATH` and return the paths by name.
+def previewed(path: Path, manifest: Manifest) -> Coverage:
+    """Return what would become of an adapter's tensors, of which no value is read.
+
+    What is suspicious about it is logged.
 
     Raises:
-        ConfigError: an argument is of another form.
-        AdapterError: an adapter cannot be read, does not fit, or has the name of another.
+        AdapterError: it cannot be read.
     """
-    paths = [name_and_path(text) for text in arguments]
-    for name, path in paths:
-        manager.load_weights(name, path)
-    return dict(paths)
-
-
-def warn_of_adapters(paths: Iterable[Path], manifest: Manifest) -> None:
-    """Log what is suspicious about adapters in an engine; their values are not read.
-
-    Raises:
-        AdapterError: one of them cannot be read, or has tensors that do not fit.
-    """
-    for path in paths:
-        coverage = preview_adapter(load_adapter(path, manifest), manifest, strict=False)
-        log_warnings(coverage.source, coverage.warnings)
+    coverage = preview_adapter(load_adapter(path, manifest), manifest, strict=False)
+    log_warnings(coverage.source, coverage.warnings)
+    return coverage
 
 
 def activate(manager: LoRAManager, name: str) -> None:

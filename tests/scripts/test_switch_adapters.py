@@ -138,7 +138,7 @@ def test_two_adapters_of_one_name_are_refused(
     tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = f"a={tiny_engine.adapter}"
-    assert "named 'a' is loaded already" in refusal(capsys, tiny_engine.engine, named, named)
+    assert "--adapter names two adapters 'a'" in refusal(capsys, tiny_engine.engine, named, named)
 
 
 @pytest.mark.parametrize("argument", ["json", "=path", "name="])

@@ -66,7 +66,11 @@ class Constraint:
     @property
     def error(self) -> str:
         """Why it cannot go on, such as a grammar that became too large; empty where it can."""
-        return self._matcher.get_error()
+        if found := self._matcher.get_error():
+            return found
+        if self.is_complete or self._mask.any():
+            return ""
+        return "no token of this model is allowed next"
 
     @property
     def is_complete(self) -> bool:

@@ -1,6 +1,5 @@
 """Nodes with slots in TensorRT-RTX's real bindings: their inputs, shapes and fields."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +9,7 @@ from support.tensor_descriptions import described, ranges
 from trt_lora.plugins.contract.operators import Operator
 from trt_lora.plugins.errors import TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape, StackShape
-from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
-from trt_lora.plugins.tensorrt.plugin_registry import LoraPlugins, register_plugins
+from trt_lora.plugins.tensorrt.plugin_registry import LoraPlugins
 from trt_lora.plugins.tensorrt.plugin_shapes import check_ranges, group_shape
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
@@ -35,23 +33,6 @@ SHAPE = GroupShape(
 )
 ADDRESSES = ([10, 51, 52, 11, 12, 21, 22, 13, 23], [14, 24], 99)
 BUFFERS = GroupBuffers(10, [11, 21], [12, 22], [13, 23], [14, 24], 99, 51, 52)
-
-
-@pytest.fixture
-def trt() -> Any:
-    return TENSORRT_RTX.load()
-
-
-@pytest.fixture
-def plugins(trt: Any) -> LoraPlugins:
-    return register_plugins(trt)
-
-
-@pytest.fixture
-def failures(plugins: LoraPlugins) -> Iterator[list[str]]:
-    """What callbacks note that a test calls."""
-    with plugins.failures.collected() as noted:
-        yield noted
 
 
 def tensors(trt: Any, shapes: list[tuple[int, ...]] = SHAPES) -> list[Any]:

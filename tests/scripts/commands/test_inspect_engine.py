@@ -41,6 +41,9 @@ def test_the_kernels_of_every_layout_are_counted(
     printed = inspect(capsys, engine, "--kernels").splitlines()
     alone = inspect(capsys, engine, "--kernels", "--profile", "decode").splitlines()
     assert alone == printed[:5]
+    prefill = json.loads(inspect(capsys, engine, "--kernels", "--profile", "prefill", "--json"))
+    # By the engine's own number, so that a report of this list names the right profile.
+    assert {kernel["profile"] for layout in prefill for kernel in layout["kernels"]} == {1}
     decode = {row[:20].strip(): row[20:].split() for row in printed[1:5]}
     assert printed[0].split()[0] == "decode"
     assert list(decode) == [

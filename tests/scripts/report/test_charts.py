@@ -82,7 +82,14 @@ def test_a_kernel_of_another_profile_counts_there_alone(tmp_path: Path, manifest
     assert [texts(chart)["without LoRA"] for chart in kernel_charts(path, both)] == ["1", "1"]
 
 
-@pytest.mark.parametrize("text", ['[{"name": 3, "kernels": []}]', '[{"name": "a"}]', "[[]]"])
+def test_a_profile_that_was_not_counted_has_no_chart(tmp_path: Path, manifest: Manifest) -> None:
+    path = kernels_file(tmp_path, ("without LoRA", ["a"]))
+    path.write_text(path.read_text().replace('"profile": 0', '"profile": 1'))
+    both = replace(manifest, profiles={"decode": {}, "prefill": {}})
+    assert [chart.title for chart in kernel_charts(path, both)] == ["Kernels, profile prefill"]
+
+
+@pytest.mark.parametrize("text", ['[{"name": 3, "kernels": []}]', '[{"name": "a"}]', "[[]]", "[]"])
 def test_another_list_is_not_taken_for_kernels(
     text: str, tmp_path: Path, manifest: Manifest
 ) -> None:

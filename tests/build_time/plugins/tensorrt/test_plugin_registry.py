@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,23 +25,6 @@ from trt_lora.plugins.tensorrt.plugin_shapes import group_shape
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
 
 ADD, DELTA = Operator(2, has_addend=True), Operator(2, has_addend=False)
-
-
-@pytest.fixture
-def trt() -> Any:
-    return TENSORRT_RTX.load()
-
-
-@pytest.fixture
-def plugins(trt: Any) -> LoraPlugins:
-    return register_plugins(trt)
-
-
-@pytest.fixture
-def failures(plugins: LoraPlugins) -> Iterator[list[str]]:
-    """What callbacks note that a test calls."""
-    with plugins.failures.collected() as noted:
-        yield noted
 
 
 # ---------------------------------------------------------------------------------------- building

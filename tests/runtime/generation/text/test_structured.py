@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trt_lora.plugins.errors import BackendError, ConfigError, OutputError
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
+from trt_lora.runtime.generation.text.structured import Constraint, StructuredOutputsParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
@@ -217,6 +217,27 @@ def test_what_cannot_be_followed_is_refused_by_name(
 def test_a_schema_that_is_no_json_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"structured_outputs has json .*, which is no JSON"):
         StructuredOutputsParams(json=value)
+
+
+class NothingAllowed:
+    """A matcher that reports no error, has not stopped, and allows no token."""
+
+    def get_error(self) -> str:
+        return ""
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return False
+
+    def unsafe_compute_mask_ptr(self, address: int, nbytes: int) -> None:
+        del address, nbytes
+
+
+def test_an_answer_that_no_token_can_follow_is_stuck_and_not_drawn_for_ever() -> None:
+    matcher: Any = NothingAllowed()
+    assert Constraint(matcher, 40).error == "no token of this model is allowed next"
 
 
 def test_an_answer_without_an_end_is_refused(tokenizer: TextTokenizer) -> None:
