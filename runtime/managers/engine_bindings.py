@@ -12,7 +12,7 @@ from trt_lora.runtime.managers.loaded_adapter import BoundAdapter
 from trt_lora.runtime.managers.slots.one_slot import as_slot, base_rows, rows_of_slot, unpadded
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.host import Memory, Stream
-from trt_lora.runtime.memory.tensor import Tensor
+from trt_lora.runtime.memory.tensor import Tensor, ZeroMemory
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,10 @@ class EngineBindings:
             for name, (site, factor) in manifest.lora_bindings.items()
         }
         zeros = executor.memory.zeros(max(tensor.nbytes for tensor in (dummy, *shapes.values())))
+        owner = ZeroMemory(zeros)
 
         def on_device(tensor: Tensor) -> Tensor:
-            return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=zeros)
+            return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=owner)
 
         dummies = {name: on_device(tensor) for name, tensor in shapes.items()}
         if manifest.max_loras:

@@ -86,8 +86,11 @@ class HostMemory:
         return dict(tensors)
 
     def zeros(self, nbytes: int) -> Tensor:
-        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
-        return tensor_from_numpy(host_buffer(nbytes).view(np.bool_))
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes].
+
+        Pages that nobody writes to take no memory: a cache takes what its sequences fill.
+        """
+        return tensor_from_numpy(_pages(nbytes, "MADV_NOHUGEPAGE").view(np.bool_))
 
     def free_bytes(self) -> int:
         """Return how much memory is free now."""
@@ -110,13 +113,18 @@ class HostMemory:
 
 
 def host_buffer(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return zeros [nbytes] in whole pages, which the system has back with the last user.
+    """Return zeros [nbytes], all of which will be written to: a fault for 2 MB instead of 512."""
+    return _pages(nbytes, "MADV_HUGEPAGE")
+
+
+def _pages(nbytes: int, advice: str) -> npt.NDArray[np.uint8]:
+    """Whole pages of zeros [nbytes], which the system has back with the last user.
 
     What malloc frees below 32 MB stays with the process, and adapters are as small as that.
     """
     pages = mmap.mmap(-1, max(nbytes, 1), access=mmap.ACCESS_COPY)
     with contextlib.suppress(AttributeError, OSError):  # of Linux, where it is compiled in
-        pages.madvise(mmap.MADV_HUGEPAGE)  # a fault for 2 MB instead of 512
+        pages.madvise(getattr(mmap, advice))
     return np.frombuffer(pages, np.uint8, nbytes)
 
 

@@ -78,6 +78,13 @@ class Tensor:
         return storage.astype(np.float32) if self.dtype == "bfloat16" else storage
 
 
+@dataclass(frozen=True, eq=False)
+class ZeroMemory:
+    """Owner of zeros that nobody writes to, so that a run need not read them."""
+
+    memory: object = field(repr=False)  # released only after this
+
+
 class TensorMap(dict[str, Tensor]):
     """Binding name -> tensor: what an executor runs on."""
 

@@ -1,8 +1,12 @@
 """ONNX Runtime session with an IOBinding that re-binds only what changed."""
 
+from itertools import compress
+from operator import is_not
 from typing import Any
 
 from trt_lora.plugins.errors import TensorError
+from trt_lora.runtime.engines.engine import check_inputs
+from trt_lora.runtime.engines.onnxruntime.skipped_dummies import SkippedDummies
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap
 
@@ -21,8 +25,13 @@ class BoundSession:
         self._new = [output for output in manifest.outputs if not output.in_place_of]
         self._in_place = {o.in_place_of: o.name for o in manifest.outputs if o.in_place_of}
         self._dtypes = {binding.name: binding.dtype for binding in manifest.inputs}
-        self._bound: dict[str, Tensor] = {}
-        self._outputs: dict[str, None] = {}  # names in the order of first binding, ONNX Runtime's
+        self._dummies = SkippedDummies(manifest)
+        # Of the last run. The same objects are told without a look at them: a step has just driven
+        # a thousand strings and tensors out of the processor's caches.
+        self._names: list[str] = []
+        self._tensors: list[Tensor] = []
+        self._written: dict[str, Tensor] = {}  # outputs in place of an input
+        self._places: dict[str, int] = {}  # of outputs, in the order of first binding
 
     def run(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Bind what differs from the run before, run, and return every output.
@@ -30,35 +39,48 @@ class BoundSession:
         Raises:
             TensorError: an input has a shape, dtype or device that the graph refuses.
         """
-        for name in self._dtypes:
-            self._bind(name, tensor_map[name])
+        for name in self._dummies.with_partners(self._changed(tensor_map)):
+            self._bind(name, self._dummies.skipped(name, tensor_map))
         for output in self._new:
             self._binding.bind_output(output.name)  # allocated by the run, at the size it needs
-            self._outputs.setdefault(output.name)
+            self._places.setdefault(output.name, len(self._places))
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # its exceptions have no common base of their own
             raise TensorError(f"ONNX Runtime refuses these inputs: {error}") from error
-        return self._take_outputs() | {
-            output: tensor_map[name] for name, output in self._in_place.items()
-        }
+        return self._take_outputs() | self._written
+
+    def _changed(self, tensor_map: TensorMap) -> list[str]:
+        """Inputs that the run before had other tensors for."""
+        names, tensors = list(tensor_map), list(tensor_map.values())
+        if len(names) == len(self._names) and not any(map(is_not, names, self._names)):
+            changed = list(compress(names, map(is_not, tensors, self._tensors)))
+        else:
+            check_inputs(tensor_map, list(self._dtypes))
+            changed = list(self._dtypes)
+        self._names, self._tensors = names, tensors
+        return [name for name in changed if name in self._dtypes]
 
     def _take_outputs(self) -> dict[str, Tensor]:
-        values = dict(zip(self._outputs, self._binding.get_outputs(), strict=True))
+        import onnxruntime
+
+        values = self._binding.get_outputs_as_ortvaluevector()
+        taken = {
+            output.name: _tensor(output, onnxruntime.OrtValue(values[self._places[output.name]]))
+            for output in self._new
+        }
         if not self._in_place:
             self._binding.clear_binding_outputs()  # whoever asked owns them
-            self._outputs.clear()
-        return {output.name: _tensor(output, values[output.name]) for output in self._new}
+            self._places.clear()
+        return taken
 
     def _bind(self, name: str, tensor: Tensor) -> None:
-        if self._bound.get(name) is tensor:
-            return
         value = self._make_value(name, tensor)
         self._binding.bind_ortvalue_input(name, value)
         if output := self._in_place.get(name):
             self._binding.bind_ortvalue_output(output, value)
-            self._outputs.setdefault(output)
-        self._bound[name] = tensor  # keeps its memory alive as long as it is bound
+            self._places.setdefault(output, len(self._places))
+            self._written[output] = tensor
 
     def _make_value(self, name: str, tensor: Tensor) -> Any:
         """The OrtValue over a tensor's memory; an output of an earlier run is one already."""

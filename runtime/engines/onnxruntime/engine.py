@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.short_repr import short_value
-from trt_lora.runtime.engines.engine import check_inputs, closed, open_already
+from trt_lora.runtime.engines.engine import closed, open_already
 from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, Manifest
 from trt_lora.runtime.memory.host import HostMemory
@@ -72,7 +72,6 @@ class OnnxRuntimeEngine:
         pool = self._open
         if pool is None:
             raise closed()
-        check_inputs(tensor_map, self.input_names)
         return pool.run(tensor_map)
 
     def release_inputs(self) -> None:
@@ -89,6 +88,7 @@ class OnnxRuntimeEngine:
             ) from error
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors; the warnings are about its own optimisations
+        options.enable_mem_pattern = False  # one of 13 kB would be kept for each length of a cache
         try:
             session = onnxruntime.InferenceSession(
                 self._graph, options, providers=["CPUExecutionProvider"]

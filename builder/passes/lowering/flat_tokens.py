@@ -1,0 +1,161 @@
+"""Pass that computes what is done token by token on [tokens, n] instead of [batch, sequence, n].
+
+ONNX Runtime adds inside a matrix product of two dimensions (`Gemm`), and of no more: a LoRA site
+then costs two nodes instead of three.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
+
+from trt_lora.plugins.contract.operators import DOMAIN, operator_named
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
+
+_TOKENS = "tokens"  # ONNX Runtime adds inside a product where it knows the sizes to be equal
+_NORMS = ("LayerNormalization", "RMSNormalization")
+_ELEMENTWISE = (
+    *("Abs", "Cast", "Erf", "Exp", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Softplus"),
+    *("Sqrt", "Tanh", "Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"),
+)
+
+Sizes = tuple[int | ir.SymbolicDim, ...]
+
+
+@dataclass(frozen=True)
+class _Region:
+    """Nodes that compute token by token, and the values that come in and go out."""
+
+    nodes: Collection[ir.Node]
+    entries: Sequence[ir.Value]
+    exits: Sequence[ir.Value]
+
+    @property
+    def sites(self) -> int:
+        """LoRA sites whose addition becomes part of a product."""
+        return sum(len(node.outputs) for node in self.nodes if node.domain == DOMAIN)
+
+
+class FlatTokens(ir.passes.InPlacePass):
+    """The pass, for a graph with `input_ids` [batch, sequence].
+
+    A graph stays as it is where more views would come than additions go, and where every token has
+    an adapter of its own.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place."""
+        ids = next(value for value in model.graph.inputs if value.name == INPUT_IDS)
+        region = _region(model.graph, tuple(ids.shape or ()))
+        is_shorter = region.sites > len(region.entries) + len(region.exits)
+        if is_shorter:
+            _leave(region, model.graph, _sizes(model.graph, ids))
+            _enter(region, model.graph)
+            RemoveUnusedNodesPass()(model)
+        return ir.passes.PassResult(model, modified=is_shorter)
+
+
+def _region(graph: ir.Graph, leading: Sizes) -> _Region:
+    nodes = {node: None for node in graph if _is_by_token(node, leading)}
+    read = dict.fromkeys(value for node in nodes for value in node.inputs)
+    computed = [output for node in nodes for output in node.outputs]
+    return _Region(
+        nodes,
+        [v for v in read if v and _has_tokens(v, leading) and v.producer() not in nodes],
+        [v for v in computed if any(node not in nodes for node in v.consumers())],
+    )
+
+
+def _is_by_token(node: ir.Node, leading: Sizes) -> bool:
+    """Whether a node computes each token from its own values and from what all share."""
+    operands = [value for value in node.inputs if value is not None]
+    if not _shares_the_rest(node, operands, leading):
+        return False
+    return all(_has_tokens(v, leading) and not v.is_graph_output() for v in node.outputs)
+
+
+def _shares_the_rest(node: ir.Node, operands: Sequence[ir.Value], leading: Sizes) -> bool:
+    if node.domain == DOMAIN:
+        operator = operator_named(node.op_type)
+        return operator is not None and not operator.has_slots
+    if node.domain:
+        return False
+    if node.op_type == "MatMul":
+        return _has_tokens(operands[0], leading) and _rank(operands[1]) == 2
+    if node.op_type in _NORMS:
+        return node.attributes.get_int("axis", -1) == -1
+    return node.op_type in _ELEMENTWISE and all(
+        _has_tokens(value, leading) or _rank(value) in (0, 1) for value in operands
+    )
+
+
+def _has_tokens(value: ir.Value, leading: Sizes) -> bool:
+    """Whether a value is [batch, sequence, n]."""
+    shape = value.shape
+    if shape is None or len(shape) != 3:
+        return False
+    return tuple(shape)[:2] == leading and isinstance(shape[2], int)
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
+
+
+def _sizes(graph: ir.Graph, ids: ir.Value) -> ir.Value:
+    """[batch, sequence, -1], at the beginning of the graph."""
+    tape = Tape()
+    sizes = tape.op("Concat", [tape.op("Shape", [ids]), _constant(tape, [-1])], {"axis": 0})
+    graph.insert_before(graph[0], _unnamed(tape))
+    return sizes
+
+
+def _leave(region: _Region, graph: ir.Graph, sizes: ir.Value) -> None:
+    """Give other nodes the values as they were."""
+    for value in region.exits:
+        tape, uses = Tape(), tuple(value.uses())
+        deep = tape.op("Reshape", [value, sizes])
+        deep.type, deep.shape = value.type, value.shape
+        for node, index in uses:
+            if node not in region.nodes:
+                node.replace_input_with(index, deep)
+        _insert_after(graph, value, tape)
+    for node in region.nodes:
+        for value in node.outputs:
+            assert value.shape is not None  # or it would not be here
+            value.shape = ir.Shape([_TOKENS, value.shape[2]])
+
+
+def _enter(region: _Region, graph: ir.Graph) -> None:
+    """Flatten what the region reads of others; a view of a view is one view."""
+    for value in region.entries:
+        assert value.shape is not None
+        source, tape = value, Tape()
+        while (view := source.producer()) and view.op_type == "Reshape" and view.inputs[0]:
+            source = view.inputs[0]
+        flat = tape.op("Reshape", [source, _constant(tape, [-1, value.shape[2]])])
+        flat.type, flat.shape = value.type, ir.Shape([_TOKENS, value.shape[2]])
+        for node, index in tuple(value.uses()):
+            if node in region.nodes:
+                node.replace_input_with(index, flat)
+        _insert_after(graph, source, tape)
+
+
+def _insert_after(graph: ir.Graph, value: ir.Value, tape: Tape) -> None:
+    node = value.producer()
+    if node is None:  # an input
+        graph.insert_before(graph[0], _unnamed(tape))
+    else:
+        graph.insert_after(node, _unnamed(tape))
+
+
+def _unnamed(tape: Tape) -> Sequence[ir.Node]:
+    for node in tape.nodes:
+        node.outputs[0].name = None  # the graph finds names of its own
+    return tape.nodes
+
+
+def _constant(tape: Tape, numbers: Sequence[object]) -> ir.Value:
+    return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
