@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
+from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
 
@@ -27,6 +28,7 @@ def save_graphs(model: ir.Model, work: Path) -> None:
     if has_own:
         StandardAttention()(own)  # of layers that the operator cannot express
         FlatTokens()(own)
+        OptionalLoRA()(own)
         _share_weights(own, ir.load(work / ONNX_FILE))
         ir.save(own, work / ONNX_CPU_FILE)
 

@@ -43,6 +43,7 @@ class RemoveLoRA(ir.passes.InPlacePass):
                 _drop(value)
         for value in [value for value in model.graph.inputs if value.name in self.bindings]:
             model.graph.inputs.remove(value)
+            model.graph.initializers.pop(str(value.name), None)
         model.functions.clear()
         return ir.passes.PassResult(model, modified=bool(nodes))
 

@@ -1,5 +1,6 @@
 """ONNX Runtime session with an IOBinding that re-binds only what changed."""
 
+from collections.abc import Collection
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -25,7 +26,9 @@ class BoundSession:
         self._new = [output for output in manifest.outputs if not output.in_place_of]
         self._in_place = {o.in_place_of: o.name for o in manifest.outputs if o.in_place_of}
         self._dtypes = {binding.name: binding.dtype for binding in manifest.inputs}
-        self._dummies = SkippedDummies(manifest)
+        optional = {value.name for value in session.get_overridable_initializers()}
+        self._dummies = SkippedDummies(manifest, optional)
+        self._given: set[str] = set()  # inputs that are bound
         # Of the last run. The same objects are told without a look at them: a step has just driven
         # a thousand strings and tensors out of the processor's caches.
         self._names: list[str] = []
@@ -39,8 +42,7 @@ class BoundSession:
         Raises:
             TensorError: an input has a shape, dtype or device that the graph refuses.
         """
-        for name in self._dummies.with_partners(self._changed(tensor_map)):
-            self._bind(name, self._dummies.skipped(name, tensor_map))
+        self._bind_inputs(self._changed(tensor_map), tensor_map)
         for output in self._new:
             self._binding.bind_output(output.name)  # allocated by the run, at the size it needs
             self._places.setdefault(output.name, len(self._places))
@@ -61,6 +63,18 @@ class BoundSession:
         self._names, self._tensors = names, tensors
         return [name for name in changed if name in self._dtypes]
 
+    def _bind_inputs(self, changed: Collection[str], tensor_map: TensorMap) -> None:
+        changed = self._dummies.with_partners(changed)
+        skipped = {name for name in changed if self._dummies.skips(name, tensor_map)}
+        if skipped & self._given:  # an IOBinding lets go of all inputs or of none
+            self._binding.clear_binding_inputs()
+            self._given.clear()
+            changed = self._dtypes
+            skipped = {name for name in changed if self._dummies.skips(name, tensor_map)}
+        for name in changed:
+            if name not in skipped:
+                self._bind(name, tensor_map[name])
+
     def _take_outputs(self) -> dict[str, Tensor]:
         import onnxruntime
 
@@ -77,6 +91,7 @@ class BoundSession:
     def _bind(self, name: str, tensor: Tensor) -> None:
         value = self._make_value(name, tensor)
         self._binding.bind_ortvalue_input(name, value)
+        self._given.add(name)
         if output := self._in_place.get(name):
             self._binding.bind_ortvalue_output(output, value)
             self._places.setdefault(output, len(self._places))

@@ -100,5 +100,6 @@ class OnnxRuntimeEngine:
 
     def _check_interface(self, session: Any) -> None:
         """The manifest must speak of this very graph."""
-        if [value.name for value in session.get_inputs()] != list(self.input_names):
+        inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
+        if sorted(value.name for value in inputs) != sorted(self.input_names):
             raise BackendError(f"{self._graph} has other inputs than its manifest; build it again")

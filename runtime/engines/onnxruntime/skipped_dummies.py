@@ -1,39 +1,39 @@
 """Sites without an adapter, whose products ONNX Runtime skips.
 
-Whoever binds a dummy sees rank 1. ONNX Runtime is given rank 0 in its place: a product of nothing
-is the same zero, and costs a third of the time.
+Whoever binds a dummy sees rank 1. ONNX Runtime is given nothing in its place where its graph has a
+default for the input, of rank 0: a product of nothing is the same zero.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap, ZeroMemory
+from trt_lora.runtime.memory.tensor import TensorMap, ZeroMemory
 
 
 class SkippedDummies:
-    """The LoRA inputs of an engine for one adapter at a time, in pairs."""
+    """The LoRA inputs of a graph that have a default, in pairs."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        """Pair A and B of every site; an engine for many adapters has stacks, and no dummies."""
+    def __init__(self, manifest: Manifest, optional: Collection[str]) -> None:
+        """Pair A and B of every site.
+
+        Args:
+            manifest: of the engine.
+            optional: inputs that have a default.
+        """
         self._partners: dict[str, str] = {}
-        self._rank_axes: dict[str, int] = {}
-        for site in () if manifest.max_loras else manifest.sites:
+        for site in manifest.sites:
             a, b = manifest.binding_names.pair(site.path)
-            self._partners |= {a: b, b: a}
-            self._rank_axes |= {a: 1, b: 0}
+            if a in optional and b in optional:
+                self._partners |= {a: b, b: a}
 
-    def with_partners(self, names: Iterable[str]) -> Iterable[str]:
+    def with_partners(self, names: Iterable[str]) -> Collection[str]:
         """Return inputs and their partners, each once: a pair is skipped or bound together."""
         changed = dict.fromkeys(names)
         return changed | {self._partners[name]: None for name in changed if name in self._partners}
 
-    def skipped(self, name: str, tensor_map: TensorMap) -> Tensor:
-        """Return what to bind to an input: rank 0 where it and its partner are dummies."""
-        tensor = tensor_map[name]
-        pair = [tensor, tensor_map[self._partners[name]]] if name in self._partners else []
-        if not pair or not all(isinstance(one.owner, ZeroMemory) for one in pair):
-            return tensor
-        shape = list(tensor.shape)
-        shape[self._rank_axes[name]] = 0
-        return replace(tensor, shape=tuple(shape))
+    def skips(self, name: str, tensor_map: TensorMap) -> bool:
+        """Whether an input and its partner are dummies."""
+        if name not in self._partners:
+            return False
+        pair = tensor_map[name], tensor_map[self._partners[name]]
+        return all(isinstance(tensor.owner, ZeroMemory) for tensor in pair)

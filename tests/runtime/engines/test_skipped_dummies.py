@@ -11,6 +11,7 @@ from support.models.tiny_model_runs import prompt
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.engines.onnxruntime.skipped_dummies import SkippedDummies
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -25,15 +26,21 @@ def engine(tiny_engine: TinyEngine) -> Iterator[Engine]:
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> Shapes:
-    """The shape of what ONNX Runtime was last given for each input."""
+    """The shape of what ONNX Runtime has for each input that it was given."""
     shapes: Shapes = {}
     bind = onnxruntime.IOBinding.bind_ortvalue_input
+    clear = onnxruntime.IOBinding.clear_binding_inputs
 
     def noted(self: Any, name: str, value: Any) -> None:
         shapes[name] = tuple(value.shape())
         bind(self, name, value)
 
+    def cleared(self: Any) -> None:
+        shapes.clear()
+        clear(self)
+
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_ortvalue_input", noted)
+    monkeypatch.setattr(onnxruntime.IOBinding, "clear_binding_inputs", cleared)
     return shapes
 
 
@@ -63,19 +70,25 @@ def own(tensor_map: TensorMap, names: tuple[str, ...], value: float) -> dict[str
     return arrays
 
 
-def test_a_dummy_is_rank_1_and_onnx_runtime_gets_rank_0(engine: Engine, bound: Shapes) -> None:
+def test_a_dummy_is_rank_1_and_onnx_runtime_gets_none(engine: Engine, bound: Shapes) -> None:
     tensor_map, sites = base(engine), engine.manifest.lora_bindings
     run(engine, tensor_map)
-    for name, (site, factor) in sites.items():
-        assert tensor_map[name].shape == site.shape(factor, 1)
-        assert bound[name] == site.shape(factor, 0)
+    assert all(tensor_map[name].shape == site.shape(f, 1) for name, (site, f) in sites.items())
+    assert set(bound) == set(engine.input_names) - set(sites)
+
+
+def test_a_graph_without_defaults_is_given_dummies(engine: Engine) -> None:
+    tensor_map, sites = base(engine), engine.manifest.lora_bindings
+    skipped = SkippedDummies(engine.manifest, ())
+    assert not any(skipped.skips(name, tensor_map) for name in sites)
+    assert all(SkippedDummies(engine.manifest, sites).skips(name, tensor_map) for name in sites)
 
 
 def test_it_answers_as_with_zeros_of_rank_1(engine: Engine, bound: Shapes) -> None:
     skipped, tensor_map = run(engine, base(engine)), base(engine)
     own(tensor_map, tuple(engine.manifest.lora_bindings), 0.0)
     assert np.array_equal(run(engine, tensor_map), skipped)
-    assert all(0 not in bound[name] for name in engine.manifest.lora_bindings)
+    assert set(bound) == set(engine.input_names)
 
 
 def test_zeros_of_the_caller_may_be_written_to(engine: Engine) -> None:
@@ -100,8 +113,7 @@ def test_a_dummy_whose_partner_is_none_is_bound_as_it_is(engine: Engine, bound: 
     assert bound[a] == tensor_map[a].shape
     tensor_map[b] = dummy
     run(engine, tensor_map)
-    assert 0 in bound[a]
-    assert 0 in bound[b]
+    assert not {a, b} & set(bound)
 
 
 def test_a_factor_of_another_rank_than_its_partner_is_refused(engine: Engine) -> None:
