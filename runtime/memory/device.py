@@ -80,8 +80,8 @@ class CudaMemory:
         self._staging.copy(pieces_of(tensors, layout), buffer.pointer, stream)
         return _in_buffer(layout, buffer)
 
-    def zeros(self, nbytes: int) -> Tensor:
-        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+    def zeros(self, nbytes: int, *, sparse: bool = False) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]; sparse ones take as much."""
         buffer = self._pool.allocate(nbytes)
         with on_device(self.index), synchronized(0):
             call("cudaMemsetAsync", buffer.pointer, 0, nbytes, 0)

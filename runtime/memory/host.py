@@ -45,8 +45,13 @@ class Memory(Protocol):
         """Return the tensors on the device, those of the host moved there in one buffer."""
         ...
 
-    def zeros(self, nbytes: int) -> Tensor:
-        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]."""
+    def zeros(self, nbytes: int, *, sparse: bool = False) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes].
+
+        Args:
+            nbytes: the size.
+            sparse: much of it may never be written to, and shall take no memory where it can.
+        """
         ...
 
     def free_bytes(self) -> int:
@@ -85,12 +90,10 @@ class HostMemory:
                 )
         return dict(tensors)
 
-    def zeros(self, nbytes: int) -> Tensor:
-        """Return `nbytes` bytes of zeros as a bool tensor [nbytes].
-
-        Pages that nobody writes to take no memory: a cache takes what its sequences fill.
-        """
-        return tensor_from_numpy(_pages(nbytes, "MADV_NOHUGEPAGE").view(np.bool_))
+    def zeros(self, nbytes: int, *, sparse: bool = False) -> Tensor:
+        """Return `nbytes` bytes of zeros as a bool tensor [nbytes]; sparse ones in small pages."""
+        buffer = _pages(nbytes, "MADV_NOHUGEPAGE") if sparse else host_buffer(nbytes)
+        return tensor_from_numpy(buffer.view(np.bool_))
 
     def free_bytes(self) -> int:
         """Return how much memory is free now."""
@@ -113,7 +116,7 @@ class HostMemory:
 
 
 def host_buffer(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return zeros [nbytes], all of which will be written to: a fault for 2 MB instead of 512."""
+    """Return zeros [nbytes], most of which will be used: a fault for 2 MB instead of 512."""
     return _pages(nbytes, "MADV_HUGEPAGE")
 
 

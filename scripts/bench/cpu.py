@@ -36,6 +36,7 @@ from trt_lora.scripts.bench.serving.scheduling import scheduling
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE, MODULES
 from trt_lora.scripts.demo.model import DEFAULT_DIRECTORY
 from trt_lora.scripts.measuring.machine import host_machine
+from trt_lora.scripts.measuring.seconds import in_turns, medians_in_turns
 from trt_lora.scripts.terminal.adapters import activate, timed_switch
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -68,9 +69,10 @@ def decode() -> Results:
     reference = PeftReference(DEFAULT_DIRECTORY, {ADAPTER: ADAPTERS / ADAPTER}, attention="sdpa")
     with open_engine(ENGINE) as engine:
         manager = _manager(engine)
-        ours, theirs = _alternate(
+        ours, theirs = medians_in_turns(
             lambda: engine_decode_seconds(engine, manager, ADAPTER),
             lambda: peft_decode_seconds(reference.model),
+            ROUNDS,
         )
     return {
         "ours, tokens/s": DECODE_STEPS / ours,
@@ -86,12 +88,11 @@ def dummies() -> Results:
         # Where weights lie in memory makes more of a difference than what is measured.
         rounds = [pair for _ in range(OPENINGS) for pair in _dummy_rounds(plain)]
     with_inputs, without = (statistics.median(side) for side in zip(*rounds, strict=True))
+    ratio = statistics.median(ours / theirs for ours, theirs in rounds)
     return {
         "with 420 dummies, ms/token": with_inputs / DECODE_STEPS * 1e3,
         "without LoRA inputs, ms/token": without / DECODE_STEPS * 1e3,
-        "cost of dummies, % (target: 5 or less)": (
-            statistics.median(ours / theirs for ours, theirs in rounds) * 100 - 100
-        ),
+        "cost of dummies, % (target: 5 or less)": (ratio - 1) * 100,
     }
 
 
@@ -99,9 +100,10 @@ def _dummy_rounds(plain: Path) -> list[tuple[float, float]]:
     """Seconds with dummies and without, in turns, with both engines opened anew."""
     with open_engine(ENGINE) as engine, open_engine(plain) as other:
         managers = _manager(engine), _manager(other)
-        return _rounds(
+        return in_turns(
             lambda: engine_decode_seconds(engine, managers[0], ""),
             lambda: engine_decode_seconds(other, managers[1], ""),
+            ROUNDS,
         )
 
 
@@ -262,12 +264,13 @@ def main() -> None:
     if unknown := set(args.names) - set(MEASUREMENTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(MEASUREMENTS)}")
     known = json.loads(args.output.read_text()) if args.output.exists() else {}
+    machine = {**host_machine(), "versions": tool_versions()}
     for name in args.names or MEASUREMENTS:
         results = MEASUREMENTS[name]()
         _print(name, results)
         known[name] = results
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(known | {"machine": _machine()}, indent=1) + "\n")
+        args.output.write_text(json.dumps(known | {"machine": machine}, indent=1) + "\n")
 
 
 def _print(name: str, results: Results) -> None:
@@ -275,21 +278,6 @@ def _print(name: str, results: Results) -> None:
     for label, value in results.items():
         table.add_row(label, value if isinstance(value, str) else f"{value:.4g}")
     Console().print(table)
-
-
-def _machine() -> dict[str, Any]:
-    return {**host_machine(), "versions": tool_versions()}
-
-
-def _alternate(ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
-    """Median seconds of each, run in turns after one round of warming up."""
-    rounds = _rounds(ours, theirs)
-    return statistics.median(a for a, _ in rounds), statistics.median(b for _, b in rounds)
-
-
-def _rounds(ours: Callable[[], float], theirs: Callable[[], float]) -> list[tuple[float, float]]:
-    """Seconds of each, in turns after one round of warming up."""
-    return [(ours(), theirs()) for _ in range(ROUNDS + 1)][1:]
 
 
 def _manager(engine: Engine) -> LoRAManager:

@@ -55,7 +55,8 @@ class BoundSession:
     def _changed(self, tensor_map: TensorMap) -> list[str]:
         """Inputs that the run before had other tensors for."""
         names, tensors = list(tensor_map), list(tensor_map.values())
-        if len(names) == len(self._names) and not any(map(is_not, names, self._names)):
+        last = self._names
+        if last and len(names) == len(last) and not any(map(is_not, names, last)):
             changed = list(compress(names, map(is_not, tensors, self._tensors)))
         else:
             check_inputs(tensor_map, list(self._dtypes))

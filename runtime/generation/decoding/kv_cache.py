@@ -48,7 +48,7 @@ class KVCache:
         if memory.device != HOST and rows > 1:
             check_alignment(self._regions, self.max_len)
         self.nbytes = sum(region.nbytes(rows) for region in self._regions)
-        self._block = memory.zeros(self.nbytes)
+        self._block = memory.zeros(self.nbytes, sparse=True)
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     @property

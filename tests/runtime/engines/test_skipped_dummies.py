@@ -148,3 +148,8 @@ def test_an_input_that_is_renamed_between_runs_is_missed(engine: Engine) -> None
     tensor_map.update(misnamed)  # the same tensors in the same order
     with pytest.raises(TensorError, match=f"the tensor map lacks '?{a}"):
         engine.execute(tensor_map)
+
+
+def test_a_map_without_anything_is_refused(engine: Engine) -> None:
+    with pytest.raises(TensorError, match="the tensor map lacks"):
+        engine.execute(TensorMap())

@@ -237,7 +237,7 @@ def test_the_zero_buffer_lives_as_long_as_a_map_that_holds_a_dummy() -> None:
     buffers: list[weakref.ref[Array]] = []
 
     class Memory(FakeMemory):
-        def zeros(self, nbytes: int) -> Tensor:
+        def zeros(self, nbytes: int, *, sparse: bool = False) -> Tensor:
             array = np.zeros(nbytes, np.bool_)
             buffers.append(weakref.ref(array))
             return tensor_from_numpy(array)

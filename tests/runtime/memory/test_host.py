@@ -8,9 +8,9 @@ from trt_lora.scripts.measuring.process_memory import resident_bytes
 SIZE, FAR = 64 << 20, 2 << 20  # bytes; one in each FAR is written to
 
 
-def test_zeros_take_the_memory_that_is_written_to() -> None:
+def test_sparse_zeros_take_the_memory_that_is_written_to() -> None:
     before = resident_bytes()
-    zeros = HostMemory().zeros(SIZE).storage()
+    zeros = HostMemory().zeros(SIZE, sparse=True).storage()
     zeros[::FAR] = True
     assert resident_bytes() - before < SIZE // 8
     zeros[:] = True
@@ -18,6 +18,6 @@ def test_zeros_take_the_memory_that_is_written_to() -> None:
 
 
 def test_buffers_are_zeros_of_their_size() -> None:
-    for buffer in (HostMemory().zeros(5000).storage(), host_buffer(5000)):
+    for buffer in (HostMemory().zeros(5000, sparse=True).storage(), host_buffer(5000)):
         assert buffer.shape == (5000,)
         assert not np.any(buffer)

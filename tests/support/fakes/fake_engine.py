@@ -117,8 +117,8 @@ class FakeMemory:
         self.uploads.append((set(tensors), stream))
         return {name: replace(tensor, device=self.device) for name, tensor in tensors.items()}
 
-    def zeros(self, nbytes: int) -> Tensor:
-        return replace(HostMemory().zeros(nbytes), device=self.device)
+    def zeros(self, nbytes: int, *, sparse: bool = False) -> Tensor:
+        return replace(HostMemory().zeros(nbytes, sparse=sparse), device=self.device)
 
     def free_bytes(self) -> int:
         return HostMemory().free_bytes()
