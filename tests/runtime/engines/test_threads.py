@@ -23,7 +23,7 @@ from support.models.tiny_model_runs import adapter, bound_prompt, close, manager
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
-from trt_lora.runtime import Engine, LoRAManager, Tensor, TensorMap, open_engine
+from trt_lora.runtime import Engine, Tensor, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -36,14 +36,6 @@ def cpu(tiny_engine: TinyEngine) -> Iterator[Engine]:
     """The tiny engine on ONNX Runtime, open."""
     with open_engine(tiny_engine.engine, "onnxruntime") as engine:
         yield engine
-
-
-def inputs(engine: Engine) -> TensorMap:
-    """A prompt of the base model."""
-    manager, tensor_map = LoRAManager(), prompt(engine)
-    manager.initialize_engine_bindings(engine)
-    manager.refresh_tensor_map(tensor_map)
-    return tensor_map
 
 
 def logits(outputs: Mapping[str, Tensor]) -> Any:
@@ -110,9 +102,9 @@ def test_an_engine_is_entered_once_at_a_time_and_again_after_it_was_left(
     with closed_engine as engine:
         with pytest.raises(StateError, match="open already; make another one"):
             engine.__enter__()
-        first = logits(engine.execute(inputs(engine)))  # it is not disturbed
+        first = logits(engine.execute(bound_prompt(engine)))  # it is not disturbed
     with closed_engine as engine:
-        np.testing.assert_array_equal(logits(engine.execute(inputs(engine))), first)
+        np.testing.assert_array_equal(logits(engine.execute(bound_prompt(engine))), first)
     with pytest.raises(StateError, match="closed; use: with open_engine"):
         closed_engine.execute(TensorMap())
 
@@ -122,7 +114,7 @@ def test_closing_waits_for_the_run_under_way_and_refuses_later_ones(
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
     with ThreadPoolExecutor(2) as pool, closed_engine as engine:
-        tensor_map = inputs(engine)
+        tensor_map = bound_prompt(engine)
         expected = logits(engine.execute(tensor_map))
 
         def wait() -> None:
@@ -154,7 +146,7 @@ def test_threads_with_a_manager_each_are_answered_as_if_alone(
 def test_runs_of_threads_go_on_at_the_same_time(
     cpu: Engine, during_a_run: Callable[[Callable[[], object]], None]
 ) -> None:
-    maps = inputs(cpu), inputs(cpu)  # each has a cache of its own, which a run writes to
+    maps = bound_prompt(cpu), bound_prompt(cpu)  # a run writes to the cache of its own
     expected = logits(cpu.execute(maps[0]))
     both = threading.Barrier(2)
     during_a_run(lambda: both.wait(SOON))
@@ -167,7 +159,7 @@ def test_threads_one_after_the_other_use_the_same_bindings(
     cpu: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = count_calls(monkeypatch, onnxruntime.InferenceSession, "io_binding")
-    tensor_map = inputs(cpu)
+    tensor_map = bound_prompt(cpu)
     for _ in range(10):
         thread = threading.Thread(target=cpu.execute, args=[tensor_map])
         thread.start()
@@ -178,9 +170,10 @@ def test_threads_one_after_the_other_use_the_same_bindings(
 
 def test_inputs_of_the_run_before_stay_bound(cpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch, onnxruntime.IOBinding, "bind_ortvalue_input")
-    tensor_map = inputs(cpu)
+    tensor_map = bound_prompt(cpu)
     cpu.execute(tensor_map)
-    assert [name for _, name, _ in calls] == list(cpu.input_names)
+    given = [name for name in cpu.input_names if name not in cpu.manifest.lora_inputs]
+    assert [name for _, name, _ in calls] == given  # dummies are not
     calls.clear()
     tensor_map["input_ids"] = tensor_from_numpy(np.array([[7, 8, 9, 10, 11]]))
     cpu.execute(tensor_map)
@@ -188,7 +181,7 @@ def test_inputs_of_the_run_before_stay_bound(cpu: Engine, monkeypatch: pytest.Mo
 
 
 def test_a_run_that_failed_leaves_nothing_bound(cpu: Engine) -> None:
-    tensor_map = inputs(cpu)
+    tensor_map = bound_prompt(cpu)
     expected = logits(cpu.execute(tensor_map))
     binding = next(iter(cpu.manifest.lora_bindings))
     wrong = TensorMap(tensor_map)
