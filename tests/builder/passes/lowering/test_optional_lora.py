@@ -34,8 +34,9 @@ def test_it_runs_without_an_adapter_and_with_one(dtype: str) -> None:
     numbers, kind = np.random.default_rng(0), np.float32 if dtype == "float" else np.float16
     sizes = (2, 3), (2, 4), (3, 2), (2, 4)
     x, c, a, b = (np.asarray(numbers.normal(size=size), kind) for size in sizes)
-    assert np.array_equal(session.run(None, {"x": x, "c": c})[0], c)
-    y = session.run(None, {"x": x, "c": c, "A": a, "B": b})[0]
+    without = np.asarray(session.run(None, {"x": x, "c": c})[0])
+    assert np.array_equal(without, c)
+    y = np.asarray(session.run(None, {"x": x, "c": c, "A": a, "B": b})[0])
     wide_x, wide_c, wide_a, wide_b = (each.astype(np.float64) for each in (x, c, a, b))
     expected = wide_c + wide_x @ wide_a @ wide_b
     np.testing.assert_allclose(y, expected, atol=1e-6 if dtype == "float" else 1e-2)
