@@ -16,7 +16,8 @@ _MARKER = "trt-lora.lock"  # in every scratch directory of ours; locked as long 
 def scratch_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory on the file system of `target`, and remove it in the end.
 
-    A killed process leaves its own behind, weights and all; the next to come here removes it.
+    A killed process leaves its own behind, weights and all; the next to come here removes it. An
+    OSError names the target, which its reader knows, and not the scratch directory.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(target.parent)
@@ -28,8 +29,19 @@ def scratch_directory(target: Path) -> Iterator[Path]:
             if _lock(file):  # never to be seen without the lock
                 os.rename(file.name, scratch / _MARKER)
             yield scratch
+    except OSError as error:
+        error.filename = _target_of(error.filename, scratch, target)
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _target_of(name: object, scratch: Path, target: Path) -> object:
+    """Return the path that a path in a scratch directory stands for, and any other as it is."""
+    if not isinstance(name, str | Path) or not Path(name).is_relative_to(scratch):
+        return name
+    inside = Path(name).relative_to(scratch)
+    return str(target.parent / inside if inside.parts else target)
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -74,10 +74,14 @@ def _print(benchmark: "Benchmark") -> None:
     print(", ".join(f"{label} {fact}" for label, fact in facts.items()))
     for times in benchmark.workloads:
         tokens = f"{times.prompt_tokens} + {times.new_tokens} tokens"
-        print(f"\n{times.rows} rows of {tokens}, {times.rounds} rounds")
+        print(f"\n{_count(times.rows, 'row')} of {tokens}, {_count(times.rounds, 'round')}")
         print_table(_HEADER, list(_rows(times)))
     print()
     print_table(("memory", "MB"), _memory_rows(benchmark))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _rows(times: "WorkloadTimes") -> Iterator[tuple[str, ...]]:

@@ -14,8 +14,11 @@ from trt_lora.runtime import (
     open_engine,
     stream_text,
 )
+from trt_lora.runtime.generation.running_sequence import begin_sequence
 from trt_lora.scripts.terminal.adapters import BASE, activate, manager_of, name_and_path
 from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
+from trt_lora.scripts.terminal.console import FAILED
+from trt_lora.scripts.terminal.printing.escapes import visible_lines
 from trt_lora.scripts.terminal.printing.json_output import print_json
 
 HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
@@ -24,12 +27,13 @@ HELP = """/use NAME            answer with an adapter from now on; /use alone: t
 /adapters            list them
 /new                 forget the conversation
 /quit                end (or Ctrl-D)"""
+_STATUS = "Where lines come from a file or a pipe, one that fails makes the exit status 2."
 _BLEND = "blend"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
-    parser.epilog = f"In the conversation:\n{HELP}"
+    parser.epilog = f"In the conversation:\n{HELP}\n\n{_STATUS}"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
@@ -45,7 +49,9 @@ def _chat(args: argparse.Namespace) -> None:
     with open_engine(args.engine, args.backend) as engine:
         manager = manager_of(engine, args.adapter)
         activate(manager, args.use)
-        Conversation(engine, manager, sampling, as_json=args.json).run()
+        failed = Conversation(engine, manager, sampling, as_json=args.json).run()
+    if failed and not sys.stdin.isatty():
+        sys.exit(FAILED)
 
 
 class Conversation:
@@ -62,11 +68,13 @@ class Conversation:
         """Begin with nothing said; with `as_json`, every answer is a line of JSON.
 
         Raises:
-            ConfigError: the engine has no tokenizer.
+            ConfigError: the engine has no tokenizer, or no turn could be sampled so.
+            BackendError: llguidance is needed and not installed.
         """
         self._engine, self._manager, self._sampling = engine, manager, sampling
         self._as_json, self._has_blend = as_json, False
         self._tokenizer = TextTokenizer(engine.directory)
+        begin_sequence(0, (), sampling, engine.manifest, self._tokenizer)
         self._messages: list[dict[str, str]] = []
         self._commands: dict[str, Callable[[list[str]], None]] = {
             "/use": self._use,
@@ -77,21 +85,27 @@ class Conversation:
             "/help": lambda _: self._show(HELP, {"help": HELP}),
         }
 
-    def run(self) -> None:
-        """Read lines until there are no more, or /quit; a mistake costs a message, not the talk."""
+    def run(self) -> int:
+        """Read lines until there are no more, or /quit; return how many failed.
+
+        A mistake costs a message, not the talk.
+        """
+        failed = 0
         if sys.stdin.isatty() and not self._as_json:
             print("type /help for commands, Ctrl-D to end")
         while (line := self._read()) is not None:
             words = line.split()
             if words and words[0] == "/quit":
-                return
+                break
             try:
                 if words and words[0].startswith("/"):
                     self._command(words)
                 elif words:
                     self._answer(line)
             except LoRAError as error:
-                self._show(f"error: {error}", {"error": str(error)})
+                failed += 1
+                self._show(f"error: {visible_lines(str(error))}", {"error": str(error)})
+        return failed
 
     def _show(self, text: str, fields: dict[str, object]) -> None:
         if self._as_json:

@@ -57,7 +57,7 @@ def _report(args: argparse.Namespace) -> None:
         work.write_text(html, encoding="utf-8")
     taken = {section.name: section.coverage.is_taken for section in page.adapters}
     if args.json:
-        print_json({"html": str(args.html), "adapters taken": taken})
+        print_json({"html": str(args.html), "adapters_taken": taken})
     else:
         print(f"{args.html}: {len(html)} characters; open it in any browser")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trt_lora.plugins.errors import LoRAError
-from trt_lora.scripts.terminal.printing.escapes import visible
+from trt_lora.scripts.terminal.printing.escapes import visible, visible_lines
 from trt_lora.scripts.terminal.printing.rich_console import rich_console
 from trt_lora.scripts.terminal.warnings_shown import warnings_shown
 
@@ -16,19 +16,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FAILED = 2  # the exit status of every error that is not a defect of the package
+INTERRUPTED = 130  # by Ctrl-C: what a shell says of a process that SIGINT ended
 UNREAD = 141  # when nobody reads what is printed: what a shell says of a process that SIGPIPE ended
 
 
 def warn(message: str) -> None:
     """Print a warning of one line on stderr."""
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {visible_lines(message)}", file=sys.stderr)
 
 
 @warnings_shown(warn)
 def run(command: Callable[[], None]) -> None:
     """Run a command; print an input's fault as one message and exit with FAILED.
 
-    Where the reader of its output is gone, as in `| head`, it exits with UNREAD and says nothing.
+    Ctrl-C makes it exit with INTERRUPTED. Where the reader of its output is gone, as in `| head`,
+    it exits with UNREAD and says nothing.
     """
     if sys.stdout is None:
         _fail("standard output is closed; open it, or send it to a file or to /dev/null")
@@ -41,7 +43,7 @@ def run(command: Callable[[], None]) -> None:
     except LoRAError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        _fail("interrupted; nothing was written")
+        _fail("interrupted; nothing was written", INTERRUPTED)
     except BrokenPipeError:
         _drop_output()
         sys.exit(UNREAD)
@@ -67,9 +69,9 @@ def _what_went_wrong(error: OSError) -> str:
     return f"{error.strerror or error}{place}; {next_step}, and run it again"
 
 
-def _fail(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(FAILED)
+def _fail(message: str, status: int = FAILED) -> None:
+    print(f"error: {visible_lines(message)}", file=sys.stderr)
+    sys.exit(status)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -194,3 +194,19 @@ def test_ctrl_c_the_moment_the_scratch_directory_is_there_leaves_nothing(
     with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path / "engine"):
         pass
     assert names(tmp_path) == []
+
+
+def test_an_error_names_the_place_that_was_asked_for(tmp_path: Path) -> None:
+    file, folder = tmp_path / "file", tmp_path / "engine"
+    with pytest.raises(FileNotFoundError) as missing, publish_file(file):
+        pass  # nothing was written
+    assert missing.value.filename == str(file)
+    with pytest.raises(FileNotFoundError) as inside, publish_directory(folder) as work:
+        (work / "a" / "b").touch()
+    assert inside.value.filename == str(folder / "a" / "b")
+    with pytest.raises(FileNotFoundError) as elsewhere, scratch_directory(file) as scratch:
+        os.remove(tmp_path / "other")
+    assert elsewhere.value.filename == str(tmp_path / "other")
+    with pytest.raises(FileExistsError) as itself, scratch_directory(file) as scratch:
+        scratch.mkdir()
+    assert itself.value.filename == str(file)

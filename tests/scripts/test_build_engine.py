@@ -18,6 +18,7 @@ from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
+from trt_lora.scripts.terminal.console import INTERRUPTED
 from trt_lora.scripts.terminal.site_report import print_sites
 from trt_lora.scripts.terminal.trtllm_options import IGNORED
 
@@ -187,7 +188,7 @@ def test_abbreviated_options_are_not_guessed(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_ctrl_c_exits_with_2_and_leaves_no_half_engine(
+def test_ctrl_c_exits_as_a_shell_expects_and_leaves_no_half_engine(
     tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "trt_lora.scripts.build_engine"]
@@ -204,7 +205,7 @@ def test_ctrl_c_exits_with_2_and_leaves_no_half_engine(
         time.sleep(0.01)
     build.send_signal(signal.SIGINT)
     _, message = build.communicate(timeout=60)
-    assert build.returncode == 2
+    assert build.returncode == INTERRUPTED
     assert message.rstrip().endswith("error: interrupted; nothing was written")
     assert "Traceback" not in message
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,6 @@
 """Decode and prompt time on a CPU beside other ways to run a model with an adapter.
 
-    python -m trt_lora.scripts.bench.peers --python genai=VENV --files genai=FOLDER ...
+    python -m trt_lora.scripts.bench.peers --python genai=VENV --genai-files FOLDER ...
 
 Each peer has a process of its own, in its own interpreter; they take turns. A peer whose package is
 missing has a row that says so. docs/benchmarks/peers.md tells how the peers' files are made.

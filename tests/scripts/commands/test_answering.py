@@ -196,12 +196,16 @@ def test_an_adapter_that_was_not_given_is_refused(
 
 
 def talk(
-    engine: Path, lines: list[str], capsys: pytest.CaptureFixture[str], *options: str
+    engine: Path,
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+    *options: str | Path,
+    expected: int = 0,
 ) -> list[str]:
-    """What a conversation prints, without the prompts of its lines."""
+    """What a conversation prints, without the prompts of its lines; check its exit status."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.StringIO("\n".join([*lines, ""])))
-        printed = trt_lora(capsys, "chat", engine, *OPTIONS, *options)
+        printed = trt_lora(capsys, "chat", engine, *OPTIONS, *options, expected=expected)
     return printed.splitlines()
 
 
@@ -223,7 +227,7 @@ def test_adapters_are_listed_and_blended_and_a_mistake_ends_nothing(
 ) -> None:
     options = ["--adapter", f"a={adapter}", "--use", "a"]
     lines = ["/use b", "/blend a", "/wave", "/blend a=0.5", "/adapters", "/use", "/quit", "w5"]
-    printed = "\n".join(talk(engine, lines, capsys, *options))
+    printed = "\n".join(talk(engine, lines, capsys, *options, expected=2))
     assert "error: unknown adapter 'b'; loaded: a" in printed
     assert "error: /blend got 'a', expected NAME=WEIGHT: a=0.7" in printed
     assert "error: there is no /wave; commands:\n/use NAME" in printed
@@ -234,7 +238,8 @@ def test_a_blend_takes_no_adapters_place_but_that_of_an_earlier_one(
     engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load = ["--adapter", f"a={adapter}"]
-    named = talk(engine, ["/blend a=1"], capsys, *load, "--adapter", f"blend={adapter}")
+    also = ["--adapter", f"blend={adapter}"]
+    named = talk(engine, ["/blend a=1"], capsys, *load, *also, expected=2)
     assert "error: an adapter of yours is named 'blend'; load it by another name" in named[0]
     again = talk(engine, ["/blend a=1", "/blend a=0.5", "/adapters"], capsys, *load)
     assert "error" not in "\n".join(again)
@@ -245,7 +250,7 @@ def test_a_conversation_in_json_is_one_object_a_line_and_nothing_else(
 ) -> None:
     lines = ["w5 w6", "/use b", "/adapters", "/help", "/use a", "w7"]
     options = ["--adapter", f"a={adapter}", "--json"]
-    rows = [json.loads(line) for line in talk(engine, lines, capsys, *options)]
+    rows = [json.loads(line) for line in talk(engine, lines, capsys, *options, expected=2)]
     said = answer(engine, "w5 w6", {})
     assert rows[0] == {"adapter": "", "prompt": "w5 w6", "text": said}
     assert rows[1] == {"error": "unknown adapter 'b'; loaded: a"}
@@ -253,6 +258,21 @@ def test_a_conversation_in_json_is_one_object_a_line_and_nothing_else(
     assert rows[3].keys() == {"help"}
     assert (rows[4]["adapter"], rows[4]["prompt"]) == ("a", "w7")
     assert len(rows) == 5
+
+
+def test_what_no_turn_could_do_is_refused_before_the_first(
+    engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = trt_lora(capsys, "chat", engine, *OPTIONS, "--logit-bias", "99999=1", expected=2)
+    assert printed.startswith("error: logit_bias")
+
+
+def test_a_mistake_cannot_move_the_cursor(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = talk(engine, ["/use a\x1b[2J"], capsys, expected=2)
+    assert "\x1b" not in "".join(printed)
+    missing = trt_lora(capsys, "inspect", "no\x1b[2Jengine", expected=2)
+    assert "\x1b" not in missing
+    assert "no\\x1b[2Jengine" in missing
 
 
 def test_switching_in_json_is_one_object_an_answer(

@@ -50,8 +50,8 @@ def test_a_table_is_printed_for_each_size(
     tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = bench(tiny_engine, capsys, "--ranks")
-    assert "\n1 rows of 6 + 3 tokens, 1 rounds\n" in printed
-    assert "\n2 rows of 6 + 3 tokens, 1 rounds\n" in printed
+    assert "\n1 row of 6 + 3 tokens, 1 round\n" in printed
+    assert "\n2 rows of 6 + 3 tokens, 1 round\n" in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith("(base)")]
     assert [row[2] for row in rows] == ["1.00", "1.00"]
     assert "random" not in printed

@@ -36,7 +36,7 @@ def test_json_says_which_adapters_the_engine_takes(
     page = tmp_path / "page.html"
     options: list[str | Path] = ["--adapter", f"a={tiny_engine.adapter}", "--html", page, "--json"]
     printed = json.loads(report(tiny_engine, capsys, *options))
-    assert printed == {"html": str(page), "adapters taken": {"a": True}}
+    assert printed == {"html": str(page), "adapters_taken": {"a": True}}
 
 
 def test_a_file_that_is_there_is_replaced_only_with_force(
