@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import trt_lora
@@ -11,6 +12,8 @@ from trt_lora.scripts.terminal.parsing.completion import SHELLS, PrintCompletion
 
 class CommandParser(argparse.ArgumentParser):
     """A parser that says what a misspelled subcommand, option or choice may have meant.
+
+    It refuses empty paths, which would be the current folder.
 
     The parsers of its subcommands are of this class, too.
     """
@@ -28,6 +31,11 @@ class CommandParser(argparse.ArgumentParser):
     def _suggestion(self, unknown: Sequence[str]) -> str:
         name = unknown[0].partition("=")[0]
         return did_you_mean(name, self._option_string_actions) if name[:1] == "-" else ""
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if action.type is Path and not arg_string:
+            raise argparse.ArgumentError(action, "the path is empty; is a shell variable not set?")
+        return super()._get_value(action, arg_string)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -34,6 +34,11 @@ def test_a_misspelled_word_gets_the_nearest_choice(
     assert said in trt_lora(capsys, *words, expected=2)
 
 
+@pytest.mark.parametrize("words", [["check", ""], ["bench", "e", "--export", ""]])
+def test_an_empty_path_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the path is empty; is a shell variable not set?" in trt_lora(capsys, *words, expected=2)
+
+
 def test_a_word_like_no_choice_gets_none(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["xyz"], ["check", "e", "--zzz"], ["check", "e", "surplus"]):
         assert "did you mean" not in trt_lora(capsys, *words, expected=2)
