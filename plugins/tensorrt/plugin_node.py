@@ -87,7 +87,6 @@ class PluginNode:
         self.plugin_name, self.plugin_version = operator.name, VERSION
         self.plugin_namespace = NAMESPACE
         self.num_outputs = operator.sites
-        self._telling = (0, *(operator.factors(site)[0] for site in range(operator.sites)))
         first = operator.factors(0)[0]
         end = first + 2 * operator.sites
         # Of the inputs: every A, every B, every addend, and with slots those of the rows.
@@ -96,11 +95,9 @@ class PluginNode:
         self._forget_shapes()
 
     def _forget_shapes(self) -> None:
-        # Of the calls to come; set when TensorRT knows the shapes.
-        self._dims: list[list[int]] = []  # of every input
-        self._told: list[list[int]] = []  # of x and every A
-        self._shape: GroupShape | None = None
-        self._planned: PlannedCall | None = None  # by the first call: it knows the GPU
+        self._may_change = False  # TensorRT has told shapes since the last call
+        self._dims: list[list[int]] = []  # of every input, in the last call
+        self._planned: PlannedCall | None = None  # for them, by a call: it knows the GPU
 
     def get_capability_interface(self, kind: Any) -> Any:
         return self
@@ -153,18 +150,11 @@ class PluginNode:
 
     @safe()
     def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Note the shapes; TensorRT tells them also where an address alone has changed.
+        """Let the next call have other shapes: `enqueue` reads those of the tensors it is given.
 
-        Rows and ranks decide the launch: x and every A tell whether they are new. `enqueue`
-        compares all inputs with what was planned.
+        Not read here too, at 0.6 us a tensor: TensorRT calls this wherever an address has changed.
         """
-        telling = [inputs[index].dims for index in self._telling]
-        if telling == self._told and self._shape is not None:
-            return
-        self._forget_shapes()
-        self._told = [list(each[:]) for each in telling]
-        self._dims = [list(tensor.dims[:]) for tensor in inputs]
-        self._shape = self._group(self._dims, inputs[0].type)
+        self._may_change = True
 
     @safe()
     def enqueue(
@@ -176,15 +166,25 @@ class PluginNode:
         workspace: int,
         stream: int,
     ) -> None:
-        if self._shape is None:
-            raise TensorError("TensorRT runs the node before it has told the shapes")
         dims = list(map(_dims_of, input_desc))
-        if dims != self._dims:  # by TensorRT, ten times as fast as tuple() reads each
-            raise changed_dims(self.operator, self._dims, dims)
-        if self._planned is None:
-            self._planned = self.owner.kernels.planned(self._shape, stream)
+        # Compared by TensorRT, ten times as fast as tuple() reads each.
+        if dims != self._dims or self._planned is None:
+            self._planned = self._plan(dims, input_desc, stream)
+        self._may_change = False
         a, b, y, rows = inputs[self._a], inputs[self._b], inputs[self._y], inputs[self._rows]
         self._planned.launch(GroupBuffers(inputs[0], a, b, y, outputs, workspace, *rows), stream)
+
+    def _plan(self, dims: Sequence[Any], tensors: Sequence[Any], stream: int) -> PlannedCall:
+        """Plan the call for its own shapes; refuse those that TensorRT never announced."""
+        if not (self._may_change or self._dims):
+            raise TensorError("TensorRT runs the node before it has told the shapes")
+        may_be = self._may_change or dims == self._dims
+        if not may_be or len(dims) != len(self.operator.input_names):
+            raise changed_dims(self.operator, self._dims, dims)
+        sizes = [list(each[:]) for each in dims]
+        planned = self.owner.kernels.planned(self._group(sizes, tensors[0].type), stream)
+        self._dims = sizes
+        return planned
 
     def get_fields_to_serialize(self) -> Any:
         values = (self.operator.sites,), (int(self.operator.has_addend),), self.columns
@@ -201,7 +201,7 @@ class PluginNode:
     def clone(self) -> Any:
         """Return a plugin that knows the shapes; it may be for another GPU, so not their plan."""
         clone = self.owner.make(self.operator, self.node, self.columns)
-        clone._dims, clone._told, clone._shape = self._dims, self._told, self._shape
+        clone._may_change, clone._dims = self._may_change, self._dims
         return clone
 
     def _group(self, shapes: Sequence[Sequence[int]], kind: Any) -> GroupShape:

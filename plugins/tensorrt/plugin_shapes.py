@@ -60,13 +60,14 @@ def changed_dims(
     operator: Operator, planned: Sequence[Shape], found: Sequence[Sequence[int]]
 ) -> TensorError:
     """Return the error of a call whose inputs have other shapes than it was planned for."""
-    pairs = zip(operator.input_names, planned, found, strict=False)
+    names = operator.input_names
+    pairs = zip(names, planned, found, strict=False)
     changed = [
         f"{name} has shape {list(now[:])}, planned was {list(before)}"
         for name, before, now in pairs
         if now != before
     ]
-    differences = "; ".join(changed) or f"{len(found)} inputs, planned were {len(planned)}"
+    differences = "; ".join(changed) or f"{len(found)} inputs, expected {len(names)}"
     return TensorError(
         f"TensorRT runs the node with other shapes than it told: {differences}. "
         "Nothing was launched; run the prompt again, and report this with the version of TensorRT"

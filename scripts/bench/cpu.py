@@ -197,7 +197,7 @@ def callbacks() -> Results:
         results[f"{name}: plugin callbacks, us a node (target: under 8)"] = times["both"]
         results[f"{name}: on_shape_change, us"] = times["on_shape_change"]
         results[f"{name}: enqueue, us"] = times["enqueue"]
-        results[f"{name}: of these, reading and comparing dims, us"] = times["both_reads"]
+        results[f"{name}: of these, reading and comparing dims, us"] = times["reads"]
         results[f"{name}: plugin callbacks after changed dims, us"] = times["both_changed"]
     mean = statistics.mean(times["both"] for times in nodes.values())
     return results | {"plugin callbacks, us a node, mean of a layer (target: under 8)": mean}
