@@ -30,7 +30,8 @@ def scratch_directory(target: Path) -> Iterator[Path]:
                 os.rename(file.name, scratch / _MARKER)
             yield scratch
     except OSError as error:
-        error.filename = _target_of(error.filename, scratch, target)
+        if error.filename is not None:  # where none is, even None would replace the message
+            error.filename = _target_of(error.filename, scratch, target)
         raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

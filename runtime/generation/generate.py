@@ -76,6 +76,11 @@ def generate(
     sampling = default_sampling(engine.directory) if sampling is None else sampling
     if tokenizer is None and (sampling.needs_text or any(map(is_text, batch))):
         tokenizer = TextTokenizer(engine.directory)
+    if isinstance(adapter_names, str):
+        raise ConfigError(
+            f"adapter_names is the string {adapter_names!r}; give a list of one name for each "
+            f"prompt: [{adapter_names!r}]"
+        )
     names = [None] * len(batch) if adapter_names is None else list(adapter_names)
     if len(names) != len(batch):
         raise ConfigError(

@@ -1,6 +1,7 @@
 """`trt-lora chat`: a conversation in the terminal, with adapters switched between turns."""
 
 import argparse
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from trt_lora.runtime.generation.running_sequence import begin_sequence
 from trt_lora.scripts.terminal.adapters import BASE, activate, manager_of, name_and_path
 from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
 from trt_lora.scripts.terminal.console import FAILED
-from trt_lora.scripts.terminal.printing.escapes import visible_lines
+from trt_lora.scripts.terminal.printing.escapes import visible, visible_lines
 from trt_lora.scripts.terminal.printing.json_output import print_json
 
 HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
@@ -45,6 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _chat(args: argparse.Namespace) -> None:
     if sys.stdin is None:
         raise ConfigError("standard input is closed, and a conversation is read from it; open it")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # the tokenizer says what is no text
     sampling = sampling_params(args, args.engine)
     with open_engine(args.engine, args.backend) as engine:
         manager = manager_of(engine, args.adapter)
@@ -52,6 +55,16 @@ def _chat(args: argparse.Namespace) -> None:
         failed = Conversation(engine, manager, sampling, as_json=args.json).run()
     if failed and not sys.stdin.isatty():
         sys.exit(FAILED)
+
+
+def _line(prompt: str) -> str:
+    """Read a line; in a terminal as `input` does, with editing."""
+    if sys.stdin.isatty():
+        return input(prompt)
+    print(prompt, end="", flush=True)
+    if not (line := sys.stdin.readline()):  # `input` wants an open stderr, too
+        raise EOFError
+    return line.removesuffix("\n")
 
 
 class Conversation:
@@ -116,7 +129,7 @@ class Conversation:
     def _read(self) -> str | None:
         name = self._manager.get_active_adapter_name() or BASE
         try:
-            return input("" if self._as_json else f"{name}> ")
+            return _line("" if self._as_json else f"{visible(name)}> ")
         except EOFError:
             print(end="" if self._as_json else "\n")
             return None
@@ -127,7 +140,7 @@ class Conversation:
         self._commands[words[0]](words[1:])
 
     def _answer(self, line: str) -> None:
-        """Stream an answer; Ctrl-C ends it, and what was said so far stays."""
+        """Stream an answer; in a terminal Ctrl-C ends it, and what was said so far stays."""
         messages = [*self._messages, {"role": "user", "content": line}]
         said: list[str] = []
         pieces = stream_text(
@@ -144,6 +157,8 @@ class Conversation:
                     print(piece, end="", flush=True)
         except KeyboardInterrupt:
             pieces.close()
+            if not sys.stdin.isatty():
+                raise
         text, name = "".join(said), self._manager.get_active_adapter_name()
         self._show("", {"adapter": name, "prompt": line, "text": text})
         self._messages = [*messages, {"role": "assistant", "content": text}]
@@ -173,7 +188,7 @@ class Conversation:
         del words
         active = self._manager.get_active_adapter_name()
         names = ["", *self._manager.get_adapter_names()]
-        lines = [f"{'*' if name == active else ' '} {name or BASE}" for name in names]
+        lines = [f"{'*' if name == active else ' '} {visible(name or BASE)}" for name in names]
         self._show("\n".join(lines), {"adapters": names, "active": active})
 
     def _forget(self, words: list[str]) -> None:

@@ -18,14 +18,17 @@ from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.terminal.printing.json_output import print_json
+
+_OUT = "directory to make; for onnxruntime a file, NAME.onnx_adapter"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
     add = parser.add_argument
     add("source", type=Path, metavar="IN", help="directory or file; a PEFT .bin is read safely")
-    add("output", type=Path, metavar="OUT", help="directory, or for onnxruntime a file, to make")
+    add("output", type=Path, metavar="OUT", help=_OUT)
     add("--format", choices=FORMATS, required=True)
     add("--dtype", choices=DTYPES, help="of the tensors (default: as they are; edgellm: float16)")
     add(
@@ -41,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _convert(args: argparse.Namespace) -> None:
     manifest = read_manifest(args.engine) if args.engine else None
-    with _readable(args.source) as path:
+    with _readable(hub_path(args.source)) as path:
         adapter = load_adapter(path, manifest)
         change = save_adapter(
             adapter, args.output, args.format, dtype=args.dtype, manifest=manifest

@@ -163,7 +163,10 @@ def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
         return list(PROMPTS)
     if not args.prompts.is_file():
         raise ConfigError(f"--prompts is {args.prompts}, which is not a file")
-    lines = args.prompts.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = args.prompts.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--prompts is {args.prompts}, which cannot be read: {error}") from error
     if not (prompts := [line for line in lines if line.strip()]):
         raise ConfigError(f"{args.prompts} holds no prompt; write one a line")
     return prompts

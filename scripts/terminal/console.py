@@ -22,7 +22,7 @@ UNREAD = 141  # when nobody reads what is printed: what a shell says of a proces
 
 def warn(message: str) -> None:
     """Print a warning of one line on stderr."""
-    print(f"warning: {visible_lines(message)}", file=sys.stderr)
+    _say(f"warning: {message}")
 
 
 @warnings_shown(warn)
@@ -43,7 +43,7 @@ def run(command: Callable[[], None]) -> None:
     except LoRAError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        _fail("interrupted; nothing was written", INTERRUPTED)
+        _fail("interrupted; no file was written", INTERRUPTED)
     except BrokenPipeError:
         _drop_output()
         sys.exit(UNREAD)
@@ -70,8 +70,14 @@ def _what_went_wrong(error: OSError) -> str:
 
 
 def _fail(message: str, status: int = FAILED) -> None:
-    print(f"error: {visible_lines(message)}", file=sys.stderr)
+    _say(f"error: {message}")
     sys.exit(status)
+
+
+def _say(text: str) -> None:
+    """Print on stderr; where that is closed, nowhere: print would take stdout."""
+    if sys.stderr is not None:
+        print(visible_lines(text), file=sys.stderr)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

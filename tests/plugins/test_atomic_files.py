@@ -207,6 +207,8 @@ def test_an_error_names_the_place_that_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as elsewhere, scratch_directory(file) as scratch:
         os.remove(tmp_path / "other")
     assert elsewhere.value.filename == str(tmp_path / "other")
+    with pytest.raises(OSError, match="9 requested and 5 written"), scratch_directory(file):
+        raise OSError("9 requested and 5 written")  # as numpy says of a full disk
     with pytest.raises(FileExistsError) as itself, scratch_directory(file) as scratch:
         scratch.mkdir()
     assert itself.value.filename == str(file)

@@ -206,7 +206,7 @@ def test_ctrl_c_exits_as_a_shell_expects_and_leaves_no_half_engine(
     build.send_signal(signal.SIGINT)
     _, message = build.communicate(timeout=60)
     assert build.returncode == INTERRUPTED
-    assert message.rstrip().endswith("error: interrupted; nothing was written")
+    assert message.rstrip().endswith("error: interrupted; no file was written")
     assert "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
 

@@ -30,7 +30,11 @@ def adapter_from_safetensors(path: Path) -> Adapter:
 def save_safetensors(
     tensors: Mapping[str, Tensor], path: Path, fingerprint: str | None = None
 ) -> None:
-    """Write tensors in host memory, and the fingerprint of the base model where it is known."""
+    """Write tensors in host memory, and the fingerprint of the base model where it is known.
+
+    Raises:
+        OSError: the file cannot be written, such as where the disk is full.
+    """
     entries = {
         name: safetensors.TensorSpec(
             dtype=tensor.dtype,
@@ -43,5 +47,8 @@ def save_safetensors(
     metadata = {"format": "pt"} | ({FINGERPRINT_KEY: fingerprint} if fingerprint else {})
     path.touch()
     mode = path.stat().st_mode
-    safetensors.serialize_file(entries, path, metadata)
+    try:
+        safetensors.serialize_file(entries, path, metadata)
+    except safetensors.SafetensorError as error:
+        raise OSError(f"{path.name} cannot be written: {error}") from error
     path.chmod(mode)  # the library's files are for their owner alone, whatever the umask says

@@ -72,6 +72,7 @@ def save_onnxruntime(weights: dict[str, Weight], path: Path, dtype: str, source:
     Raises:
         AdapterError: a value leaves the range of `dtype`.
         BackendError: onnxruntime is not installed.
+        OSError: the file cannot be written.
     """
     ort = _onnxruntime()
     tensors, conversions = pack_weights(weights, dict.fromkeys(weights, dtype), source)
@@ -79,7 +80,10 @@ def save_onnxruntime(weights: dict[str, Weight], path: Path, dtype: str, source:
     adapter.set_adapter_version(1)
     adapter.set_model_version(1)
     adapter.set_parameters({name: _value(ort, tensor) for name, tensor in tensors.items()})
-    adapter.export_adapter(str(path))
+    try:
+        adapter.export_adapter(str(path))
+    except RuntimeError as error:
+        raise OSError(f"{path.name} cannot be written; the disk may be full") from error
     return Conversion.of_all(conversions.values())
 
 

@@ -65,6 +65,8 @@ class BoundSession:
         return [name for name in changed if name in self._dtypes]
 
     def _bind_inputs(self, changed: Collection[str], tensor_map: TensorMap) -> None:
+        for name in changed:
+            _check_is_tensor(name, tensor_map[name])
         changed = self._dummies.with_partners(changed)
         skipped = {name for name in changed if self._dummies.skips(name, tensor_map)}
         if skipped & self._given:  # an IOBinding lets go of all inputs or of none
@@ -111,6 +113,14 @@ class BoundSession:
         if isinstance(owner, onnxruntime.OrtValue) and tuple(owner.shape()) == tensor.shape:
             return owner
         return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.storage())
+
+
+def _check_is_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TensorError(
+            f"{name} is a {type(tensor).__name__}, expected a Tensor; see "
+            "trt_lora.runtime.memory.interop.tensor_from"
+        )
 
 
 def _tensor(binding: Binding, value: Any) -> Tensor:

@@ -13,6 +13,10 @@ from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, Manifest
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
+# It is about convolutions, and ends the process where a float16 graph adds biases:
+# github.com/microsoft/onnxruntime/issues/28392.
+_DISABLED_OPTIMIZERS = ("NchwcTransformer",)
+
 
 class OnnxRuntimeEngine:
     """An `Engine` on the CPU; it reads and returns host memory in place.
@@ -91,7 +95,10 @@ class OnnxRuntimeEngine:
         options.enable_mem_pattern = False  # one of 13 kB would be kept for each length of a cache
         try:
             session = onnxruntime.InferenceSession(
-                self._graph, options, providers=["CPUExecutionProvider"]
+                self._graph,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_DISABLED_OPTIMIZERS,
             )
         except Exception as error:  # its exceptions have no common base of their own
             raise BackendError(f"ONNX Runtime cannot load {self.directory}: {error}") from error

@@ -57,8 +57,9 @@ class SessionPool:
             bound = self._idle.pop(get_ident(), None)
             if bound is None and self._idle:
                 _, bound = self._idle.popitem()
+            bound = bound or BoundSession(self._session, self._manifest)  # may be interrupted
             self._running += 1
-            return self._idle, bound or BoundSession(self._session, self._manifest)
+            return self._idle, bound
 
     def _end(self) -> None:
         with self._changed:

@@ -3,11 +3,12 @@
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import trt_lora
 from trt_lora.plugins.messages import did_you_mean
 from trt_lora.scripts.terminal.parsing.completion import SHELLS, PrintCompletion
+from trt_lora.scripts.terminal.printing.escapes import visible_lines
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -31,6 +32,10 @@ class CommandParser(argparse.ArgumentParser):
     def _suggestion(self, unknown: Sequence[str]) -> str:
         name = unknown[0].partition("=")[0]
         return did_you_mean(name, self._option_string_actions) if name[:1] == "-" else ""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and a message that no terminal obeys, and exit."""
+        super().error(visible_lines(message))
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         if action.type is Path and not arg_string:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
+import safetensors
 from safetensors.numpy import load_file, save_file
 from support.adapters.saved_adapters import MANIFEST, WEIGHTS, peft
 from support.fakes.fake_engine import make_manifest
@@ -82,6 +84,30 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(np, "save", fail)
     with pytest.raises(OSError, match="No space left"):
         save_adapter(load_adapter(peft(tmp_path / "source")), tmp_path / "out", "trtllm")
+    assert names_in(tmp_path) == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("format", "library", "function", "error"),
+    [
+        ("peft", safetensors, "serialize_file", safetensors.SafetensorError("no space")),
+        ("onnxruntime", onnxruntime.AdapterFormat, "export_adapter", RuntimeError("no space")),
+    ],
+)
+def test_a_library_that_cannot_write_is_an_error_of_the_system(
+    format: str,
+    library: object,
+    function: str,
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(library, function, fail)
+    with pytest.raises(OSError, match="cannot be written"):
+        save_adapter(load_adapter(peft(tmp_path / "source")), tmp_path / "out", format)
     assert names_in(tmp_path) == ["source"]
 
 

@@ -180,6 +180,32 @@ def test_inputs_of_the_run_before_stay_bound(cpu: Engine, monkeypatch: pytest.Mo
     assert [name for _, name, _ in calls] == ["input_ids"]
 
 
+def test_an_interrupt_before_a_run_lets_the_engine_close(
+    tiny_engine: TinyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(session: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "io_binding", interrupted)
+    engine = open_engine(tiny_engine.engine, "onnxruntime").__enter__()
+    with pytest.raises(KeyboardInterrupt):
+        engine.execute(bound_prompt(engine))
+    closing = threading.Thread(target=engine.__exit__, args=(None, None, None), daemon=True)
+    closing.start()
+    closing.join(SOON)
+    assert not closing.is_alive()
+
+
+def test_what_is_no_tensor_is_refused_by_name(cpu: Engine) -> None:
+    tensor_map = bound_prompt(cpu)
+    array: Any = np.array([[5]])
+    for name in ("input_ids", next(iter(cpu.manifest.lora_bindings))):
+        wrong = TensorMap(tensor_map)
+        wrong[name] = array
+        with pytest.raises(TensorError, match=rf"{name} is a ndarray, expected a Tensor"):
+            cpu.execute(wrong)
+
+
 def test_a_run_that_failed_leaves_nothing_bound(cpu: Engine) -> None:
     tensor_map = bound_prompt(cpu)
     expected = logits(cpu.execute(tensor_map))

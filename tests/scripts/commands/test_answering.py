@@ -2,6 +2,10 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from trt_lora.runtime import (
     stream_text,
 )
 from trt_lora.scripts import switch_adapters
+from trt_lora.scripts.terminal.console import INTERRUPTED
 
 TOKENS = 6
 OPTIONS = ["--max-new-tokens", str(TOKENS), "--backend", "onnxruntime"]
@@ -270,9 +275,37 @@ def test_what_no_turn_could_do_is_refused_before_the_first(
 def test_a_mistake_cannot_move_the_cursor(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = talk(engine, ["/use a\x1b[2J"], capsys, expected=2)
     assert "\x1b" not in "".join(printed)
+    unknown = trt_lora(capsys, "inspect", "engine", "a\x1b[2J", expected=2)
+    assert "\x1b" not in unknown
     missing = trt_lora(capsys, "inspect", "no\x1b[2Jengine", expected=2)
     assert "\x1b" not in missing
     assert "no\\x1b[2Jengine" in missing
+
+
+def test_ctrl_c_ends_a_conversation_that_comes_from_a_pipe(
+    engine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object, **options: object) -> Iterator[str]:
+        yield "half"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trt_lora.scripts.commands.chat.stream_text", interrupted)
+    assert talk(engine, ["w5", "w6"], capsys, expected=INTERRUPTED) == ["(base)> half"]
+
+
+def test_a_line_that_is_no_text_costs_a_message(engine: Path) -> None:
+    chat = [sys.executable, "-m", "trt_lora.scripts.trt_lora_command", "chat", str(engine)]
+    done = subprocess.run(
+        [*chat, *OPTIONS],
+        input=b"\xff\nw5\n",
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True,
+        check=False,
+    )
+    first, second, _ = done.stdout.decode().splitlines()
+    assert first.startswith("(base)> error: ")
+    assert second == f"(base)> {answer(engine, 'w5', {})}"
+    assert (done.returncode, done.stderr) == (2, b"")
 
 
 def test_switching_in_json_is_one_object_an_answer(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.spoken_engine import spoken_engine
 
 from trt_lora.builder import build_engine
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -229,3 +230,12 @@ def test_logits_that_differ_are_caught(
 
 def test_a_model_that_is_no_directory_is_refused(made: Made, tmp_path: Path) -> None:
     assert exit_code(made, model=tmp_path / "nowhere") == 2
+
+
+def test_prompts_that_are_no_text_are_refused(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, prompts = spoken_engine(made.engine, tmp_path / "engine"), tmp_path / "prompts"
+    prompts.write_bytes(b"caf\xe9\n")
+    assert exit_code(replace(made, engine=engine), "--prompts", str(prompts)) == 2
+    assert f"--prompts is {prompts}, which cannot be read: " in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """What every command does at its edges: a reader that is gone, paths that cannot be used."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TinyEngine
+from support.spoken_engine import spoken_engine
 
 from trt_lora.scripts import build_engine
 from trt_lora.scripts.terminal.console import UNREAD, run
@@ -79,6 +81,21 @@ def test_names_that_are_no_text_are_printed_with_escapes(
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{tmp_path}/caf\\udce9: 8 tensors from")
     assert os.path.isfile(name + b"/adapter_model.safetensors")
+
+
+def test_an_error_goes_nowhere_where_stderr_is_closed(tmp_path: Path) -> None:
+    words = " ".join(map(str, command("trt-lora", "inspect", tmp_path / "no", "--json")))
+    done = subprocess.run(f"{words} 2>&-", shell=True, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_conversation_needs_no_stderr(tiny_engine: TinyEngine, tmp_path: Path) -> None:
+    engine = spoken_engine(tiny_engine.engine, tmp_path / "engine")
+    words = " ".join(map(str, command("trt-lora", "chat", engine, "--json")))
+    done = subprocess.run(
+        f"echo /adapters | {words} 2>&-", shell=True, stdout=subprocess.PIPE, check=False
+    )
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"adapters": [""], "active": ""})
 
 
 @pytest.mark.parametrize("what", ["engine", "adapter", "output", "model"])

@@ -1,9 +1,12 @@
 """Names on the Hugging Face hub, from a cache laid out as the hub's own."""
 
+import shutil
 from pathlib import Path
 
 import huggingface_hub.constants as hub
 import pytest
+from conftest import TinyEngine
+from support.commands import trt_lora
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.scripts.terminal.adapters import name_and_path
@@ -32,6 +35,18 @@ def test_a_name_is_where_the_cache_has_it(snapshots: dict[str, Path]) -> None:
     assert hub_path(Path("org/name@v1")) == snapshots["v1"]
     assert hub_path(Path("org/name"), "v1") == snapshots["v1"]
     assert name_and_path("a=org/name@v1") == ("a", snapshots["v1"])
+
+
+def test_an_adapter_on_the_hub_is_converted(
+    tiny_engine: TinyEngine,
+    snapshots: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(tiny_engine.adapter, snapshots["main"], dirs_exist_ok=True)
+    out = tmp_path / "out"
+    printed = trt_lora(capsys, "convert-adapter", "org/name", out, "--format", "peft")
+    assert printed == f"{out}: 8 tensors from org/name\n"
 
 
 def test_a_path_that_is_there_or_could_be_is_itself(tmp_path: Path) -> None:

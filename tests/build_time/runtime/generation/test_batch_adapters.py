@@ -203,6 +203,8 @@ def test_what_contradicts_itself_is_refused(served: ServedLlama) -> None:
         Batch(served.engine, adapters=adapters).use_active_adapter()
     with pytest.raises(ConfigError, match="there are 1 adapter_names for 2 prompts"):
         generate(served.engine, [prompt(1)] * 2, adapters=adapters, adapter_names=["a"])
+    with pytest.raises(ConfigError, match=r"adapter_names is the string 'a'; give a list"):
+        generate(served.engine, [prompt(1)], adapters=adapters, adapter_names="a")
 
 
 def test_logits_that_are_no_numbers_name_the_adapter_of_their_row(
