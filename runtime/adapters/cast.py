@@ -238,10 +238,7 @@ def _not_finite(source: Array, weight: Weight, dtype: str, label: str) -> str:
         why = "the training diverged, the file is damaged, or a scale is too large"
         return f"{label} holds NaN or infinity: {why}"
     scale = "" if weight.scale == 1 else f" after its scale of {weight.scale:.4g}"
-    hint = (
-        ""
-        if dtype == "float32"
-        else "; build the engine, or convert, with --dtype bfloat16 or float32"
-    )
+    wider = "; build the engine, or convert, with --dtype bfloat16 or float32"
+    hint = "" if dtype == "float32" else wider
     value = f"{largest * abs(weight.scale):.4g}"
     return f"{label} has a value of {value}{scale}, beyond the range of {dtype}{hint}"

@@ -13,8 +13,8 @@ from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, Manifest
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
-# It is about convolutions, and ends the process where a float16 graph adds biases:
-# github.com/microsoft/onnxruntime/issues/28392.
+# A pass for convolutions, which ends the process where a float16 graph adds biases:
+# https://github.com/microsoft/onnxruntime/issues/28392
 _DISABLED_OPTIMIZERS = ("NchwcTransformer",)
 
 
