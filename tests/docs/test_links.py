@@ -31,7 +31,7 @@ def test_every_link_of_the_readme_is_absolute_and_ours_name_files_that_exist() -
 def test_every_reference_of_the_readme_is_defined_and_used() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     defined = re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE)
-    used = re.findall(r"\[((?:docs/)?[\w/-]+\.md|docs/[\w/-]+)\](?![:(])", text)
+    used = re.findall(r"\[((?:docs/)?[\w/-]+\.(?:md|ipynb)|docs/[\w/-]+)\](?![:(])", text)
     assert set(used) == set(defined)
 
 
