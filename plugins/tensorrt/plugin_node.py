@@ -178,8 +178,8 @@ class PluginNode:
         """Plan the call for its own shapes; refuse those that TensorRT never announced."""
         if not (self._may_change or self._dims):
             raise TensorError("TensorRT runs the node before it has told the shapes")
-        may_be = self._may_change or dims == self._dims
-        if not may_be or len(dims) != len(self.operator.input_names):
+        is_announced = self._may_change or dims == self._dims
+        if not is_announced or len(dims) != len(self.operator.input_names):
             raise changed_dims(self.operator, self._dims, dims)
         sizes = [list(each[:]) for each in dims]
         planned = self.owner.kernels.planned(self._group(sizes, tensors[0].type), stream)

@@ -16,6 +16,7 @@ from trt_lora.runtime import Engine, LoRAManager, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.terminal.adapters import activate
+from trt_lora.scripts.terminal.answering_options import read_text
 from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
@@ -163,10 +164,7 @@ def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
         return list(PROMPTS)
     if not args.prompts.is_file():
         raise ConfigError(f"--prompts is {args.prompts}, which is not a file")
-    try:
-        lines = args.prompts.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--prompts is {args.prompts}, which cannot be read: {error}") from error
+    lines = read_text(args.prompts).splitlines()
     if not (prompts := [line for line in lines if line.strip()]):
         raise ConfigError(f"{args.prompts} holds no prompt; write one a line")
     return prompts

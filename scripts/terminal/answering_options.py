@@ -90,13 +90,20 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def _structured_outputs(args: argparse.Namespace) -> StructuredOutputsParams | None:
-    schema, grammar = (None if p is None else _text(p) for p in (args.json_schema, args.grammar))
+    schema, grammar = (
+        None if p is None else read_text(p) for p in (args.json_schema, args.grammar)
+    )
     if schema is None and grammar is None and args.regex is None:
         return None
     return StructuredOutputsParams(json=schema, regex=args.regex, grammar=grammar)
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8.
+
+    Raises:
+        ConfigError: it cannot be read, or is no such text.
+    """
     try:
         return path.read_text("utf-8")
     except (OSError, ValueError) as error:

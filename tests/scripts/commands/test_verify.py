@@ -238,4 +238,4 @@ def test_prompts_that_are_no_text_are_refused(
     engine, prompts = spoken_engine(made.engine, tmp_path / "engine"), tmp_path / "prompts"
     prompts.write_bytes(b"caf\xe9\n")
     assert exit_code(replace(made, engine=engine), "--prompts", str(prompts)) == 2
-    assert f"--prompts is {prompts}, which cannot be read: " in capsys.readouterr().err
+    assert f"{prompts} cannot be read: " in capsys.readouterr().err
