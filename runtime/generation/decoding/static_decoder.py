@@ -1,7 +1,12 @@
 """Prefill and decode with a static KV cache: rows have lengths of their own."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
 
+from trt_lora.plugins.contract.slots import LORA_SLOT
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import Executor, PreparesRuns
 from trt_lora.runtime.generation.decoding.decode_steps import DecodeSteps
@@ -10,6 +15,25 @@ from trt_lora.runtime.generation.decoding.static_inputs import static_token_inpu
 from trt_lora.runtime.generation.decoding.step_inputs import LOGITS, Ids
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
+
+# Tokens of a row in a piece, about. ONNX Runtime's attention computes what it masks as well: half
+# of one piece, but little of many. With fewer than 200 tokens its products are slower.
+_PIECE = 256
+
+
+class _Piece(NamedTuple):
+    """Neighbouring tokens of neighbouring rows."""
+
+    rows: slice
+    columns: slice
+
+    def places(self, kept: Ids, width: int) -> tuple[Ids, Ids]:
+        """Return which of the places [kept] in tokens [n, width] lie here, and where here."""
+        row, column = np.divmod(kept, width)
+        row, column = row - self.rows.start, column - self.columns.start
+        height, length = self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+        is_mine = (row >= 0) & (row < height) & (column >= 0) & (column < length)
+        return np.flatnonzero(is_mine), (row * length + column)[is_mine]
 
 
 class StaticDecoder:
@@ -71,26 +95,46 @@ class StaticDecoder:
         if kept.size == 0 or kept.min() < 0 or kept.max() >= ids.size:
             raise TensorError(f"cannot keep places {kept.tolist()} of {ids.size} tokens")
         self.cache.check_room(first, np.full(count, width, np.int64))
+        if self._executor.memory.device == HOST and width > 1:
+            started = bool(self.cache.lengths[first : first + count].any())
+            pieces = _pieces(count, width, started=started)
+            if len(pieces) > 1:
+                return self._in_pieces(pieces, ids, first, new, kept)
+        return self._run(ids, first, new, kept)
+
+    def _in_pieces(
+        self, pieces: Sequence[_Piece], ids: Ids, first: int, new: Ids, kept: Ids
+    ) -> Tensor:
+        """As `execute`, a run for each piece in which a token counts."""
+        found: dict[int, Logits] = {}
+        for piece in pieces:
+            part = ids[piece.rows, piece.columns]
+            counted = np.clip(new[piece.rows] - piece.columns.start, 0, part.shape[1])
+            mine, places = piece.places(kept, ids.shape[1])
+            if counted.any() or mine.size:
+                self._map.update(self._slots(piece.rows))
+                logits = self._run(part, first + piece.rows.start, counted, places).numpy()
+                found |= zip(mine.tolist(), logits, strict=True)
+        self._map.update(self._slots(slice(None)))
+        return tensor_from_numpy(np.stack([found[place] for place in range(kept.size)]))
+
+    def _slots(self, rows: slice) -> dict[str, Tensor]:
+        """The slots of some of the rows of a run, where each has its own."""
+        slots = self.adapter.get(LORA_SLOT)
+        if slots is None or slots.shape == (1,):
+            return {}
+        return {LORA_SLOT: tensor_from_numpy(slots.storage()[rows])}
+
+    def _run(self, ids: Ids, first: int, new: Ids, kept: Ids) -> Tensor:
+        """As `execute`, in one run; no place need be kept."""
+        count, width = ids.shape
         lengths = self.cache.lengths[first : first + count]
-        if min(count, width) > 1 and lengths.any() and self._executor.memory.device == HOST:
-            return self._row_by_row(ids, first, new, kept)
         tokens = static_token_inputs(ids, lengths, kept, self._bound(lengths, width))
         self._map.update({name: tensor_from_numpy(array) for name, array in tokens.items()})
         self._map.update(self.cache.views(first, count))
         logits = self._executor.execute(self._map)[LOGITS]
         lengths += new  # in place
         return logits
-
-    def _row_by_row(self, ids: Ids, first: int, new: Ids, kept: Ids) -> Tensor:
-        """As `execute`: ONNX Runtime's attention takes several rows of several tokens when new."""
-        width, logits = ids.shape[1], dict[int, Logits]()
-        for row in range(len(ids)):
-            mine = np.flatnonzero(kept // width == row)
-            places = kept[mine] % width if mine.size else np.zeros(1, np.int64)
-            at = slice(row, row + 1)
-            found = self.execute(ids[at], first=first + row, new=new[at], kept=places).numpy()
-            logits |= dict(zip(mine.tolist(), found, strict=False))  # of a row without any, nothing
-        return tensor_from_numpy(np.stack([logits[place] for place in range(kept.size)]))
 
     def decode(self, tokens: Ids, *, rows: Ids | None = None) -> Logits:
         """Append a token to each of the first rows; run the engine once.
@@ -126,3 +170,15 @@ class StaticDecoder:
         if width == 1:  # what the decode profile is built for
             return self.cache.max_len
         return min(1 << (needed - 1).bit_length(), self.cache.max_len)
+
+
+def _pieces(count: int, width: int, *, started: bool) -> list[_Piece]:
+    """Return the pieces of tokens [count, width] that ONNX Runtime takes, each row's in order.
+
+    Its attention takes several tokens of several rows only where all of them begin.
+    """
+    edges = np.linspace(0, width, max(1, round(width / _PIECE)) + 1).round().astype(int).tolist()
+    columns = [slice(*edge) for edge in pairwise(edges)]
+    together = [] if started else [_Piece(slice(0, count), columns.pop(0))]
+    rows = [slice(row, row + 1) for row in range(count)]
+    return together + [_Piece(row, part) for row in rows for part in columns]
