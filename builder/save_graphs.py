@@ -4,6 +4,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from trt_lora.builder.passes.lowering.adding_products import AddingProducts
 from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
 from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
@@ -27,8 +28,9 @@ def save_graphs(model: ir.Model, work: Path) -> None:
     ir.save(model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
     if has_own:
         StandardAttention()(own)  # of layers that the operator cannot express
-        FlatTokens()(own)
         OptionalLoRA()(own)
+        if FlatTokens()(own).modified:
+            AddingProducts()(own)
         _share_weights(own, ir.load(work / ONNX_FILE))
         ir.save(own, work / ONNX_CPU_FILE)
 

@@ -2,7 +2,8 @@
 
 1. What read a node's result reads what the delta was added to.
 2. A delta by itself goes with the Add that it met.
-3. LoRA inputs, what is computed of slots and the operators' functions go; weights and everything
+3. Where the operators' functions were inlined, the same is done to the products of B.
+4. LoRA inputs, what is computed of slots and the operators' functions go; weights and everything
    else stay.
 """
 
@@ -21,6 +22,8 @@ from trt_lora.runtime.manifest import (
     ONNX_WEIGHTS_FILE,
     read_manifest,
 )
+
+_PRODUCTS = ("MatMul", "Gemm")
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,25 @@ class RemoveLoRA(ir.passes.InPlacePass):
             model.graph.remove(node, safe=True)
             for value in slots:
                 _drop(value)
+        products = [node for node in model.graph if self._expands(node)]
+        for node in products:
+            _bypass_product(node)
         for value in [value for value in model.graph.inputs if value.name in self.bindings]:
             model.graph.inputs.remove(value)
             model.graph.initializers.pop(str(value.name), None)
         model.functions.clear()
-        return ir.passes.PassResult(model, modified=bool(nodes))
+        return ir.passes.PassResult(model, modified=bool(nodes or products))
+
+    def _expands(self, node: ir.Node) -> bool:
+        """Whether a node is the product with a B, behind that with its A."""
+        if node.op_type not in _PRODUCTS or not self._reads_factor(node):
+            return False
+        shrink = node.inputs[0].producer() if node.inputs[0] else None
+        return shrink is not None and self._reads_factor(shrink)
+
+    def _reads_factor(self, node: ir.Node) -> bool:
+        factor = node.inputs[1] if len(node.inputs) > 1 else None
+        return factor is not None and factor.name in self.bindings
 
     def ensures(self, model: ir.Model) -> None:
         """No node and no input of LoRA is left."""
@@ -82,7 +99,20 @@ def _bypass(operator: Operator, node: ir.Node, site: int) -> None:
     if operator.has_addend:
         _read_instead(node.outputs[site], node.inputs[operator.addend(site)])
         return
-    ((add, index),) = node.outputs[site].uses()
+    _bypass_addition(node.outputs[site])
+
+
+def _bypass_product(node: ir.Node) -> None:
+    """As `_bypass`, for a product with B that an inlined function has left; remove it and A's."""
+    if node.op_type == "Gemm":
+        _read_instead(node.outputs[0], node.inputs[2])
+    else:
+        _bypass_addition(node.outputs[0])
+    _drop(node.outputs[0])
+
+
+def _bypass_addition(delta: ir.Value) -> None:
+    ((add, index),) = delta.uses()
     _read_instead(add.outputs[0], add.inputs[1 - index])
     graph = add.graph
     assert isinstance(graph, ir.Graph)

@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from conftest import TinyEngine
+from support.models.token_graphs import GATED, feeds, graph, run
 
-from trt_lora.builder.passes.remove_lora import engine_without_lora
+from trt_lora.builder.passes.lowering.adding_products import AddingProducts
+from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
+from trt_lora.builder.passes.remove_lora import RemoveLoRA, engine_without_lora
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
@@ -31,3 +35,19 @@ def test_what_runs_on_a_cpu_is_the_engines_own_form_less_lora(
     assert not read_manifest(plain).lora_bindings
     ids = np.arange(1, 7).reshape(2, 3)
     assert np.array_equal(logits(plain, ids), logits(tiny_engine.engine, ids))
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_what_was_inlined_goes_with_its_products(is_flat: bool) -> None:
+    model, inputs = graph(GATED), feeds(2, 3)
+    factors = frozenset(inputs) - {"input_ids"}
+    zeros = {name: np.zeros_like(array) for name, array in inputs.items() if name in factors}
+    expected = run(model, inputs | zeros)
+    if is_flat:
+        FlatTokens()(model)
+    AddingProducts()(model)
+    before = len(model.graph)
+    RemoveLoRA(factors)(model)
+    assert [value.name for value in model.graph.inputs] == ["input_ids"]
+    assert before - len(model.graph) == (2 if is_flat else 3) * 3  # of three sites
+    np.testing.assert_allclose(run(model, inputs), expected, rtol=1e-6, atol=1e-6)

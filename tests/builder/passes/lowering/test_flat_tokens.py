@@ -1,41 +1,14 @@
 """Tokens computed flat: the same answers of fewer nodes, and what is not by token left alone."""
 
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import onnx_ir as ir
-import onnxruntime
 import pytest
-from onnx_ir.passes.common import ShapeInferencePass
+from support.models.token_graphs import GATED, GROUP, SHAPES, feeds, graph, kinds, run
 
-from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
-from trt_lora.plugins.contract.operators import DOMAIN, operator_named
+from trt_lora.plugins.contract.operators import DOMAIN
 
-WIDTH, RANK = 4, 2
-GROUP = """
-  h = Gather(table, input_ids)
-  n = LayerNormalization<axis = -1>(h, scale)
-  d1, d2 = trt_lora.LoraDelta2(n, A1, B1, A2, B2)
-  l1 = MatMul(n, w1)
-  y1 = Add(l1, d1)
-  l2 = MatMul(n, w2)
-  y2 = Add(l2, d2)
-"""
-GATED = (
-    GROUP
-    + """
-  s = Sigmoid(y1)
-  b = Add(y2, bias)
-  g = Mul(s, b)
-  l3 = MatMul(g, w3)
-  r = trt_lora.LoraAdd1(g, A3, B3, h)
-  y = Add(r, l3)
-"""
-)
 # Every token sees those of its row: the sizes of the batch count.
 MIXED = (
     GROUP
@@ -51,69 +24,6 @@ MIXED = (
 ACROSS = GATED.replace("Sigmoid(y1)", "LayerNormalization<axis = 1>(y1, plane)").replace(
     "Add(y2, bias)", "Add(y2, plane)"
 )
-SHAPES = ((2, 3), (3, 1), (1, 1))
-
-Feeds = dict[str, npt.NDArray[Any]]
-
-
-def graph(body: str) -> ir.Model:
-    """A model of random weights whose logits are y."""
-    random = np.random.default_rng(0)
-    weights = {name: random.normal(size=(WIDTH, WIDTH)) for name in ("w1", "w2", "w3")}
-    weights |= {"table": random.normal(size=(9, WIDTH)), "scale": np.ones(WIDTH)}
-    weights |= {"bias": random.normal(size=WIDTH), "plane": random.normal(size=(3, WIDTH))}
-    views = {"two": [0, 0, 2, WIDTH // 2], "one": [0, 0, WIDTH]}
-    constants = {name: array.astype(np.float32) for name, array in weights.items()}
-    constants |= {name: np.array(sizes) for name, sizes in views.items()}
-    factors = ", ".join(f"float[{WIDTH}, r{n}] A{n}, float[r{n}, {WIDTH}] B{n}" for n in (1, 2, 3))
-    model = ir.from_onnx_text(f"""
-<ir_version: 10, opset_import: ["" : 24, "{DOMAIN}" : 1]>
-g (int64[batch, sequence] input_ids, {factors}) => (float[batch, sequence, {WIDTH}] logits) {{
-  {body} logits = Identity(y)
-}}""")
-    for name in ("LoraDelta2", "LoraAdd1"):
-        operator = operator_named(name)
-        assert operator is not None
-        function = lora_function(operator, 24)
-        model.functions[function.identifier()] = function
-    for value in {v for node in model.graph for v in node.inputs if v and v.name in constants}:
-        value.const_value = ir.tensor(constants[str(value.name)], name=value.name)
-        model.graph.register_initializer(value)
-    inferred = ShapeInferencePass()(model).model
-    for node in inferred.graph:
-        for output in node.outputs if node.domain == DOMAIN else ():
-            output.shape = ir.Shape(["batch", "sequence", WIDTH])
-            output.type = ir.TensorType(ir.DataType.FLOAT)
-    return ShapeInferencePass()(inferred).model
-
-
-def feeds(batch: int, sequence: int) -> Feeds:
-    random = np.random.default_rng(1)
-    factors = {f"A{n}": random.normal(size=(WIDTH, RANK)) for n in (1, 2, 3)}
-    factors |= {f"B{n}": random.normal(size=(RANK, WIDTH)) for n in (1, 2, 3)}
-    floats: Feeds = {name: array.astype(np.float32) for name, array in factors.items()}
-    return {"input_ids": random.integers(0, 9, (batch, sequence)), **floats}
-
-
-def session(model: ir.Model, saved: Path | None = None) -> Any:
-    options = onnxruntime.SessionOptions()
-    if saved is not None:
-        options.optimized_model_filepath = str(saved)
-    proto = ir.to_proto(model).SerializeToString()
-    return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
-
-
-def run(model: ir.Model, inputs: Feeds) -> npt.NDArray[np.float32]:
-    running = session(model)
-    taken = {value.name for value in running.get_inputs()}
-    found = running.run(None, {name: array for name, array in inputs.items() if name in taken})[0]
-    return np.asarray(found, np.float32)
-
-
-def kinds(model: ir.Model, folder: Path) -> Counter[str]:
-    """What ONNX Runtime makes of a graph."""
-    session(model, folder / "optimized.onnx")
-    return Counter(node.op_type for node in ir.load(folder / "optimized.onnx").graph)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
