@@ -10,7 +10,7 @@ from typing import Any
 
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
-from trt_lora.plugins.errors import ManifestError
+from trt_lora.plugins.errors import LoRAError, ManifestError
 from trt_lora.plugins.messages import did_you_mean, shown
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
@@ -186,7 +186,8 @@ def load_manifest(directory: Path) -> Manifest:
     try:
         return _parse(read_json(path, _MAX_BYTES))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error!s:.500}"
+        kind = "" if isinstance(error, LoRAError) else f"{type(error).__name__}: "
+        what = f"{kind}{error!s:.500}"
         raise ManifestError(f"{path} cannot be read: {what}; build the engine again") from error
 
 

@@ -78,7 +78,7 @@ class Conversation:
         *,
         as_json: bool = False,
     ) -> None:
-        """Begin with nothing said; with `as_json`, every answer is a line of JSON.
+        """Begin with nothing said; with `as_json`, every line said has a line of JSON.
 
         Raises:
             ConfigError: the engine has no tokenizer, or no turn could be sampled so.
@@ -165,10 +165,12 @@ class Conversation:
 
     def _use(self, words: list[str]) -> None:
         activate(self._manager, " ".join(words))
+        self._done("/use")
 
     def _load(self, words: list[str]) -> None:
         name, path = name_and_path(" ".join(words), "/load")
         self._manager.load_weights(name, path)
+        self._done("/load")
 
     def _blend(self, words: list[str]) -> None:
         parts = {}
@@ -183,6 +185,7 @@ class Conversation:
         self._manager.blend(_BLEND, parts, replace=True)
         self._has_blend = True
         self._manager.switch_weights(_BLEND)
+        self._done("/blend")
 
     def _list(self, words: list[str]) -> None:
         del words
@@ -194,3 +197,10 @@ class Conversation:
     def _forget(self, words: list[str]) -> None:
         del words
         self._messages = []
+        self._done("/new")
+
+    def _done(self, command: str) -> None:
+        """Say that a command succeeded which shows a person nothing: a program waits for a line."""
+        if self._as_json:
+            active = self._manager.get_active_adapter_name()
+            print_json({"command": command, "adapter": active}, indent=None)

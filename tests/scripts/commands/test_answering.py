@@ -250,19 +250,25 @@ def test_a_blend_takes_no_adapters_place_but_that_of_an_earlier_one(
     assert "error" not in "\n".join(again)
 
 
-def test_a_conversation_in_json_is_one_object_a_line_and_nothing_else(
+def test_a_conversation_in_json_is_one_object_for_every_line(
     engine: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = ["w5 w6", "/use b", "/adapters", "/help", "/use a", "w7"]
-    options = ["--adapter", f"a={adapter}", "--json"]
-    rows = [json.loads(line) for line in talk(engine, lines, capsys, *options, expected=2)]
+    lines = ["w5 w6", "/use b", "/adapters", "/help", "/load a=" + str(adapter), "/use a", "w7"]
+    lines += ["/blend a=0.5", "/new"]
+    rows = [json.loads(line) for line in talk(engine, lines, capsys, "--json", expected=2)]
     said = answer(engine, "w5 w6", {})
-    assert rows[0] == {"adapter": "", "prompt": "w5 w6", "text": said}
-    assert rows[1] == {"error": "unknown adapter 'b'; loaded: a"}
-    assert rows[2] == {"adapters": ["", "a"], "active": ""}
+    assert rows[:3] == [
+        {"adapter": "", "prompt": "w5 w6", "text": said},
+        {"error": "unknown adapter 'b'; loaded: none"},
+        {"adapters": [""], "active": ""},
+    ]
     assert rows[3].keys() == {"help"}
-    assert (rows[4]["adapter"], rows[4]["prompt"]) == ("a", "w7")
-    assert len(rows) == 5
+    assert rows[4:6] == [
+        {"command": "/load", "adapter": ""},
+        {"command": "/use", "adapter": "a"},
+    ]
+    assert (rows[6]["adapter"], rows[6]["prompt"]) == ("a", "w7")
+    assert rows[7:] == [{"command": c, "adapter": "blend"} for c in ("/blend", "/new")]
 
 
 def test_what_no_turn_could_do_is_refused_before_the_first(
