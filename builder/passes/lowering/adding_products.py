@@ -15,11 +15,11 @@ class AddingProducts(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Inline all functions and rewrite in place."""
-        InlinePass()(model)
+        inlined = InlinePass()(model).modified
         ShapeInferencePass()(model)  # of what was inside the functions
         sums = [node for node in model.graph if node.op_type == "Add" and not node.domain]
         made = [_is_absorbed(node) for node in sums]
-        return ir.passes.PassResult(model, modified=any(made))
+        return ir.passes.PassResult(model, modified=inlined or any(made))
 
 
 def _is_absorbed(addition: ir.Node) -> bool:
