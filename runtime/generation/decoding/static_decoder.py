@@ -95,12 +95,21 @@ class StaticDecoder:
         if kept.size == 0 or kept.min() < 0 or kept.max() >= ids.size:
             raise TensorError(f"cannot keep places {kept.tolist()} of {ids.size} tokens")
         self.cache.check_room(first, np.full(count, width, np.int64))
-        if self._executor.memory.device == HOST and width > 1:
-            started = bool(self.cache.lengths[first : first + count].any())
-            pieces = _pieces(count, width, started=started)
-            if len(pieces) > 1:
-                return self._in_pieces(pieces, ids, first, new, kept)
-        return self._run(ids, first, new, kept)
+        lengths = self.cache.lengths[first : first + count]
+        pieces = self._pieces(count, width, started=bool(lengths.any()))
+        if len(pieces) == 1:
+            return self._run(ids, first, new, kept)
+        before = lengths.copy()
+        try:
+            return self._in_pieces(pieces, ids, first, new, kept)
+        except BaseException:  # an interrupt, too: whoever tries again begins where this did
+            lengths[:] = before
+            raise
+
+    def _pieces(self, count: int, width: int, *, started: bool) -> Sequence[_Piece]:
+        if self._executor.memory.device != HOST or width == 1:
+            return [_Piece(slice(0, count), slice(0, width))]
+        return _host_pieces(count, width, started=started)
 
     def _in_pieces(
         self, pieces: Sequence[_Piece], ids: Ids, first: int, new: Ids, kept: Ids
@@ -112,26 +121,29 @@ class StaticDecoder:
             counted = np.clip(new[piece.rows] - piece.columns.start, 0, part.shape[1])
             mine, places = piece.places(kept, ids.shape[1])
             if counted.any() or mine.size:
-                self._map.update(self._slots(piece.rows))
-                logits = self._run(part, first + piece.rows.start, counted, places).numpy()
+                at = first + piece.rows.start
+                logits = self._run(part, at, counted, places, self._slots(piece.rows)).numpy()
                 found |= zip(mine.tolist(), logits, strict=True)
-        self._map.update(self._slots(slice(None)))
         return tensor_from_numpy(np.stack([found[place] for place in range(kept.size)]))
 
-    def _slots(self, rows: slice) -> dict[str, Tensor]:
-        """The slots of some of the rows of a run, where each has its own."""
+    def _slots(self, rows: slice) -> Tensor | None:
+        """The slots of some rows of a run; a single slot is that of all rows."""
         slots = self.adapter.get(LORA_SLOT)
         if slots is None or slots.shape == (1,):
-            return {}
-        return {LORA_SLOT: tensor_from_numpy(slots.storage()[rows])}
+            return slots
+        return tensor_from_numpy(slots.storage()[rows])
 
-    def _run(self, ids: Ids, first: int, new: Ids, kept: Ids) -> Tensor:
-        """As `execute`, in one run; no place need be kept."""
+    def _run(
+        self, ids: Ids, first: int, new: Ids, kept: Ids, slots: Tensor | None = None
+    ) -> Tensor:
+        """As `execute`, in one run; no place need be kept. `slots`: if not the adapter's own."""
         count, width = ids.shape
         lengths = self.cache.lengths[first : first + count]
         tokens = static_token_inputs(ids, lengths, kept, self._bound(lengths, width))
         self._map.update({name: tensor_from_numpy(array) for name, array in tokens.items()})
         self._map.update(self.cache.views(first, count))
+        if LORA_SLOT in self.adapter:
+            self._map[LORA_SLOT] = slots or self.adapter[LORA_SLOT]
         logits = self._executor.execute(self._map)[LOGITS]
         lengths += new  # in place
         return logits
@@ -172,7 +184,7 @@ class StaticDecoder:
         return min(1 << (needed - 1).bit_length(), self.cache.max_len)
 
 
-def _pieces(count: int, width: int, *, started: bool) -> list[_Piece]:
+def _host_pieces(count: int, width: int, *, started: bool) -> list[_Piece]:
     """Return the pieces of tokens [count, width] that ONNX Runtime takes, each row's in order.
 
     Its attention takes several tokens of several rows only where all of them begin.

@@ -12,7 +12,7 @@ from support.models.tiny_sizes import VOCABULARY
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding import static_decoder
-from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder, _pieces
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder, _host_pieces
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import Logits
@@ -76,7 +76,7 @@ def test_pieces_are_every_token_once_and_those_of_a_row_in_order(
     shape: tuple[int, int], started: bool
 ) -> None:
     seen = np.zeros(shape, int)
-    for rows, columns in _pieces(*shape, started=started):
+    for rows, columns in _host_pieces(*shape, started=started):
         assert seen[rows, : columns.start].all()
         assert columns.stop - columns.start in range(2, 5)  # a single token has other kernels
         assert rows.stop - rows.start == 1 or not (started or columns.start)
@@ -84,20 +84,26 @@ def test_pieces_are_every_token_once_and_those_of_a_row_in_order(
     assert (seen == 1).all()
 
 
-class Widths(SlotEngine):
-    """Notes how many tokens of a row it runs."""
+class Interrupted(SlotEngine):
+    """Notes how many tokens of a row it runs; one run does not come to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupted: int | None) -> None:
         super().__init__(slots=3)
-        self.widths: set[int] = set()
+        self.widths: list[int] = []
+        self._interrupted = interrupted
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
-        self.widths.add(tensor_map["input_ids"].shape[1])
+        self.widths.append(tensor_map["input_ids"].shape[1])
+        if len(self.widths) == self._interrupted:
+            raise KeyboardInterrupt
         return super().execute(tensor_map)
 
 
-def test_each_row_keeps_its_own_adapter(tmp_path: Path) -> None:
-    engine, numbers = Widths(), {"a": 1, "b": 2, "c": 3}
+@pytest.mark.parametrize("interrupted", [None, 1, 2, 6, 10])
+def test_each_row_keeps_its_own_adapter_and_what_was_interrupted_begins_again(
+    tmp_path: Path, interrupted: int | None
+) -> None:
+    engine, numbers = Interrupted(interrupted), {"a": 1, "b": 2, "c": 3}
     adapters = SlotAdapters(engine)
     for name, number in numbers.items():
         adapters.load_weights(name, number_file(tmp_path, number))
@@ -106,9 +112,13 @@ def test_each_row_keeps_its_own_adapter(tmp_path: Path) -> None:
     prompts = {"c": list(range(4, 16)), "a": list(range(7, 17)), "b": list(range(5, 16))}
     rows = {batch.add(prompt, sampling, adapter=name): name for name, prompt in prompts.items()}
     found: dict[int, list[int | None]] = {row: [] for row in rows}
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            batch.step()
     while batch:
         for token in batch.step():
             found[token.row].append(token.token_id)
     for row, name in rows.items():
         assert found[row] == expected_answer(prompts[name], numbers[name], sampling), name
     assert max(engine.widths) == 3
+    assert engine.widths[9] > 1  # the last piece
