@@ -58,7 +58,9 @@ class RemoveLoRA(ir.passes.InPlacePass):
         if node.op_type not in _PRODUCTS or not self._reads_factor(node):
             return False
         shrink = node.inputs[0].producer() if node.inputs[0] else None
-        return shrink is not None and self._reads_factor(shrink)
+        if shrink is None or shrink.op_type != "MatMul":  # a `Gemm` with B can feed the next A
+            return False
+        return self._reads_factor(shrink)
 
     def _reads_factor(self, node: ir.Node) -> bool:
         factor = node.inputs[1] if len(node.inputs) > 1 else None

@@ -37,9 +37,15 @@ def test_what_runs_on_a_cpu_is_the_engines_own_form_less_lora(
     assert np.array_equal(logits(plain, ids), logits(tiny_engine.engine, ids))
 
 
+CHAINED = GATED.replace("(g, ", "(y1, ").replace(
+    "y = Add(r, l3)", "z = Add(r, l3)\n  y = Mul(z, g)"
+)
+
+
+@pytest.mark.parametrize("body", [GATED, CHAINED], ids=["gated", "a site reads another"])
 @pytest.mark.parametrize("is_flat", [True, False])
-def test_what_was_inlined_goes_with_its_products(is_flat: bool) -> None:
-    model, inputs = graph(GATED), feeds(2, 3)
+def test_what_was_inlined_goes_with_its_products(body: str, is_flat: bool) -> None:
+    model, inputs = graph(body), feeds(2, 3)
     factors = frozenset(inputs) - {"input_ids"}
     zeros = {name: np.zeros_like(array) for name, array in inputs.items() if name in factors}
     expected = run(model, inputs | zeros)
