@@ -7,8 +7,10 @@ import onnx_ir as ir
 from trt_lora.builder.passes.lowering.adding_products import AddingProducts
 from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
+from trt_lora.builder.passes.lowering.kept_tokens import KeptTokens
 from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
+from trt_lora.builder.passes.lowering.untiled_attention import UntiledAttention
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
 
 
@@ -28,8 +30,10 @@ def save_graphs(model: ir.Model, work: Path) -> None:
     ir.save(model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
     if has_own:
         StandardAttention()(own)  # of layers that the operator cannot express
+        UntiledAttention()(own)
         OptionalLoRA()(own)
         if FlatTokens()(own).modified:
+            KeptTokens()(own)
             AddingProducts()(own)
         _share_weights(own, ir.load(work / ONNX_FILE))
         ir.save(own, work / ONNX_CPU_FILE)

@@ -15,7 +15,8 @@ from onnx_ir.tape import Tape
 from trt_lora.plugins.contract.operators import DOMAIN, operator_named
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 
-_TOKENS = "tokens"  # ONNX Runtime adds inside a product where it knows the sizes to be equal
+# Before the width; ONNX Runtime adds inside a product where it knows the sizes to be equal.
+FLAT = (ir.SymbolicDim("tokens"),)
 _NORMS = ("LayerNormalization", "RMSNormalization")
 _ELEMENTWISE = (
     *("Abs", "Cast", "Erf", "Exp", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Softplus"),
@@ -59,22 +60,27 @@ class FlatTokens(ir.passes.InPlacePass):
 
 
 def _region(graph: ir.Graph, leading: Sizes) -> _Region:
-    nodes = {node: None for node in graph if _is_by_token(node, leading)}
+    nodes = {node: None for node in graph if is_by_token(node, leading)}
     read = dict.fromkeys(value for node in nodes for value in node.inputs)
     computed = [output for node in nodes for output in node.outputs]
     return _Region(
         nodes,
-        [v for v in read if v and _has_tokens(v, leading) and v.producer() not in nodes],
+        [v for v in read if v and has_tokens(v, leading) and v.producer() not in nodes],
         [v for v in computed if any(node not in nodes for node in v.consumers())],
     )
 
 
-def _is_by_token(node: ir.Node, leading: Sizes) -> bool:
-    """Whether a node computes each token from its own values and from what all share."""
+def is_by_token(node: ir.Node, leading: Sizes) -> bool:
+    """Whether a node computes each token from its own values and from what all share.
+
+    Args:
+        node: of a graph; no output of the graph is among its outputs, or it is not.
+        leading: the sizes of tokens before their width.
+    """
     operands = [value for value in node.inputs if value is not None]
     if not _shares_the_rest(node, operands, leading):
         return False
-    return all(_has_tokens(v, leading) and not v.is_graph_output() for v in node.outputs)
+    return all(has_tokens(v, leading) and not v.is_graph_output() for v in node.outputs)
 
 
 def _shares_the_rest(node: ir.Node, operands: Sequence[ir.Value], leading: Sizes) -> bool:
@@ -84,20 +90,20 @@ def _shares_the_rest(node: ir.Node, operands: Sequence[ir.Value], leading: Sizes
     if node.domain:
         return False
     if node.op_type == "MatMul":
-        return _has_tokens(operands[0], leading) and _rank(operands[1]) == 2
+        return has_tokens(operands[0], leading) and _rank(operands[1]) == 2
     if node.op_type in _NORMS:
         return node.attributes.get_int("axis", -1) == -1
     return node.op_type in _ELEMENTWISE and all(
-        _has_tokens(value, leading) or _rank(value) in (0, 1) for value in operands
+        has_tokens(value, leading) or _rank(value) in (0, 1) for value in operands
     )
 
 
-def _has_tokens(value: ir.Value, leading: Sizes) -> bool:
-    """Whether a value is [batch, sequence, n]."""
+def has_tokens(value: ir.Value, leading: Sizes) -> bool:
+    """Whether a value is [leading, n], its width n known."""
     shape = value.shape
-    if shape is None or len(shape) != 3:
+    if shape is None or len(shape) != len(leading) + 1:
         return False
-    return tuple(shape)[:2] == leading and isinstance(shape[2], int)
+    return tuple(shape)[:-1] == leading and isinstance(shape[-1], int)
 
 
 def _rank(value: ir.Value) -> int | None:
@@ -125,7 +131,7 @@ def _leave(region: _Region, graph: ir.Graph, sizes: ir.Value) -> None:
     for node in region.nodes:
         for value in node.outputs:
             assert value.shape is not None  # or it would not be here
-            value.shape = ir.Shape([_TOKENS, value.shape[2]])
+            value.shape = ir.Shape([*FLAT, value.shape[2]])
 
 
 def _enter(region: _Region, graph: ir.Graph) -> None:
@@ -136,7 +142,7 @@ def _enter(region: _Region, graph: ir.Graph) -> None:
         while (view := source.producer()) and view.op_type == "Reshape" and view.inputs[0]:
             source = view.inputs[0]
         flat = tape.op("Reshape", [source, _constant(tape, [-1, value.shape[2]])])
-        flat.type, flat.shape = value.type, ir.Shape([_TOKENS, value.shape[2]])
+        flat.type, flat.shape = value.type, ir.Shape([*FLAT, value.shape[2]])
         for node, index in tuple(value.uses()):
             if node in region.nodes:
                 node.replace_input_with(index, flat)

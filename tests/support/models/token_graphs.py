@@ -35,24 +35,52 @@ GATED = (
   y = Add(r, l3)
 """
 )
+# Every token sees those of its row: the sizes of the batch count.
+MIXED = (
+    GROUP
+    + """
+  t = Transpose<perm = [0, 2, 1]>(y1)
+  seen = MatMul(y2, t)
+  g = MatMul(seen, y2)
+  l3 = MatMul(g, w3)
+  r = trt_lora.LoraAdd1(g, A3, B3, h)
+  o = Add(r, l3)
+  m1, m2 = trt_lora.LoraDelta2(o, A1, B1, A2, B2)
+  s = Sigmoid(m1)
+  p = Mul(s, m2)
+  y = trt_lora.LoraAdd1(p, A3, B3, o)
+"""
+)
+# The output head sees the tokens of some places alone, as the exporter writes it.
+HEAD = """
+  view = Reshape(y, whole)
+  turned = Transpose<perm = [1, 0, 2]>(view)
+  place = Unsqueeze(kept, last)
+  found = GatherND(turned, place)
+  index = Transpose<perm = [1, 0, 2]>(found)
+  logits = MatMul(index, w4)
+"""
 
 Feeds = dict[str, npt.NDArray[Any]]
 
 
-def graph(body: str) -> ir.Model:
-    """A model of random weights whose logits are y."""
+def graph(body: str, head: str = "logits = Identity(y)") -> ir.Model:
+    """A model of random weights whose logits are y, or what a head makes of it."""
     random = np.random.default_rng(0)
-    weights = {name: random.normal(size=(WIDTH, WIDTH)) for name in ("w1", "w2", "w3")}
+    weights = {name: random.normal(size=(WIDTH, WIDTH)) for name in ("w1", "w2", "w3", "w4")}
     weights |= {"table": random.normal(size=(9, WIDTH)), "scale": np.ones(WIDTH)}
     weights |= {"bias": random.normal(size=WIDTH), "plane": random.normal(size=(3, WIDTH))}
     views = {"two": [0, 0, 2, WIDTH // 2], "one": [0, 0, WIDTH]}
+    views |= {"whole": [1, -1, WIDTH], "last": [-1]}
     constants = {name: array.astype(np.float32) for name, array in weights.items()}
     constants |= {name: np.array(sizes) for name, sizes in views.items()}
     factors = ", ".join(f"float[{WIDTH}, r{n}] A{n}, float[r{n}, {WIDTH}] B{n}" for n in (1, 2, 3))
+    places = "int64[kept] kept, " if head == HEAD else ""
     model = ir.from_onnx_text(f"""
 <ir_version: 10, opset_import: ["" : 24, "{DOMAIN}" : 1]>
-g (int64[batch, sequence] input_ids, {factors}) => (float[batch, sequence, {WIDTH}] logits) {{
-  {body} logits = Identity(y)
+g (int64[batch, sequence] input_ids, {places}{factors})
+  => (float[a, b, {WIDTH}] logits) {{
+  {body} {head}
 }}""")
     for name in ("LoraDelta2", "LoraAdd1"):
         operator = operator_named(name)

@@ -1,12 +1,17 @@
 """onnxruntime-genai: a model of its own builder, an adapter of its own format."""
 
 import json
+import os
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from trt_lora.scripts.bench.peers.peer import Setup, Timed, timed
+
+# Attention without tiles is faster at these lengths; our graph asks for it by itself, see
+# builder/passes/lowering/untiled_attention.py.
+_NO_TILES = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 og: Any = import_module("onnxruntime_genai")  # not installed where types are checked
 
@@ -17,6 +22,7 @@ class Genai:
     def load(self, setup: Setup) -> None:
         """Load the model, and the adapter beside it."""
         (directory,) = setup.files
+        os.environ[_NO_TILES] = "1"  # of this process; read when a model is loaded
         (adapter,) = directory.glob("*.onnx_adapter")
         config = og.Config(str(directory))
         options = {"intra_op_num_threads": setup.threads}
