@@ -74,7 +74,7 @@ def is_by_token(node: ir.Node, leading: Sizes) -> bool:
     """Whether a node computes each token from its own values and from what all share.
 
     Args:
-        node: of a graph; no output of the graph is among its outputs, or it is not.
+        node: one that makes an output of the graph does not count.
         leading: the sizes of tokens before their width.
     """
     operands = [value for value in node.inputs if value is not None]
