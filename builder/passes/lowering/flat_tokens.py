@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
+from trt_lora.builder.passes.lowering.grouped_query_attention import graph_input
 from trt_lora.plugins.contract.operators import DOMAIN, operator_named
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 
@@ -49,7 +50,7 @@ class FlatTokens(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        ids = next(value for value in model.graph.inputs if value.name == INPUT_IDS)
+        ids = graph_input(model, INPUT_IDS)
         region = _region(model.graph, tuple(ids.shape or ()))
         is_shorter = region.sites > len(region.entries) + len(region.exits)
         if is_shorter:

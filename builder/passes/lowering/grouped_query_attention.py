@@ -84,7 +84,7 @@ class GroupQueryAttention(ir.passes.InPlacePass):
         """Tokens of each row less one [batch], and of the longest [], int32; for all layers."""
         if self._counts is None:
             tape = Tape()
-            ids, bound = (_input(model, name) for name in (INPUT_IDS, BOUND))
+            ids, bound = (graph_input(model, name) for name in (INPUT_IDS, BOUND))
             new = tape.op("Shape", [ids], {"start": 1, "end": 2})
             last = tape.op("Sub", [tape.op("Add", [keys.lengths, new]), _constant(tape, [1])])
             longest = tape.op("Squeeze", [tape.op("Shape", [bound])])
@@ -201,7 +201,8 @@ def _constant(tape: Tape, numbers: list[int]) -> ir.Value:
     return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
 
 
-def _input(model: ir.Model, name: str) -> ir.Value:
+def graph_input(model: ir.Model, name: str) -> ir.Value:
+    """Return an input of the graph, by its name."""
     return next(value for value in model.graph.inputs if value.name == name)
 
 

@@ -6,11 +6,14 @@ Of a prompt that is one token of hundreds, or none: its last layer's products co
 from collections.abc import Collection
 from typing import NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes.lowering.flat_tokens import FLAT, has_tokens, is_by_token
+from trt_lora.builder.passes.lowering.grouped_query_attention import graph_input
+from trt_lora.builder.passes.lowering.standard_attention import replace_node
+from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.runtime.generation.decoding.static_inputs import KEPT_PLACES
 
 _SWAP = [1, 0, 2]  # [1, tokens, n] and [tokens, 1, n]
@@ -20,7 +23,7 @@ class _Choice(NamedTuple):
     """Where the exporter lets the output head see the tokens kept alone."""
 
     view: ir.Node  # reads all tokens [tokens, n]
-    kept: ir.Value  # [1, kept, n]
+    last: ir.Node  # gives those kept [1, kept, n]
 
 
 class KeptTokens(ir.passes.InPlacePass):
@@ -28,35 +31,33 @@ class KeptTokens(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; unmodified where the tokens that are chosen from are not flat."""
-        places = next(value for value in model.graph.inputs if value.name == KEPT_PLACES)
+        places = graph_input(model, KEPT_PLACES)
         choice = _choice(places)
         if choice is not None:
             _choose_first(model.graph, choice.view, places)
-            _replace(choice)
+            _replace(choice.last, choice.view.inputs[0])
             RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=choice is not None)
 
 
 def _choice(places: ir.Value) -> _Choice | None:
     """Find `hidden.reshape(1, -1, n)[:, kept]`, as the exporter writes it."""
-    value = found = _made(_made(places, "Unsqueeze"), "GatherND")
-    kept = _made(found, "Transpose")
-    while value is not None and kept is not None:
-        node = value.producer()
-        if node is None or not _moves_nothing(node):
-            return None
+    node = found = _reader(_reader(places, "Unsqueeze"), "GatherND")
+    last = _reader(found, "Transpose")
+    while node is not None and last is not None and _moves_nothing(node):
         value = node.inputs[0]
-        if value is not None and has_tokens(value, FLAT):
-            return _Choice(node, kept)
+        assert value is not None  # what it moves
+        if has_tokens(value, FLAT):
+            return _Choice(node, last)
+        node = value.producer()
     return None
 
 
-def _made(value: ir.Value | None, kind: str) -> ir.Value | None:
-    """What the only node that reads a value makes of it, if that is of this kind."""
+def _reader(read: ir.Value | ir.Node | None, kind: str) -> ir.Node | None:
+    """The only node that reads a value, or a node's first output, if it is of this kind."""
+    value = read.outputs[0] if isinstance(read, ir.Node) else read
     readers = () if value is None else value.consumers()
-    if len(readers) != 1 or readers[0].op_type != kind:
-        return None
-    return readers[0].outputs[0]
+    return readers[0] if len(readers) == 1 and readers[0].op_type == kind else None
 
 
 def _moves_nothing(node: ir.Node) -> bool:
@@ -102,13 +103,8 @@ def _kept_shape(value: ir.Value, places: ir.Value) -> ir.Shape:
     return ir.Shape([places.shape[0], value.shape[-1]])
 
 
-def _replace(choice: _Choice) -> None:
-    """Let those who read the choice read [1, kept, n] of what was chosen before."""
-    axis = ir.node("Constant", [], {"value": ir.tensor(np.array([0], np.int64))})
-    batch = ir.node("Unsqueeze", [choice.view.inputs[0], axis.outputs[0]])
-    batch.outputs[0].type, batch.outputs[0].shape = choice.kept.type, choice.kept.shape
-    old = choice.kept.producer()
-    assert old is not None
-    assert isinstance(old.graph, ir.Graph)
-    old.graph.insert_before(old, [axis, batch])
-    ir.convenience.replace_all_uses_with(choice.kept, batch.outputs[0])
+def _replace(last: ir.Node, chosen: ir.Value | None) -> None:
+    """Put what was chosen before [kept, n] in the place of the choice, as [1, kept, n]."""
+    tape = Tape()
+    batch = tape.op("Unsqueeze", [chosen, constant(tape, [0])])
+    replace_node(last, tape.nodes, batch)

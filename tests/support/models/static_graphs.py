@@ -101,6 +101,17 @@ g (int64[batch, s] input_ids, int64[batch] lengths, bool[bound] bound,
         return model
 
 
+LAYERS = {
+    "causal": Layer(),
+    "window": Layer(window=3),
+    "soft cap": Layer(softcap=2.0),
+    "turned": Layer(turns=True),
+    "turned, with a window": Layer(turns=True, window=5),
+}
+# Rows of different lengths decode together; a prompt of one row goes in chunks; new rows prefill.
+STEPS = {"decode": ([3, 9, 0, 14], 1), "chunk": ([6], 5), "prefill": ([0, 0, 0], 7)}
+
+
 def named(model: ir.Model, name: str) -> ir.Value:
     """The output of a node, by its name."""
     return next(v for node in model.graph for v in node.outputs if v.name == name)

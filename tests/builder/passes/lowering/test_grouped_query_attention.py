@@ -3,21 +3,11 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
-from support.models.static_graphs import BOTH_WAYS, Array, Layer, run, step
+from support.models.static_graphs import BOTH_WAYS, LAYERS, STEPS, Array, Layer, run, step
 
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
-
-LAYERS = {
-    "causal": Layer(),
-    "window": Layer(window=3),
-    "soft cap": Layer(softcap=2.0),
-    "turned": Layer(turns=True),
-    "turned, with a window": Layer(turns=True, window=5),
-}
-# Rows of different lengths decode together; a prompt of one row goes in chunks; new rows prefill.
-STEPS = {"decode": ([3, 9, 0, 14], 1), "chunk": ([6], 5), "prefill": ([0, 0, 0], 7)}
 
 
 def own_and_standard(layer: Layer) -> tuple[ir.Model, ir.Model]:

@@ -3,19 +3,15 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
-from support.models.static_graphs import Array, Layer, run, step
+from support.models.static_graphs import LAYERS, STEPS, Array, Layer, run, step
 
-from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
+from trt_lora.builder.passes.lowering.grouped_query_attention import (
+    GroupQueryAttention,
+    graph_input,
+)
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.passes.lowering.untiled_attention import UntiledAttention
 
-LAYERS = {
-    "causal": Layer(),
-    "window": Layer(window=3),
-    "soft cap": Layer(softcap=2.0),
-    "turned, with a window": Layer(turns=True, window=5),
-}
-STEPS = {"decode": ([3, 9, 0, 14], 1), "chunk": ([6], 5), "prefill": ([0, 0, 0], 7)}
 NO_TILES = "ORT_GQA_DISABLE_FLASH_ATTENTION"  # what ONNX Runtime has for a whole process
 
 
@@ -73,10 +69,8 @@ def test_every_head_has_a_sink_of_the_lowest_number() -> None:
 
 def test_a_long_cache_and_other_dtypes_stay_as_they_are() -> None:
     long, half, standard = own(Layer()), own(Layer()), Layer().model()
-    cache = next(value for value in long.graph.inputs if value.name == "cache.0.key")
-    cache.shape = ir.Shape(["batch", 2, 4097, 16])
-    cache = next(value for value in half.graph.inputs if value.name == "cache.0.key")
-    cache.dtype = ir.DataType.FLOAT16
+    graph_input(long, "cache.0.key").shape = ir.Shape(["batch", 2, 4097, 16])
+    graph_input(half, "cache.0.key").dtype = ir.DataType.FLOAT16
     for model in (long, half, standard):
         before = list(model.graph)
         assert not UntiledAttention()(model).modified
