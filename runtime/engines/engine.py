@@ -107,8 +107,10 @@ class PreparedRun(Protocol):
     def bind(self, tensor_map: TensorMap) -> None:
         """Take other tensors of the engine's memory for some inputs, from the next run on.
 
+        No output may have another shape by that.
+
         Raises:
-            TensorError: one is on the host, or the engine refuses its shape, dtype or device.
+            TensorError: the engine refuses the shape, dtype or device of one.
         """
         ...
 
@@ -116,7 +118,7 @@ class PreparedRun(Protocol):
         """Run the engine once, and wait until the outputs are there.
 
         Raises:
-            BackendError: the run failed.
+            BackendError, TensorError: the run failed.
             StateError: the engine was closed since.
         """
         ...
@@ -130,8 +132,9 @@ class PreparesRuns(Protocol):
         """Make a run of these shapes.
 
         Args:
-            tensor_map: every input. Those on the host are copied to memory of the run, where the
-                caller may change their values; all others are bound as they are.
+            tensor_map: every input. Those in the engine's memory are bound as they are; those on
+                the host, for an engine on a GPU, are copied to memory of the run. The caller may
+                change the values of both in `PreparedRun.inputs`.
 
         Raises:
             TensorError: an input is missing, or has a shape, dtype or device the engine refuses.

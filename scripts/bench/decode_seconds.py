@@ -25,7 +25,7 @@ def engine_decode_seconds(engine: Engine, manager: LoRAManager, name: str) -> fl
     def run() -> None:
         nonlocal logits
         for _ in range(DECODE_STEPS):
-            logits = decoder.run(logits.argmax(-1)[:, None])
+            logits = decoder.decode(logits.argmax(-1))
 
     return seconds_of(run).wall
 

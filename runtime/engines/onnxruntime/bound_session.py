@@ -35,6 +35,7 @@ class BoundSession:
         self._tensors: list[Tensor] = []
         self._written: dict[str, Tensor] = {}  # outputs in place of an input
         self._places: dict[str, int] = {}  # of outputs, in the order of first binding
+        self.outputs: dict[str, Tensor] = {}  # of `repeat`, but those in place of an input
 
     def run(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Bind what differs from the run before, run, and return every output.
@@ -42,15 +43,38 @@ class BoundSession:
         Raises:
             TensorError: an input has a shape, dtype or device that the graph refuses.
         """
-        self._bind_inputs(self._changed(tensor_map), tensor_map)
+        self.bind(self._changed(tensor_map), tensor_map)
+        self._run_into_new_outputs()
+        taken = self._outputs()
+        if not self._in_place:
+            self._binding.clear_binding_outputs()  # whoever asked owns them
+            self._places.clear()
+        return taken | self._written
+
+    def repeat(self) -> None:
+        """Run what is bound; `outputs` are those of the last run, in the memory of the first.
+
+        Raises:
+            TensorError: an input has a shape that the graph refuses, or that makes an output of
+                another shape.
+        """
+        if self.outputs:
+            self._run()
+        else:
+            self._run_into_new_outputs()
+            self.outputs = self._outputs()
+
+    def _run_into_new_outputs(self) -> None:
         for output in self._new:
             self._binding.bind_output(output.name)  # allocated by the run, at the size it needs
             self._places.setdefault(output.name, len(self._places))
+        self._run()
+
+    def _run(self) -> None:
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # its exceptions have no common base of their own
             raise TensorError(f"ONNX Runtime refuses these inputs: {error}") from error
-        return self._take_outputs() | self._written
 
     def _changed(self, tensor_map: TensorMap) -> list[str]:
         """Inputs that the run before had other tensors for."""
@@ -64,7 +88,12 @@ class BoundSession:
         self._names, self._tensors = names, tensors
         return [name for name in changed if name in self._dtypes]
 
-    def _bind_inputs(self, changed: Collection[str], tensor_map: TensorMap) -> None:
+    def bind(self, changed: Collection[str], tensor_map: TensorMap) -> None:
+        """Bind inputs of a map that holds all.
+
+        Raises:
+            TensorError: one has a dtype or device that the graph refuses.
+        """
         for name in changed:
             _check_is_tensor(name, tensor_map[name])
         changed = self._dummies.with_partners(changed)
@@ -78,18 +107,14 @@ class BoundSession:
             if name not in skipped:
                 self._bind(name, tensor_map[name])
 
-    def _take_outputs(self) -> dict[str, Tensor]:
+    def _outputs(self) -> dict[str, Tensor]:
         import onnxruntime
 
         values = self._binding.get_outputs_as_ortvaluevector()
-        taken = {
+        return {
             output.name: _tensor(output, onnxruntime.OrtValue(values[self._places[output.name]]))
             for output in self._new
         }
-        if not self._in_place:
-            self._binding.clear_binding_outputs()  # whoever asked owns them
-            self._places.clear()
-        return taken
 
     def _bind(self, name: str, tensor: Tensor) -> None:
         value = self._make_value(name, tensor)

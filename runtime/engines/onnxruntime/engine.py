@@ -8,6 +8,7 @@ from typing import Any, Self
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.engines.engine import closed, open_already
+from trt_lora.runtime.engines.onnxruntime.prepared_run import OnnxRuntimePreparedRun
 from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, Manifest
 from trt_lora.runtime.memory.host import HostMemory
@@ -77,6 +78,13 @@ class OnnxRuntimeEngine:
         if pool is None:
             raise closed()
         return pool.run(tensor_map)
+
+    def prepare(self, tensor_map: TensorMap) -> OnnxRuntimePreparedRun:
+        """Make a run that comes again and again; see `PreparesRuns.prepare`."""
+        pool = self._open
+        if pool is None:
+            raise closed()
+        return pool.prepare(tensor_map)
 
     def release_inputs(self) -> None:
         """Let go of the inputs of earlier runs; see `Executor.release_inputs`."""

@@ -2,9 +2,11 @@
 
 from threading import Condition, get_ident
 from typing import Any
+from weakref import WeakSet
 
 from trt_lora.runtime.engines.engine import closed
 from trt_lora.runtime.engines.onnxruntime.bound_session import BoundSession
+from trt_lora.runtime.engines.onnxruntime.prepared_run import OnnxRuntimePreparedRun
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
@@ -19,6 +21,7 @@ class SessionPool:
     def __init__(self, session: Any, manifest: Manifest) -> None:
         self._session, self._manifest = session, manifest
         self._idle: dict[int, BoundSession] = {}  # by the thread that used it last
+        self._prepared = WeakSet[OnnxRuntimePreparedRun]()
         self._running = 0
         self._closed = False
         self._changed = Condition()
@@ -29,39 +32,66 @@ class SessionPool:
         Raises:
             StateError: the pool is closed.
         """
-        idle, bound = self._acquire()
-        try:
+        with self as session:
+            idle, bound = self._taken()
+            bound = bound or BoundSession(session, self._manifest)
             outputs = bound.run(tensor_map)
             idle[get_ident()] = bound  # the bindings of a run that failed are forgotten
-        finally:
-            self._end()
         return outputs
 
+    def prepare(self, tensor_map: TensorMap) -> OnnxRuntimePreparedRun:
+        """Make a run that comes again and again, with bindings of its own.
+
+        Raises:
+            TensorError: an input is missing, or has a dtype or device that the graph refuses.
+            StateError: the pool is closed.
+        """
+        with self:
+            run = OnnxRuntimePreparedRun(self, self._manifest, tensor_map)
+            self._prepared.add(run)
+        return run
+
+    def __enter__(self) -> Any:
+        """Lend the session, which is not released meanwhile; any number of threads may have it.
+
+        Raises:
+            StateError: the pool is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise closed()
+            self._running += 1
+            return self._session
+
+    def __exit__(self, *error: object) -> None:
+        """Take it back."""
+        with self._changed:
+            self._running -= 1
+            if self._closed:
+                self._changed.notify_all()
+
     def release(self) -> None:
-        """Let go of the inputs of earlier runs, and of those under way when they have ended."""
+        """Let go of the inputs of earlier runs, and of those under way when they have ended.
+
+        A prepared run keeps its own, as whoever has it does.
+        """
         with self._changed:
             self._idle = {}
 
     def close(self) -> None:
-        """Refuse further runs, wait for those under way, and release the last inputs."""
+        """Refuse further runs, wait for those under way, and release inputs and session."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._running)
             self._idle.clear()
+            self._session = None
+            for run in self._prepared:
+                run.forget()
 
-    def _acquire(self) -> tuple[dict[int, BoundSession], BoundSession]:
-        """Return bindings that no other run has, and where to put them afterwards."""
+    def _taken(self) -> tuple[dict[int, BoundSession], BoundSession | None]:
+        """Return bindings that no other run has, if there are, and where to put them afterwards."""
         with self._changed:
-            if self._closed:
-                raise closed()
             bound = self._idle.pop(get_ident(), None)
             if bound is None and self._idle:
                 _, bound = self._idle.popitem()
-            bound = bound or BoundSession(self._session, self._manifest)  # may be interrupted
-            self._running += 1
             return self._idle, bound
-
-    def _end(self) -> None:
-        with self._changed:
-            self._running -= 1
-            self._changed.notify_all()

@@ -162,17 +162,18 @@ class StaticDecoder:
         Raises:
             TensorError: a row would be longer than the engine allows.
         """
-        count = len(tokens)
-        new = np.ones(count, np.int64)
-        if rows is not None:
-            new[:] = 0
-            new[rows] = 1
-        if self._steps is None:
+        count, chosen = len(tokens), slice(None) if rows is None else rows
+        steps = self._steps
+        if rows is not None and self._executor.memory.device == HOST:
+            steps = None  # they compute the logits of all
+        if steps is None:
+            new = np.zeros(count, np.int64)
+            new[chosen] = 1
             return self.run(tokens[:, None], new=new, kept=rows)
-        self.cache.check_room(0, np.ones(self._steps.rows(count), np.int64))
-        logits = self._steps.run(tokens, self.adapter)
-        self.cache.lengths[:count] += new
-        return logits if rows is None else logits[rows]
+        self.cache.check_room(0, np.ones(steps.rows(count), np.int64))
+        logits = steps.run(tokens, self.adapter)
+        self.cache.lengths[:count][chosen] += 1
+        return logits[chosen]
 
     def _bound(self, lengths: Ids, width: int) -> int:
         """Positions looked at: as few as needed on the host, few different ones on a GPU."""

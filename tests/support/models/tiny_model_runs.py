@@ -44,6 +44,14 @@ def manager_of(engine: Engine, **adapters: Mapping[str, Array]) -> LoRAManager:
     return manager
 
 
+def bindings_of(manager: LoRAManager, name: str = "") -> TensorMap:
+    """Activate an adapter, or none; return its LoRA bindings."""
+    manager.switch_weights(name) if name else manager.reset_weights()
+    tensor_map = TensorMap()
+    manager.refresh_tensor_map(tensor_map)
+    return tensor_map
+
+
 def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
     """Return the inputs of a prefill, all on the host, without LoRA bindings."""
     manifest, count = engine.manifest, len(ids)

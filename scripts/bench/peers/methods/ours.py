@@ -36,7 +36,7 @@ class Ours:
 
         def run() -> list[list[int]]:
             for chunk in chunks:
-                self._last = self._next(chunk)
+                self._last = self._decoder.run(chunk).argmax(-1)[:, None]
             return _rows([self._last])
 
         return timed(run)
@@ -47,7 +47,7 @@ class Ours:
         def run() -> list[list[int]]:
             tokens = []
             for _ in range(self._steps):
-                self._last = self._next(self._last)
+                self._last = self._decoder.decode(self._last[:, 0]).argmax(-1)[:, None]
                 tokens.append(self._last)
             return _rows(tokens)
 
@@ -58,10 +58,6 @@ class Ours:
         decoder = StaticDecoder(self._engine, self._map, len(ids))
         decoder.run(ids)
         return decoder
-
-    def _next(self, ids: Ids) -> Ids:
-        tokens: Ids = self._decoder.run(ids).argmax(-1)[:, None]
-        return tokens
 
 
 def _rows(tokens: list[Ids]) -> list[list[int]]:

@@ -11,10 +11,17 @@ from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import DOWN, UP, engine_directory, expected_logits
 from support.fakes.tiny_static_engine import static_manifest
-from support.models.tiny_model_runs import FIRST, SECOND, adapter, expected_answer, manager_of
+from support.models.tiny_model_runs import (
+    FIRST,
+    SECOND,
+    adapter,
+    bindings_of,
+    expected_answer,
+    manager_of,
+)
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
-from trt_lora.runtime import LoRAManager, SamplingParams, TensorMap
+from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
@@ -39,21 +46,13 @@ def tokens(count: int) -> SamplingParams:
     return SamplingParams(max_new_tokens=count, stop_token_ids=())
 
 
-def lora(manager: LoRAManager, name: str = "") -> TensorMap:
-    """Return the bindings of an adapter, or of the base model."""
-    manager.switch_weights(name) if name else manager.reset_weights()
-    tensor_map = TensorMap()
-    manager.refresh_tensor_map(tensor_map)
-    return tensor_map
-
-
 @contextmanager
 def decoder_of(
     engine: TensorRTEngine, prompts: Sequence[Sequence[int]], rows: int
 ) -> Iterator[StaticDecoder]:
     """Run prompts of a cache of so many rows."""
     with engine:
-        decoder = StaticDecoder(engine, lora(manager_of(engine)), rows)
+        decoder = StaticDecoder(engine, bindings_of(manager_of(engine)), rows)
         for row, prompt in enumerate(prompts):
             decoder.cache.admit(row)
             decoder.run(np.array([prompt]), first=row)
@@ -174,12 +173,12 @@ def test_a_switch_between_tokens_binds_what_changed_and_keeps_one_graph_for_each
     only_down = adapter(3, DOWN)  # beside SECOND, whose other site is a dummy too
     with static_engine() as engine:
         manager = manager_of(engine, a=SECOND, b=only_down)
-        decoder = StaticDecoder(engine, lora(manager), 1)
+        decoder = StaticDecoder(engine, bindings_of(manager), 1)
         decoder.cache.admit(0)
         decoder.run(np.array([[3, 1]]))
         ids, seen = [3, 1], []
         for step, name in enumerate(["a", "b", "", "a", "b", "", "b", "a"]):
-            decoder.use_adapter(lora(manager, name))
+            decoder.use_adapter(bindings_of(manager, name))
             trt.bound.clear()
             before = len(cuda.calls)
             logits = decoder.decode(np.array([step]))[0]
@@ -198,14 +197,14 @@ def test_without_graphs_a_switch_sets_the_addresses_of_the_adapter_alone(
 ) -> None:
     with static_engine(max_graphs=0) as engine:
         manager = manager_of(engine, a=FIRST, b=SECOND)
-        decoder = StaticDecoder(engine, lora(manager, "a"), 1)
+        decoder = StaticDecoder(engine, bindings_of(manager, "a"), 1)
         decoder.cache.admit(0)
         decoder.decode(np.array([3]))
         decoder.decode(np.array([1]))
         trt.bound.clear()
         decoder.decode(np.array([4]))
         assert not trt.bound
-        decoder.use_adapter(lora(manager, "b"))
+        decoder.use_adapter(bindings_of(manager, "b"))
         decoder.decode(np.array([1]))
         assert set(trt.bound) == {f"lora_{f}_{site.path}" for site in (UP, DOWN) for f in "AB"}
         del decoder
@@ -221,11 +220,11 @@ def test_more_adapters_than_graphs_are_not_captured_at_every_token(
     }
     with static_engine(max_graphs=2) as engine:
         manager = manager_of(engine, **weights)
-        decoder = StaticDecoder(engine, lora(manager), 1)
+        decoder = StaticDecoder(engine, bindings_of(manager), 1)
         decoder.cache.admit(0)
         ids: list[int] = []
         for step, name in enumerate(2 * [*weights]):
-            decoder.use_adapter(lora(manager, name))
+            decoder.use_adapter(bindings_of(manager, name))
             ids.append(step % 11)
             assert close(decoder.decode(np.array([step % 11]))[0], ids, weights[name])
         assert len(list(trt.contexts)) == 3  # its own, and one of each graph
@@ -240,14 +239,14 @@ def test_an_adapter_on_the_host_is_refused_and_the_one_before_goes_on(
 ) -> None:
     with static_engine() as engine:
         manager = manager_of(engine, a=FIRST)
-        decoder = StaticDecoder(engine, lora(manager, "a"), 1)
+        decoder = StaticDecoder(engine, bindings_of(manager, "a"), 1)
         decoder.cache.admit(0)
         decoder.decode(np.array([3]))
         host = TensorMap({name: tensor_from_numpy(array) for name, array in FIRST.items()})
         decoder.use_adapter(host)
         with pytest.raises(TensorError, match="lies on the host; a prepared run takes"):
             decoder.decode(np.array([1]))
-        decoder.use_adapter(lora(manager, "a"))
+        decoder.use_adapter(bindings_of(manager, "a"))
         assert close(decoder.decode(np.array([4]))[0], [3, 4], FIRST)
         del decoder
 
@@ -272,7 +271,7 @@ def test_a_step_that_fails_lengthens_no_row_and_drops_the_graphs(
 def test_a_prepared_run_does_not_outlive_its_engine(static_engine: MakeEngine) -> None:
     engine = static_engine()
     with engine:
-        decoder = StaticDecoder(engine, lora(manager_of(engine)), 1)
+        decoder = StaticDecoder(engine, bindings_of(manager_of(engine)), 1)
         decoder.cache.admit(0)
         decoder.decode(np.array([3]))
     with pytest.raises(StateError, match="the engine is closed"):
