@@ -22,7 +22,7 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
 from trt_lora.scripts.bench.peers.process import PeerError, PeerProcess
 from trt_lora.scripts.bench.peers.report import cell_rows, markdown
-from trt_lora.scripts.bench.peers.rounds import Cell, Rounds
+from trt_lora.scripts.bench.peers.rounds import Cell, Results, Rounds
 
 OUTPUT = Path("docs/benchmarks/peers.json")
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout
@@ -35,18 +35,20 @@ LOAD_SECONDS, ANSWER_SECONDS = 120.0, 240.0
 def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS) -> None:
     """Measure, print Markdown, write JSON."""
     args = _arguments(argv, entries)
-    deadline = time.monotonic() + args.seconds
     cells = tuple(Cell(batch, context) for batch in args.batch for context in args.context)
     peers: dict[str, dict[str, Any]] = {entry.name: {"title": entry.title} for entry in entries}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        _link_packages(folder)
-        busy = _BusyProcessors()
-        processes = _start(args, entries, folder, peers, stack)
-        _check(processes, args.prompt_ids or _prompt_ids(args), peers)
-        rounds = Rounds(cells, args.steps, args.rounds, deadline, ANSWER_SECONDS)
-        results = rounds.run(processes, lambda line: print(line, file=sys.stderr, flush=True))
-        others = busy.others(sum(process.cpu_seconds for process in processes.values()))
+    results, busy, own = Results(), _BusyProcessors(), 0.0
+    with tempfile.TemporaryDirectory() as name:
+        _link_packages(Path(name))
+        for _ in range(args.openings):
+            deadline = time.monotonic() + args.seconds / args.openings
+            with ExitStack() as stack:
+                processes = _start(args, entries, Path(name), peers, stack)
+                _check(processes, args.prompt_ids or _prompt_ids(args), peers)
+                rounds = Rounds(cells, args.steps, args.rounds, deadline, ANSWER_SECONDS)
+                results.add(rounds.run(processes, _tell))
+                own += sum(process.cpu_seconds for process in processes.values())
+        others = busy.others(own)
     for name, error in results.errors.items():
         peers[name]["error"] = error
     report = {
@@ -58,6 +60,10 @@ def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(report, indent=1) + "\n")
     print(markdown(report, entries))
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argparse.Namespace:
@@ -76,7 +82,13 @@ def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argp
     add("--batch", type=int, nargs="+", default=[1, 8])
     add("--context", type=int, nargs="+", default=[64, 512, 1536], help="tokens of a prompt")
     add("--steps", type=int, default=16, help="tokens a row after the first")
-    add("--rounds", type=int, default=7, help="of each workload, most")
+    add("--rounds", type=int, default=7, help="of each workload and opening, most")
+    add(
+        "--openings",
+        type=int,
+        default=1,
+        help="how often each peer is loaded anew, in the same time",
+    )
     add("--seconds", type=float, default=440.0, help="no round is begun that would end later")
     add("--threads", type=int, default=2)
     add("--prompt-ids", type=int, nargs="+", help="of the check (default: a question)")

@@ -38,6 +38,14 @@ class Results:
     answers: dict[str, dict[Cell, list[PeerAnswer]]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
+    def add(self, others: "Results") -> None:
+        """Take in those of another opening of the peers."""
+        for name, cells in others.answers.items():
+            mine = self.answers.setdefault(name, {})
+            for cell, answers in cells.items():
+                mine.setdefault(cell, []).extend(answers)
+        self.errors |= others.errors
+
 
 @dataclass(frozen=True)
 class Rounds:

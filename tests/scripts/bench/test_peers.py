@@ -10,7 +10,7 @@ from support.fakes import fake_peers
 
 from trt_lora.scripts.bench.peers import __main__ as bench_peers
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
-from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError
+from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError, PeerProcess
 from trt_lora.scripts.bench.peers.rounds import Cell, Rounds, random_prompts
 
 FAKES = Path(fake_peers.__file__).parent
@@ -51,6 +51,26 @@ def test_peers_take_turns_and_are_compared_with_ours(
         assert ours["rounds"] == slow["rounds"] == 2
     assert report["peers"]["slow"]["tokens as ours"] == "9 of 9"
     assert "| slow title | 3.0 (0.50) | 6.0 (0.50) |" in capsys.readouterr().out
+
+
+def test_every_opening_loads_the_peers_anew_and_its_rounds_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    class Counted(PeerProcess):
+        def __init__(self, entry: PeerEntry, *rest: Any) -> None:
+            started.append(entry.name)
+            super().__init__(entry, *rest)
+
+    monkeypatch.setattr(bench_peers, "PeerProcess", Counted)
+    entries = entry(OURS, "fake_peers:Ours"), entry("one", "fake_peers:OnlyOneRow")
+    report = measure(tmp_path, monkeypatch, *entries, options=("--openings", "3"))
+    assert started == [OURS, "one"] * 3
+    small, large = report["cells"]
+    assert [row["rounds"] for row in small["peers"].values()] == [6, 3]  # one fails in each
+    assert large["peers"][OURS]["rounds"] == 6
+    assert report["peers"]["one"]["error"].endswith("ValueError: one row at a time")
 
 
 def test_a_peer_that_is_not_installed_fails_or_dies_has_a_row_that_says_so(

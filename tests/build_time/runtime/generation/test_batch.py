@@ -69,7 +69,7 @@ class Watched:
                 assert isinstance(part, RowLogits)
                 for row, logits in zip(part.rows, part.logits, strict=True):
                     assert isinstance(row, int)
-                    self.logits[row].append(logits)
+                    self.logits[row].append(logits.copy())  # the next step overwrites them
             return found
 
         monkeypatch.setattr(self.batch._rows, "step", kept)
