@@ -41,18 +41,19 @@ def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS
     with tempfile.TemporaryDirectory() as name:
         _link_packages(Path(name))
         for _ in range(args.openings):
-            deadline = time.monotonic() + args.seconds / args.openings
             with ExitStack() as stack:
                 processes = _start(args, entries, Path(name), peers, stack)
                 _check(processes, args.prompt_ids or _prompt_ids(args), peers)
-                rounds = Rounds(cells, args.steps, args.rounds, deadline, ANSWER_SECONDS)
-                results.add(rounds.run(processes, _tell))
+                results.add(_rounds(args, cells).run(processes, _tell))
                 own += sum(process.cpu_seconds for process in processes.values())
         others = busy.others(own)
     for name, error in results.errors.items():
         peers[name]["error"] = error
     report = {
-        "settings": {"threads": args.threads, "steps": args.steps, "dtype": "float32"},
+        "settings": {
+            **{name: getattr(args, name) for name in ("threads", "steps", "openings")},
+            "dtype": "float32",
+        },
         "machine": _machine() | {"cores used by others": others},
         "peers": peers,
         "cells": cell_rows(results, args.steps),
@@ -60,6 +61,12 @@ def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(report, indent=1) + "\n")
     print(markdown(report, entries))
+
+
+def _rounds(args: argparse.Namespace, cells: tuple[Cell, ...]) -> Rounds:
+    """Those of one opening, whose share of the time begins now."""
+    deadline = time.monotonic() + args.seconds / args.openings
+    return Rounds(cells, args.steps, args.rounds, deadline, ANSWER_SECONDS)
 
 
 def _tell(line: str) -> None:

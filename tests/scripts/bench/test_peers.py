@@ -11,7 +11,7 @@ from support.fakes import fake_peers
 from trt_lora.scripts.bench.peers import __main__ as bench_peers
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
 from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError, PeerProcess
-from trt_lora.scripts.bench.peers.rounds import Cell, Rounds, random_prompts
+from trt_lora.scripts.bench.peers.rounds import WARM_UP, Cell, Rounds, random_prompts
 
 FAKES = Path(fake_peers.__file__).parent
 SMALL, LARGE = Cell(1, 4), Cell(2, 4)
@@ -71,6 +71,27 @@ def test_every_opening_loads_the_peers_anew_and_its_rounds_count(
     assert [row["rounds"] for row in small["peers"].values()] == [6, 3]  # one fails in each
     assert large["peers"][OURS]["rounds"] == 6
     assert report["peers"]["one"]["error"].endswith("ValueError: one row at a time")
+    assert report["settings"]["openings"] == 3
+
+
+def test_every_turn_begins_with_an_answer_that_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[list[int]]] = []
+
+    class Told(PeerProcess):
+        def ask(self, ids: list[list[int]], *args: Any) -> PeerAnswer:
+            asked.append(ids)
+            return super().ask(ids, *args)
+
+    monkeypatch.setattr(bench_peers, "PeerProcess", Told)
+    options = ("--batch", str(WARM_UP.batch), "--context", str(WARM_UP.context))
+    report = measure(tmp_path, monkeypatch, entry(OURS, "fake_peers:Ours"), options=options)
+    question, *turns = asked
+    assert question == [[7, 8]]
+    assert [Cell(len(ids), len(ids[0])) for ids in turns] == [WARM_UP] * 4
+    assert len({tuple(ids[0][:2]) for ids in turns}) == 4  # none that a peer remembers
+    assert [cell["peers"][OURS]["rounds"] for cell in report["cells"]] == [2]
 
 
 def test_a_peer_that_is_not_installed_fails_or_dies_has_a_row_that_says_so(
@@ -124,11 +145,11 @@ def test_rounds_go_on_while_the_last_one_of_a_cell_fits_the_time(
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     peer, cells = Sleeper(clock), (Cell(8, 4), Cell(1, 4))
-    results = Rounds(cells, 3, most=5, deadline=20.0, answer_seconds=9.0).run(
+    results = Rounds(cells, 3, most=5, deadline=26.0, answer_seconds=9.0).run(
         {"a": peer}, tell=lambda line: None
     )
-    # 1 + 8 for each once, 1 + 8 again, 1; then 8 more would end after the 20 seconds.
-    assert [rows for rows, _ in peer.asked] == [1, 8, 1, 8, 1, 1]
+    # With a row that warms up, 2 + 9 once, 2 + 9 again, 2 + 2; 9 more would end after 26 seconds.
+    assert [rows for rows, _ in peer.asked[1::2]] == [1, 8, 1, 8, 1, 1]
     assert {cell: len(found) for cell, found in results.answers["a"].items()} == {
         Cell(8, 4): 2,
         Cell(1, 4): 4,
@@ -153,7 +174,7 @@ def test_another_peer_begins_each_round_and_one_that_failed_is_asked_no_more() -
     peers = {name: Recorder(name, turns, fails=name == "b") for name in "abc"}
     rounds = Rounds((SMALL,), 3, most=3, deadline=time.monotonic() + 60, answer_seconds=9.0)
     results = rounds.run(peers, tell=lambda line: None)
-    assert turns == [*"abc", *"ca", *"ca"]
+    assert turns == [*"aabcc", *"ccaa", *"ccaa"]  # twice each: what warms up, and what counts
     assert results.errors == {"b": f"{SMALL}: broken"}
 
 
