@@ -80,9 +80,9 @@ def test_every_turn_begins_with_an_answer_that_does_not_count(
     asked: list[list[list[int]]] = []
 
     class Told(PeerProcess):
-        def ask(self, ids: list[list[int]], *args: Any) -> PeerAnswer:
+        def ask(self, ids: list[list[int]], steps: int, seconds: float) -> PeerAnswer:
             asked.append(ids)
-            return super().ask(ids, *args)
+            return super().ask(ids, steps, seconds)
 
     monkeypatch.setattr(bench_peers, "PeerProcess", Told)
     options = ("--batch", str(WARM_UP.batch), "--context", str(WARM_UP.context))
