@@ -1,6 +1,6 @@
 """TensorRT engines whose LoRA adapters are inputs; the folders beside this file are subpackages."""
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # as type checkers know it; `typing` would be the command's first import
 
 if TYPE_CHECKING:
     __version__: str

@@ -1,6 +1,6 @@
 """`python -m trt_lora`: the command `trt-lora`."""
 
-from trt_lora.scripts.trt_lora_command import main
+from trt_lora.scripts.entry_points import trt_lora
 
 if __name__ == "__main__":
-    main()
+    trt_lora()

@@ -4,18 +4,21 @@ import os
 from pathlib import Path
 
 from trt_lora.builder.checks.check_model import check_model
+from trt_lora.builder.checks.room import check_room
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.progress import NoProgress, Progress
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.atomic_files import publish_directory
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.tensorrt.flavour import Flavour, flavour_named, installed_flavour
 from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest
 
 
+@checked
 def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manifest:
     """Build the engine directory `config.output` and return its manifest.
 
@@ -24,16 +27,18 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
     before a weight is read.
 
     Raises:
-        ConfigError: an option is wrong, or something is at `config.output` that may not be
-            replaced: without `config.force` anything, with it all but an engine. If it came during
-            the build, the message says where the engine is instead.
-        ModelError: the base model cannot be loaded, exported or compiled.
+        ConfigError: an option is wrong, there is no room for the engine, or something is at
+            `config.output` that may not be replaced: without `config.force` anything, with it all
+            but an engine. If it came during the build, the message says where the engine is.
+        ModelError: the base model cannot be loaded, exported or compiled, or an ONNX file of it
+            does not run.
         AdapterError: an adapter in `config.lora_dirs` cannot be read.
         BackendError: the flavour asked for, or the extra `export`, is not installed.
     """
     progress = progress or NoProgress()
     _check_output(config)
     build = _resolve(config, progress)
+    check_room(config, build.model.weight_bytes, build.flavour is not None)
     with extra("export", "building an engine"):
         from trt_lora.builder.write_engine import write_engine
     with publish_directory(config.output, lambda path: _may_replace(config, path)) as work:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
@@ -48,6 +49,7 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be built."""
+        check_fields(self)
         if not self.target_modules and not self.lora_dirs:
             raise ConfigError(
                 "nothing says which modules take LoRA; pass --lora-target-modules attn_q attn_v, "

@@ -1,8 +1,9 @@
 """Progress callbacks of a build."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Receives the stages of a build; the command line draws them, a test records them."""
 

@@ -8,6 +8,7 @@ from trt_lora.builder.targets import Targets
 from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of
 from trt_lora.plugins.contract.sites import MAX_RANK
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.load import load_adapter
 
@@ -20,6 +21,7 @@ class ResolvedLoRA:
     max_rank: int
     opt_rank: int  # what the engine is tuned for
     max_loras: int = 0  # slots of the stacks; 0: one adapter at a time
+    adapters: tuple[Adapter, ...] = ()  # those that the engine must be able to take
 
     @property
     def stack_rank(self) -> int | None:
@@ -38,7 +40,7 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
         ConfigError: an option contradicts an adapter, or a target is not known.
         AdapterError: an adapter cannot be read.
     """
-    adapters = [load_adapter(directory) for directory in config.lora_dirs]
+    adapters = tuple(load_adapter(directory) for directory in config.lora_dirs)
     for adapter in adapters:
         adapter.check_usable()
         log_warnings(adapter.source, adapter.warnings)
@@ -49,7 +51,7 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
         max_rank = 1 << (max_rank - 1).bit_length()
     _check_targets_cover(targets, ranks)
     opt_rank = min(_opt_rank(ranks), max_rank)
-    return ResolvedLoRA(targets, max_rank, opt_rank, config.max_loras)
+    return ResolvedLoRA(targets, max_rank, opt_rank, config.max_loras, adapters)
 
 
 def _modules_of(ranks: list[tuple[str, int]]) -> list[str]:
@@ -81,9 +83,11 @@ def _opt_rank(ranks: list[tuple[str, int]]) -> int:
 
 
 def _check_targets_cover(targets: Targets, ranks: list[tuple[str, int]]) -> None:
-    for path, _ in ranks:
-        if not targets.includes(path):
-            raise ConfigError(
-                f"an adapter of --lora-dir has {path}, which --lora-target-modules "
-                f"{' '.join(targets.modules)} leaves out; add {_module_name(path)}"
-            )
+    left_out = list(dict.fromkeys(path for path, _ in ranks if not targets.includes(path)))
+    if left_out:
+        more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        raise ConfigError(
+            f"an adapter of --lora-dir has {left_out[0]}{more}, which --lora-target-modules "
+            f"{' '.join(targets.modules)} leaves out; add "
+            f"{' '.join(sorted(set(map(_module_name, left_out))))}, or leave the option out"
+        )

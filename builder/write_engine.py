@@ -1,6 +1,5 @@
 """Write the files of an engine directory: export, insert, save, compile, describe."""
 
-import errno
 import gc
 import shutil
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from trt_lora.builder.checkpoint.base_model import describe, load_model, output_widths
+from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
 from trt_lora.builder.checkpoint.model_directory import TEXT_FILES
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.checks.meta_model import head_path
@@ -24,12 +24,15 @@ from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.save_graphs import save_graphs
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import make_profiles
+from trt_lora.builder.trial_step import try_onnx_files
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
-from trt_lora.plugins.errors import ConfigError
-from trt_lora.plugins.tensorrt.flavour import Flavour
+from trt_lora.plugins.contract.step import CACHE, NEW_CACHE
+from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.base_check import compare_copies
+from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import file_record
-from trt_lora.runtime.generation.decoding.static_inputs import CACHE, NEW_CACHE
 from trt_lora.runtime.generation.parameters.default_sampling import (
     GENERATION_FILE,
     default_sampling,
@@ -51,19 +54,22 @@ class Graph:
     model: ir.Model
     kv_cache: str
     inserted: InsertLoRAResult
+    embeddings: Mapping[str, BaseWeight]
 
 
 def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manifest:
     """Fill the directory `work` with an engine and return its manifest.
 
     Raises:
-        ModelError: the base model cannot be loaded, exported or compiled.
+        ModelError: the base model cannot be loaded, exported or compiled, or an ONNX file of it
+            does not run.
         ConfigError: a target matches no linear of the graph.
+        AdapterError: an adapter of the options has trained copies of base weights.
     """
     config, model = build.config, build.model
     graph = make_graph(config, build.lora, model.lengths, progress)
-    kv_cache = graph.kv_cache
-    sites, inputs, outputs = _save(graph, work, build.flavour, progress)
+    kv_cache, embeddings = graph.kv_cache, graph.embeddings
+    sites, inputs, outputs = _save(graph, work, progress)
     del graph
     gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
     profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs, kv_cache)
@@ -71,7 +77,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     progress.stage("describe")
     _copy_text_files(config.model, work, progress)
     manifest = Manifest(
-        base_model=describe(config.model, model.config),
+        base_model=replace(describe(config.model, model.config), embeddings=embeddings),
         binding_names=config.binding_names,
         sites=tuple(_with_parts(site, model.config) for site in sites),
         inputs=inputs,
@@ -91,15 +97,16 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         files={path.name: file_record(path) for path in sorted(work.iterdir())},
     )
     (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    progress.stage("try")
+    try_onnx_files(work, config.output, manifest, progress)
     return manifest
 
 
 def _save(
-    graph: Graph, work: Path, flavour: Flavour | None, progress: Progress
+    graph: Graph, work: Path, progress: Progress
 ) -> tuple[tuple[Site, ...], tuple[Binding, ...], tuple[Binding, ...]]:
     """Write the ONNX file; return its sites, inputs and outputs."""
     progress.stage("save")
-    _check_space(graph.model, work, flavour)
     ClearMetadata()(graph.model)
     save_graphs(graph.model, work)
     values = graph.model.graph
@@ -118,9 +125,13 @@ def make_graph(
     Raises:
         ModelError: the model cannot be loaded or exported.
         ConfigError: a target matches no linear of the model.
+        AdapterError: an adapter of the options has trained copies of base weights.
     """
     progress.stage("load")
     model = load_model(config.model, config.dtype)
+    embeddings = embedding_hashes(config.model, model)
+    for adapter in lora.adapters:
+        _check_copies(adapter, embeddings)
     progress.stage("export")
     exported = export_causal_lm(model, config.kv_cache, lengths.max_seq_len)
     if exported.obstacle:
@@ -130,16 +141,12 @@ def make_graph(
     insert = InsertLoRA(lora.targets, config.binding_names, head, linears, lora.stack_rank)
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
-    return Graph(exported.model, exported.kv_cache, inserted)
+    return Graph(exported.model, exported.kv_cache, inserted, embeddings)
 
 
-def _check_space(model: ir.Model, work: Path, flavour: Flavour | None) -> None:
-    constants = (value.const_value for value in model.graph.initializers.values())
-    weights = sum(constant.nbytes for constant in constants if constant is not None)
-    needed, free = weights * (2 if flavour else 1), shutil.disk_usage(work).free
-    if free < needed:
-        room = f"the engine needs about {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free"
-        raise OSError(errno.ENOSPC, room)
+def _check_copies(adapter: Adapter, embeddings: Mapping[str, BaseWeight]) -> None:
+    for name, reason in compare_copies(adapter, embeddings)[1].items():
+        raise AdapterError(f"{adapter.source}: {name} cannot be used: {reason}")
 
 
 def _bindings(values: Iterable[ir.Value]) -> tuple[Binding, ...]:

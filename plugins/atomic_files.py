@@ -35,7 +35,8 @@ def publish_directory(
         work = scratch / directory.name
         work.mkdir()
         try:
-            yield work
+            with _no_file():
+                yield work
         except OSError as error:
             if error.errno == errno.ENOSPC:  # whoever wrote knows the scratch directory, if any
                 error.filename = str(directory)
@@ -52,8 +53,19 @@ def publish_file(path: Path) -> Iterator[Path]:
     """Yield the path of a scratch file that becomes `path` when the block ends well."""
     with scratch_directory(path) as scratch:
         work = scratch / path.name
-        yield work
+        with _no_file():
+            yield work
         os.replace(work, path)
+
+
+@contextmanager
+def _no_file() -> Iterator[None]:
+    """Let whoever reports an interrupt of the block say what became of the file."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note("no file was written")
+        raise
 
 
 def _rename(work: Path, directory: Path) -> bool:

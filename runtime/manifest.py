@@ -3,16 +3,18 @@
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.errors import LoRAError, ManifestError
-from trt_lora.plugins.messages import did_you_mean, shown
+from trt_lora.plugins.messages import did_you_mean, listed, shown
 from trt_lora.plugins.short_repr import clipped, short_value
+from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
 from trt_lora.runtime.files.json_file import check_types, read_json
 
@@ -66,6 +68,9 @@ class BaseModel:
     stop_token_ids: tuple[int, ...]
     pad_token_id: int
     head_dim: int = 0  # width of an attention head; 0 where the config does not say
+    # Input embedding and output head by path, as far as the checkpoint names them so; engines of
+    # earlier releases have none.
+    embeddings: Mapping[str, BaseWeight] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,8 @@ class Manifest:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
 
-def read_manifest(directory: Path) -> Manifest:
+@checked
+def read_manifest(directory: str | Path) -> Manifest:
     """Read the manifest of an engine directory and check that its files are there, by size.
 
     The plan, or the ONNX file with its weights, may have been left out of a copy: what is there
@@ -156,6 +162,7 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         ManifestError: the directory is no engine, is incomplete, or has another schema.
     """
+    directory = Path(directory)
     manifest = load_manifest(directory)
     absent = left_out(directory, manifest.files)
     for name, record in manifest.files.items():
@@ -178,23 +185,45 @@ def load_manifest(directory: Path) -> Manifest:
     except OSError as error:  # a name that is too long, a directory that may not be entered
         raise ManifestError(f"{directory} cannot be opened: {error.strerror}") from error
     if not found:
-        raise ManifestError(
-            f"{directory} has no {MANIFEST_FILE}: it is not an engine directory. "
-            "Build one with: build-engine --model DIR --output DIR"
-            f"{did_you_mean(directory.name, _engines_beside(directory))}"
-        )
+        raise ManifestError(_no_engine(directory))
     try:
         return _parse(read_json(path, _MAX_BYTES))
+    except LoRAError as error:  # it names the file
+        raise ManifestError(f"{error}; build the engine again") from error
+    except _NewerManifestError as error:
+        raise ManifestError(f"{path} cannot be read: {error}; install a newer trt-lora") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        kind = "" if isinstance(error, LoRAError) else f"{type(error).__name__}: "
-        what = f"{kind}{error!s:.500}"
-        raise ManifestError(f"{path} cannot be read: {what}; build the engine again") from error
+        raise ManifestError(
+            f"{path} cannot be read: {_fault(error)}; build the engine again"
+        ) from error
 
 
-def _engines_beside(directory: Path) -> list[str]:
-    """The names of engines in the folder that a directory is in."""
+def _fault(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    if isinstance(error, ValueError):
+        return f"{error!s:.500}"
+    return "it holds lists, objects or numbers where others belong"  # what Python met in `_parse`
+
+
+def _no_engine(directory: Path) -> str:
+    """Why a directory is none, and what to do."""
+    build = "with: build-engine --model DIR --output DIR"
+    if not directory.exists():
+        names = [engine.name for engine in _engines_in(directory.parent)]
+        return (
+            f"{directory} does not exist. Build an engine {build}"
+            f"{did_you_mean(directory.name, names)}"
+        )
+    what = f"{directory} has no {MANIFEST_FILE}: it is not an engine directory"
+    if inside := _engines_in(directory):
+        return f"{what}; pass one that lies in it: {listed([*map(str, inside)])}"
+    return f"{what}. Build one {build}"
+
+
+def _engines_in(folder: Path) -> list[Path]:
     try:
-        return [path.parent.name for path in directory.parent.glob(f"*/{MANIFEST_FILE}")]
+        return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_FILE}"))
     except OSError:  # a folder that may not be read
         return []
 
@@ -206,16 +235,38 @@ def left_out(directory: Path, files: Iterable[str]) -> set[str]:
     return absent[0] if len(absent) == 1 else set()
 
 
+class _NewerManifestError(Exception):
+    """A manifest says what this release does not know."""
+
+
+def _filled(kind: Any, fields: dict[str, Any]) -> Any:
+    """Return a dataclass of fields from a file.
+
+    Raises:
+        KeyError: one is missing.
+        _NewerManifestError: one is not known.
+    """
+    known = {field.name: field.default for field in dataclasses.fields(kind)}
+    for name, default in known.items():
+        if default is dataclasses.MISSING and name not in fields:
+            raise KeyError(name)
+    if unknown := [name for name in fields if name not in known]:
+        raise _NewerManifestError(f"{shown(unknown[0])} is not known to this release")
+    return kind(**fields)
+
+
 def _parse(data: dict[str, Any]) -> Manifest:
-    if data["schema_version"] != SCHEMA_VERSION:
-        version = shown(data["schema_version"])
-        raise ValueError(f"schema version is {version}, this release reads {SCHEMA_VERSION}")
-    base = data["base_model"]
-    manifest = Manifest(
-        **{
+    version = data["schema_version"]
+    if version != SCHEMA_VERSION:
+        is_newer = isinstance(version, int) and version > SCHEMA_VERSION
+        kind = _NewerManifestError if is_newer else ValueError
+        raise kind(f"schema version is {shown(version)}, this release reads {SCHEMA_VERSION}")
+    manifest: Manifest = _filled(
+        Manifest,
+        {
             **data,
-            "base_model": BaseModel(**{**base, "stop_token_ids": tuple(base["stop_token_ids"])}),
-            "binding_names": BindingNames(data["binding_names"]),
+            "base_model": _base_model(data["base_model"]),
+            "binding_names": _binding_names(data["binding_names"]),
             "sites": tuple(_site(item) for item in data["sites"]),
             "inputs": tuple(_binding(item) for item in data["inputs"]),
             "outputs": tuple(_binding(item) for item in data["outputs"]),
@@ -223,10 +274,13 @@ def _parse(data: dict[str, Any]) -> Manifest:
                 profile: {name: _range(item) for name, item in ranges.items()}
                 for profile, ranges in data["profiles"].items()
             },
-            "files": {_inside(name): FileRecord(**item) for name, item in data["files"].items()},
-        }
+            "files": {_inside(name): _filled(FileRecord, i) for name, i in data["files"].items()},
+        },
     )
-    check_types(manifest, Manifest, "manifest")
+    try:
+        check_types(manifest, Manifest, "manifest")
+    except TypeError as error:
+        raise ValueError(str(error)) from error
     if manifest.lora_plugin not in LORA_PLUGINS:
         choices = ", ".join(LORA_PLUGINS)
         raise ValueError(f"lora_plugin is {shown(manifest.lora_plugin)}, expected one of {choices}")
@@ -244,9 +298,29 @@ def _parse(data: dict[str, Any]) -> Manifest:
     return manifest
 
 
+def _base_model(item: dict[str, Any]) -> BaseModel:
+    embeddings = {
+        path: _filled(BaseWeight, {**weight, "shape": tuple(weight["shape"])})
+        for path, weight in item.get("embeddings", {}).items()
+    }
+    tokens = tuple(item["stop_token_ids"])
+    fields = {**item, "stop_token_ids": tokens, "embeddings": embeddings}
+    base: BaseModel = _filled(BaseModel, fields)
+    return base
+
+
+def _binding_names(value: Any) -> BindingNames:
+    if value not in list(BindingNames):
+        raise ValueError(
+            f"binding_names is {shown(value)}, expected one of {', '.join(BindingNames)}"
+        )
+    return BindingNames(value)
+
+
 def _site(item: dict[str, Any]) -> Site:
     parts: tuple[int, ...] = tuple(item.get("parts", ()))
-    return Site(**{**item, "parts": parts})
+    site: Site = _filled(Site, {**item, "parts": parts})
+    return site
 
 
 def _binding(item: dict[str, Any]) -> Binding:

@@ -13,7 +13,7 @@ from trt_lora.scripts.terminal.adapters import previewed
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
 from trt_lora.scripts.terminal.config_file.print_config import config_text
 from trt_lora.scripts.terminal.config_file.read_config import read_config
-from trt_lora.scripts.terminal.console import run, warn
+from trt_lora.scripts.terminal.console import note, run
 from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.site_report import print_sites, sites_as_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
@@ -43,8 +43,8 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     if args.config is not None:
         values, more = read_config(args.config, parser)
         args, notes = parser.parse_args(kept, argparse.Namespace(**values)), notes + more
-    for note in notes:
-        warn(note)
+    if notes:
+        note("; ".join(notes))
     return args
 
 

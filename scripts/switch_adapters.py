@@ -6,7 +6,13 @@ from pathlib import Path
 
 from trt_lora.runtime import generate, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
-from trt_lora.scripts.terminal.adapters import BASE, add_adapter_option, manager_of, timed_switch
+from trt_lora.scripts.terminal.adapters import (
+    BASE,
+    adapter_paths,
+    add_adapter_option,
+    manager_of,
+    timed_switch,
+)
 from trt_lora.scripts.terminal.answering_options import add_sampling_options, sampling_params
 from trt_lora.scripts.terminal.console import run
 from trt_lora.scripts.terminal.parsing.command_parser import CommandParser
@@ -23,14 +29,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
     add_sampling_options(add)
     add("--json", action="store_true", help="print one JSON object for each answer instead")
-    args = parser.parse_args(argv)
-    run(lambda: _switch(args))
+    run(lambda: _switch(parser.parse_args(argv)), argv)
 
 
 def _switch(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.engine)
     with open_engine(args.engine, args.backend) as engine:
-        manager = manager_of(engine, args.adapter)
+        manager = manager_of(engine, adapter_paths(args.adapter))
         for name in ["", *manager.get_adapter_names()]:
             microseconds = timed_switch(manager, name)
             (answer,) = generate(engine, [args.prompt], manager=manager, sampling=sampling)

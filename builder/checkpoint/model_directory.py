@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError, ModelError
+from trt_lora.plugins.messages import did_you_mean
 from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.generation.parameters.default_sampling import GENERATION_FILE
 
@@ -29,7 +30,8 @@ def check_directory(directory: Path) -> None:
     except NotADirectoryError as error:
         raise ModelError(f"{_shown(directory)} is not a directory. {_beside(directory)}") from error
     except FileNotFoundError as error:
-        raise ModelError(f"{directory} does not exist. {_download(directory)}") from error
+        meant = did_you_mean(directory.name, _models_beside(directory))
+        raise ModelError(f"{directory} does not exist{meant or _download(directory)}") from error
     except (OSError, ValueError) as error:  # no permission, too long, a zero byte
         raise ModelError(f"{_shown(directory)} cannot be read: {_reason(error)}") from error
     if _ADAPTER_FILE in names:
@@ -88,10 +90,18 @@ def _below(directory: Path) -> str:
     return f"Pass {snapshots[0].parent}" if snapshots else _EXPECTED
 
 
+def _models_beside(path: Path) -> list[str]:
+    """The names of models in the folder that a path is in."""
+    try:
+        return [found.parent.name for found in path.parent.glob(f"*/{CONFIG_FILE}")]
+    except OSError:  # a folder that may not be read
+        return []
+
+
 def _download(path: Path) -> str:
     if path.is_absolute() or len(path.parts) != 2:
-        return _EXPECTED
-    return f"If it is a name on the model hub: hf download {path} --local-dir {path.name}"
+        return f". {_EXPECTED}"
+    return f". If it is a name on the model hub: hf download {path} --local-dir {path.name}"
 
 
 def _reason(error: Exception) -> str:

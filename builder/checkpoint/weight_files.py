@@ -1,7 +1,9 @@
 """Weight files of a base model and their headers."""
 
+import math
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ _FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there i
 _WEIGHT_SUFFIXES = (_SAFETENSORS, ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 _FLOATS = {"F16", "BF16", "F32", "F64", "float16", "bfloat16", "float32", "float64"}
+_FLOAT_NAMES = {"F16": "float16", "BF16": "bfloat16"}  # of those that are no float32 or wider
 _SMALL_FLOATS = ("F8", "F6", "F4", "float8", "float4")
 # Tensors that only quantised linears have.
 _QUANTISED = ("weight_scale", "weight_scale_inv", "weight_packed", "qweight", "qzeros", "SCB")
@@ -90,6 +93,20 @@ def read_header(path: Path) -> list[StoredWeight]:
         raise ModelError(
             f"{path} is damaged or no {path.suffix} file ({reason:.200}); {NEXT_STEP}"
         ) from error
+
+
+def stored_dtype(directory: Path) -> str:
+    """Return the dtype of most of a checkpoint's values: float16, bfloat16, or float32 of others.
+
+    Raises:
+        ModelError: there are no weights, or they cannot be read.
+    """
+    counts = Counter[str]()
+    for path in weight_files(directory):
+        for weight in read_header(path):
+            counts[_FLOAT_NAMES.get(weight.dtype, weight.dtype)] += math.prod(weight.shape)
+    commonest = max(counts, key=counts.__getitem__, default="")
+    return commonest if commonest in _FLOAT_NAMES.values() else "float32"
 
 
 def read_weights(path: Path) -> "Iterator[tuple[str, torch.Tensor]]":

@@ -14,11 +14,12 @@ from trt_lora.plugins.extras import extra
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """Config, lengths and LoRA sites of a base model, before a weight is read."""
+    """Config, lengths, LoRA sites and size of a base model, before a weight is read."""
 
     config: Any  # transformers'
     lengths: Lengths
     sites: SiteList
+    weight_bytes: int  # of what is exported, in the engine's dtype
 
 
 def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
@@ -34,7 +35,7 @@ def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
     check_weight_names(config.model, fields, lora.targets)
     # torch and transformers take seconds: not for what the files tell by themselves.
     with extra("export", "reading a model"):
-        from trt_lora.builder.checks.meta_model import find_sites, meta_model
+        from trt_lora.builder.checks.meta_model import find_sites, meta_model, weight_bytes
         from trt_lora.builder.checks.model_config import read_config
         from trt_lora.builder.checks.positions import usable_positions
         from trt_lora.builder.checks.unsupported import check_supported
@@ -43,4 +44,4 @@ def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
     model = meta_model(model_config, config.dtype)
     check_supported(model)
     lengths = choose_lengths(config, usable_positions(model))
-    return CheckedModel(model_config, lengths, find_sites(model, lora.targets))
+    return CheckedModel(model_config, lengths, find_sites(model, lora.targets), weight_bytes(model))

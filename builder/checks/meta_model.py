@@ -61,6 +61,13 @@ def find_sites(model: Any, targets: Targets) -> SiteList:
     return SiteList(tuple(sites), tuple(left_alone))
 
 
+def weight_bytes(model: Any) -> int:
+    """Return the size of a `PreTrainedModel`'s decoder and head, tied weights counted once."""
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    weights = {id(w): w.nbytes for part in parts if part is not None for w in part.parameters()}
+    return sum(weights.values())
+
+
 def head_path(model: Any) -> str:
     """Return the path of the module that makes logits; empty if there is none."""
     head = model.get_output_embeddings()

@@ -14,12 +14,12 @@ from trt_lora.builder.export.cache_layout import CacheLayout
 from trt_lora.builder.export.first_position import first_position
 from trt_lora.builder.export.set_attention import set_attention
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
+from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.runtime.generation.decoding.step_inputs import (
     ATTENTION_MASK,
     BATCH,
     INPUT_IDS,
     KEPT,
-    LOGITS,
     LOGITS_TO_KEEP,
     PAST,
     PAST_SEQUENCE,

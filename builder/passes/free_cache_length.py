@@ -7,7 +7,7 @@ For ONNX Runtime alone: TensorRT writes in place to a cache of one length.
 
 import onnx_ir as ir
 
-from trt_lora.runtime.generation.decoding.static_inputs import CACHE, NEW_CACHE
+from trt_lora.plugins.contract.step import CACHE, NEW_CACHE
 
 _LENGTH = "cache_length"
 

@@ -81,14 +81,14 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
     no sites and no plan; ONNX Runtime runs the same form of the graph as of `engine`.
     """
     manifest = read_manifest(engine)
-    own = [ONNX_CPU_FILE] if ONNX_CPU_FILE in manifest.files else []
-    for name in [ONNX_FILE, *own]:
+    graphs = [name for name in (ONNX_FILE, ONNX_CPU_FILE) if name in manifest.files]
+    for name in graphs:
         model = ir.load(engine / name)
         RemoveLoRA(manifest.lora_inputs)(model)
         ir.save(model, directory / name)
     shutil.copyfile(engine / ONNX_WEIGHTS_FILE, directory / ONNX_WEIGHTS_FILE)
     inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_inputs)
-    files = {name: file_record(directory / name) for name in own}
+    files = {name: file_record(directory / name) for name in (*graphs, ONNX_WEIGHTS_FILE)}
     plain = replace(
         manifest, sites=(), inputs=inputs, profiles={}, files=files, flavour="none", max_loras=0
     )

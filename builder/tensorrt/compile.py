@@ -199,7 +199,7 @@ def _run(build: Callable[[], Any], cancelled: threading.Event) -> Any:
         begun.set()
         while not finished.wait(timeout=0.2):
             pass
-    except KeyboardInterrupt:
+    except BaseException:  # Ctrl-C, or what the program makes of another signal
         cancelled.set()
         has_begun = begun.is_set()
         begun.set()

@@ -57,9 +57,9 @@ class TritonPythonModel:
         sender = request.get_response_sender()
         try:
             ids = triton.get_input_tensor_by_name(request, "input_ids").as_numpy().tolist()
-            name, most = (_optional(request, key) for key in ("lora_name", "max_new_tokens"))
+            name, most = (_optional(request, key) for key in ("lora_name", "max_tokens"))
             adapter = None if name is None else name.decode()
-            sampling = SamplingParams() if most is None else SamplingParams(int(most))
+            sampling = None if most is None else SamplingParams(max_tokens=int(most), temperature=0)
             number = self._scheduler.submit(ids, sampling, adapter=adapter)
         except (LoRAError, UnicodeDecodeError) as error:
             _send_error(sender, error)

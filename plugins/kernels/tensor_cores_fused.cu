@@ -63,7 +63,12 @@ template <class T> DEVICE void fused_tiles(const Group& group) {
   __syncthreads();
   cluster_arrive_relaxed();  // said early, awaited late: a CTA may leave once nobody reads its part
   const SharedT t = {memory.t, group.total_rank};
-  for (int tile = tiles.first; tile < tiles.end; ++tile)
-    expand_tile(group, row0, tile_of_b(group, tile), t, memory.block, memory.sums);
+  for (int index = tiles.first; index < tiles.end; ++index) {
+    const TileOfB tile = tile_of_b(group, index);
+    // All have left the sums of the tile before: a site without a rank writes its own at once, where the others have
+    // passed the barriers of their blocks. Only for such a site, which only slots have: no other tile waits once more.
+    if (HAS_SLOTS && group.site[tile.site].rank == 0) __syncthreads();
+    expand_tile(group, row0, tile, t, memory.block, memory.sums);
+  }
   cluster_wait();
 }

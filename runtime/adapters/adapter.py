@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.contract.sites import BindingNames, Factor, parse_binding
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, weight_of
+from trt_lora.runtime.files.base_weights import BaseCopy
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +28,8 @@ class Adapter:
     base_model: str | None = None  # the name that the adapter's config gives
     base_fingerprint: str | None = None  # that of the engine it was converted for
     unusable_keys: Mapping[str, str] = field(default_factory=dict)  # tensor -> why no engine has it
+    base_copies: Mapping[str, BaseCopy] = field(default_factory=dict)  # of unusable_keys: tensor ->
+    # what an engine may find to be its base model's own, and then passes over
     ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT does not apply it
     targets: Callable[[str], bool | None] | None = None  # what its config says of a path, if it can
     warnings: tuple[str, ...] = ()  # what its file alone makes suspicious, a line each
@@ -35,6 +39,7 @@ class Adapter:
         """Freeze the mappings."""
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         object.__setattr__(self, "unusable_keys", MappingProxyType(dict(self.unusable_keys)))
+        object.__setattr__(self, "base_copies", MappingProxyType(dict(self.base_copies)))
         object.__setattr__(self, "ignored", MappingProxyType(dict(self.ignored)))
 
     def __repr__(self) -> str:
@@ -64,6 +69,7 @@ class Adapter:
         return digest.hexdigest()
 
     @classmethod
+    @checked
     def of_pairs(
         cls, source: str, pairs: Mapping[str, Pair], base_model: str | None = None
     ) -> "Adapter":
@@ -94,13 +100,14 @@ class Adapter:
         return {path: (both["A"], both["B"]) for path, both in found.items()}
 
     def check_usable(self) -> None:
-        """Refuse an adapter with a tensor that no engine can take.
+        """Refuse an adapter with a tensor that no engine can take, whatever its base model.
 
         Raises:
             AdapterError: it has one.
         """
         for name, reason in self.unusable_keys.items():
-            raise AdapterError(f"{self.source}: {name} cannot be used: {reason}")
+            if name not in self.base_copies:
+                raise AdapterError(f"{self.source}: {name} cannot be used: {reason}")
 
     def in_memory(self) -> "Adapter":
         """Return the same adapter read whole, so that its files may change: B scaled, in float32.
@@ -112,6 +119,8 @@ class Adapter:
             if len(weight.shape) != 2:
                 name, shape = ", ".join(weight.names), list(weight.shape)
                 raise AdapterError(f"{self.source}: {name} has shape {shape}, expected a matrix")
+        for copy in self.base_copies.values():
+            copy.sha256  # noqa: B018 - it is kept
         kept = {n: w for n, w in self.weights.items() if w.tensor is not None and w.scale == 1}
         read = {n: w for n, w in self.weights.items() if n not in kept}
         dtypes = {n: w.dtype if w.scale == 1 else "float32" for n, w in read.items()}

@@ -1,9 +1,11 @@
 """Load an adapter from disk; detects its format."""
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.formats.edgellm import PROCESSED_FILE, adapter_from_edgellm
@@ -12,6 +14,7 @@ from trt_lora.runtime.adapters.formats.onnx_adapter import adapter_from_onnxrunt
 from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE, adapter_from_peft
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.formats.trtllm import TRTLLM_WEIGHTS, adapter_from_trtllm
+from trt_lora.runtime.files.file_record import sampled_sha256
 from trt_lora.runtime.manifest import Manifest
 
 _SUFFIXES = (".json", ".safetensors", ".npy", ".onnx_adapter")
@@ -25,6 +28,7 @@ _KINDS = (
 )
 
 
+@checked
 def load_adapter(path: str | Path, manifest: Manifest | None = None) -> Adapter:
     """Open an adapter; its values are read when they are needed.
 
@@ -72,14 +76,34 @@ def _of_one_version(path: Path, manifest: Manifest | None) -> Adapter:
     raise AdapterError(f"{path} was replaced or changed while it was read; load it again")
 
 
+def files_fingerprint(path: Path) -> str:
+    """Return a SHA-256 of an adapter's files: their names, sizes and `sampled_sha256`.
+
+    Raises:
+        AdapterError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(_files(path)):
+            digest.update(f"{file.name}\0{file.stat().st_size}\0{sampled_sha256(file)}\0".encode())
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{path} cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that may be an adapter's."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return [file for file in files if file.suffix in _SUFFIXES]
+
+
 def _versions(path: Path) -> dict[str, tuple[int, ...]]:
     """Inode, size and times of each of an adapter's files, to detect a replacement."""
     found: dict[str, tuple[int, ...]] = {}
-    for file in path.iterdir() if path.is_dir() else [path]:
-        if file.suffix in _SUFFIXES:
-            with contextlib.suppress(OSError, ValueError):  # it has gone, or never was there
-                s = file.stat()
-                found[file.name] = (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+    for file in _files(path):
+        with contextlib.suppress(OSError, ValueError):  # it has gone, or never was there
+            s = file.stat()
+            found[file.name] = (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
     return found
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from trt_lora.plugins.atomic_files import publish_directory, publish_file
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.contract.sites import MIN_RANK
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.fitting.fit import match_adapter
@@ -20,9 +21,10 @@ FORMATS = ("peft", "trtllm", "edgellm", "onnxruntime")
 DTYPES = ("float32", "float16", "bfloat16")
 
 
+@checked
 def save_adapter(
     adapter: Adapter,
-    path: Path,
+    path: str | Path,
     format: str,
     *,
     dtype: str | None = None,
@@ -49,6 +51,7 @@ def save_adapter(
             `.onnx_adapter` is asked for an engine whose inputs hold several adapters.
         AdapterError: the format cannot hold the adapter, or the engine cannot take it.
     """
+    path = Path(path)
     _check(path, format, dtype)
     if format == "onnxruntime" and manifest and manifest.max_loras:
         raise ConfigError(
@@ -60,6 +63,12 @@ def save_adapter(
     if manifest is not None:
         weights, _ = match_adapter(adapter, manifest)
         adapter = replace(adapter, weights=weights)
+    elif adapter.base_copies:
+        name = next(iter(adapter.base_copies))
+        raise AdapterError(
+            f"{adapter.source}: {name} cannot be left out: {adapter.unusable_keys[name]}; or pass "
+            "the engine that the result is for, to compare it with the engine's (--engine)"
+        )
     fingerprint = manifest.base_model.fingerprint if manifest else adapter.base_fingerprint
     if format == "onnxruntime":
         plain = Adapter.of_pairs(adapter.source, adapter.pairs())  # in our own spelling

@@ -9,6 +9,7 @@ are summed. The parts of a fused linear are split one by one. Source: TensorRT-L
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.contract.modules import PARTS
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, ConfigError
@@ -22,6 +23,7 @@ _HEADED_COLUMNS = {f"{kind}_{part}" for kind in ("attn", "cross_attn") for part 
 _HEADED_ROWS = {"attn_dense", "cross_attn_dense"}
 
 
+@checked
 def shard_adapter(adapter: Adapter, manifest: Manifest, tp_rank: int, tp_size: int) -> Adapter:
     """Return the share of rank `tp_rank` of `tp_size`.
 

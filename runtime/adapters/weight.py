@@ -21,6 +21,7 @@ class Weight:
     scale: float = 1.0
     folded: float = 1.0  # a scale that the values have already, for reports
     tensor: Tensor | None = None  # where the values already are, in their own dtype and unscaled
+    in_file: tuple[int, ...] | None = None  # shape there, where it is the other way round
 
     def values(self, buffer: ReadBuffer | None = None) -> Float32:
         """Return the values, computed in float32."""
@@ -38,7 +39,8 @@ class Weight:
         def read(buffer: ReadBuffer | None = None) -> Array:
             return self.read(buffer).T
 
-        return replace(self, shape=self.shape[::-1], read=read, tensor=None)
+        turned = None if self.in_file else self.shape
+        return replace(self, shape=self.shape[::-1], read=read, tensor=None, in_file=turned)
 
     def part(self, axis: int, start: int, stop: int) -> "Weight":
         """Return the slice `start:stop` of an axis."""
@@ -48,7 +50,7 @@ class Weight:
         def read(buffer: ReadBuffer | None = None) -> Array:
             return self.read(buffer)[index]
 
-        return replace(self, shape=shape, read=read, tensor=None)
+        return replace(self, shape=shape, read=read, tensor=None, in_file=None)
 
 
 Pair = tuple[Weight, Weight]

@@ -13,6 +13,7 @@ from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 
+@runtime_checkable
 class Executor(Protocol):
     """An engine that can be run inside `with`; nothing touches a GPU before."""
 
@@ -58,6 +59,7 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
 class Engine(Executor, Protocol):
     """An executor as `open_engine` returns it: a context manager over an engine directory.
 

@@ -11,9 +11,19 @@ from pathlib import Path
 from trt_lora.plugins.errors import ConfigError, ManifestError
 from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE
 from trt_lora.runtime.files.file_record import FAST, FULL, fault
-from trt_lora.runtime.manifest import BACKEND_FILES, MANIFEST_FILE, Manifest, left_out
+from trt_lora.runtime.manifest import (
+    BACKEND_FILES,
+    MANIFEST_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    PLAN_FILE,
+    Manifest,
+    left_out,
+)
 
 CHECKS = (FAST, FULL)
+
+_READ = {"tensorrt": (PLAN_FILE,), "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE)}  # at least
 
 _OUR_OWN = (MANIFEST_FILE, RUNTIME_CACHE_FILE)  # of which a manifest says nothing
 _LOG = logging.getLogger(__name__)
@@ -59,11 +69,17 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
         backend: "tensorrt" or "onnxruntime".
 
     Raises:
-        ManifestError: a file differs, cannot be read, or is missing and the backend reads it.
+        ManifestError: a file differs, cannot be read, or is missing or not in the manifest although
+            the backend reads it.
         ConfigError: there is no such check.
     """
     if check not in CHECKS:
         raise ConfigError(f"unknown check {check!r}; choose from: {', '.join(CHECKS)}")
+    if unlisted := [name for name in _READ[backend] if name not in manifest.files]:
+        raise ManifestError(
+            f"{directory / MANIFEST_FILE} says nothing of {' and '.join(unlisted)}: nothing shows "
+            "whether it is damaged or of another build; copy or build the engine again"
+        )
     others = {name for kind, own in BACKEND_FILES.items() if kind != backend for name in own}
     for name, record in manifest.files.items():
         file = directory / name

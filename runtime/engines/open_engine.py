@@ -3,10 +3,12 @@
 import logging
 from pathlib import Path
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.engines.engine_files import check_files
+from trt_lora.runtime.engines.manifest_checks import check_manifest
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import PLAN_FILE, Manifest, read_manifest
@@ -17,6 +19,7 @@ _LOG = logging.getLogger(__name__)
 BACKENDS = ("auto", "tensorrt", "onnxruntime")
 
 
+@checked
 def open_engine(directory: str | Path, backend: str = "auto", *, check: str = "fast") -> Engine:
     """Return the executor of an engine directory, to be used as a context manager.
 
@@ -44,6 +47,7 @@ def open_engine(directory: str | Path, backend: str = "auto", *, check: str = "f
     if backend == "auto":
         _LOG.info("%s runs on %s", directory, _choice(manifest, obstacle))
     check_files(directory, manifest, check, "onnxruntime" if obstacle else "tensorrt")
+    check_manifest(directory, manifest)
     if obstacle:
         return OnnxRuntimeEngine(directory, manifest)
     return TensorRTEngine(directory, manifest)

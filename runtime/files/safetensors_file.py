@@ -6,12 +6,14 @@ JSON header, data (https://huggingface.co/docs/safetensors).
 """
 
 import json
+import math
 import os
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors
 
@@ -24,6 +26,14 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_NAME = 1024
 
 
+class PartReader(Protocol):
+    """Reads elements that lie one after another."""
+
+    def __call__(self, first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
+        """Return `count` elements from the element `first` on."""
+        ...
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """One tensor of a file: what the header says, and how to read the elements."""
@@ -32,6 +42,13 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     read: Reader  # row-major
+    part: PartReader
+
+    def blocks(self, most: int) -> Iterator[Array]:
+        """Yield the elements row-major, as many at a time."""
+        count = math.prod(self.shape)
+        for first in range(0, count, most):
+            yield self.part(first, min(most, count - first))
 
 
 @dataclass(frozen=True)
@@ -61,8 +78,8 @@ def read_safetensors(path: Path) -> SafetensorsFile:
                 f"LoRA weights are one of {', '.join(_DTYPES)}"
             )
         shape, offsets = tuple(entry["shape"]), entry["data_offsets"]
-        place = (start + offsets[0], offsets[1] - offsets[0])
-        tensors.append(StoredTensor(name, shape, dtype, _reader(file, place, shape, dtype)))
+        part = _part_reader(file, start + offsets[0], dtype)
+        tensors.append(StoredTensor(name, shape, dtype, _reader(part, shape), part))
     return SafetensorsFile(tuple(tensors), metadata)
 
 
@@ -116,10 +133,18 @@ def _open(path: Path) -> None:
         pass
 
 
-def _reader(
-    file: AdapterFile, place: tuple[int, int], shape: tuple[int, ...], dtype: str
-) -> Reader:
+def _part_reader(file: AdapterFile, start: int, dtype: str) -> PartReader:
+    item = storage_dtype(dtype)
+
+    def part(first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
+        place = start + first * item.itemsize
+        return file.read(place, count * item.itemsize, buffer).view(item)
+
+    return part
+
+
+def _reader(part: PartReader, shape: tuple[int, ...]) -> Reader:
     def read(buffer: ReadBuffer | None = None) -> Array:
-        return file.read(*place, buffer).view(storage_dtype(dtype)).reshape(shape)
+        return part(0, math.prod(shape), buffer).reshape(shape)
 
     return read

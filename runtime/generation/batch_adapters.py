@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.managers.slots.cache.entry import Lease
@@ -106,6 +107,11 @@ class OwnAdapters:
 
     def lease(self, adapter: Lease | str | None) -> Lease | None:
         """Keep the adapter loaded, and in its slot."""
+        if not isinstance(adapter, Lease | str | None):
+            raise ConfigError(
+                f"adapter is {shown(adapter)}, expected its name, a lease of it, or None for the "
+                "base model"
+            )
         return self._adapters.lease(adapter) if isinstance(adapter, str) else adapter
 
     def release(self, lease: Lease | None) -> None:

@@ -11,7 +11,15 @@ import numpy.typing as npt
 from trt_lora.runtime.generation.candidates import Candidates
 from trt_lora.runtime.generation.logits.logprobs import logprobs_of_candidates, logprobs_of_row
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.sampling import UNDECIDED, Draws, Logits, Tokens, choose, draw
+from trt_lora.runtime.generation.sampling import (
+    UNDECIDED,
+    Keys,
+    Logits,
+    Tokens,
+    choose,
+    choose_beyond,
+    draw,
+)
 from trt_lora.runtime.generation.token import Logprobs
 from trt_lora.runtime.memory.tensor import Tensor
 
@@ -37,9 +45,12 @@ class NextTokens(Protocol):
         ...
 
     def choose(
-        self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
+        self, sampling: Sequence[SamplingParams], keys: Keys, processes: Processes = ()
     ) -> Tokens:
-        """Return one token of each [n], all of which have numbers; see `sampling.choose`."""
+        """Return one token of each [n], all of which have numbers; see `sampling.choose`.
+
+        `UNDECIDED` is where its process has left no token to choose.
+        """
         ...
 
     def logprobs(self, tokens: Tokens, sampling: Sequence[SamplingParams]) -> list[Logprobs | None]:
@@ -68,14 +79,14 @@ class RowLogits:
         return RowLogits(tuple(rows), self.logits[list(places)])
 
     def choose(
-        self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
+        self, sampling: Sequence[SamplingParams], keys: Keys, processes: Processes = ()
     ) -> Tokens:
         """See `NextTokens`."""
         if not any(processes):
-            return choose(self.logits, sampling, draws)
+            return choose(self.logits, sampling, keys)
         pairs = zip(self.logits, processes, strict=True)
         changed = [row if process is None else process(row) for row, process in pairs]
-        return choose(np.stack(changed), sampling, draws)
+        return choose(np.stack(changed), sampling, keys)
 
     def logprobs(self, tokens: Tokens, sampling: Sequence[SamplingParams]) -> list[Logprobs | None]:
         """See `NextTokens`."""
@@ -115,7 +126,7 @@ class RowCandidates:
         return RowCandidates(tuple(rows), some, self.numbers[at], logits)
 
     def choose(
-        self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
+        self, sampling: Sequence[SamplingParams], keys: Keys, processes: Processes = ()
     ) -> Tokens:
         """See `NextTokens`.
 
@@ -123,12 +134,16 @@ class RowCandidates:
         """
         if not any(processes) and not any(params.temperature for params in sampling):
             return self.candidates.tokens[:, 0].astype(np.int64)
-        tokens = draw(self.candidates, sampling, draws)
-        tokens[[at for at, process in enumerate(processes) if process is not None]] = UNDECIDED
-        for place in map(int, np.flatnonzero(tokens == UNDECIDED)):
-            one = slice(place, place + 1)
-            found = RowLogits(self.rows[one], self._whole(place)[None])
-            tokens[place] = found.choose(sampling[one], draws[one], processes[one])[0]
+        tokens = draw(self.candidates, sampling, keys)
+        for place, process in enumerate(processes or [None] * len(tokens)):
+            if process is None and tokens[place] != UNDECIDED:
+                continue
+            one, logits = slice(place, place + 1), self._whole(place)
+            if process is None:
+                known = self.candidates.tokens[place]
+                tokens[place] = choose_beyond(logits, sampling[place], keys[place], known)
+            else:
+                tokens[place] = choose(process(logits)[None], sampling[one], keys[one])[0]
         return tokens
 
     def logprobs(self, tokens: Tokens, sampling: Sequence[SamplingParams]) -> list[Logprobs | None]:
@@ -172,11 +187,11 @@ class SeveralRuns:
         return SeveralRuns(tuple(part.only(which[mine]) for part, mine in pairs))
 
     def choose(
-        self, sampling: Sequence[SamplingParams], draws: Draws, processes: Processes = ()
+        self, sampling: Sequence[SamplingParams], keys: Keys, processes: Processes = ()
     ) -> Tokens:
         """See `NextTokens`."""
         found = [
-            part.choose(sampling[mine], draws[mine], processes[mine])
+            part.choose(sampling[mine], keys[mine], processes[mine])
             for part, mine in zip(self.parts, self._places(), strict=True)
             if part.rows
         ]

@@ -2,11 +2,12 @@
 
 from collections.abc import Generator
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
-from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.text.prompts import Prompt, encoded
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.managers.lora_manager import LoRAManager
@@ -14,6 +15,7 @@ from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 
 
+@checked
 def stream_text(
     engine: Engine,
     prompt: Prompt,
@@ -43,7 +45,8 @@ def stream_text(
         BackendError, UnknownAdapterError, StateError, OutputError: as `generate`.
     """
     tokenizer = tokenizer or TextTokenizer(engine.directory)
-    sampling = default_sampling(engine.directory) if sampling is None else sampling
+    given = default_sampling(engine.directory) if sampling is None else sampling
+    sampling = sampling_of(given)
     if sampling.n > 1 or sampling.logprobs is not None:
         raise ConfigError(
             f"n is {sampling.n} and logprobs is {sampling.logprobs}, but a stream is the text of "

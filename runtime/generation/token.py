@@ -30,3 +30,4 @@ class Token:
     finish_reason: FinishReason | None = None  # None: the sequence goes on
     text: str = ""  # that it completes, where the batch has a tokenizer
     logprobs: Logprobs | None = None  # where asked for, and of no stop token
+    stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` has ended it

@@ -19,26 +19,24 @@ def check_string(value: object, label: str) -> None:
         raise AdapterError(f"{label} is a string, got {_described(value)}")
 
 
-def check_new_name(name: object) -> None:
+def check_new_name(name: str) -> None:
     """Refuse what cannot be the name of an adapter.
 
     Raises:
-        AdapterError: it is no string, is empty, too long, or no text that can be written.
+        AdapterError: it is empty, too long, or no text that can be written.
     """
-    check_string(name, "the name of an adapter")
-    text = str(name)
-    if not text:
+    if not name:
         raise AdapterError("an adapter needs a name; the empty one means the base model")
-    if len(text) > _LONGEST:
+    if len(name) > _LONGEST:
         raise AdapterError(
-            f"the name of an adapter has at most {_LONGEST} characters, got {len(text)}: "
-            f"{shown(text)}"
+            f"the name of an adapter has at most {_LONGEST} characters, got {len(name)}: "
+            f"{shown(name)}"
         )
     try:
-        text.encode()
+        name.encode()
     except UnicodeEncodeError as error:
         raise AdapterError(
-            f"the name of an adapter is Unicode text, got {shown(text)}: {error.reason}"
+            f"the name of an adapter is Unicode text, got {shown(name)}: {error.reason}"
         ) from error
 
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError, StateError, TensorError, UnknownBindingError
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_value
@@ -50,6 +51,7 @@ class LoRAManager:
         active = short_value(self.get_active_adapter_name() or None)
         return f"<LoRAManager of {len(self.get_adapter_names())} adapters, active: {active}>"
 
+    @checked
     def load_weights(
         self,
         name: str,
@@ -84,6 +86,7 @@ class LoRAManager:
         adapter = load_adapter(path, engine.manifest if engine else None)
         return self._registry.add(name, adapter, stream, strict=strict, replace=replace)
 
+    @checked
     def add_weights(
         self, name: str, weights: Mapping[str, object], *, replace: bool = False
     ) -> Coverage | None:
@@ -112,6 +115,7 @@ class LoRAManager:
         }
         return self._registry.add(name, Adapter(name, taken, owned=False), replace=replace)
 
+    @checked
     def blend(
         self, name: str, parts: Mapping[str, float], *, replace: bool = False
     ) -> Coverage | None:
@@ -146,6 +150,7 @@ class LoRAManager:
         strict = all(part.strict for part in loaded.values())
         return self._registry.add(name, blended, strict=strict, replace=replace)
 
+    @checked
     def unload(self, name: str, *, force: bool = False) -> None:
         """Forget an adapter and let go of its memory; its name is free afterwards.
 
@@ -162,6 +167,7 @@ class LoRAManager:
         """
         self._registry.remove(name, force=force)
 
+    @checked
     def get_coverage(self, name: str) -> Coverage | None:
         """Return what became of an adapter in the engine; None before an engine is bound.
 
@@ -170,6 +176,7 @@ class LoRAManager:
         """
         return self._registry.state.get(name).coverage
 
+    @checked
     def switch_weights(self, name: str, scale: float = 1.0) -> None:
         """Activate an adapter; O(1) and without device work at a strength of 1.
 
@@ -195,6 +202,7 @@ class LoRAManager:
         """Deactivate any adapter: the base model answers, through dummies."""
         self._registry.activate_base()
 
+    @checked
     def get_active_weight(self, binding: str) -> Tensor:
         """Return the active adapter's tensor for a binding; a zero of shape [1] if none is active.
 
@@ -238,11 +246,13 @@ class LoRAManager:
         """Return whether an adapter is active."""
         return self._registry.state.active is not None
 
+    @checked
     def has_weight_for(self, binding: str) -> bool:
         """Return whether the active adapter has a weight under that name; False if none is."""
         active = self._registry.state.active
         return active is not None and binding in active.tensors
 
+    @checked
     def initialize_engine_bindings(self, executor: Executor) -> None:
         """Register the engine's LoRA bindings and make their rank-1 dummies; call it once.
 
@@ -256,6 +266,7 @@ class LoRAManager:
         """
         self._registry.bind(executor)
 
+    @checked
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
         """Write the active adapter's tensor, or the dummy, for every LoRA binding of the engine.
 

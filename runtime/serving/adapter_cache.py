@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 
 class AdapterLease(Protocol):
@@ -17,6 +17,7 @@ class AdapterLease(Protocol):
 LeaseT = TypeVar("LeaseT", bound=AdapterLease)
 
 
+@runtime_checkable
 class AdapterCache(Protocol[LeaseT]):
     """Named adapters on disk, on the host, and some of them in slots; see `SlotAdapters`."""
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.errors import ConfigError
 
 
@@ -19,6 +20,7 @@ class BatcherConfig:
         Raises:
             ConfigError: a number is too small.
         """
+        check_fields(self)
         for name, least in (("drain_after", 0), ("load_ahead", 1), ("look_ahead", 1)):
             if (value := getattr(self, name)) < least:
                 raise ConfigError(f"{name} is {value!r}, expected a whole number from {least} on")

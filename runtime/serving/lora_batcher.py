@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Generic
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.serving.adapter_cache import AdapterCache, LeaseT
 from trt_lora.runtime.serving.adapter_loads import AdapterLoads, AdapterStage
@@ -42,6 +43,7 @@ class LoRABatcher(Generic[LeaseT]):
     Time is counted in steps: `choose` is called once for each. Not for several threads at a time.
     """
 
+    @checked
     def __init__(self, adapters: AdapterCache[LeaseT], config: BatcherConfig | None = None) -> None:
         """Take the adapters; nobody waits."""
         self._adapters, self._config = adapters, config or BatcherConfig()
@@ -62,6 +64,12 @@ class LoRABatcher(Generic[LeaseT]):
         """How many requests have a row."""
         return len(self._running)
 
+    @checked
+    def has(self, request_id: object) -> bool:
+        """Whether a request waits or runs."""
+        return request_id in self._waiting or request_id in self._running
+
+    @checked
     def submit(self, request: Request) -> None:
         """Take a request.
 
@@ -72,6 +80,7 @@ class LoRABatcher(Generic[LeaseT]):
             self._adapters.generation(request.adapter)
         self._wait(request)
 
+    @checked
     def choose(self, free_rows: int) -> Choice[LeaseT]:
         """Begin a step: return who joins, and who never will.
 
@@ -89,6 +98,7 @@ class LoRABatcher(Generic[LeaseT]):
             self._look_for_slots(choice)
         return choice
 
+    @checked
     def end(self, request_id: int) -> None:
         """Let a request go that waits or runs; whoever has its row has released its lease.
 
@@ -102,6 +112,7 @@ class LoRABatcher(Generic[LeaseT]):
             self._leave(request)
             self._look_again()
 
+    @checked
     def preempt(self, request_id: int, tokens: Sequence[int]) -> None:
         """Let a request that runs wait again, in its place by age; it has no row any more.
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trt_lora.plugins.checked import checked
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
 
@@ -14,6 +15,7 @@ class Request:
     adapter: str | None  # None: the base model
     prompt: tuple[int, ...]  # token ids; behind them those that are answered already
     sampling: SamplingParams
+    most_answered: int  # tokens that its whole answer may have
     arrival: int  # the number of the step before which it came
     answered: int = 0  # how many tokens at the end of `prompt` are its answer so far
     generation: int | None = None  # of the adapter that gave them; None: nobody has
@@ -21,8 +23,9 @@ class Request:
     @property
     def most_tokens(self) -> int:
         """How many more tokens its answer may have."""
-        return self.sampling.max_new_tokens - self.answered
+        return self.most_answered - self.answered
 
+    @checked
     def behind(self, tokens: Sequence[int], generation: int | None) -> "Request":
         """Return the rest of the request behind more tokens of its answer.
 

@@ -32,6 +32,10 @@ class RunningRequests(Generic[LeaseT]):
         """How many run."""
         return len(self._by_id)
 
+    def __contains__(self, request_id: object) -> bool:
+        """Whether a request runs."""
+        return request_id in self._by_id
+
     def __iter__(self) -> Iterator[int]:
         """Their numbers."""
         return iter(self._by_id)

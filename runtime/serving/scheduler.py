@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError, LoRAError, OutputError, StateError
+from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.text.prompts import check_prompt
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
+from trt_lora.runtime.generation.running_sequence import begin_sequence
+from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.managers.slots.cache.entry import Lease
@@ -37,6 +40,7 @@ class Scheduler:
     Not for several threads at a time; but any thread may load, replace, unload and pin adapters.
     """
 
+    @checked
     def __init__(
         self,
         engine: Executor,
@@ -62,7 +66,7 @@ class Scheduler:
         Raises:
             ConfigError, BackendError: as `Batch`.
         """
-        self._manifest, self._adapters = engine.manifest, adapters
+        self._manifest, self._adapters, self._tokenizer = engine.manifest, adapters, tokenizer
         self._batch = Batch(
             engine,
             adapters=adapters,
@@ -74,41 +78,64 @@ class Scheduler:
         self._batcher: LoRABatcher[Lease] = LoRABatcher(adapters, config)
         self._rows: dict[int, int] = {}  # of the batch, by request
         self._requests: dict[int, int] = {}  # by row
+        self._leases: dict[int, Lease] = {}  # that requests came with, until they join or end
+        self._failed: dict[int, BaseException] = {}  # that no step has returned yet
+        self._is_torn = False  # requests are changing places
         self._next = 0
 
     def __len__(self) -> int:
         """How many requests wait or run."""
         return self._batcher.waiting + self._batcher.running
 
+    def __contains__(self, request: object) -> bool:
+        """Whether a request waits or runs."""
+        return self._batcher.has(request)
+
+    @checked
     def submit(
         self,
-        prompt: Sequence[int],
+        prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
-        adapter: str | None = None,
+        adapter: Lease | str | None = None,
     ) -> int:
         """Let a request wait for its turn; return its number.
 
         Args:
-            prompt: token ids.
-            sampling: how its tokens are chosen; greedy by default.
-            adapter: the base model by default.
+            prompt: token ids, or with a tokenizer a user's message or a conversation.
+            sampling: how its tokens are chosen; greedy and 64 tokens by default.
+            adapter: by name, or as a lease, which the request then owns; the base model by default.
+                A request with a lease fails if the name means another adapter when it joins.
 
         Raises:
             ConfigError: the prompt is beyond the engine's limits, or no prompt of this model; or
-                `sampling` asks for n answers.
+                `sampling` asks for n answers, for text where there is no tokenizer, for tokens that
+                the model does not have, or for structured output that is refused.
+            BackendError: structured output is asked for, and llguidance is not installed.
             UnknownAdapterError: no adapter of that name is loaded.
         """
-        number, sampling = self._next, sampling or SamplingParams()
+        number, sampling = self._next, sampling_of(sampling)
+        if not isinstance(adapter, Lease | str | None):
+            raise ConfigError(
+                f"adapter is {shown(adapter)}, expected its name, a lease of it, or None for the "
+                "base model"
+            )
         if sampling.n != 1:
             raise ConfigError(
                 f"n is {sampling.n}, and a request has one answer; submit it {sampling.n} times, "
                 "each with a seed of its own"
             )
-        ids = check_prompt(f"request {number}", prompt, self._manifest)
-        self._batcher.submit(
-            Request(number, adapter, tuple(ids), sampling, arrival=self._batcher.steps)
+        ids = prompt_ids(f"request {number}", prompt, self._tokenizer, self._manifest)
+        sequence = begin_sequence(number, ids, sampling, self._manifest, self._tokenizer)
+        most = sequence.most_tokens(self._manifest.max_seq_len - len(ids))
+        name, lease = (adapter, None) if not isinstance(adapter, Lease) else (adapter.name, adapter)
+        generation = None if lease is None else lease.generation
+        request = Request(
+            number, name, tuple(ids), sampling, most, self._batcher.steps, generation=generation
         )
+        self._batcher.submit(request)
+        if lease is not None:
+            self._leases[number] = lease
         self._next += 1
         return number
 
@@ -118,29 +145,47 @@ class Scheduler:
         A request that fails ends with its error, and nobody else does. One whose logits are NaN or
         infinite has an OutputError, one whose adapter cannot be read an AdapterError, one whose
         adapter was unloaded while it waited an UnknownAdapterError.
+
+        Where anything else ends a step, such as a failure of the device or an interrupt, every
+        request is as it was, and the next step makes it anew; see `Batch.step`.
+
+        Raises:
+            BackendError: the engine's run failed.
+            StateError: an interrupt came while requests changed places, before; who has which row
+                is not known any more.
         """
+        self._check_whole()
+        self._is_torn = True
         choice = self._batcher.choose(self._batch.free_rows)
-        failed = choice.failed
+        self._failed |= choice.failed
+        for failed in choice.failed:
+            self._release_own(failed)
         for running in choice.joined:
-            self._start(running, failed)
-        tokens: dict[int, Token] = {}
-        for token in self._next_tokens(failed):
-            tokens[self._requests[token.row]] = token
+            self._start(running)
+        given = self._next_tokens()
+        tokens = {self._requests[token.row]: token for token in given}
+        for token in given:
             if token.finish_reason is not None:
                 self._batcher.end(self._forget(token.row))
-        return StepAnswers(tokens, failed)
+        answers, self._failed = StepAnswers(tokens, self._failed), {}
+        self._is_torn = False
+        return answers
 
+    @checked
     def cancel(self, request: int) -> None:
         """Let a request go, whether it waits or runs.
 
         Raises:
             StateError: it has ended, or there never was one.
         """
+        self._check_whole()
         if request in self._rows:
             self._batch.remove(self._rows[request])
             self._forget(self._rows[request])
         self._batcher.end(request)
+        self._release_own(request)
 
+    @checked
     def preempt(self, request: int) -> None:
         """Take the row from a request; it goes on behind its tokens when its turn comes again.
 
@@ -167,8 +212,16 @@ class Scheduler:
                 f"{self._requests}"
             )
 
-    def _start(self, running: Running[Lease], failed: dict[int, BaseException]) -> None:
+    def _check_whole(self) -> None:
+        if self._is_torn:
+            raise StateError(
+                "a step of this scheduler was interrupted while requests changed places; make "
+                "another one, and submit what has not ended"
+            )
+
+    def _start(self, running: Running[Lease]) -> None:
         request = running.request
+        self._release_own(request.id)  # the row has its own
         try:
             row = self._batch.add(
                 request.prompt,
@@ -176,16 +229,17 @@ class Scheduler:
                 adapter=running.lease,
                 answered=request.answered,
             )
-        except LoRAError as error:  # its stop tokens are none of the model's
-            failed[request.id] = error
+        except LoRAError as error:  # its grammar does not follow the answer so far
+            self._failed[request.id] = error
             if running.lease is not None:
                 self._adapters.release(running.lease)
             self._batcher.end(request.id)
         else:
             self._rows[request.id], self._requests[row] = row, request.id
 
-    def _next_tokens(self, failed: dict[int, BaseException]) -> Sequence[Token]:
+    def _next_tokens(self) -> Sequence[Token]:
         """A step of the batch; where rows have no numbers, those of the others, which it holds."""
+        returned = self._batch.steps_returned
         while True:
             try:
                 return self._batch.step()
@@ -193,8 +247,16 @@ class Scheduler:
                 for row in error.rows:
                     assert isinstance(row, int)  # as the batch numbers them
                     request = self._forget(row)
-                    failed[request] = error
+                    self._failed[request] = error
                     self._batcher.end(request)
+            except BaseException:  # the batch is as it was, unless it was just returning tokens
+                self._is_torn = self._batch.steps_returned != returned
+                raise
+
+    def _release_own(self, request: int) -> None:
+        """Give back the lease that a request came with."""
+        if (lease := self._leases.pop(request, None)) is not None:
+            self._adapters.release(lease)
 
     def _forget(self, row: int) -> int:
         """Return whose row it was."""

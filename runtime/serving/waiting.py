@@ -23,6 +23,10 @@ class WaitingRequests:
         """How many wait."""
         return len(self._by_id)
 
+    def __contains__(self, request_id: object) -> bool:
+        """Whether a request waits."""
+        return request_id in self._by_id
+
     def get(self, request_id: int) -> Request | None:
         """Return a request if it waits."""
         return self._by_id.get(request_id)

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from trt_lora.plugins.contract.step import CACHE, LOGITS
 from trt_lora.runtime import LoRAManager, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.decoding.static_inputs import CACHE, STATIC_SHAPES
-from trt_lora.runtime.generation.decoding.step_inputs import LOGITS
+from trt_lora.runtime.generation.decoding.static_inputs import STATIC_SHAPES
 from trt_lora.runtime.manifest import PLAN_FILE, STATIC, Binding, Manifest, Range
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
@@ -94,13 +94,38 @@ class StubContext:
         return lambda *args: True
 
 
+class StubEngine:
+    """A plan with the inputs and outputs of a manifest."""
+
+    device_memory_size_v2 = 256
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._bindings = {b.name: b for b in (*manifest.inputs, *manifest.outputs)}
+        self.num_io_tensors = len(self._bindings)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self._bindings)[index]
+
+    def get_tensor_mode(self, name: str) -> str:
+        is_input = any(binding.name == name for binding in self._manifest.inputs)
+        return "input" if is_input else "output"
+
+    def get_tensor_dtype(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=self._bindings[name].dtype)
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(d if isinstance(d, int) else -1 for d in self._bindings[name].shape)
+
+    def create_execution_context(self, strategy: object) -> StubContext:
+        return StubContext(self._manifest)
+
+
 def stub_tensorrt(manifest: Manifest) -> Any:
     """Return a module `tensorrt` whose plans and contexts do nothing."""
     trt: Any = ModuleType("tensorrt")
-    engine = SimpleNamespace(
-        device_memory_size_v2=256,
-        create_execution_context=lambda strategy: StubContext(manifest),
-    )
+    engine = StubEngine(manifest)
+    trt.TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")
     trt.Logger = type("Logger", (), {"ERROR": 0, "__init__": lambda self, severity: None})
     trt.Runtime = lambda logger: SimpleNamespace(deserialize_cuda_engine=lambda plan: engine)
     trt.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED=0)

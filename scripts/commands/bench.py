@@ -2,11 +2,11 @@
 
 Contestants are the base model, the adapters, and random adapters of several ranks; on an engine for
 many adapters, also rows with another adapter each. They take turns, and every ratio is of times of
-the same round: "x base" above 1 is slower than the base model.
+the same round: "x base" above 1 is slower than the base model. How far rounds differ, min to max,
+says how far the machine disturbed them; one round cannot.
 """
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,15 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
 from trt_lora.scripts.terminal.console import print_table
+from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
 
 if TYPE_CHECKING:
-    from trt_lora.scripts.measuring.benchmark import Benchmark, WorkloadTimes
+    from trt_lora.scripts.measuring.benchmark import Benchmark, ContestantTimes
 
 ROUNDS = 5
-_HEADER = ("", "first token ms", "x base", "token p50 ms", "p90", "p99", "x base", "tokens/s")
+_TIMES = ("", "first token ms", "token p50 ms", "p90", "p99", "tokens/s")
+_RATIOS = ("x base", "first token", "token")
+_SPREADS = ("x base", "first token", "min to max", "token", "min to max")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -57,39 +60,54 @@ def _measured(args: argparse.Namespace) -> "Benchmark":
     from trt_lora.scripts.measuring.contestants import contest_of
     from trt_lora.scripts.measuring.measure import measure
     from trt_lora.scripts.measuring.workload import ranks_of, workloads
+    from trt_lora.scripts.terminal.stage_progress import stage_progress
 
     if args.export and (args.export.is_dir() or not args.export.parent.is_dir()):
         raise ConfigError(f"--export is {args.export}, expected a file in a folder that exists")
     if args.rounds < 1:
         raise ConfigError(f"--rounds is {args.rounds}, expected 1 or more")
     paths = adapter_paths(args.adapter)
-    with open_engine(args.engine, args.backend) as engine:
+    with stage_progress() as progress, open_engine(args.engine, args.backend) as engine:
         asked = workloads(engine.manifest, args.rows, args.prompt_tokens, args.new_tokens)
-        contest = contest_of(engine, paths, ranks_of(engine.manifest, args.ranks))
-        return measure(engine, contest, asked, args.rounds)
+        ranks = ranks_of(engine.manifest, args.ranks)
+        progress.stage("load")
+        contest = contest_of(engine, paths, ranks)
+        progress.stage("measure")
+        return measure(engine, contest, asked, args.rounds, progress.turn)
 
 
 def _print(benchmark: "Benchmark") -> None:
+    from trt_lora.scripts.measuring.workload import how_many
+
     facts = {"engine": benchmark.engine, "backend": benchmark.backend} | dict(benchmark.machine)
     print(", ".join(f"{label} {fact}" for label, fact in facts.items()))
     for times in benchmark.workloads:
         tokens = f"{times.prompt_tokens} + {times.new_tokens} tokens"
-        print(f"\n{_count(times.rows, 'row')} of {tokens}, {_count(times.rounds, 'round')}")
-        print_table(_HEADER, list(_rows(times)))
+        print(f"\n{how_many(times.rows, 'row')} of {tokens}, {how_many(times.rounds, 'round')}")
+        print_table(_TIMES, [_time_row(c) for c in times.contestants])
+        if ratios := [_ratio_row(c, times.rounds) for c in times.contestants[1:]]:
+            print()
+            print_table(_RATIOS if times.rounds == 1 else _SPREADS, ratios)
+            print(_spread_note(times.rounds))
     print()
-    print_table(("memory", "MB"), _memory_rows(benchmark))
+    sizes = benchmark.memory_bytes.items()
+    print_table(("memory", "size"), [(name, byte_size(nbytes)) for name, nbytes in sizes])
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _time_row(c: "ContestantTimes") -> tuple[str, ...]:
+    token = (f"{c.token_p50_ms:.2f}", f"{c.token_p90_ms:.2f}", f"{c.token_p99_ms:.2f}")
+    return c.contestant, f"{c.first_token_ms:.1f}", *token, f"{c.tokens_per_second:.1f}"
 
 
-def _rows(times: "WorkloadTimes") -> Iterator[tuple[str, ...]]:
-    for c in times.contestants:
-        first = (f"{c.first_token_ms:.1f}", f"{c.first_token_ratio:.2f}")
-        token = (f"{c.token_p50_ms:.2f}", f"{c.token_p90_ms:.2f}", f"{c.token_p99_ms:.2f}")
-        yield c.contestant, *first, *token, f"{c.token_ratio:.2f}", f"{c.tokens_per_second:.1f}"
+def _ratio_row(c: "ContestantTimes", rounds: int) -> tuple[str, ...]:
+    first, token = f"{c.first_token_ratio:.2f}", f"{c.token_ratio:.2f}"
+    if rounds == 1:
+        return c.contestant, first, token
+    firsts = f"{c.first_token_ratio_min:.2f} to {c.first_token_ratio_max:.2f}"
+    return c.contestant, first, firsts, token, f"{c.token_ratio_min:.2f} to {c.token_ratio_max:.2f}"
 
 
-def _memory_rows(benchmark: "Benchmark") -> list[tuple[str, str]]:
-    return [(name, f"{nbytes / 1e6:.1f}") for name, nbytes in benchmark.memory_bytes.items()]
+def _spread_note(rounds: int) -> str:
+    if rounds == 1:
+        return f"one round: no spread, and a ratio may be noise; --rounds {ROUNDS} shows it"
+    return "medians of the rounds; a wide min to max means a busy machine, not a slow adapter"

@@ -1,7 +1,7 @@
 """`trt-lora chat`: a conversation in the terminal, with adapters switched between turns."""
 
 import argparse
-import io
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +16,30 @@ from trt_lora.runtime import (
     stream_text,
 )
 from trt_lora.runtime.generation.running_sequence import begin_sequence
-from trt_lora.scripts.terminal.adapters import BASE, activate, manager_of, name_and_path
+from trt_lora.scripts.terminal.adapters import (
+    BASE,
+    BASE_NAME,
+    activate,
+    adapter_in_use,
+    adapter_paths,
+    manager_of,
+    name_and_path,
+)
 from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
 from trt_lora.scripts.terminal.console import FAILED
+from trt_lora.scripts.terminal.line_editor import LineEditor
 from trt_lora.scripts.terminal.printing.escapes import visible, visible_lines
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing.json_output import print_error, print_json
+from trt_lora.scripts.terminal.prompt_sources import standard_input
 
 HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
 /load NAME=PATH      load one more
 /blend a=0.7 b=0.3   answer with a sum of adapters
 /adapters            list them
 /new                 forget the conversation
-/quit                end (or Ctrl-D)"""
+/quit                end (or Ctrl-D, or Ctrl-C twice)"""
 _STATUS = "Where lines come from a file or a pipe, one that fails makes the exit status 2."
-_BLEND = "blend"
+_BLEND, _QUIT = "blend", "/quit"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,27 +54,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(args: argparse.Namespace) -> None:
-    if sys.stdin is None:
-        raise ConfigError("standard input is closed, and a conversation is read from it; open it")
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # the tokenizer says what is no text
+    standard_input("a conversation")
     sampling = sampling_params(args, args.engine)
+    paths = adapter_paths(args.adapter)
+    use = adapter_in_use(args.use, list(paths))
     with open_engine(args.engine, args.backend) as engine:
-        manager = manager_of(engine, args.adapter)
-        activate(manager, args.use)
+        manager = manager_of(engine, paths)
+        activate(manager, use)
         failed = Conversation(engine, manager, sampling, as_json=args.json).run()
     if failed and not sys.stdin.isatty():
         sys.exit(FAILED)
-
-
-def _line(prompt: str) -> str:
-    """Read a line; in a terminal as `input` does, with editing."""
-    if sys.stdin.isatty():
-        return input(prompt)
-    print(prompt, end="", flush=True)
-    if not (line := sys.stdin.readline()):  # `input` wants an open stderr, too
-        raise EOFError
-    return line.removesuffix("\n")
 
 
 class Conversation:
@@ -89,6 +88,7 @@ class Conversation:
         self._tokenizer = TextTokenizer(engine.directory)
         begin_sequence(0, (), sampling, engine.manifest, self._tokenizer)
         self._messages: list[dict[str, str]] = []
+        self._editor = LineEditor(self._completions)
         self._commands: dict[str, Callable[[list[str]], None]] = {
             "/use": self._use,
             "/load": self._load,
@@ -101,14 +101,16 @@ class Conversation:
     def run(self) -> int:
         """Read lines until there are no more, or /quit; return how many failed.
 
-        A mistake costs a message, not the talk.
+        A mistake costs a message, not the talk; in a terminal, so does Ctrl-C.
         """
         failed = 0
-        if sys.stdin.isatty() and not self._as_json:
+        if self._editor.is_interactive:  # an interrupt is no end from here on, and not to be noted
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._editor.is_interactive and not self._as_json:
             print("type /help for commands, Ctrl-D to end")
         while (line := self._read()) is not None:
             words = line.split()
-            if words and words[0] == "/quit":
+            if words and words[0] == _QUIT:
                 break
             try:
                 if words and words[0].startswith("/"):
@@ -117,7 +119,11 @@ class Conversation:
                     self._answer(line)
             except LoRAError as error:
                 failed += 1
-                self._show(f"error: {visible_lines(str(error))}", {"error": str(error)})
+                self._show_error(type(error).__name__, str(error))
+            except KeyboardInterrupt:
+                if not self._editor.is_interactive:
+                    raise
+                self._show_error(KeyboardInterrupt.__name__, "interrupted")
         return failed
 
     def _show(self, text: str, fields: dict[str, object]) -> None:
@@ -126,13 +132,38 @@ class Conversation:
         else:
             print(text)
 
+    def _show_error(self, kind: str, message: str) -> None:
+        if self._as_json:
+            print_error(kind, message)
+        else:
+            print(f"error: {visible_lines(message)}")
+
     def _read(self) -> str | None:
+        """The next line; None where there is none, or Ctrl-C comes twice without one."""
         name = self._manager.get_active_adapter_name() or BASE
-        try:
-            return _line("" if self._as_json else f"{visible(name)}> ")
-        except EOFError:
-            print(end="" if self._as_json else "\n")
-            return None
+        prompt = "" if self._as_json else f"{visible(name)}> "
+        for hint in ("\n(Ctrl-C again, or Ctrl-D, ends)", ""):
+            try:
+                return self._editor.read(prompt)
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                if not self._editor.is_interactive:
+                    raise
+                print(end="" if self._as_json or not hint else f"{hint}\n")
+        print(end="" if self._as_json else "\n")
+        return None
+
+    def _completions(self, line: str) -> list[str]:
+        *before, word = line.split(" ")
+        names = self._manager.get_adapter_names()
+        choices = {
+            "": [f"{command} " for command in (*self._commands, _QUIT)],
+            "/use": [*names, BASE_NAME],
+            "/blend": [f"{name}=" for name in names],
+        }
+        known = choices.get(before[0] if before else "", [])
+        return [choice for choice in known if choice.startswith(word)]
 
     def _command(self, words: list[str]) -> None:
         if words[0] not in self._commands:
@@ -157,7 +188,7 @@ class Conversation:
                     print(piece, end="", flush=True)
         except KeyboardInterrupt:
             pieces.close()
-            if not sys.stdin.isatty():
+            if not self._editor.is_interactive:
                 raise
         text, name = "".join(said), self._manager.get_active_adapter_name()
         self._show("", {"adapter": name, "prompt": line, "text": text})

@@ -8,7 +8,9 @@ from pathlib import Path
 from trt_lora.runtime.engines.engine_files import EngineFiles, compare_files
 from trt_lora.runtime.manifest import Manifest, load_manifest
 from trt_lora.scripts.terminal.console import print_table
+from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
 from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.stage_progress import stage_progress
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +23,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _check(args: argparse.Namespace) -> None:
     """Print; exit with 1 if a file is missing or another than the manifest says."""
     manifest = load_manifest(args.engine)
-    files = compare_files(args.engine, manifest)
+    with stage_progress() as progress:
+        sizes = [record.size_bytes for record in manifest.files.values()]
+        progress.stage(f"reading {len(sizes)} files, {byte_size(sum(sizes))}")
+        files = compare_files(args.engine, manifest)
     if args.json:
         print_json({"whole": not files.faults} | dataclasses.asdict(files))
     else:

@@ -61,8 +61,12 @@ def _compare(args: argparse.Namespace) -> None:
     folder = _folder(args.keep, args.engine, setup.reference)
     comparison = Comparison(setup, adapters, folder, limit, args.bisect, args.keep_models)
     write_inputs(setup, comparison.cases, adapters, folder, args.prompt, args.seed)
-    with stage_progress() as progress:
-        rows = comparison.run(progress)
+    try:
+        with stage_progress() as progress:
+            rows = comparison.run(progress)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(f"what was made so far lies in {folder}")
+        raise
     report = comparison.report(rows)
     write_json(report, folder)
     if args.json:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.extras import extra
@@ -24,13 +25,36 @@ from trt_lora.scripts.terminal.printing.json_output import print_json
 _OUT = "directory to make; for onnxruntime a file, NAME.onnx_adapter"
 
 
+class _OptionOfTrtllm(argparse.Action):
+    """Says how to write what TensorRT-LLM's converter has options for."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        parser.error(
+            f"{option_string} is of TensorRT-LLM's hf_lora_convert.py; here it is: "
+            f"{parser.prog} IN OUT --format trtllm"
+        )
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
     add = parser.add_argument
     add("source", type=Path, metavar="IN", help="directory or file; a PEFT .bin is read safely")
     add("output", type=Path, metavar="OUT", help=_OUT)
     add("--format", choices=FORMATS, required=True)
-    add("--dtype", choices=DTYPES, help="of the tensors (default: as they are; edgellm: float16)")
+    add(
+        "--dtype",
+        "--storage-type",
+        choices=DTYPES,
+        help="of the tensors (default: as they are; edgellm: float16)",
+    )
+    for theirs in (("-i", "--in-file"), ("-o", "--out-dir")):
+        add(*theirs, action=_OptionOfTrtllm, help=argparse.SUPPRESS)
     add(
         "--engine",
         type=Path,

@@ -3,8 +3,9 @@
 import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
@@ -13,6 +14,7 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.scripts.terminal.console import print_table
 from trt_lora.scripts.terminal.coverage_report.print_grid import print_grid
 from trt_lora.scripts.terminal.coverage_report.print_tensors import print_tensors
 from trt_lora.scripts.terminal.engine_facts import engine_facts
@@ -20,6 +22,9 @@ from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.terminal.printing.facts import print_facts
 from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
+
+if TYPE_CHECKING:
+    from trt_lora.builder.tensorrt.build_log import Layout
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -71,13 +76,30 @@ def _print_kernels(
 ) -> None:
     with extra("export", "--kernels"):  # a machine that only serves engines need not have it
         from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
-        from trt_lora.scripts.commands.kernel_table import print_layouts
     with stage_progress() as progress:
         layouts = kernel_layouts(directory, manifest, progress, profile)
     if as_json:
         print_json([dataclasses.asdict(layout) for layout in layouts])
     else:
-        print_layouts(layouts, manifest)
+        _print_layouts(layouts, manifest)
+
+
+def _print_layouts(layouts: Sequence["Layout"], manifest: Manifest) -> None:
+    """Print a table for every optimization profile that they were built for."""
+    plain, *_ = layouts
+    header = ("kernels", "added", "added a layer", "copies of A and B", "streams")
+    for index, profile in enumerate(manifest.profiles):
+        if plain.count(index):
+            rows = [_layout_row(layout, plain, index, manifest.layers) for layout in layouts]
+            print_table((profile, *header), rows)
+
+
+def _layout_row(layout: "Layout", plain: "Layout", profile: int, layers: int) -> tuple[str, ...]:
+    added = layout.count(profile) - plain.count(profile)
+    copies = layout.pad_copies(profile) - plain.pad_copies(profile)
+    streams = len({kernel.stream for kernel in layout.kernels if kernel.profile == profile})
+    counts = (layout.count(profile), added, f"{added / layers:.1f}", copies, streams)
+    return layout.name, *map(str, counts)
 
 
 def _as_json(manifest: Manifest, coverage: Coverage | None) -> dict[str, Any]:

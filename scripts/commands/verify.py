@@ -3,22 +3,21 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import Engine, LoRAManager, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.terminal.adapters import activate
-from trt_lora.scripts.terminal.answering_options import read_text
 from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.prompt_sources import prompt_lines
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.verification.deltas import (
     delta_errors,
@@ -54,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--model", type=Path, required=True, metavar="DIR", help="what it was made from")
     add("--adapter", type=Path, required=True, metavar="PATH", help="a PEFT directory")
     add("--prompts", type=Path, metavar="FILE", help="a prompt a line (default: three of its own)")
-    add("--max-new-tokens", type=int, default=16, help="length of the answers compared")
+    add("--max-tokens", type=int, default=16, help="length of the answers compared")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
     add("--tolerance", type=float, help="of a logit (default: by the engine's dtype)")
     add("--json", action="store_true", help="print one JSON object instead")
@@ -82,10 +81,11 @@ def _verify(args: argparse.Namespace) -> None:
         progress.stage("reference")
         reference = _reference(args.model, args.adapter, engine.manifest.dtype)
         progress.stage("logits")
-        compared = compared_logits(
-            engine, manager, ADAPTER, reference, prompts, args.max_new_tokens
+        rows = list(
+            compared_logits(
+                engine, manager, ADAPTER, reference, prompts, args.max_tokens, progress.turn
+            )
         )
-        rows = list(_counted(compared, 2 * len(prompts), progress))
         progress.stage("deltas")
         activate(manager, ADAPTER)
         ours = engine_factors(manager, engine.manifest)
@@ -124,13 +124,6 @@ def _as_json(
     }
 
 
-def _counted(rows: Iterable[LogitRow], total: int, progress: Progress) -> Iterator[LogitRow]:
-    """Yield the rows; each is a step of the stage."""
-    for done, row in enumerate(rows, start=1):
-        progress.advance(done, total)
-        yield row
-
-
 def _runner(engine: Engine) -> str:
     if engine.memory.device == HOST:
         return "ONNX Runtime (CPU)"
@@ -162,9 +155,4 @@ def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
         return [f"random ids {number} (no tokenizer)" for number in range(len(PROMPTS))]
     if args.prompts is None:
         return list(PROMPTS)
-    if not args.prompts.is_file():
-        raise ConfigError(f"--prompts is {args.prompts}, which is not a file")
-    lines = read_text(args.prompts).splitlines()
-    if not (prompts := [line for line in lines if line.strip()]):
-        raise ConfigError(f"{args.prompts} holds no prompt; write one a line")
-    return prompts
+    return prompt_lines(args.prompts)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trt_lora.builder.progress import Progress
 from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
@@ -17,6 +16,7 @@ from trt_lora.scripts.comparison.references import ENGINE, ComparisonCase, run_m
 from trt_lora.scripts.comparison.report import ComparisonRow, file_hashes, report, write_commands
 from trt_lora.scripts.comparison.runners import compared_row
 from trt_lora.scripts.comparison.shell_commands import Command, run_command
+from trt_lora.scripts.terminal.stage_progress import TurnProgress
 
 BASE_CASE = "base"  # how files and tables call the base model
 
@@ -48,7 +48,7 @@ class Comparison:
         numbered = enumerate(self.adapters.values(), start=1)
         return self.setup.places | {f"ADAPTER_{n}": path.resolve() for n, path in numbered}
 
-    def run(self, progress: Progress) -> list[ComparisonRow]:
+    def run(self, progress: TurnProgress) -> list[ComparisonRow]:
         """Run every case, each a stage; the commands are kept whatever happens."""
         try:
             return [self._row(case, progress) for case in self.cases]
@@ -56,13 +56,14 @@ class Comparison:
             write_commands(self.commands, self.places, self.folder)
             self._remove_models("models", "models.other")
 
-    def _row(self, case: ComparisonCase, progress: Progress) -> ComparisonRow:
+    def _row(self, case: ComparisonCase, progress: TurnProgress) -> ComparisonRow:
         reference = self.setup.reference
         progress.stage(f"{case.name}: {reference.engine_runner[2:]} vs {reference.name}")
         commands = (*reference.commands(case), *self._engine_commands(case))
-        for done, command in enumerate(commands, start=1):
+        for done, command in enumerate(commands):
+            said = f"{case.name}: command {done + 1} of {len(commands)}"
+            progress.turn(said, done, len(commands))
             self._run(case, command)
-            progress.advance(done, len(commands))
         accuracy = load_accuracy(self.folder / case.accuracy)
         row = compared_row(accuracy, reference, self.setup.manifest, case.name)
         if self.bisect and not row.same:

@@ -7,16 +7,11 @@ import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
-from trt_lora.runtime.generation.decoding.static_inputs import (
-    CACHE,
-    KEPT_PLACES,
-    LENGTHS,
-    NEW_CACHE,
-)
+from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
+from trt_lora.runtime.generation.decoding.static_inputs import KEPT_PLACES, LENGTHS
 from trt_lora.runtime.generation.decoding.step_inputs import (
     ATTENTION_MASK,
     INPUT_IDS,
-    LOGITS,
     LOGITS_TO_KEEP,
     PAST,
     POSITION_IDS,

@@ -38,7 +38,7 @@ BATCHED = (
     "I have been thinking about winter holidays for a while. What color is snow?",
     "A friend of mine grows vegetables in a small garden behind her house. Name one vegetable.",
 )
-SAMPLING = SamplingParams(max_new_tokens=32)
+SAMPLING = SamplingParams(max_tokens=32, temperature=0)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Engines and adapters under a folder, by their headers; no weight is read."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,32 +48,66 @@ class Unreadable:
 Found = FoundEngine | FoundAdapter | Unreadable
 
 
-def find(folder: Path) -> Iterator[Found]:
-    """Yield what a folder is, or what lies in it at any depth, in the order of names.
+class FolderSearch:
+    """What a folder is, or what lies in it, the nearest first.
 
-    Hidden folders are not looked into, nor engines, adapters and links to folders that are neither.
-    A `.safetensors` file is an adapter if it can be read and has LoRA tensors.
-
-    Raises:
-        ConfigError: it is no folder.
+    Hidden folders are not looked into, nor engines, adapters, other file systems, and links to
+    folders that are neither. A `.safetensors` file is an adapter if it can be read and has LoRA
+    tensors.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; give one that engines or adapters lie in")
-    found = _what_it_is(folder)
-    yield from [found] if found else _below(folder)
+
+    def __init__(self, folder: Path, most: int, watch: Callable[[int, Path], object]) -> None:
+        """Look for nothing yet.
+
+        Args:
+            folder: where to begin.
+            most: folders to look into.
+            watch: called before each, with how many there were and which one comes.
+
+        Raises:
+            ConfigError: there is no such folder, or no number of them.
+        """
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder; give one that engines or adapters lie in")
+        if most < 1:
+            raise ConfigError(f"--folders is {most}, expected 1 or more")
+        self.elsewhere: list[Path] = []  # on other file systems
+        self._most, self._watch = most, watch
+        self._waiting, self._device = deque([folder]), device_of(folder)
+
+    @property
+    def next(self) -> Path | None:
+        """The folder that was not looked into; None where all were."""
+        return self._waiting[0] if self._waiting else None
+
+    def __iter__(self) -> Iterator[Found]:
+        """Yield each as it is found; what could not be read is among them."""
+        if found := _what_it_is(self._waiting[0]):
+            yield found
+            self._waiting.clear()
+        for count in range(self._most):
+            if self._waiting:
+                self._watch(count, self._waiting[0])
+                yield from self._in(self._waiting[0])
+                self._waiting.popleft()
+
+    def _in(self, folder: Path) -> Iterator[Found]:
+        try:
+            for path in sorted(folder.iterdir()):
+                if path.name.startswith("."):
+                    continue
+                if found := _what_it_is(path):
+                    yield found
+                elif path.is_dir() and not path.is_symlink():
+                    here = device_of(path) == self._device
+                    (self._waiting if here else self.elsewhere).append(path)
+        except OSError as error:
+            yield Unreadable(str(folder), f"cannot be read: {error.strerror}")
 
 
-def _below(folder: Path) -> Iterator[Found]:
-    try:
-        for path in sorted(folder.iterdir()):
-            if path.name.startswith("."):
-                continue
-            if found := _what_it_is(path):
-                yield found
-            elif path.is_dir() and not path.is_symlink():
-                yield from _below(path)
-    except OSError as error:
-        yield Unreadable(str(folder), f"cannot be read: {error.strerror}")
+def device_of(path: Path) -> int:
+    """Return the number of the file system that a path is on."""
+    return path.lstat().st_dev
 
 
 def _what_it_is(path: Path) -> Found | None:

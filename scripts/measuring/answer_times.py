@@ -36,7 +36,7 @@ def answer_times(
     Raises:
         OutputError: logits are NaN or infinite.
     """
-    sampling = SamplingParams(max_new_tokens=new_tokens, stop_token_ids=())
+    sampling = SamplingParams(max_tokens=new_tokens, ignore_eos=True, temperature=0)
     start = perf_counter()
     pairs = zip(prompts, adapters, strict=True)
     waiting = {batch.add(prompt, sampling, adapter=adapter) for prompt, adapter in pairs}

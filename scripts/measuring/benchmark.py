@@ -27,6 +27,11 @@ class ContestantTimes:
     token_p99_ms: float
     token_ratio: float  # of the time of a token: above 1 it is slower than the base model
     tokens_per_second: float  # of all rows, after the first token
+    # The least and the most of the rounds' ratios; 0 in files of earlier releases.
+    first_token_ratio_min: float = 0.0
+    first_token_ratio_max: float = 0.0
+    token_ratio_min: float = 0.0
+    token_ratio_max: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Measure an engine: contestants take turns at every workload, so that ratios are of one moment."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.cache_regions import cache_regions
@@ -12,9 +13,10 @@ from trt_lora.scripts.measuring.contestants import BASE, Contest, Contestant
 from trt_lora.scripts.measuring.machine import machine_of
 from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
 from trt_lora.scripts.measuring.turns import Times, orders
-from trt_lora.scripts.measuring.workload import BatchWorkload
+from trt_lora.scripts.measuring.workload import BatchWorkload, how_many
 
 Answers = dict[str, list[AnswerTimes]]
+Turn = Callable[[str, int, int], object]
 
 
 def measure(
@@ -22,6 +24,7 @@ def measure(
     contest: Contest,
     workloads: Sequence[BatchWorkload],
     rounds: int,
+    turn: Turn = lambda *_: None,
 ) -> Benchmark:
     """Measure every workload.
 
@@ -30,12 +33,21 @@ def measure(
         contest: its contestants.
         workloads: what they answer, the same in each round.
         rounds: that count; one more before them warms up.
+        turn: called before each turn with what it is, how many there are before it, and in all.
 
     Raises:
         OutputError: logits are NaN or infinite.
         BackendError: a device has no room for a cache.
     """
-    times = tuple(_workload_times(engine, contest, workload, rounds) for workload in workloads)
+    total = (rounds + 1) * sum(len(_taking_part(contest, workload)) for workload in workloads)
+    done = count()
+
+    def announce(name: str) -> None:
+        turn(name, next(done), total)
+
+    times = tuple(
+        _workload_times(engine, contest, workload, rounds, announce) for workload in workloads
+    )
     device = engine.memory.device
     return Benchmark(
         engine.manifest.base_model.name,
@@ -46,24 +58,32 @@ def measure(
     )
 
 
+def _taking_part(contest: Contest, workload: BatchWorkload) -> dict[str, Contestant]:
+    return {c.name: c for c in contest.contestants if c.adapters[1:] == () or workload.rows > 1}
+
+
 def _workload_times(
-    engine: Executor, contest: Contest, workload: BatchWorkload, rounds: int
+    engine: Executor,
+    contest: Contest,
+    workload: BatchWorkload,
+    rounds: int,
+    announce: Callable[[str], None],
 ) -> WorkloadTimes:
-    contestants = {
-        c.name: c for c in contest.contestants if c.adapters[1:] == () or workload.rows > 1
-    }
+    contestants = _taking_part(contest, workload)
     answers: Answers = {name: [] for name in contestants}
+    rows = how_many(workload.rows, "row")
     for number, order in enumerate(orders(list(contestants), rounds + 1)):
         prompts = workload.prompts(engine.manifest, number)
         for name in order:
+            announce(f"{f'round {number} of {rounds}' if number else 'warm-up'}, {rows}: {name}")
             answers[name].append(_answer(contest, contestants[name], prompts, workload))
-    counted = {name: times[1:] for name, times in answers.items()}  # the first round warms up
+    timed = {name: times[1:] for name, times in answers.items()}  # the first round warms up
     return WorkloadTimes(
         workload.rows,
         workload.prompt_tokens,
         workload.new_tokens,
         rounds,
-        tuple(_contestant_times(c, counted, workload.rows) for c in contestants.values()),
+        tuple(_contestant_times(c, timed, workload.rows) for c in contestants.values()),
     )
 
 
@@ -83,16 +103,21 @@ def _contestant_times(contestant: Contestant, answers: Answers, rows: int) -> Co
     decode = Times({name: [t.decode for t in times] for name, times in answers.items()})
     tokens = [seconds for times in answers[contestant.name] for seconds in times.tokens]
     p50, p90, p99 = (percentile(tokens, percent) * 1e3 for percent in (50, 90, 99))
+    first_ratios, ratios = (t.ratios(contestant.name, BASE) for t in (first, decode))
     return ContestantTimes(
         contestant.name,
         contestant.rank,
         first.median(contestant.name) * 1e3,
-        first.ratio(contestant.name, BASE).median,
+        statistics.median(first_ratios),
         p50,
         p90,
         p99,
-        decode.ratio(contestant.name, BASE).median,
+        statistics.median(ratios),
         rows * len(tokens) / sum(tokens),
+        min(first_ratios),
+        max(first_ratios),
+        min(ratios),
+        max(ratios),
     )
 
 

@@ -30,8 +30,12 @@ class Times:
         return statistics.median(self.samples[name])
 
     def ratio(self, name: str, base: str) -> Spread:
-        """Return `name / base`, round by round."""
-        return _spread([a / b for a, b in self._pairs(name, base)])
+        """Return the spread of `name / base`, round by round."""
+        return _spread(self.ratios(name, base))
+
+    def ratios(self, name: str, base: str) -> list[float]:
+        """Return `name / base` of every round."""
+        return [a / b for a, b in self._pairs(name, base)]
 
     def overhead_percent(self, name: str, base: str) -> Spread:
         """Return what `name` takes more than `base`, in percent of it, round by round."""

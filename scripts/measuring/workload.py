@@ -73,3 +73,8 @@ def ranks_of(manifest: Manifest, ranks: tuple[int, ...] | None = None) -> tuple[
 def _check(option: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise ConfigError(f"{option} is {value}, and the engine takes {least} to {most}")
+
+
+def how_many(number: int, noun: str) -> str:
+    """Return `1 row`, `2 rows`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -14,8 +14,8 @@ from polygraphy.logger import G_LOGGER
 from polygraphy.tools.args import CompareFuncSimpleArgs, OnnxLoadArgs
 
 from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
+from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.decoding.step_inputs import LOGITS
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest
 from trt_lora.scripts.verification.tolerances import TOLERANCES
 

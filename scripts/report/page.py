@@ -3,16 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.files.hub_cache import model_name
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.measuring.benchmark import Benchmark
 from trt_lora.scripts.report.bars import Bar, Chart
 from trt_lora.scripts.report.site_grid import EngineGrid, site_grid
 from trt_lora.scripts.report.speed_charts import benchmark_charts
 from trt_lora.scripts.terminal.engine_facts import engine_facts
+from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
 
 _TEMPLATE = "page.html.jinja"
 
@@ -24,6 +26,11 @@ class AdapterSection:
     name: str
     coverage: Coverage
     grid: EngineGrid
+
+    @property
+    def source(self) -> str:
+        """What the adapter is called where it was made, without the folders of this machine."""
+        return model_name(PurePath(self.coverage.source))
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,12 @@ class Page:
     def speed(self) -> tuple[Chart, ...]:
         """The charts of the benchmark."""
         return benchmark_charts(self.benchmark) if self.benchmark else ()
+
+    @property
+    def memory(self) -> Mapping[str, str]:
+        """What the benchmark says of memory, in words."""
+        known = self.benchmark.memory_bytes if self.benchmark else {}
+        return {label: byte_size(nbytes) for label, nbytes in known.items()}
 
     def html(self) -> str:
         """Return the page: no script, nothing that is loaded from elsewhere, every text escaped.
@@ -86,7 +99,7 @@ def page_of(
     )
     return Page(
         manifest.base_model.name,
-        engine_facts(directory, manifest),
+        engine_facts(Path(directory.resolve().name), manifest),
         site_grid(manifest, {}),
         sections,
         _sizes(manifest, coverages),
@@ -100,7 +113,5 @@ def _sizes(manifest: Manifest, coverages: Mapping[str, Coverage]) -> Chart:
     """Files, and adapters as the executor holds them."""
     sizes = {name: record.size_bytes for name, record in manifest.files.items()}
     sizes |= {f"adapter {name}": coverage.nbytes for name, coverage in coverages.items()}
-    return Chart(
-        "Sizes, MB",
-        tuple(Bar(name, nbytes, f"{nbytes / 1e6:.1f}") for name, nbytes in sizes.items()),
-    )
+    bars = (Bar(name, nbytes, byte_size(nbytes)) for name, nbytes in sizes.items())
+    return Chart("Files and adapters", tuple(bars))

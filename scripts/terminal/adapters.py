@@ -1,7 +1,7 @@
-"""`--adapter NAME=PATH` arguments: parse, load and activate; the empty name is the base model."""
+"""`--adapter NAME=PATH` and `--use NAME`: parse, load and activate; no name is the base model."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
@@ -9,9 +9,11 @@ from trt_lora.runtime import Executor, LoRAManager, Manifest, TensorMap, load_ad
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
+from trt_lora.scripts.terminal.console import note
 from trt_lora.scripts.terminal.hub import hub_path
 
 BASE = "(base)"  # how tables call the empty name
+BASE_NAME = "base"  # how a person asks for the base model, where no adapter has this name
 
 
 def name_and_path(text: str, option: str = "--adapter") -> tuple[str, Path]:
@@ -51,16 +53,44 @@ def add_adapter_option(add: Callable[..., object]) -> None:
     )
 
 
-def manager_of(engine: Executor, arguments: list[str]) -> LoRAManager:
-    """Return a manager of an engine with every `NAME=PATH`.
+def add_use_option(add: Callable[..., object]) -> None:
+    """Add `--use NAME` to a command."""
+    add(
+        "--use",
+        metavar="NAME",
+        help=f"the adapter that answers, or {BASE_NAME}: no adapter (default: the one that "
+        "--adapter gives; of several, none)",
+    )
+
+
+def adapter_in_use(use: str | None, names: Sequence[str]) -> str:
+    """Return which adapter is to answer, as `activate` takes it; say so where it is a surprise.
+
+    Args:
+        use: the value of `--use`, None where it is not there.
+        names: of the adapters that are given.
 
     Raises:
-        ConfigError: as `adapter_paths`.
+        ConfigError: one is named, and none is given.
+    """
+    if use is None and len(names) > 1:
+        note(f"the base model answers; choose an adapter with --use: {', '.join(names)}")
+    if use is None:
+        return names[0] if len(names) == 1 else ""
+    if not names and use not in ("", BASE_NAME):
+        raise ConfigError(f"--use is {use!r}, and no adapter is given; add --adapter {use}=PATH")
+    return use
+
+
+def manager_of(engine: Executor, paths: Mapping[str, Path]) -> LoRAManager:
+    """Return a manager of an engine with adapters, by their names.
+
+    Raises:
         AdapterError: an adapter cannot be read, or does not fit.
     """
     manager = LoRAManager()
     manager.initialize_engine_bindings(engine)
-    for name, path in adapter_paths(arguments).items():
+    for name, path in paths.items():
         manager.load_weights(name, path)
     return manager
 
@@ -79,11 +109,11 @@ def previewed(path: Path, manifest: Manifest) -> Coverage:
 
 
 def activate(manager: LoRAManager, name: str) -> None:
-    """Switch to an adapter, or to the base model."""
-    if name:
-        manager.switch_weights(name)
-    else:
+    """Switch to an adapter, or, with no name or `BASE_NAME`, to the base model."""
+    if name in ("", BASE_NAME) and name not in manager.get_adapter_names():
         manager.reset_weights()
+    else:
+        manager.switch_weights(name)
 
 
 def timed_switch(manager: LoRAManager, name: str) -> float:

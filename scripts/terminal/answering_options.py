@@ -9,14 +9,15 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import SamplingParams
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
+from trt_lora.runtime.generation.parameters.sampling_params import GREEDY
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
-from trt_lora.scripts.terminal.adapters import add_adapter_option
+from trt_lora.scripts.terminal.adapters import add_adapter_option, add_use_option
 
 _GENERATION_CONFIGS = ("engine", "none")
 
 # The options that are fields of `SamplingParams` under the same name.
 _FIELDS = (
-    *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop"),
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "n", "logprobs"),
 )
 
@@ -24,16 +25,15 @@ _FIELDS = (
 def add_answering_options(add: Callable[..., object]) -> None:
     """Add all of them, and `--use` for the adapter that answers."""
     add_adapter_option(add)
-    add("--use", default="", metavar="NAME", help="the adapter that answers (default: base model)")
+    add_use_option(add)
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
     add_sampling_options(add)
 
 
 def add_sampling_options(add: Callable[..., object]) -> None:
     """Add those of one answer; where none is given, the engine's generation_config.json counts."""
-    default = SamplingParams()
-    add("--max-new-tokens", type=int, metavar="N", help=f"default: {default.max_new_tokens}")
-    add("--temperature", type=float, help=f"0 is greedy; default: {default.temperature:g}")
+    add("--max-tokens", type=int, metavar="N", help=f"default: {GREEDY.max_tokens}")
+    add("--temperature", type=float, help=f"0 is greedy; default: {GREEDY.temperature:g}")
     add("--top-k", type=int, help="0 keeps all")
     add("--top-p", type=float)
     add("--min-p", type=float, help="least probability, in parts of the greatest")
@@ -42,7 +42,7 @@ def add_sampling_options(add: Callable[..., object]) -> None:
     add("--frequency-penalty", type=float, help="the same, for each time that it does")
     add("--logit-bias", action="append", metavar="ID=VALUE", help="of a token; may be repeated")
     add("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
-    add("--seed", type=int, help=f"default: {default.seed}")
+    add("--seed", type=int, help="default: another one each time")
     add("--json-schema", type=Path, metavar="FILE", help="what the answer has to be")
     add("--regex", help="what the answer has to be, in Rust's syntax")
     add("--grammar", type=Path, metavar="FILE", help="what the answer has to be, in Lark's syntax")
@@ -68,7 +68,7 @@ def sampling_params(args: argparse.Namespace, engine: Path) -> SamplingParams:
     if (wanted := _structured_outputs(args)) is not None:
         given["structured_outputs"] = wanted
     takes_defaults = args.generation_config == "engine"
-    default = default_sampling(engine) if takes_defaults else SamplingParams()
+    default = default_sampling(engine) if takes_defaults else GREEDY
     return replace(default, **given)
 
 

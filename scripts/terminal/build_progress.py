@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from trt_lora.scripts.terminal.printing.escapes import visible
+
 
 class BuildProgress:
     """Draws a build: one line per stage, with a bar where the number of steps is known."""
@@ -17,12 +19,18 @@ class BuildProgress:
     def stage(self, name: str) -> None:
         """End the line of the last stage and begin another."""
         self.finish()
-        self._task = self._bars.add_task(name, total=None)
+        self._task = self._bars.add_task(name, total=None, turn="")
 
     def advance(self, done: int, total: int) -> None:
         """Move the bar."""
         if self._task is not None:
             self._bars.update(self._task, completed=done, total=total)
+
+    def turn(self, name: str, done: int, total: int) -> None:
+        """Move the bar, and show the turn's name behind it until the next one's."""
+        if self._task is not None:
+            shown = visible(name)
+            self._bars.update(self._task, completed=done, total=total, turn=shown, refresh=True)
 
     def note(self, message: str) -> None:
         """Print a line above the bars."""
@@ -31,7 +39,7 @@ class BuildProgress:
     def finish(self) -> None:
         """End the line of the last stage."""
         if self._task is not None:
-            self._bars.update(self._task, completed=1, total=1)
+            self._bars.update(self._task, completed=1, total=1, turn="")
             self._bars.stop_task(self._task)
             self._task = None
 
@@ -44,6 +52,7 @@ def build_progress() -> Iterator[BuildProgress]:
         TextColumn("{task.description:<10}", markup=False),
         BarColumn(30),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[turn]}", markup=False),
     )
     # What is printed on standard output stays there, for whoever reads it.
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bars:

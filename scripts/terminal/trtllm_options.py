@@ -24,18 +24,25 @@ IGNORED = {
     "--gather-generation-logits": "the caller chooses for which tokens a step returns logits",
     "--strongly-typed": "graphs have the types of --dtype throughout",
     "--workers": "an engine is built for one GPU",
+    "--reduce-fusion": "it is of several GPUs, and an engine runs on one",
+    "--multiple-profiles": "a plan has two profiles, decode and prefill",
     "--log-level": "what TensorRT says is shown where a build fails",
     "--lora-ckpt-source": "the format of an adapter is recognised",
 }
 
 # What is asked for can only be had in another way.
 REFUSED = {
+    "--tp-size": "tensor parallelism is not built; leave it out: an engine runs on one GPU",
+    "--pp-size": "pipeline parallelism is not built; leave it out: an engine runs on one GPU",
+    "--model-config": "config.json is that of the model; pass its folder to --model",
     "--checkpoint-dir": "there is no converted checkpoint; pass the transformers model to --model",
     "--max-beam-width": "there is no beam search; leave it out",
     "--max-prompt-embedding-table-size": "there is no prompt tuning; leave it out",
     "--speculative-decoding-mode": "there is no speculative decoding; leave it out",
-    "--use-dora": "DoRA adapters are refused when they are loaded; merge them into the model",
+    "--use-dora": "no engine takes DoRA adapters; merge them into the model with trt-lora merge",
 }
+
+_GPUS = ("--tp-size", "--pp-size")  # how many; one is what there is
 
 
 def without_trtllm_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -55,9 +62,11 @@ def without_trtllm_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     for option, values in _options(words):
         name, _, value = option.partition("=")
         reason = ""
-        if name in REFUSED:
+        if name in _GPUS and {value, *values} & {"1"}:
+            reason = "an engine runs on one GPU"
+        elif name in REFUSED:
             raise ConfigError(f"{name}: {REFUSED[name]}")
-        if name in IGNORED:
+        elif name in IGNORED:
             reason = IGNORED[name]
         elif name == "--lora-plugin" and {value, *values} & {*DTYPES}:
             reason = "LoRA computes in --dtype; here the option says which nodes a plan has"

@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 
 from trt_lora.plugins.contract.sites import MIN_RANK
+from trt_lora.plugins.contract.step import CACHE
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.engines.tensorrt.inputs import allows
-from trt_lora.runtime.generation.decoding.static_inputs import (
-    BOUND,
-    CACHE,
-    LENGTHS,
-    static_token_inputs,
-)
+from trt_lora.runtime.generation.decoding.static_inputs import BOUND, LENGTHS, static_token_inputs
 from trt_lora.runtime.generation.decoding.step_inputs import (
     INPUT_IDS,
     PAST,

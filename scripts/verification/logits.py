@@ -1,6 +1,6 @@
 """Compare the logits of an engine with PEFT's, prompt by prompt."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,9 @@ def compared_logits(
     manager: LoRAManager,
     adapter: str,
     reference: "PeftReference",
-    prompts: Iterable[str],
+    prompts: Sequence[str],
     length: int,
+    turn: Callable[[str, int, int], object],
 ) -> Iterator[LogitRow]:
     """Yield a row for every prompt, with the base model and with an adapter.
 
@@ -49,9 +50,12 @@ def compared_logits(
         reference: the same model and adapter.
         prompts: text; where the engine takes none, random ids stand for each.
         length: tokens of the answers that are compared, most.
+        turn: called before each row with what it is, how many there are before it, and in all.
     """
     for number, prompt in enumerate(prompts):
-        for name in ("", adapter):
+        for place, name in enumerate(("", adapter)):
+            said = f"prompt {number + 1} of {len(prompts)} with {name or BASE}"
+            turn(said, 2 * number + place, 2 * len(prompts))
             ids = _prompt_and_answer(engine, manager, name, prompt, length, seed=number)
             ours = engine_logits(engine, manager, name, ids, prompt=ids.shape[1] // 2)
             theirs = reference.logits(name, ids, np.ones_like(ids))
@@ -68,7 +72,7 @@ def _prompt_and_answer(
         count = min(RANDOM_IDS, engine.manifest.max_input_len)
         return np.random.default_rng(seed).integers(0, engine.manifest.vocabulary_size, (1, count))
     activate(manager, name)
-    sampling = SamplingParams(max_new_tokens=length)
+    sampling = SamplingParams(max_tokens=length, temperature=0)
     (answer,) = generate(engine, [prompt], manager=manager, sampling=sampling)
     return np.array(
         [[*TextTokenizer(engine.directory).encode(prompt), *answer.token_ids]], np.int64

@@ -9,7 +9,6 @@ def require_peft(purpose: str) -> None:
     Raises:
         BackendError: one of them is not installed; the message says which extra has it.
     """
-    with extra("export", purpose):
+    with extra("peft", purpose):
         import trt_lora.builder.checkpoint.base_model
-    with extra("demo", purpose):
         import trt_lora.scripts.verification.peft_reference  # noqa: F401

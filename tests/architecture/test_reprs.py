@@ -18,7 +18,7 @@ from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.managers.interfaces import max, trtllm, vllm
+from trt_lora.runtime.interfaces import max, trtllm, vllm
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
 PACKAGES = (runtime, builder, max, trtllm, vllm)
@@ -63,20 +63,15 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "LoRAManager": loaded_manager,
     "Manifest": lambda: MANIFEST,
     "SamplingParams": lambda: runtime.SamplingParams(
-        99,
-        0.7,
-        9,
-        0.9,
-        9,
-        range(4096),
-        9,
-        LONG,
-        0.1,
-        1.1,
-        0.1,
-        0.1,
-        dict.fromkeys(range(9), 1.0),
-        9,
+        max_tokens=99,
+        temperature=0.7,
+        top_k=9,
+        top_p=0.9,
+        seed=9,
+        stop_token_ids=range(4096),
+        ignore_eos=True,
+        n=9,
+        stop=LONG,
     ),
     "SlotAdapters": lambda: runtime.SlotAdapters(FakeExecutor(slot_manifest(2))),
     "StepAnswers": lambda: runtime.StepAnswers(
@@ -92,6 +87,7 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "trtllm.TrtllmLoraRequest": lambda: trtllm.TrtllmLoraRequest(
         1, np.zeros((999, 999)), np.zeros((999, 3), np.int32)
     ),
+    "vllm.CompletionOutput": lambda: vllm.CompletionOutput(0, LONG, [9] * 999, 0.5, None, "stop"),
     "vllm.LoRAConfig": lambda: vllm.LoRAConfig(9, 9, "float32", 0, 99),
     "vllm.LoRALayerWeights": lambda: LAYER,
     "vllm.LoRAMapping": lambda: vllm.LoRAMapping.map_sequence_to_adapters(range(256)),
@@ -99,6 +95,9 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "vllm.LoRARequest": lambda: vllm.LoRARequest(LONG, 1, LONG, base_model_name=LONG),
     "vllm.PEFTHelper": lambda: vllm.PEFTHelper(8, 16, list(PATHS)),
     "vllm.PackedLoRALayerWeights": lambda: vllm.PackedLoRALayerWeights((LAYER, None, LAYER)),
+    "vllm.RequestOutput": lambda: vllm.RequestOutput("1", LONG, [9] * 999, []),
+    "vllm.SamplingParams": lambda: vllm.SamplingParams(stop=LONG),
+    "vllm.TokenLogprob": lambda: vllm.TokenLogprob(-0.5, 1, LONG),
     "TensorRTEngine": lambda: TensorRTEngine(Path(LONG), replace(MANIFEST, flavour="tensorrt-rtx")),
     "OnnxRuntimeEngine": lambda: OnnxRuntimeEngine(Path(LONG), MANIFEST),
 }

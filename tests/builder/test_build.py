@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import TinyEngine
-from safetensors.numpy import load_file, save_file
+from support.build_progress import Notes, StopAt
 from support.models.quick_build import quick_build
-from support.models.tiny_models import POSITIONS, save_adapter, save_model, tiny_config
+from support.models.tiny_models import (
+    POSITIONS,
+    save_model,
+    tiny_config,
+)
 from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
 from trt_lora.builder import BuildConfig, build_engine
@@ -22,37 +25,9 @@ from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.write_engine import _copy_text_files, make_graph
 from trt_lora.plugins.contract.sites import Site
-from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
+from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.files.file_record import file_record
-
-
-class StopAt:
-    """Progress that raises when a stage begins."""
-
-    def __init__(self, stage: str, error: BaseException) -> None:
-        self._stage, self._error = stage, error
-
-    def stage(self, name: str) -> None:
-        if name == self._stage:
-            raise self._error
-
-    def advance(self, done: int, total: int) -> None:
-        pass
-
-    def note(self, message: str) -> None:
-        pass
-
-
-class Notes(StopAt):
-    """Progress that keeps the notes."""
-
-    def __init__(self) -> None:
-        super().__init__("never", AssertionError())
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -146,15 +121,56 @@ def test_a_build_that_stops_anywhere_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_noticed_before_anything_is_written(
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {},
+            "weights in float32), 0.0 MB are free there; make room, choose another --output or",
+        ),
+        (
+            {"flavour": "tensorrt-rtx", "dtype": "float16"},
+            "weights in float16 and a plan of them), ",
+        ),
+    ],
+    ids=["no plan", "plan"],
+)
+def test_too_little_room_is_noticed_before_a_weight_is_read(
+    options: dict[str, Any],
+    words: str,
+    tiny_engine: TinyEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usage, asked = shutil.disk_usage(tmp_path), list[Path]()
+
+    def disk_usage(path: Path) -> Any:
+        asked.append(path)
+        return usage._replace(free=1000)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    config = tiny_config(tiny_engine.model, tmp_path / "not" / "there" / "engine", **options)
+    with pytest.raises(ConfigError) as raised:
+        build_engine(config, StopAt("load", AssertionError()))
+    assert f"{config.output} takes at least 0.1 MB ({words}" in str(raised.value)
+    assert asked == [tmp_path]  # what there is already of the output's path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_takes_the_room_that_was_asked_for(
     tiny_engine: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(OSError, match=r"the engine needs about .* MB") as raised:
-        quick_build(tiny_config(tiny_engine.model, tmp_path / "engine"))
-    assert raised.value.errno == errno.ENOSPC
-    assert list(tmp_path.iterdir()) == []
+    needed: list[int] = []
+    monkeypatch.setattr(
+        "trt_lora.builder.build.check_room", lambda _, weights, __: needed.append(weights)
+    )
+    with pytest.raises(AssertionError):
+        build_engine(
+            tiny_config(tiny_engine.model, tmp_path / "e"), StopAt("load", AssertionError())
+        )
+    (weights,) = needed
+    size = read_manifest(tiny_engine.engine).files["model.onnx.data"].size_bytes
+    assert 0.95 * size < weights <= size
 
 
 def test_an_existing_output_is_refused_and_untouched(
@@ -238,49 +254,6 @@ def test_the_dry_run_and_the_graph_agree_on_what_is_left_alone(
     assert of_modules.items() <= of_graph.items()
     others = {reason for path, reason in of_graph.items() if path not in of_modules}
     assert others == set()
-
-
-@pytest.mark.slow
-def test_real_adapters_decide_modules_and_ranks(tiny_engine: TinyEngine, tmp_path: Path) -> None:
-    wide = save_adapter(tiny_engine.model, tmp_path / "wide", r=12, target_modules=["o_proj"])
-    manifest = quick_build(
-        tiny_config(
-            tiny_engine.model,
-            tmp_path / "engine",
-            target_modules=(),
-            max_lora_rank=None,
-            lora_dirs=(tiny_engine.adapter, wide),
-        )
-    )
-    assert {site.module.name for site in manifest.sites if site.module} == {
-        "attn_q", "attn_v", "attn_dense",
-    }  # fmt: skip
-    assert (manifest.max_lora_rank, manifest.opt_lora_rank) == (12, 4)
-
-
-def test_an_adapter_that_no_engine_can_take_is_refused_before_the_export(
-    tiny_engine: TinyEngine, tmp_path: Path
-) -> None:
-    adapter = shutil.copytree(tiny_engine.adapter, tmp_path / "a")
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    tensors["base_model.model.model.embed_tokens.weight"] = np.ones((2, 2), np.float32)
-    save_file(tensors, adapter / "adapter_model.safetensors")
-    config = tiny_config(tmp_path / "no model", tmp_path / "e", lora_dirs=(adapter,))
-    with pytest.raises(AdapterError, match=r"embed_tokens\.weight cannot be used: .*embedding"):
-        build_engine(config)
-
-
-def test_options_that_contradict_a_real_adapter_are_refused(
-    tiny_engine: TinyEngine, tmp_path: Path
-) -> None:
-    config = tiny_config(tiny_engine.model, tmp_path / "e", lora_dirs=(tiny_engine.adapter,))
-    with pytest.raises(ConfigError, match=r"--max-lora-rank is 2, but an adapter .* has rank 4"):
-        build_engine(replace(config, max_lora_rank=2))
-    with pytest.raises(ConfigError, match=r"leaves out; add attn_q"):
-        build_engine(replace(config, target_modules=("attn_v",)))
-    with pytest.raises(AdapterError, match=r"nowhere"):
-        build_engine(replace(config, lora_dirs=(Path("nowhere"),)))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

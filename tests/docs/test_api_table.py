@@ -3,6 +3,7 @@
 import argparse
 import ast
 import importlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from support.api_table.page import DOCUMENTS, PAGE, coming_from_page, coming_from_pages, page
 from support.doc_blocks import ROOT
 
-from trt_lora.scripts.commands.convert_adapter import add_options
+from trt_lora.scripts.commands import convert_adapter, merge
 from trt_lora.scripts.terminal.build_options import build_parser
 
 ROWS = [row for document in DOCUMENTS for row in document.rows]
@@ -94,10 +95,14 @@ def resolve(path: str) -> Any:
     return found
 
 
-def _convert_parser() -> argparse.ArgumentParser:
+def _parser_of(add_options: Callable[[argparse.ArgumentParser], None]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     add_options(parser)
     return parser
 
 
-PARSERS = {"build-engine": build_parser(), "trt-lora convert-adapter": _convert_parser()}
+PARSERS = {
+    "build-engine": build_parser(),
+    "trt-lora convert-adapter": _parser_of(convert_adapter.add_options),
+    "trt-lora merge": _parser_of(merge.add_options),
+}

@@ -120,7 +120,7 @@ def test_an_adapter_that_is_refused_is_refused_by_field_and_value_with_advice(
 ) -> None:
     at, adapter = running[case.model], made(case)
     named = case.tensor or f"{field} is {saved_config(adapter)[field]!r}"
-    assert_refused(at, adapter, named, case.advice)
+    assert_refused(at, adapter, named, case.advice.replace("{adapter}", str(adapter)))
 
 
 def test_patterns_whose_order_the_file_loses_are_refused_as_peft_refuses_them(

@@ -12,6 +12,7 @@ from support.models.tiny_models import ARCHITECTURES, save_adapter, save_model, 
 from trt_lora.builder.build import list_sites
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.runtime import LoRAManager, open_engine
+from trt_lora.runtime.manifest import STATIC
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 
@@ -68,6 +69,30 @@ def test_an_engine_with_edgellm_names_takes_adapters_in_either_spelling(tmp_path
         manager = LoRAManager()
         manager.load_weights("a", adapter)  # before the engine is known: our own spelling
         manager.initialize_engine_bindings(engine)
+        ours = engine_logits(engine, manager, "a")
+    reference = PeftReference(model, {"a": adapter}).logits("a", *batch())
+    assert largest_error(ours, reference) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("Olmo2", {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 5}),  # 12
+        ("Llama", {"head_dim": 100}),  # as OpenLLaMA-3B
+    ],
+    ids=["12", "100"],
+)
+def test_heads_whose_width_onnx_runtimes_own_attention_refuses_answer_as_in_peft(
+    architecture: str, fields: dict[str, int], tmp_path: Path
+) -> None:
+    model = save_model(architecture, tmp_path / "model", **fields)
+    adapter = save_adapter(model, tmp_path / "a", r=4)
+    assert quick_build(tiny_config(model, tmp_path / "engine")).kv_cache == STATIC
+    with open_engine(tmp_path / "engine") as engine:
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        manager.load_weights("a", adapter)
         ours = engine_logits(engine, manager, "a")
     reference = PeftReference(model, {"a": adapter}).logits("a", *batch())
     assert largest_error(ours, reference) < 1e-4

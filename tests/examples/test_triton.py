@@ -20,7 +20,7 @@ from trt_lora.runtime import SamplingParams
 from trt_lora.runtime.memory.dtypes import Array
 
 EXAMPLE = ROOT / "examples" / "triton"
-SAMPLING = SamplingParams(5)
+SAMPLING = SamplingParams(max_tokens=5, temperature=0)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def request(prompt: list[int], number: int = 0, **inputs: Any) -> FakeRequest:
     """A request for the adapter of a number, 0 for the base model."""
     arrays: dict[str, Array] = {
         "input_ids": np.array(prompt, np.int64),
-        "max_new_tokens": np.array([5], np.int64),
+        "max_tokens": np.array([5], np.int64),
     }
     if number:
         arrays["lora_name"] = np.array([f"{number}.safetensors".encode()], np.object_)
@@ -60,7 +60,11 @@ def request(prompt: list[int], number: int = 0, **inputs: Any) -> FakeRequest:
 
 
 def expected(prompt: list[int], number: int = 0) -> list[int]:
-    answer = expected_answer(prompt, number, SamplingParams(5, stop_token_ids=(2,)))
+    answer = expected_answer(
+        prompt,
+        number,
+        SamplingParams(max_tokens=5, stop_token_ids=(2,), ignore_eos=True, temperature=0),
+    )
     return [token for token in answer if token is not None]
 
 

@@ -31,7 +31,7 @@ SLOTS, ROWS, STEPPERS, LOADERS = 3, 5, 2, 2
 NAMES = ("n0", "n1", "n2", "n3")  # of each loader: nobody else changes what they mean
 RANKS = (1, 2, 3, 4, 6, 8)  # one file each
 PROMPTS = ((5, 6, 7, 8, 9, 10, 11), (40, 41), (3, 4, 5) * 5)
-SAMPLING = SamplingParams(max_new_tokens=6, stop_token_ids=())
+SAMPLING = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
 
 Tokens = tuple[int, ...]
 

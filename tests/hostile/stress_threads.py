@@ -75,7 +75,7 @@ def answerer(engine: Engine, adapters: Mapping[str, Path]) -> Callable[[Case], A
     def answer(case: Case) -> Answer:
         adapter, prompt, temperature = case
         manager.switch_weights(adapter) if adapter else manager.reset_weights()
-        sampling = SamplingParams(max_new_tokens=8, temperature=temperature, stop_token_ids=())
+        sampling = SamplingParams(max_tokens=8, temperature=temperature, ignore_eos=True, seed=0)
         answers = generate(engine, PROMPTS[prompt], manager=manager, sampling=sampling)
         return [completion.token_ids for completion in answers]
 

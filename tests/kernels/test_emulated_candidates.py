@@ -121,11 +121,11 @@ def test_a_row_has_the_same_bits_alone_and_in_whichever_order_threads_run() -> N
 
 
 WAYS = [
-    SamplingParams(),
-    SamplingParams(temperature=0.7, top_k=50, top_p=0.9),
-    SamplingParams(temperature=0.7, top_k=256),
-    SamplingParams(temperature=0.5, top_p=0.95),
-    SamplingParams(temperature=0.5),
+    SamplingParams(max_tokens=64, temperature=0),
+    SamplingParams(max_tokens=64, temperature=0.7, top_k=50, top_p=0.9, seed=0),
+    SamplingParams(max_tokens=64, temperature=0.7, top_k=256, seed=0),
+    SamplingParams(max_tokens=64, temperature=0.5, top_p=0.95, seed=0),
+    SamplingParams(max_tokens=64, temperature=0.5, seed=0),
 ]
 
 
@@ -134,10 +134,10 @@ def test_what_is_drawn_from_them_is_what_the_host_chooses(dtype: str) -> None:
     sampling = WAYS * 5
     temperatures = np.array([params.temperature for params in sampling])
     call = replace(random_call(len(sampling), 3000, dtype), temperatures=temperatures)
-    draws = np.random.default_rng(1).random(len(sampling))
+    keys = np.random.default_rng(1).integers(2**63, size=len(sampling), dtype=np.uint64)
     found = run_candidates(call)
-    tokens = draw(Candidates(found.tokens, found.values, found.totals, 3000), sampling, draws)
-    expected = choose(call.logits.astype(np.float32), sampling, draws)
+    tokens = draw(Candidates(found.tokens, found.values, found.totals, 3000), sampling, keys)
+    expected = choose(call.logits.astype(np.float32), sampling, keys)
     decided = tokens != UNDECIDED
     assert decided.mean() > 0.9
     assert (tokens[decided] == expected[decided]).all()

@@ -12,6 +12,7 @@ from kernels.oracle import Inputs
 from kernels.slot_calls import SlotCall, slot_call
 
 from trt_lora.plugins.contract.slots import BASE_SLOT as BASE
+from trt_lora.plugins.kernels.constants import TILE_COLUMNS
 from trt_lora.plugins.kernels.launch_plan import Chip, Launch
 from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
@@ -21,6 +22,8 @@ from trt_lora.scripts.bench.gpu.layers.row_mixes import MIXES, mix
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")
 
 A100, H200 = Chip((8, 0), 108), Chip((9, 0), 132)
+FEW_SMS = Chip((9, 0), 8)  # as many as a cluster has CTAs
+ONE_SM = Chip((8, 0), 1)
 CHIPS = pytest.mark.parametrize("chip", [A100, H200], ids=["sm80", "sm90"])
 SITES = [(136, 64), (40, 16)]  # n, and the rank of the stacks
 RANKS = [(16, 8), (3, 16), (0, 5), (17, 1), (0, 0), (64, 16)]  # of the adapter in each slot
@@ -88,6 +91,52 @@ def test_a_prompt_of_several_rows_is_computed(dtype: str, rows: int) -> None:
     few = Chip((9, 0), 1)  # too few multiprocessors for several passes at once
     assert all(launch.grid[2] == 1 for launch in launches_of(call.shape, few))
     assert call.worst(run(call, launches_of(call.shape, few))) <= 1
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize(
+    ("chip", "rows", "widths", "ranks"),
+    [(FEW_SMS, 17, (640, 256, 256), (8, 0, 8)), (H200, 48, (14336, 14336), (16, 0))],
+    ids=["q and v without k", "gate without up of Llama-3-8B"],
+)
+def test_a_site_without_a_rank_leaves_the_tile_before_it_alone(
+    chip: Chip, rows: int, widths: tuple[int, ...], ranks: tuple[int, ...], order: int
+) -> None:
+    """A CTA computes several tiles of B, on both sides of a border between sites."""
+    call = slot_call([0] * rows, 32, [(n, max(ranks)) for n in widths], [ranks], "float16")
+    (launch,) = launches_of(call.shape, chip)
+    assert launch.kernel == "slots_fused_tiles_float16"
+    tiles = [n // TILE_COLUMNS for n in widths]
+    of_a_cta = -(-sum(tiles) // launch.grid[0])
+    assert tiles[0] % of_a_cta  # the border is within a CTA's tiles
+    assert call.worst(run(call, (launch,), order=order)) <= 1
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize(
+    ("chip", "dtype", "rows", "aligned", "kernel"),
+    [
+        (FEW_SMS, "float16", 5, True, "decode_float16"),
+        (FEW_SMS, "float16", 5, False, "fused_float16_8"),
+        (FEW_SMS, "float16", 17, True, "fused_tiles_float16"),
+        (ONE_SM, "float32", 5, True, "expand_float32_8"),
+        (ONE_SM, "float16", 17, True, "expand_tiles_float16"),
+    ],
+    ids=["decode", "fused", "fused_tiles", "pair", "pair of tiles"],
+)
+def test_ctas_with_columns_of_many_sites_pass_over_those_without_a_rank(
+    chip: Chip, dtype: str, rows: int, aligned: bool, kernel: str, order: int
+) -> None:
+    """Columns of one site after those of another, and slots in turn: each of any rank or none."""
+    sites = [(4168, 8), (264, 8), (264, 8)]
+    ranks = [(8, 0, 8), (0, 8, 0), (0, 0, 0), (8, 8, 0)]
+    slot = [(0, 1, BASE, 2, 3)[row % 5] for row in range(rows)]
+    call = slot_call(slot, 32, sites, ranks, dtype)
+    launches = launches_of(call.shape, chip, aligned=aligned)
+    assert launches[-1].kernel == f"slots_{kernel}"
+    shift = 0 if aligned else storage_dtype(dtype).itemsize
+    found = run(call, one_after_the_other(launches), shift=shift, order=order)
+    assert call.worst(found) <= 1
 
 
 @pytest.mark.parametrize("slot", [6, 99, -2, 2**31 - 1, -(2**31)])

@@ -19,7 +19,39 @@ def test_a_long_value_is_shortened() -> None:
     assert shown(list(range(1000))).endswith("18, 19, ...]")
 
 
-def test_the_name_that_was_meant_is_suggested_and_nothing_far_from_it() -> None:
-    choices = ("max-lora-rank", "max-loras", "dtype")
-    assert did_you_mean("max-lora-rnk", choices) == "; did you mean 'max-lora-rank'?"
-    assert did_you_mean("zzz", choices) == ""
+OPTIONS = (
+    *("--adapter", "--backend", "--config", "--json", "--lora-dir", "--lora-target-modules"),
+    *("--max-batch-size", "--max-lora-rank", "--max-loras", "--output", "--revision", "--rounds"),
+)
+NEAR = {
+    "--bakend": "--backend",
+    "--adaptor": "--adapter",
+    "--jsn": "--json",
+    "--batch-size": "--max-batch-size",
+    "--lora-modules": "--lora-target-modules",
+    "--lora-rank": "--max-lora-rank",
+    "--max-rank": "--max-lora-rank",
+    "--max-lora": "--max-loras",
+    "--outptu": "--output",
+    "generat": "generate",
+    "lsit": "list",
+    "chta": "chat",
+    "float61": "float16",
+    "smollm3": "smollm2",
+    "jason": "json",
+    "pirat": "pirate",
+}
+FAR = (
+    *("--model-config", "--multiple-profiles", "--reduce-fusion", "--tp-size", "--zzz"),
+    *("--verbose", "--optimize", "xyz", "engine", "base", "adapters/json", "lora"),
+)
+WORDS = (*OPTIONS, "generate", "chat", "list", "inspect", "float16", "smollm2", "json", "pirate")
+
+
+def test_the_name_that_was_meant_is_suggested() -> None:
+    found = {name: did_you_mean(name, WORDS) for name in NEAR}
+    assert found == {name: f"; did you mean {meant!r}?" for name, meant in NEAR.items()}
+
+
+def test_nothing_is_suggested_that_is_far_from_the_name() -> None:
+    assert {name: did_you_mean(name, WORDS) for name in FAR} == dict.fromkeys(FAR, "")

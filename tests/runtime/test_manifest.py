@@ -72,7 +72,23 @@ def test_the_lora_bindings_are_a_and_b_of_every_site(names: BindingNames) -> Non
 
 def test_a_directory_without_a_manifest_is_no_engine(tmp_path: Path) -> None:
     assert_refused(tmp_path, "has no manifest.json", "build-engine --model DIR --output DIR")
-    assert_refused(tmp_path / "nowhere", "has no manifest.json")
+
+
+def test_a_directory_that_is_not_there_is_said_to_be_so_with_the_name_that_was_meant(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "nowhere").mkdir()
+    write_engine(tmp_path / "nowhere")
+    assert_refused(tmp_path / "nowhre", "nowhre does not exist", "did you mean 'nowhere'?")
+    assert_refused(tmp_path / "a" / "b", "b does not exist")
+
+
+def test_the_engines_in_a_directory_are_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_engine(tmp_path / name)
+    inside = f"{tmp_path / 'one'}, {tmp_path / 'two'}"
+    assert_refused(tmp_path, f"is not an engine directory; pass one that lies in it: {inside}")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800", "\udcff/a"])
@@ -89,28 +105,67 @@ def test_a_file_is_no_engine(tmp_path: Path) -> None:
     assert_refused(tmp_path / "file", "is not an engine directory")
 
 
-@pytest.mark.parametrize("version", [0, 2, "1"])
-def test_another_schema_is_refused_with_both_versions(tmp_path: Path, version: object) -> None:
+@pytest.mark.parametrize(
+    ("version", "cure"),
+    [(0, "build the engine again"), (2, "install a newer trt-lora"), (999, "install a newer")],
+)
+def test_another_schema_is_refused_with_both_versions_and_the_cure(
+    tmp_path: Path, version: int, cure: str
+) -> None:
     write_engine(tmp_path, schema_version=version)
-    assert_refused(tmp_path, f"schema version is {version!r}, this release reads 1", "build")
+    assert_refused(tmp_path, f"schema version is {version}, this release reads 1; {cure}")
+
+
+@pytest.mark.parametrize("version", ["1", 1.5, True, [2]])
+def test_a_version_that_is_no_whole_number_is_damage(tmp_path: Path, version: object) -> None:
+    write_engine(tmp_path, schema_version=version)
+    assert_refused(tmp_path, f"version is {version!r}, ", "build the engine again")
 
 
 FIELDS = [field.name for field in dataclasses.fields(Manifest)]
 
 
 OPTIONAL = ("lora_plugin", "kv_cache", "max_loras")
+PYTHONS_WORDS = ("Error", "Manifest", "BaseModel", "BindingNames", "__init__", "argument")
+
+
+def refusal(directory: Path) -> str:
+    """What is said of a damaged manifest, without its path and without words of Python's."""
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(directory)
+    text = str(caught.value)
+    assert text.count(str(directory)) == 1
+    said = text.replace(str(directory / "manifest.json"), "")
+    assert [word for word in PYTHONS_WORDS if word in said] == []
+    return said
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name not in OPTIONAL])
 def test_a_missing_field_is_refused_by_name(tmp_path: Path, name: str) -> None:
     write_engine(tmp_path, **{name: None})
-    assert_refused(tmp_path, name)
+    assert refusal(tmp_path) == f" cannot be read: {name} is missing; build the engine again"
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_field_of_another_type_is_refused(tmp_path: Path, name: str) -> None:
-    write_engine(tmp_path, **{name: [1]})
-    assert_refused(tmp_path, "build the engine again")
+@pytest.mark.parametrize("value", [[1], 1.5, {"a": 1}])
+def test_a_field_of_another_type_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    write_engine(tmp_path, **{name: value})
+    assert refusal(tmp_path).endswith("; build the engine again")
+
+
+@pytest.mark.parametrize("place", ["base_model", "sites", "inputs", "files"])
+def test_a_part_that_is_missing_further_in_is_refused_by_name(tmp_path: Path, place: str) -> None:
+    parts = json.loads(write_engine(tmp_path).to_json())
+    inner = {
+        "base_model": lambda: parts["base_model"],
+        "sites": lambda: parts["sites"][0],
+        "inputs": lambda: parts["inputs"][0],
+        "files": lambda: parts["files"]["engine.plan"],
+    }[place]()
+    field = next(iter(inner))
+    del inner[field]
+    (tmp_path / "manifest.json").write_text(json.dumps(parts))
+    assert refusal(tmp_path) == f" cannot be read: {field} is missing; build the engine again"
 
 
 def test_an_engine_that_does_not_say_has_a_cache_that_grows(tmp_path: Path) -> None:
@@ -130,18 +185,19 @@ def test_an_unknown_form_of_the_plugin_is_refused_with_the_choices(tmp_path: Pat
 
 def test_a_field_of_a_later_release_is_refused_by_name(tmp_path: Path) -> None:
     write_engine(tmp_path, slots=4)
-    assert_refused(tmp_path, "slots")
+    said = " cannot be read: 'slots' is not known to this release; install a newer trt-lora"
+    assert refusal(tmp_path) == said
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", "[" * 100_000])
 def test_a_manifest_that_is_no_json_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
-    assert_refused(tmp_path, "cannot be read", "build the engine again")
+    assert refusal(tmp_path).endswith("; build the engine again")
 
 
 def test_a_manifest_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(b"\xff\xfe")
-    assert_refused(tmp_path, "cannot be read")
+    assert refusal(tmp_path).startswith(" is not JSON: ")
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:

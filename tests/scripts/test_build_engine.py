@@ -18,7 +18,7 @@ from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
-from trt_lora.scripts.terminal.console import INTERRUPTED
+from trt_lora.scripts.terminal.console import INTERRUPTED, TERMINATED
 from trt_lora.scripts.terminal.site_report import print_sites
 from trt_lora.scripts.terminal.trtllm_options import IGNORED
 
@@ -88,7 +88,19 @@ def test_a_config_file_alone_is_enough(
     printed = capsys.readouterr()
     assert printed.out.endswith("2 sites, 13 left alone\n")
     because = IGNORED["--gemm-plugin"]
-    assert printed.err == f"warning: {file}: --gemm-plugin is left out: {because}\n"
+    assert printed.err == f"note: {file}: --gemm-plugin is left out: {because}\n"
+
+
+def test_options_of_tensorrt_llm_that_mean_nothing_are_one_note(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = ["--gemm_plugin", "auto", "--context_fmha", "enable", "--paged_kv_cache", "enable"]
+    message = refusal(capsys, "--model", str(tiny_engine.model), *theirs)
+    note, error = message.splitlines()
+    assert note.startswith("note: --gemm-plugin is left out: TensorRT chooses")
+    assert "; --context-fmha is left out: " in note
+    assert "; --paged-kv-cache is left out: " in note
+    assert error.startswith("error: nothing says which modules take LoRA")
 
 
 def test_a_dry_run_in_json_has_every_linear(
@@ -188,8 +200,16 @@ def test_abbreviated_options_are_not_guessed(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_ctrl_c_exits_as_a_shell_expects_and_leaves_no_half_engine(
-    tiny_engine: TinyEngine, tmp_path: Path
+@pytest.mark.parametrize(
+    ("number", "status", "message"),
+    [
+        (signal.SIGINT, INTERRUPTED, "error: interrupted; no file was written"),
+        (signal.SIGTERM, TERMINATED, "error: terminated by SIGTERM"),
+    ],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_build_that_is_ended_exits_as_a_shell_expects_and_leaves_no_half_engine(
+    number: signal.Signals, status: int, message: str, tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "trt_lora.scripts.build_engine"]
     argv = ["--model", str(tiny_engine.model), "--output", str(tmp_path / "engine"), *SMALL]
@@ -203,11 +223,11 @@ def test_ctrl_c_exits_as_a_shell_expects_and_leaves_no_half_engine(
     while not any(tmp_path.iterdir()):  # the scratch directory: the export is under way
         assert build.poll() is None
         time.sleep(0.01)
-    build.send_signal(signal.SIGINT)
-    _, message = build.communicate(timeout=60)
-    assert build.returncode == INTERRUPTED
-    assert message.rstrip().endswith("error: interrupted; no file was written")
-    assert "Traceback" not in message
+    build.send_signal(number)
+    _, said = build.communicate(timeout=60)
+    assert build.returncode == status == 128 + number
+    assert said.rstrip().endswith(message)
+    assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -130,7 +130,7 @@ def test_an_adapter_of_another_base_model_is_refused(
     wider = {k: np.zeros((2, 64), np.float32) if "lora_A" in k else v for k, v in tensors.items()}
     save_file(wider, adapter / WEIGHTS)
     said = refusal(capsys, tiny_engine.engine, f"a={adapter}")
-    assert "expected [k, r] with k=32" in said
+    assert "in the file [2, 64], expected [r, k] with k=32" in said
     assert "was trained on another base model" in said
 
 

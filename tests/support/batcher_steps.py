@@ -38,8 +38,9 @@ class BatcherSteps:
 
     def submit(self, *names: str | None, tokens: int = LONGEST) -> int:
         for name in names:
-            sampling = SamplingParams(max_new_tokens=tokens)
-            self.batcher.submit(Request(self.next, name, (1,), sampling, self.batcher.steps))
+            sampling, arrival = SamplingParams(max_tokens=tokens), self.batcher.steps
+            request = Request(self.next, name, (1,), sampling, tokens, arrival=arrival)
+            self.batcher.submit(request)
             self.adapters[self.next], self.submitted[self.next] = name, self.batcher.steps
             self.next += 1
         return self.next - 1

@@ -9,6 +9,14 @@ from trt_lora.scripts.trt_lora_command import main
 
 def trt_lora(capsys: pytest.CaptureFixture[str], *arguments: str | Path, expected: int = 0) -> str:
     """Run it, check the exit status, and return what it printed."""
+    out, err = streams(capsys, *arguments, expected=expected)
+    return out or err
+
+
+def streams(
+    capsys: pytest.CaptureFixture[str], *arguments: str | Path, expected: int = 0
+) -> tuple[str, str]:
+    """Run it, check the exit status, and return what it printed on stdout and on stderr."""
     code = 0
     try:
         main([str(argument) for argument in arguments])
@@ -16,4 +24,4 @@ def trt_lora(capsys: pytest.CaptureFixture[str], *arguments: str | Path, expecte
         code = int(exited.code or 0)
     printed = capsys.readouterr()
     assert code == expected, printed.err
-    return printed.out or printed.err
+    return printed.out, printed.err

@@ -16,7 +16,7 @@ from trt_lora.runtime import (
     open_engine,
 )
 from trt_lora.runtime.engines.engine import Engine
-from trt_lora.runtime.managers.interfaces.trtllm import PeftCacheManager, TrtllmLoraRequest
+from trt_lora.runtime.interfaces.trtllm import PeftCacheManager, TrtllmLoraRequest
 
 _JSON = "tests/adapters/json"
 

@@ -15,7 +15,7 @@ def transcript(command: str, *arguments: str | Path) -> tuple[str, int]:
 
 
 def test_one_prompt_is_answered(spoken: Path, tiny_engine: TinyEngine) -> None:
-    use = ["--adapter", f"a={tiny_engine.adapter}", "--use", "a", "--max-new-tokens", "6"]
+    use = ["--adapter", f"a={tiny_engine.adapter}", "--use", "a", "--max-tokens", "6"]
     printed, status = transcript("trt-lora", "generate", spoken, "w5 w6 w7", *use)
     assert status == 0
     (line,) = printed.splitlines()
@@ -48,6 +48,8 @@ def test_an_engine_is_measured_with_an_adapter_and_a_random_one(
     printed, status = transcript("trt-lora", "bench", tiny_engine.engine, *options)
     assert status == 0
     assert all(word in printed for word in ("mine", "rank 8", "memory"))
+    turns = [line for line in printed.splitlines() if line.startswith("round 1 of 1, 1 row: ")]
+    assert len(turns) == 3  # a terminal that cannot draw bars has lines
     (workload,) = json.loads(Path(export).read_text())["workloads"]
     assert len(workload["contestants"]) == 3
 
@@ -62,3 +64,23 @@ def test_what_lies_in_a_folder_is_listed(tiny_engine: TinyEngine) -> None:
     printed, status = transcript("trt-lora", "list", tiny_engine.adapter.parent)
     assert status == 0
     assert tiny_engine.adapter.name in printed
+
+
+def test_a_prompt_is_typed_and_answered_with_the_one_adapter_that_is_given(
+    spoken: Path, tiny_engine: TinyEngine
+) -> None:
+    adapter = f"a={tiny_engine.adapter}"
+    options = ["--adapter", adapter, "--max-tokens", "6"]
+    with terminal("trt-lora", "generate", spoken, "-", *options) as child:
+        child.sendline("w5 w6 w7")
+        child.sendeof()
+        typed, status = ended(child)
+    assert status == 0
+    chosen, _ = transcript("trt-lora", "generate", spoken, "w5 w6 w7", *options, "--use", "a")
+    assert typed.endswith(chosen)
+
+
+def test_a_word_that_no_parser_knows_is_two_lines(spoken: Path) -> None:
+    printed, status = transcript("trt-lora", "generate", spoken, "w5", "--adaptr", "a=b")
+    said = "error: unrecognized arguments: --adaptr a=b; did you mean '--adapter'?"
+    assert (printed, status) == (f"{said}\nsee: trt-lora generate --help\n", 2)

@@ -16,14 +16,9 @@ from trt_lora.builder.export.set_attention import set_attention
 from trt_lora.builder.export.static.static_attention import STATIC_ATTENTION
 from trt_lora.builder.export.static.static_cache import RowCache
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
-from trt_lora.runtime.generation.decoding.static_inputs import CACHE, NEW_CACHE, STATIC_SHAPES
-from trt_lora.runtime.generation.decoding.step_inputs import (
-    BATCH,
-    KEPT,
-    LOGITS,
-    POSITION_IDS,
-    cache_names,
-)
+from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
+from trt_lora.runtime.generation.decoding.static_inputs import STATIC_SHAPES
+from trt_lora.runtime.generation.decoding.step_inputs import BATCH, KEPT, POSITION_IDS, cache_names
 
 
 class StaticStep(torch.nn.Module):

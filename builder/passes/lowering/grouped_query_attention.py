@@ -5,7 +5,8 @@
 lengths then cost what they are long; with a mask every row costs as much as the longest. It turns
 queries and keys itself where tables of a rotary embedding do.
 Attention that the operator cannot express stays as it is: a mask that is not causal (with a
-sliding window or without), keys and values of different widths, keys shared between layers.
+sliding window or without), keys and values of different widths, heads whose width is no multiple
+of 8, keys shared between layers.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 DOMAIN = "com.microsoft"
 OPERATOR = "GroupQueryAttention"
 
-_ROTARY_MULTIPLE = 16  # the operator turns heads of such widths alone
+_WIDTH_MULTIPLE = 8  # the operator takes heads of such widths alone, and says so when it runs
+_ROTARY_MULTIPLE = 16  # and turns those of such widths
 
 _SWAP_HEADS = [0, 2, 1, 3]  # [batch, heads, s, dim] and [batch, s, heads, dim]
 
@@ -65,7 +67,8 @@ class GroupQueryAttention(ir.passes.InPlacePass):
         window = self._window(model, node, rows[0])
         if rows[0] is None or rows[1] is None or window is None:
             return False
-        if _size(rows[0].cache, 3) != _size(rows[1].cache, 3):
+        width = _size(rows[0].cache, 3)
+        if width != _size(rows[1].cache, 3) or width % _WIDTH_MULTIPLE:
             return False
         _replace(node, rows[0], rows[1], window, self._token_counts(model, node, rows[0]))
         return True

@@ -16,7 +16,8 @@ from onnxscript.rewriter import pattern
 from onnxscript.rewriter import rewrite as apply_rules
 
 from trt_lora.builder.passes.lowering.evaluated import evaluated
-from trt_lora.runtime.generation.decoding.static_inputs import CACHE, LENGTHS
+from trt_lora.plugins.contract.step import CACHE
+from trt_lora.runtime.generation.decoding.static_inputs import LENGTHS
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 from trt_lora.runtime.memory.dtypes import Array
 

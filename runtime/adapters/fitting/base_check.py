@@ -1,11 +1,17 @@
-"""Base model check of an adapter: fingerprint, and target modules of its config."""
+"""Base model check of an adapter: fingerprint, copied weights, and modules its config targets."""
 
 from collections.abc import Mapping
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.formats.merge_advice import merge_advice
 from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.files.base_weights import EXACT, BaseCopy, BaseWeight
 from trt_lora.runtime.manifest import Manifest
+
+_NO_HASHES = (
+    "; the engine's manifest, of an earlier release, has no hash to compare it with: build it again"
+)
 
 
 def check_fingerprint(adapter: Adapter, manifest: Manifest) -> None:
@@ -21,6 +27,52 @@ def check_fingerprint(adapter: Adapter, manifest: Manifest) -> None:
             f"{adapter.base_fingerprint}, this engine was built from {base.name} with "
             f"{base.fingerprint}; convert it for this engine, from the original adapter"
         )
+
+
+def compare_copies(
+    adapter: Adapter, embeddings: Mapping[str, BaseWeight]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Compare the base weights in an adapter's file with the base model's, which PEFT replaces.
+
+    A copy in a 16-bit dtype is compared with the base model's values in that dtype: rounding is no
+    training.
+
+    Args:
+        adapter: whose copies are read, the first time.
+        embeddings: of the manifest.
+
+    Returns:
+        Tensor -> why it is passed over; and tensor -> why it cannot be.
+
+    Raises:
+        AdapterError: the file changed since the adapter was opened.
+    """
+    same, other = dict[str, str](), dict[str, str]()
+    for name, copy in adapter.base_copies.items():
+        own = embeddings.get(copy.path)
+        dtype = _dtype_of(copy, own) if own and own.shape == copy.shape else None
+        if dtype is not None:
+            rounded = "" if dtype == EXACT else f", rounded to {dtype}"
+            same[name] = f"it is a copy of the base model's own {copy.path}{rounded}"
+        elif own:
+            other[name] = f"{_difference(copy, own)}; {merge_advice(adapter.source)}"
+        else:
+            other[name] = adapter.unusable_keys[name] + ("" if embeddings else _NO_HASHES)
+    return same, other
+
+
+def _dtype_of(copy: BaseCopy, own: BaseWeight) -> str | None:
+    """The dtype in which the base model has a copy's values; None where it has others."""
+    return next((dtype for dtype, known in own.sha256.items() if known == copy.sha256), None)
+
+
+def _difference(copy: BaseCopy, own: BaseWeight) -> str:
+    if copy.shape != own.shape:
+        return f"it has shape {[*copy.shape]}, {copy.path} of the base model {[*own.shape]}"
+    return (
+        f"it has other values than {copy.path} of the base model: it was trained, or the adapter "
+        "is for another base"
+    )
 
 
 def is_other_base(name: str, manifest: Manifest) -> bool:

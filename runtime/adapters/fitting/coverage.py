@@ -29,7 +29,7 @@ class Coverage:
     unexpected_keys: Mapping[str, str]  # tensor of the adapter -> why it has no binding
     sites: tuple[SiteCoverage, ...]  # every site of the engine, in its order
     missing_sites: tuple[str, ...] = ()  # sites that its config targets and its file leaves out
-    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT ignores it too
+    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why it has no effect
     warnings: tuple[str, ...] = ()  # a line each
 
     def __repr__(self) -> str:

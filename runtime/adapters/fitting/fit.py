@@ -11,7 +11,11 @@ from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.fitting.base_check import check_fingerprint, find_missing_sites
+from trt_lora.runtime.adapters.fitting.base_check import (
+    check_fingerprint,
+    compare_copies,
+    find_missing_sites,
+)
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
 from trt_lora.runtime.adapters.fitting.match import match_weights, refusal
@@ -35,7 +39,7 @@ def fit_adapter(
 ) -> Fitted:
     """Fit an adapter to an engine.
 
-    Everything but the values is checked before the first value is read.
+    Everything but the values is checked before the first value of a factor is read.
 
     Args:
         adapter: what a file or a caller gave.
@@ -56,7 +60,7 @@ def fit_adapter(
 
 
 def preview_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) -> Coverage:
-    """Return the coverage of `fit_adapter` without what casts do: no value is read.
+    """Return the coverage of `fit_adapter` without what casts do: no value of a factor is read.
 
     Raises:
         AdapterError: as `match_adapter`.
@@ -70,7 +74,7 @@ def preview_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True
 def match_adapter(
     adapter: Adapter, manifest: Manifest, *, strict: bool = True
 ) -> tuple[dict[str, Weight], dict[str, str]]:
-    """Do all of `fit_adapter` that needs no values.
+    """Do all of `fit_adapter` that needs no values but those of copied base weights.
 
     Returns:
         The weights under the engine's binding names; and tensor -> why it has no binding.
@@ -97,15 +101,18 @@ def match_adapter(
 def _check_shape(
     weight: Weight, site: Site, factor: Factor, manifest: Manifest, label: str
 ) -> None:
-    if len(weight.shape) != 2:
-        raise AdapterError(f"{label} has shape {list(weight.shape)}, expected a matrix")
+    shape = [*weight.shape]
+    if len(shape) != 2:
+        raise AdapterError(f"{label} has shape {shape}, expected a matrix")
     rank = weight.shape[1 if factor == "A" else 0]
     if weight.shape != site.shape(factor, rank):
-        expected = "[k, r]" if factor == "A" else "[r, n]"
+        found = f"is in the file {[*weight.in_file]}" if weight.in_file else f"has shape {shape}"
+        axes = ("k", "r") if factor == "A" else ("r", "n")
+        expected = ", ".join(reversed(axes) if weight.in_file else axes)
         raise AdapterError(
-            f"{label} has shape {list(weight.shape)}, expected {expected} with k={site.k} and "
-            f"n={site.n}: the adapter was trained on another base model than "
-            f"{manifest.base_model.name}, or its factors are transposed"
+            f"{label} {found}, expected [{expected}] with k={site.k} and n={site.n}: the adapter "
+            f"was trained on another base model than {manifest.base_model.name}, or its factors "
+            "are transposed"
         )
     if not MIN_RANK <= rank <= manifest.max_lora_rank:
         raise AdapterError(
@@ -206,7 +213,7 @@ def _coverage(
         unexpected_keys=unexpected_keys,
         sites=sites,
         missing_sites=missing_sites,
-        ignored=dict(adapter.ignored),
+        ignored={**adapter.ignored, **compare_copies(adapter, manifest.base_model.embeddings)[0]},
         warnings=coverage_warnings(adapter, manifest, unexpected_keys, sites, missing_sites),
     )
 

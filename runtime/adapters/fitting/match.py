@@ -6,6 +6,7 @@ from trt_lora.plugins.contract.sites import Factor, parse_binding
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import listed
 from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.base_check import compare_copies
 from trt_lora.runtime.adapters.fitting.fused_modules import map_pairs
 from trt_lora.runtime.adapters.weight import Pair, Weight
 from trt_lora.runtime.manifest import Manifest
@@ -22,7 +23,8 @@ def match_weights(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weigh
     """
     found: list[tuple[str, Weight]] = []
     elsewhere: dict[str, dict[Factor, Weight]] = {}
-    unexpected_keys = dict(adapter.unusable_keys)
+    same, other = compare_copies(adapter, manifest.base_model.embeddings)
+    unexpected_keys = {n: why for n, why in adapter.unusable_keys.items() if n not in same} | other
     for name, weight in adapter.weights.items():
         parsed = parse_binding(name)
         binding = manifest.binding_names.binding(*parsed) if parsed else name

@@ -12,11 +12,13 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
+from trt_lora.runtime.adapters.formats.merge_advice import merge_advice
 from trt_lora.runtime.adapters.formats.named_safetensors import FINGERPRINT_KEY, save_safetensors
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE, read_peft_config
 from trt_lora.runtime.adapters.formats.peft_ignored import targeting_of
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.files.base_weights import BaseCopy
 from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.safetensors_file import StoredTensor, read_safetensors
 from trt_lora.runtime.files.untrusted_file import file_inside
@@ -27,14 +29,17 @@ _MAX_SHARDS = 1000
 
 # PEFT names a tensor by the module's path in the wrapped model.
 _KEY = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])\.weight")
+_COPY = re.compile(
+    r"base_model\.model\.(?P<path>(?!.*lora_).+?)(\.base_layer)?\.(?P<name>weight|bias)"
+)
 _UNTRAINED = "if that was not trained, save the adapter again with save_embedding_layers=False"
 _UNUSABLE = (
-    ("lora_magnitude_vector", "it is DoRA's magnitude, which an engine cannot apply"),
-    ("lora_embedding_", "it adapts an embedding, which is no matrix product"),
+    ("lora_magnitude_vector", "it is DoRA's magnitude, which an engine cannot apply; {merge}"),
+    ("lora_embedding_", "it adapts an embedding, which is no matrix product; {merge}"),
     (".base_layer.", f"it is a copy of a base weight; {_UNTRAINED}"),
     ("lm_head.weight", f"it is a copy of a base weight; {_UNTRAINED}"),
     ("embed", f"it is an embedding of the base model; {_UNTRAINED}"),
-    ("lora_B.bias", "it is a bias beside B, which an engine cannot apply"),
+    ("lora_B.bias", "it is a bias beside B, which an engine cannot apply; {merge}"),
 )  # fmt: skip
 _TRAINING_ONLY = ".lora_velora_embed"  # what VeLoRA compresses activations with, going backward
 _UNKNOWN = (
@@ -58,13 +63,16 @@ def adapter_from_peft(directory: Path) -> Adapter:
     if not stored:
         raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
     targeting = targeting_of(config.targeting, names)
-    weights, unusable_keys = {}, {}
+    weights, unusable_keys, copies = {}, {}, {}
     for path, tensor in stored:
         match = _KEY.fullmatch(tensor.name)
         if tensor.name in targeting.ignored or tensor.name.endswith(_TRAINING_ONLY):
             continue
         if match is None:
-            unusable_keys[tensor.name] = _why_unusable(tensor.name)
+            unusable_keys[tensor.name] = _why_unusable(tensor.name, directory)
+            if copied := _COPY.fullmatch(tensor.name):
+                place = f"{copied['path']}.{copied['name']}"
+                copies[tensor.name] = BaseCopy(place, tensor.shape, tensor.blocks)
         else:
             site, is_a = match["path"], match["factor"] == "A"
             _check_rank(tensor, is_a, config.rank(site), f"{path}: tensor {tensor.name!r}")
@@ -77,6 +85,7 @@ def adapter_from_peft(directory: Path) -> Adapter:
         config.base_model,
         metadata.get(FINGERPRINT_KEY),
         unusable_keys,
+        copies,
         targeting.ignored,
         targeting.targets,
         targeting.warnings,
@@ -88,8 +97,9 @@ def _weight(tensor: StoredTensor, scale: float) -> Weight:
     return stored.transposed()
 
 
-def _why_unusable(name: str) -> str:
-    return next((reason for part, reason in _UNUSABLE if part in name), _UNKNOWN)
+def _why_unusable(name: str, directory: Path) -> str:
+    reason = next((reason for part, reason in _UNUSABLE if part in name), _UNKNOWN)
+    return reason.replace("{merge}", merge_advice(directory))
 
 
 def _stored(directory: Path) -> tuple[list[tuple[Path, StoredTensor]], dict[str, str]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
+from trt_lora.runtime.adapters.formats.merge_advice import merge_advice
 from trt_lora.runtime.adapters.formats.peft_patterns import (
     MAX_STEPS,
     ModulePatterns,
@@ -36,22 +37,23 @@ _WITHOUT_EFFECT = frozenset({
     "lora_ga_config", "velora_config",
 })  # fmt: skip
 
-_RETRAIN = "train the adapter without it, or merge it into the base model and build from that"
 _REFUSED = {
-    "use_dora": f"DoRA rescales the base weight, which an engine cannot do at run time; {_RETRAIN}",
-    "bias": f"the adapter changes biases of the base model; {_RETRAIN}",
-    "lora_bias": f"the adapter adds a bias beside B; {_RETRAIN}",
-    "modules_to_save": f"the adapter replaces whole modules of the base model; {_RETRAIN}",
-    "trainable_token_indices": f"the adapter changes the token embeddings; {_RETRAIN}",
-    "target_parameters": f"the adapter targets parameters that are no linear layers; {_RETRAIN}",
     "alora_invocation_tokens": "activated LoRA switches on in mid-sequence; train a plain LoRA",
     "use_qalora": "QA-LoRA pools the input before A; train a plain LoRA",
     "use_bdlora": "block-diagonal LoRA has other factors than A and B; train a plain LoRA",
     "monteclora_config": "MonteCLoRA samples its weights; train a plain LoRA",
-    "kasa_config": f"KaSA truncates the base weight; {_RETRAIN}",
     "arrow_config": "Arrow routes between adapters per token; load the adapters by themselves",
-    "layer_replication": f"the base model's layers are repeated; {_RETRAIN}",
     "megatron_config": "Megatron's parallel layers are not supported; save a plain LoRA",
+}
+_MERGED = {  # refused too, but PEFT can merge them
+    "use_dora": "DoRA rescales the base weight, which an engine cannot do at run time",
+    "bias": "the adapter changes biases of the base model",
+    "lora_bias": "the adapter adds a bias beside B",
+    "modules_to_save": "the adapter replaces whole modules of the base model",
+    "trainable_token_indices": "the adapter changes the token embeddings",
+    "target_parameters": "the adapter targets parameters that are no linear layers",
+    "kasa_config": "KaSA truncates the base weight",
+    "layer_replication": "the base model's layers are repeated",
 }
 
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
@@ -150,8 +152,14 @@ def _refuse(fields: dict[str, Any], path: Path) -> None:
             if value is not True and not (isinstance(value, str) and value in _PLAIN_INITS):
                 raise AdapterError(f"{path}: {name} is {shown(value)}: {_BASE_CHANGING_INIT}")
         else:
-            reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
+            reason = _refusal(name, path.parent)
             raise AdapterError(f"{path}: {name} is {shown(value)}: {reason}")
+
+
+def _refusal(name: str, adapter: Path) -> str:
+    if name in _MERGED:
+        return f"{_MERGED[name]}; train the adapter without it, or {merge_advice(adapter)}"
+    return _REFUSED.get(name, "this release does not know the field; update trt-lora")
 
 
 def _switch(fields: dict[str, Any], name: str, path: Path) -> bool:

@@ -8,15 +8,19 @@ from typing import Any, Self
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.engines.engine import closed, open_already
+from trt_lora.runtime.engines.interface import Port, check_interface
+from trt_lora.runtime.engines.onnxruntime.mapped_weights import MappedWeights
 from trt_lora.runtime.engines.onnxruntime.prepared_run import OnnxRuntimePreparedRun
 from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
-from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, Manifest
+from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, Manifest
+from trt_lora.runtime.memory.dtypes import DTYPES
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 # A pass for convolutions, which ends the process where a float16 graph adds biases:
 # https://github.com/microsoft/onnxruntime/issues/28392
 _DISABLED_OPTIMIZERS = ("NchwcTransformer",)
+_DTYPES = {"tensor(float)": "float32"} | {f"tensor({dtype})": dtype for dtype in DTYPES}
 
 
 class OnnxRuntimeEngine:
@@ -58,7 +62,12 @@ class OnnxRuntimeEngine:
         with self._entering:
             if self._open is not None:
                 raise open_already()
-            self._open = SessionPool(self._load(), self.manifest)
+            weights = MappedWeights(self.directory / ONNX_WEIGHTS_FILE)
+            try:
+                self._open = SessionPool(self._load(), self.manifest, weights)
+            except BaseException:
+                weights.close()
+                raise
         return self
 
     def __exit__(
@@ -110,11 +119,15 @@ class OnnxRuntimeEngine:
             )
         except Exception as error:  # its exceptions have no common base of their own
             raise BackendError(f"ONNX Runtime cannot load {self.directory}: {error}") from error
-        self._check_interface(session)
+        given, optional = session.get_inputs(), session.get_overridable_initializers()
+        inputs = [_port(value) for value in (*given, *optional)]
+        outputs = [_port(value) for value in session.get_outputs()]
+        check_interface(self._graph, self.manifest, inputs, outputs)
         return session
 
-    def _check_interface(self, session: Any) -> None:
-        """The manifest must speak of this very graph."""
-        inputs = [*session.get_inputs(), *session.get_overridable_initializers()]
-        if sorted(value.name for value in inputs) != sorted(self.input_names):
-            raise BackendError(f"{self._graph} has other inputs than its manifest; build it again")
+
+def _port(value: Any) -> Port:
+    """An input or output of a session; a default without elements is of any size there."""
+    sizes = (size if isinstance(size, int) and size else None for size in value.shape)
+    dtype = str(value.type)
+    return Port(value.name, _DTYPES.get(dtype, dtype), tuple(sizes))

@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 from trt_lora.runtime.engines.engine import closed
 from trt_lora.runtime.engines.onnxruntime.bound_session import BoundSession
+from trt_lora.runtime.engines.onnxruntime.mapped_weights import MappedWeights
 from trt_lora.runtime.engines.onnxruntime.prepared_run import OnnxRuntimePreparedRun
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
@@ -18,8 +19,8 @@ class SessionPool:
     inputs are bound there.
     """
 
-    def __init__(self, session: Any, manifest: Manifest) -> None:
-        self._session, self._manifest = session, manifest
+    def __init__(self, session: Any, manifest: Manifest, weights: MappedWeights) -> None:
+        self._session, self._manifest, self._weights = session, manifest, weights
         self._idle: dict[int, BoundSession] = {}  # by the thread that used it last
         self._prepared = WeakSet[OnnxRuntimePreparedRun]()
         self._running = 0
@@ -56,10 +57,12 @@ class SessionPool:
 
         Raises:
             StateError: the pool is closed.
+            BackendError: its weights were written to.
         """
         with self._changed:
             if self._closed:
                 raise closed()
+            self._weights.check()
             self._running += 1
             return self._session
 
@@ -85,6 +88,7 @@ class SessionPool:
             self._changed.wait_for(lambda: not self._running)
             self._idle.clear()
             self._session = None
+            self._weights.close()
             for run in self._prepared:
                 run.forget()
 

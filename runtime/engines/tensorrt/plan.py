@@ -9,9 +9,14 @@ from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.plugins.tensorrt.plugin_failures import summary
 from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
+from trt_lora.runtime.engines.interface import Port, check_interface
 from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE, RuntimeCache
 from trt_lora.runtime.manifest import PLAN_FILE, Manifest
 from trt_lora.runtime.memory.device import CudaMemory
+
+# NVIDIA's names of the dtypes that an engine's inputs and outputs have.
+_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32"}
+_DTYPES |= {"INT64": "int64", "BOOL": "bool"}
 
 
 class Plan:
@@ -27,8 +32,8 @@ class Plan:
         """Load the plan.
 
         Raises:
-            BackendError: the library cannot be imported, or refuses the plan on this GPU; the
-                device is out of memory.
+            BackendError: the library cannot be imported, or refuses the plan on this GPU; the plan
+                has other inputs or outputs than the manifest; the device is out of memory.
         """
         self._trt = trt = flavour.load()
         self._plugins = register_plugins(trt) if manifest.lora_plugin == "plugin" else None
@@ -41,6 +46,7 @@ class Plan:
                     f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU "
                     f"(built with {dict(manifest.versions)}); build it on this machine"
                 )
+        _check_interface(trt, self._engine, directory / PLAN_FILE, manifest)
         self._memory_bytes = int(self._engine.device_memory_size_v2)
         self._memory = memory.allocate(self._memory_bytes)
         has_cache = flavour.has_runtime_cache
@@ -101,6 +107,23 @@ class Plan:
             kinds = self._trt.DynamicShapesKernelSpecializationStrategy
             config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
         return config
+
+
+def _check_interface(trt: Any, engine: Any, file: Path, manifest: Manifest) -> None:
+    """The manifest must speak of this very plan, whose shapes may say less than a graph's."""
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    modes = {name: engine.get_tensor_mode(name) for name in names}
+    inputs, outputs = (
+        [_port(engine, name) for name in names if modes[name] == mode]
+        for mode in (trt.TensorIOMode.INPUT, trt.TensorIOMode.OUTPUT)
+    )
+    check_interface(file, manifest, inputs, outputs, are_shapes_known=False)
+
+
+def _port(engine: Any, name: str) -> Port:
+    dtype = str(engine.get_tensor_dtype(name).name)
+    sizes = (size if size >= 0 else None for size in engine.get_tensor_shape(name))
+    return Port(name, _DTYPES.get(dtype, dtype), tuple(sizes))
 
 
 def _runtime_cache(engine: Any, directory: Path) -> RuntimeCache:

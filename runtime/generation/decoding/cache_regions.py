@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import gcd
 
+from trt_lora.plugins.contract.step import CACHE
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.decoding.static_inputs import CACHE
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import ALIGNMENT, Blocks

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.step_inputs import (
-    LOGITS,
     Ids,
     empty_cache,
     next_cache,

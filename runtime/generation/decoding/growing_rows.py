@@ -73,6 +73,12 @@ class GrowingRows:
         del clear  # rows of a cache that grows are never used again
         self._removed.add(row)
 
+    def clear(self) -> None:
+        """Let all sequences go, and begin with another cache; see `Rows.clear`."""
+        self._prompts.clear()
+        self._removed.clear()
+        self._decoder = None
+
     def use_adapter(self, tensor_map: TensorMap) -> None:
         """Take other LoRA bindings; see `Rows.use_adapter`."""
         self._map.update(tensor_map)

@@ -101,6 +101,16 @@ class KVCache:
         self._owners.pop()
         self.lengths[last] = 0
 
+    def clear(self) -> None:
+        """Free every row, whatever a release that did not end has left, and write zeros over it.
+
+        A run that was stopped may have left values that are no numbers.
+        """
+        for row in range(len(self._owners)):
+            self._clear(row)
+        self._owners.clear()
+        self.lengths[:] = 0
+
     def copy_row(self, source: int, target: int) -> None:
         """Copy a row with its length: a prefix that two sequences share, or a row that moves."""
         for first, blocks in self._row_blocks:

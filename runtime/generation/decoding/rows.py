@@ -56,6 +56,10 @@ class Rows(Protocol):
         """Let a sequence go; with `clear`, nothing of it may meet another one's values."""
         ...
 
+    def clear(self) -> None:
+        """Let all sequences go, whatever a step or a removal that did not end has left."""
+        ...
+
     def use_adapter(self, tensor_map: TensorMap) -> None:
         """Take other LoRA bindings from the next step on."""
         ...

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from trt_lora.plugins.contract.slots import LORA_SLOT
+from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import Executor, PreparesRuns
 from trt_lora.runtime.generation.decoding.decode_steps import DecodeSteps
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
-from trt_lora.runtime.generation.decoding.step_inputs import LOGITS, Ids
+from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
 

@@ -18,7 +18,6 @@ from trt_lora.runtime.generation.decoding.step_inputs import BATCH, INPUT_IDS, K
 from trt_lora.runtime.memory.dtypes import Array
 
 LENGTHS, KEPT_PLACES, BOUND = "lengths", "kept", "bound"
-CACHE, NEW_CACHE = "cache.", "new_cache."
 
 STATIC_SHAPES: Mapping[str, tuple[str, ...]] = {
     INPUT_IDS: (BATCH, SEQUENCE),

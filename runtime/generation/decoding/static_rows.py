@@ -101,6 +101,17 @@ class StaticRows:
         self._slots.pop(row, None)
         del self._prompts[row], self._temperatures[row], self._leases[row]
 
+    def clear(self) -> None:
+        """Free all rows; see `Rows.clear`."""
+        if self._steps is not None:
+            self._steps.drop()
+        self._cache.clear()
+        for of_rows in (self._waiting, self._copies, self._prompts, self._temperatures):
+            of_rows.clear()
+        self._leases.clear()
+        self._slots.clear()
+        self._bound = None
+
     def use_adapter(self, tensor_map: TensorMap) -> None:
         """Take other LoRA bindings; see `Rows.use_adapter`."""
         if self._steps is not None:

@@ -21,7 +21,7 @@ CacheShape = tuple[int, int, int, int]  # batch, kv_heads, length, dim
 
 INPUT_IDS, POSITION_IDS = "input_ids", "position_ids"
 ATTENTION_MASK, LOGITS_TO_KEEP = "attention_mask", "logits_to_keep"
-LOGITS, PAST, PRESENT = "logits", "past_key_values.", "present."
+PAST, PRESENT = "past_key_values.", "present."
 
 # Symbolic dimensions.
 BATCH, SEQUENCE, KEPT = "batch", "sequence", "kept"

@@ -25,7 +25,7 @@ def processed(
     """Return the logits that the next token is chosen from.
 
     Args:
-        logits: [vocab]; they stay as they are.
+        logits: [vocab]; they stay as they are. -inf is a token that is forbidden, and stays so.
         sampling: bias and penalties.
         prompt: token ids.
         answer: token ids so far. They alone count for the presence and frequency penalties.
@@ -44,14 +44,16 @@ def processed(
     values[answered] -= sampling.frequency_penalty * counts
     values[answered] -= sampling.presence_penalty
     result = logits.copy()
-    result[changed] = np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), values)
+    is_forbidden = np.isneginf(logits[changed])
+    result[changed] = np.where(is_forbidden, -np.inf, np.clip(values, -_LARGEST, _LARGEST))
     return result
 
 
 def _repel(values: _Floats, places: npt.NDArray[np.intp], penalty: float) -> None:
-    """Divide what is positive and multiply the rest, in place."""
+    """Divide what is positive and multiply the rest, in place; both may overflow to infinity."""
     found = values[places]
-    values[places] = np.where(found > 0, found / penalty, found * penalty)
+    with np.errstate(over="ignore"):
+        values[places] = np.where(found > 0, found / penalty, found * penalty)
 
 
 def _places(ids: npt.NDArray[np.int64], some: npt.ArrayLike) -> npt.NDArray[np.intp]:

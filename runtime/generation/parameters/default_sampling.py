@@ -2,22 +2,24 @@
 
 Every field is honoured, known not to change which tokens are chosen here, or refused by name. Where
 the file does not name one, the default is that of `SamplingParams`, as in vLLM: transformers' own
-top-k of 50 is not applied. Its stop tokens are in the manifest already.
+top-k of 50 is not applied. But without `do_sample`, answers are greedy, as in transformers, and
+without a number of tokens they have up to 64. Its stop tokens are in the manifest already.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.json_file import read_json
-from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import GREEDY, SamplingParams
 
 GENERATION_FILE = "generation_config.json"
 
 _HONOURED = {
-    "max_new_tokens": "max_new_tokens",
+    "max_new_tokens": "max_tokens",
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -70,7 +72,8 @@ _OFF: Mapping[str, tuple[object, ...]] = {
 _NEXT_STEP = "pass sampling parameters of your own, or --generation-config none"
 
 
-def default_sampling(directory: Path) -> SamplingParams:
+@checked
+def default_sampling(directory: str | Path) -> SamplingParams:
     """Return what the `generation_config.json` of an engine recommends.
 
     Without the file, or where `do_sample` is not true: greedy, as in transformers.
@@ -79,29 +82,55 @@ def default_sampling(directory: Path) -> SamplingParams:
         ConfigError: the file is damaged, a field is unknown or asks for what is not done here, a
             value is out of its range.
     """
+    return _sampling_of(Path(directory), _sampling)
+
+
+def sampling_of_model(directory: Path) -> SamplingParams:
+    """Return the same as vLLM's `LLM` takes it: by its own defaults, whatever `do_sample` says.
+
+    Raises:
+        ConfigError: as `default_sampling`.
+    """
+
+    def sampling(fields: Mapping[str, Any]) -> SamplingParams:
+        taken = {name: ours for name, ours in _HONOURED.items() if name in fields}
+        taken.pop("stop_strings", None)
+        return SamplingParams(**{ours: fields[name] for name, ours in taken.items()})
+
+    return _sampling_of(directory, sampling)
+
+
+def _sampling_of(
+    directory: Path, sampling: Callable[[Mapping[str, Any]], SamplingParams]
+) -> SamplingParams:
+    """What is made of the fields of the file."""
     path = directory / GENERATION_FILE
-    if not path.is_file():
-        return SamplingParams()
     try:
-        fields = {name: v for name, v in read_json(path).items() if v is not None}
+        fields = {name: v for name, v in _read(path).items() if v is not None}
         for name, value in fields.items():
             _check(name, value)
-        return _sampling(fields)
+        return sampling(fields)
     except AdapterError as error:  # of a file that is no JSON
         raise ConfigError(f"{error}; build the engine again, or {_NEXT_STEP}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}; {_NEXT_STEP}") from error
 
 
+def _read(path: Path) -> Mapping[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
 def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
+    given: dict[str, Any]
     given = {ours: fields[name] for name, ours in _HONOURED.items() if name in fields}
     is_sampled = fields.get("do_sample", False)
     if type(is_sampled) is not bool:
         raise ConfigError(f"do_sample is {shown(is_sampled)}, expected true or false")
+    given.setdefault("max_tokens", GREEDY.max_tokens)
     if is_sampled:
-        given.setdefault("temperature", 1.0)
         return SamplingParams(**given)
-    return SamplingParams(**{name: v for name, v in given.items() if name not in _OF_DRAWS})
+    greedy = {name: value for name, value in given.items() if name not in _OF_DRAWS}
+    return SamplingParams(**greedy, temperature=0.0)
 
 
 def _check(name: str, value: object) -> None:

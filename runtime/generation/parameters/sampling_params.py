@@ -1,11 +1,11 @@
 """Parameters of one answer: how its tokens are chosen, and where it ends.
 
-Names and defaults are those of vLLM's `SamplingParams`, but for three: `max_new_tokens` is 64, the
-default temperature is 0 (greedy), and `seed` is a number, so that every answer can be repeated.
+Names, order and defaults are those of `SamplingParams` of vLLM 0.33, all of them; those for which
+nothing here does the work are refused where they are not at their default.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -15,19 +15,44 @@ from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.text.token_ids import token_ids
 
-_WHOLE = ("max_new_tokens", "top_k", "seed", "n", "logprobs")
+_WHOLE = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
+_FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
+_OPTIONAL = ("seed", "max_tokens", "logprobs")
 _MOST_BIAS = float(np.finfo(np.float32).max)
 _RANGES: Mapping[str, tuple[float, float, str]] = {
-    "max_new_tokens": (1, np.inf, "1 or more"),
-    "temperature": (0, np.finfo(float).max, "0 (greedy) or more, and finite"),
-    "top_k": (0, np.inf, "0 (all) or more"),
-    "top_p": (np.nextafter(0, 1), 1, "above 0 and at most 1"),
-    "seed": (0, np.inf, "0 or more"),
     "n": (1, np.inf, "1 or more"),
-    "min_p": (0, 1, "from 0 (all) to 1"),
-    "repetition_penalty": (np.nextafter(0, 1), np.finfo(float).max, "above 0, and finite"),
     "presence_penalty": (-2, 2, "from -2 to 2"),
     "frequency_penalty": (-2, 2, "from -2 to 2"),
+    "repetition_penalty": (np.nextafter(0, 1), np.finfo(float).max, "above 0, and finite"),
+    "temperature": (0, np.finfo(float).max, "0 (greedy) or more, and finite"),
+    "top_p": (np.nextafter(0, 1), 1, "above 0 and at most 1"),
+    "top_k": (0, np.inf, "0 or -1 (all), or more"),
+    "min_p": (0, 1, "from 0 (all) to 1"),
+    "seed": (-(1 << 63), (1 << 64) - 1, "of 64 bits, or None for another one each time"),
+    "max_tokens": (1, np.inf, "1 or more, or None for as many as the engine has room for"),
+    "min_tokens": (0, np.inf, "0 or more"),
+    "logprobs": (-1, np.inf, "-1 (all tokens) or more"),
+}
+
+# Why a field of vLLM's is refused where it is not at its default.
+REFUSED: Mapping[str, str] = {
+    "watermarking": "answers carry no watermark; leave it out",
+    "prompt_logprobs": "log probabilities are of answers; pass logprobs",
+    "prompt_logprob_token_ids": "log probabilities are of answers; pass logprobs",
+    "prompt_logprob_start": "log probabilities are of answers; pass logprobs",
+    "logprob_token_ids": "log probabilities are of the chosen and the best; pass logprobs=-1",
+    "flat_logprobs": "log probabilities are dicts by token; leave it out",
+    "spaces_between_special_tokens": "a tokenizer.json joins tokens in one way; leave it out",
+    "output_kind": "generate returns answers whole, stream_text by piece; leave it out",
+    "stream_interval": "stream_text yields text as it comes; leave it out",
+    "skip_clone": "parameters are frozen, and never copied; leave it out",
+    "output_text_buffer_length": "it follows from stop; leave it out",
+    "extra_args": "nothing here reads it; leave it out",
+    "skip_reading_prefix_cache": "no prefix is kept; leave it out",
+    "thinking_token_budget": "thinking is not told from answering; pass max_tokens",
+    "repetition_detection": "no answer is ended for repeating; pass max_tokens or a penalty",
+    "routed_experts_prompt_start": "no engine returns its experts; leave it out",
+    "trace_decode_token_ids": "tokens are chosen, not given; leave it out",
 }
 
 
@@ -36,38 +61,72 @@ _RANGES: Mapping[str, tuple[float, float, str]] = {
 class SamplingParams:
     """Sampling parameters and stop conditions of a generation."""
 
-    max_new_tokens: int = 64
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int = 0  # 0 keeps all
-    top_p: float = 1.0  # 1 keeps all
-    seed: int = 0
-    stop_token_ids: Collection[int] | None = None  # None: those of the engine's manifest
     n: int = 1  # answers to one prompt, with draws of their own
-    stop: str | Sequence[str] | None = None  # strings that end the text, which ends before them
-    min_p: float = 0.0  # least probability in parts of the greatest; 0 keeps all
-    repetition_penalty: float = 1.0  # of tokens in prompt or answer; above 1 makes them rarer
     presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer
     frequency_penalty: float = 0.0  # the same, times how often a token is in the answer
-    logit_bias: Mapping[int, float] | None = None  # added to the logits of these tokens
+    repetition_penalty: float = 1.0  # of tokens in prompt or answer; above 1 makes them rarer
+    temperature: float = 1.0  # 0 is greedy
+    watermarking: bool | None = None
+    top_p: float = 1.0  # 1 keeps all
+    top_k: int = 0  # 0 and -1 keep all
+    min_p: float = 0.0  # least probability in parts of the greatest; 0 keeps all
+    seed: int | None = None  # None and -1: another one each time
+    stop: str | Sequence[str] | None = None  # strings that end the text, which ends before them
+    stop_token_ids: Collection[int] | None = None  # that end it beside the engine's own
+    ignore_eos: bool = False  # the engine's own stop tokens do not end it
+    max_tokens: int | None = 16  # None: as many as the engine has room for
+    min_tokens: int = 0  # before which no stop token is chosen and no stop string looked for
     logprobs: int | None = None  # tokens a step with log probabilities; the chosen one comes too
+    prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: Sequence[int] | None = None
+    prompt_logprob_start: int | None = None
+    logprob_token_ids: Sequence[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True  # make text, where there is a tokenizer
+    skip_special_tokens: bool = True  # in the text
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False  # the text ends behind the stop string
+    output_kind: object = None
+    stream_interval: int | None = None
+    skip_clone: bool = False
+    output_text_buffer_length: int = 0
     structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: Mapping[int, float] | None = None  # added to the logits of these tokens
+    allowed_token_ids: Collection[int] | None = None  # the only ones that are chosen
+    extra_args: Mapping[str, object] | None = None
+    bad_words: Sequence[str] | None = None  # that the text never has
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: object = None
+    routed_experts_prompt_start: int = 0
+    trace_decode_token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning, and keep collections as tuples.
 
         Raises:
-            ConfigError: a value is of another type, out of its range, or contradicts another.
+            ConfigError: a value is of another type, out of its range, contradicts another, or asks
+                for what is not done here.
         """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_default = type(value) is type(field.default) and value == field.default
+            if field.name in REFUSED and not is_default:
+                raise ConfigError(f"{field.name} is {shown(value)}: {REFUSED[field.name]}")
+        self._keep_off("seed", None)
+        self._keep_off("top_k", 0)
         for name, (least, most, choices) in _RANGES.items():
-            self._check(name, least, most, choices)
-        if self.logprobs is not None:
-            self._check("logprobs", -1, np.inf, "-1 (all tokens) or more")
-        if self.stop_token_ids is not None:
-            self._keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
-        if self.stop is not None:
-            self._keep("stop", _strings(self.stop))
-        if self.logit_bias is not None:
-            self._keep("logit_bias", _biases(self.logit_bias))
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                self._check(name, least, most, choices)
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                value = shown(getattr(self, name))
+                raise ConfigError(f"{name} is {value}, expected True or False")
+        self._convert("stop_token_ids", _ids("stop_token_ids"))
+        self._convert("allowed_token_ids", _ids("allowed_token_ids"))
+        self._convert("stop", _strings("stop"))
+        self._convert("bad_words", _strings("bad_words"))
+        self._convert("logit_bias", _biases)
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             raise ConfigError(
                 f"structured_outputs is {shown(self.structured_outputs)}, expected a "
@@ -83,15 +142,14 @@ class SamplingParams:
     @property
     def needs_text(self) -> bool:
         """Whether tokens are looked at as text, for which a tokenizer is needed."""
-        return bool(self.stop) or self.structured_outputs is not None
+        return bool(self.stop or self.bad_words) or self.structured_outputs is not None
 
     @property
     def changes_logits(self) -> bool:
         """Whether tokens are chosen from other logits than the engine's."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
-        return (
-            penalties != (1, 0, 0) or bool(self.logit_bias) or self.structured_outputs is not None
-        )
+        is_limited = self.allowed_token_ids is not None or self.structured_outputs is not None
+        return penalties != (1, 0, 0) or is_limited or bool(self.logit_bias or self.bad_words)
 
     def _check_contradictions(self) -> None:
         if self.n > 1 and self.temperature == 0:
@@ -99,11 +157,18 @@ class SamplingParams:
                 f"n is {self.n}, but temperature 0 (greedy) gives equal answers; pass a "
                 "temperature above 0, or n=1"
             )
-        if self.stop and self.structured_outputs is not None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ConfigError(
-                f"stop is {shown(self.stop)}, which would cut what structured_outputs asks for; "
-                "pass one of them"
+                f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}; pass "
+                "fewer, or a larger max_tokens"
             )
+        if self.stop and not self.detokenize:
+            raise ConfigError(
+                f"stop is {shown(self.stop)}, strings of the text that detokenize=False leaves "
+                "out; pass stop_token_ids, or detokenize=True"
+            )
+        if self.allowed_token_ids == ():
+            raise ConfigError("allowed_token_ids is empty: no token can be chosen; name some")
 
     def _check(self, name: str, least: float, most: float, choices: str) -> None:
         value = getattr(self, name)
@@ -111,17 +176,31 @@ class SamplingParams:
         is_number = isinstance(value, numbers) and not isinstance(value, bool)
         if not is_number or not least <= value <= most:
             kind = "a whole number, " if name in _WHOLE else "a number, "
-            raise ConfigError(f"{name} is {value!r}, expected {kind}{choices}")
+            raise ConfigError(f"{name} is {shown(value)}, expected {kind}{choices}")
 
-    def _keep(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+    def _keep_off(self, name: str, off: object) -> None:
+        """Keep a field's -1 as what it means."""
+        value = getattr(self, name)
+        if isinstance(value, int | np.integer) and not isinstance(value, bool) and value == -1:
+            object.__setattr__(self, name, off)
+
+    def _convert(self, name: str, converted: Callable[[object], object]) -> None:
+        if (value := getattr(self, name)) is not None:
+            object.__setattr__(self, name, converted(value))
 
 
-def _strings(value: object) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else value
-    if not isinstance(strings, Sequence) or not all(isinstance(s, str) and s for s in strings):
-        raise ConfigError(f"stop is {shown(value)}, expected strings that are not empty")
-    return tuple(strings)
+def _ids(name: str) -> Callable[[object], tuple[int, ...]]:
+    return lambda value: tuple(dict.fromkeys(token_ids(name, value)))
+
+
+def _strings(name: str) -> Callable[[object], tuple[str, ...]]:
+    def strings(value: object) -> tuple[str, ...]:
+        several = (value,) if isinstance(value, str) else value
+        if not isinstance(several, Sequence) or not all(isinstance(s, str) and s for s in several):
+            raise ConfigError(f"{name} is {shown(value)}, expected strings that are not empty")
+        return tuple(several)
+
+    return strings
 
 
 def _biases(value: object) -> dict[int, float]:
@@ -137,3 +216,23 @@ def _biases(value: object) -> dict[int, float]:
                 f"logit_bias of {token} is {bias!r}, expected a number that float32 holds"
             )
     return dict(zip(ids, map(float, value.values()), strict=True))
+
+
+# Where neither a caller nor the model says how: greedy, so that an answer can be repeated.
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
+
+
+def sampling_of(given: object) -> SamplingParams:
+    """Return what a caller gave, or `GREEDY` for None.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if given is None:
+        return GREEDY
+    if not isinstance(given, SamplingParams):
+        raise ConfigError(
+            f"sampling is {shown(given)}, expected a SamplingParams, such as "
+            "SamplingParams(temperature=0.0, max_tokens=64)"
+        )
+    return given

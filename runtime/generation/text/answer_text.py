@@ -5,29 +5,37 @@ from collections.abc import Sequence
 from trt_lora.runtime.generation.text.tokenizer import TextStream
 
 
-def before_stop(text: str, stop: Sequence[str]) -> str:
-    """Return a text up to the first stop string in it; all of it where there is none."""
-    found = (at for string in stop if (at := text.find(string)) >= 0)
-    return text[: min(found, default=len(text))]
-
-
 class AnswerText:
     """Pieces of a text; what may turn out to be the beginning of a stop string is held back."""
 
-    def __init__(self, stream: TextStream, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        stream: TextStream,
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+    ) -> None:
         """Begin with nothing.
 
         Args:
             stream: turns tokens into text.
-            stop: strings that end it.
+            stop: strings that end it; of those found the first in the text.
+            min_tokens: the text of so many tokens is not looked at.
+            include_stop: end it behind the stop string, and not before it.
         """
-        self._stream, self._stop = stream, stop
+        self._stream, self._stop, self._include_stop = stream, stop, include_stop
+        self._unchecked = min_tokens
         self._held = ""
-        self.is_stopped = False  # whether a stop string has come
+        self.stopped_by: str | None = None  # the stop string that has come
 
     def add(self, token_id: int) -> str:
         """Return the text that a token completes, up to a stop string."""
-        return self._released(self._stream.add(token_id))
+        piece = self._stream.add(token_id)
+        if self._unchecked:
+            self._unchecked -= 1
+            return piece
+        return self._released(piece)
 
     def end(self) -> str:
         """Return what was held back: nothing follows."""
@@ -36,11 +44,14 @@ class AnswerText:
         return text
 
     def _released(self, piece: str) -> str:
+        if self.stopped_by is not None:
+            return ""
         text = self._held + piece
-        kept = before_stop(text, self._stop)
-        if len(kept) < len(text):
-            self.is_stopped, self._held = True, ""
-            return kept
+        found = [(at, string) for string in self._stop if (at := text.find(string)) >= 0]
+        if found:
+            at, self.stopped_by = min(found, key=lambda place: place[0])
+            self._held = ""
+            return text[: at + len(self.stopped_by)] if self._include_stop else text[:at]
         held = max((_overlap(text, string) for string in self._stop), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

@@ -78,6 +78,21 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
     return ChatTemplate(source, special)
 
 
+def check_characters(text: str, label: str) -> None:
+    """Refuse a text that is not Unicode; a string of Python may hold halves of characters.
+
+    Raises:
+        ConfigError: it holds one; the message begins with `label`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{label} has {text[error.start]!r} at character {error.start}, a lone surrogate and "
+            "no character; where it was read, decode it with errors='replace'"
+        ) from error
+
+
 def _check_messages(messages: object) -> None:
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError(
@@ -91,6 +106,7 @@ def _check_messages(messages: object) -> None:
                     f"message {index} is {message!r:.80}: its {name} is no string; "
                     "expected {'role': 'user', 'content': 'text'}"
                 )
+            check_characters(fields[name], f"the {name} of message {index}")
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Prompt encoding and validation against the engine's limits."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,8 +42,26 @@ def is_text(prompt: Prompt) -> bool:
     return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
 
 
+def one_each(label: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
+    """Return what belongs to each of some prompts, in their order.
+
+    Raises:
+        ConfigError: it is no list, or has not as many items as there are prompts; the message
+            begins with `label`.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ConfigError(
+            f"{label} is {values!r:.80}; give a list with one for each prompt: [{values!r:.80}]"
+        )
+    if len(values) != len(prompts):
+        raise ConfigError(
+            f"there are {len(values)} {label} for {len(prompts)} prompts; give one for each"
+        )
+    return list(values)
+
+
 def encoded(
-    prompts: Sequence[Prompt], tokenizer: TextTokenizer | None, manifest: Manifest, n: int = 1
+    prompts: Sequence[Prompt], tokenizer: TextTokenizer | None, manifest: Manifest, answers: int = 1
 ) -> list[list[int]]:
     """Return the token ids of every prompt.
 
@@ -51,26 +69,40 @@ def encoded(
         prompts: as `prompt_list` returns them.
         tokenizer: needed where one is text.
         manifest: of the engine that is to answer.
-        n: answers to each.
+        answers: to all of them, all together.
 
     Raises:
         ConfigError: there are more prompts, or longer ones, than the engine takes; one is empty,
             or holds what is no token id of the model.
     """
-    if len(prompts) * n > manifest.max_batch_size:
-        answers = f", {n} answers each," if n > 1 else ""
+    if answers > manifest.max_batch_size:
+        several = f", {answers} answers," if answers > len(prompts) else ""
         raise ConfigError(
-            f"{len(prompts)} prompts{answers} are more than this engine's batch of "
+            f"{len(prompts)} prompts{several} are more than this engine's batch of "
             f"{manifest.max_batch_size}; split them, or build with a larger --max-batch-size"
         )
-    ids = []
-    for index, prompt in enumerate(prompts):
-        values = prompt
-        if is_text(prompt):
-            assert tokenizer is not None  # made when any prompt is text
-            values = tokenizer.encode(cast("str | Sequence[Message]", prompt))
-        ids.append(check_prompt(f"prompt {index}", values, manifest))
-    return ids
+    return [
+        prompt_ids(f"prompt {index}", prompt, tokenizer, manifest)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def prompt_ids(
+    name: str, prompt: Prompt, tokenizer: TextTokenizer | None, manifest: Manifest
+) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Raises:
+        ConfigError: it is text and there is no tokenizer, or as `check_prompt`.
+    """
+    if not isinstance(prompt, Sequence) or not is_text(prompt):
+        return check_prompt(name, prompt, manifest)
+    if tokenizer is None:
+        raise ConfigError(
+            f"{name} is text, and there is no tokenizer; pass tokens, or "
+            "tokenizer=TextTokenizer(engine.directory)"
+        )
+    return check_prompt(name, tokenizer.encode(cast("str | Sequence[Message]", prompt)), manifest)
 
 
 def check_prompt(name: str, values: object, manifest: Manifest) -> list[int]:

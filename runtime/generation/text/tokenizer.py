@@ -7,17 +7,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import BackendError, ConfigError
-from trt_lora.runtime.generation.text.chat_template import Message, read_chat_template
+from trt_lora.runtime.generation.text.chat_template import (
+    Message,
+    check_characters,
+    read_chat_template,
+)
 from trt_lora.runtime.generation.text.structured import Grammars
 
 TOKENIZER_FILE = "tokenizer.json"
+_A_PROMPT = "the text of a prompt"
 
 
 class TextTokenizer:
     """The tokenizer and the chat template of an engine."""
 
-    def __init__(self, directory: Path) -> None:
+    @checked
+    def __init__(self, directory: str | Path) -> None:
         """Read `tokenizer.json`, and the chat template if there is one.
 
         Raises:
@@ -28,6 +35,7 @@ class TextTokenizer:
             import tokenizers
         except ImportError as error:
             raise BackendError(f"{error}; pip install 'trt-lora[text]'") from error
+        directory = Path(directory)
         path = directory / TOKENIZER_FILE
         if not path.is_file():
             raise ConfigError(
@@ -43,6 +51,7 @@ class TextTokenizer:
         self._template = read_chat_template(directory)
         self._grammars: dict[tuple[int, tuple[int, ...]], Grammars] = {}
 
+    @checked
     def encode(self, prompt: str | Sequence[Message]) -> list[int]:
         """Return the token ids of a prompt.
 
@@ -52,13 +61,29 @@ class TextTokenizer:
             ConfigError: messages are given but the model has no template, or it refuses them; the
                 text holds half a character.
         """
-        if self._template is None and isinstance(prompt, str):
-            return list(self._tokenizer.encode(_whole(prompt)).ids)
+        if isinstance(prompt, str):
+            if self._template is None:
+                return self.encode_text(prompt)
+            check_characters(prompt, _A_PROMPT)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = _whole(self.render(messages))
         # The template writes the special tokens itself.
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.encode_text(self.render(messages), special_tokens=False)
 
+    @checked
+    def encode_text(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text as it is, without a chat template.
+
+        Args:
+            text: of any length.
+            special_tokens: put those around it that the tokenizer puts around a text.
+
+        Raises:
+            ConfigError: the text holds half a character.
+        """
+        check_characters(text, _A_PROMPT)
+        return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+
+    @checked
     def render(self, messages: Sequence[Message]) -> str:
         """Return the text of a conversation, ready for the assistant's answer.
 
@@ -69,13 +94,16 @@ class TextTokenizer:
             raise ConfigError("this model has no chat template; pass the prompt as a string")
         return self._template.render(messages)
 
-    def stream(self) -> "TextStream":
+    @checked
+    def stream(self, *, skip_special_tokens: bool = True) -> "TextStream":
         """Return what turns the tokens of one answer into text as they come."""
         from tokenizers.decoders import DecodeStream
 
-        step = partial(DecodeStream(skip_special_tokens=True).step, self._tokenizer)
-        return TextStream(step, self.decode)
+        skip = skip_special_tokens
+        step = partial(DecodeStream(skip_special_tokens=skip).step, self._tokenizer)
+        return TextStream(step, partial(self.decode, skip_special_tokens=skip))
 
+    @checked
     def grammars(self, vocabulary: int, stop_token_ids: tuple[int, ...]) -> Grammars:
         """Return what makes constraints over these tokens; made once, which may take a second.
 
@@ -91,9 +119,10 @@ class TextTokenizer:
             self._grammars[key] = Grammars(self._tokenizer.to_str(), *key)
         return self._grammars[key]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+    @checked
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 
 class TextStream:
@@ -116,15 +145,3 @@ class TextStream:
     def end(self) -> str:
         """Return what was held back: half a character at the end reads as one that is damaged."""
         return self._decode(self._ids)[self._length :]
-
-
-def _whole(text: str) -> str:
-    """Return the text if it is Unicode; a string of Python may hold halves of characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"the text of a prompt has {text[error.start]!r} at character {error.start}, a lone "
-            "surrogate and no character; where it was read, decode it with errors='replace'"
-        ) from error
-    return text

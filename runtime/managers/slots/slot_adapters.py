@@ -1,11 +1,12 @@
 """SlotAdapters: named adapters of an engine for many, in its slots, in host memory or on disk."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.managers.slots.cache.cache_stats import CacheStats
@@ -37,6 +38,7 @@ class SlotAdapters(AdapterCatalog):
     lets a `Batch` do so.
     """
 
+    @checked
     def __init__(self, executor: Executor, config: CacheConfig | None = None) -> None:
         """Allocate the engine's stacks.
 
@@ -92,6 +94,7 @@ class SlotAdapters(AdapterCatalog):
         with self._lock:
             return self._levels.stats(registered=len(self._names.entries))
 
+    @checked
     def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
         """Keep an adapter loaded, and in its slot once it has one, until `release`.
 
@@ -112,6 +115,7 @@ class SlotAdapters(AdapterCatalog):
             raise
         return lease
 
+    @checked
     def release(self, lease: Lease) -> None:
         """Give back a lease.
 
@@ -124,6 +128,7 @@ class SlotAdapters(AdapterCatalog):
             del self._leases[lease]
             self._levels.unhold(lease.entry)
 
+    @checked
     def can_lease(self, name: str) -> bool:
         """Whether a lease finds the adapter on the host, and room for it in the slots.
 
@@ -134,6 +139,7 @@ class SlotAdapters(AdapterCatalog):
             entry, held = self._names.get(name), self._levels.held
             return entry.is_read and (entry in held or len(held) < self.stacks.slots)
 
+    @checked
     def is_on_host(self, name: str) -> bool:
         """Whether an adapter is in host memory.
 
@@ -143,6 +149,7 @@ class SlotAdapters(AdapterCatalog):
         with self._lock:
             return self._names.get(name).is_read
 
+    @checked
     def pin(self, name: str) -> None:
         """Keep an adapter in a slot until `unpin` or `unload`.
 
@@ -159,6 +166,7 @@ class SlotAdapters(AdapterCatalog):
                 self._levels.unpin(entry)
             raise
 
+    @checked
     def unpin(self, name: str) -> None:
         """Let an adapter be evicted again.
 
@@ -168,6 +176,7 @@ class SlotAdapters(AdapterCatalog):
         with self._lock:
             self._levels.unpin(self._names.get(name))
 
+    @checked
     def prefetch(self, name: str) -> Future[None]:
         """Bring an adapter to the host in the background, and into a slot that nobody holds.
 
@@ -185,19 +194,21 @@ class SlotAdapters(AdapterCatalog):
             if self._background is None:
                 self._background = ThreadPoolExecutor(1, thread_name_prefix="trt-lora-prefetch")
             future = self._prefetched[entry] = self._background.submit(self._prefetch, entry)
-        future.add_done_callback(lambda _: self._prefetched.pop(entry, None))
+            entry.moving += 1  # until the future ends, so that it is not evicted before its turn
+        future.add_done_callback(lambda _: self._end_prefetch(entry))
         return future
 
+    @checked
     def activate(self, adapter: Lease | str) -> int:
         """Return the slot of an adapter; it is copied into one if it has none.
 
         Raises:
             UnknownAdapterError, StateError, AdapterError: as `lease`.
         """
-        with self._lock:
-            entry = self._entry_of(adapter)
-        return self._levels.to_slot(entry)
+        with self._levels.moving(lambda: self._entry_of(adapter)) as entry:
+            return self._levels.to_slot(entry)
 
+    @checked
     def rows(self, adapters: Sequence[AdapterOfRow], *, all_slots: bool = False) -> TensorMap:
         """Return the LoRA inputs of a step: the stacks, and the slot of each row.
 
@@ -220,8 +231,9 @@ class SlotAdapters(AdapterCatalog):
             of_rows = [None if a is None else self._entry_of(a) for a in adapters]
             wanted = dict.fromkeys(entry for entry in of_rows if entry is not None)
             slots = self._levels.find(wanted)
+            leases = [] if slots is not None else self._all_leased(wanted)
         if slots is None:
-            slots = self._placed(list(wanted))
+            slots = self._placed(leases)
         places = [None if entry is None else slots[entry] for entry in of_rows]
         with self._lock:
             return self._bindings.of(places, all_slots=all_slots)
@@ -236,7 +248,7 @@ class SlotAdapters(AdapterCatalog):
             check_integrity(self._levels, self._names.entries, self._leases)
 
     def _entry_of(self, adapter: Lease | str) -> Entry:
-        if isinstance(adapter, str):
+        if not isinstance(adapter, Lease):
             return self._names.get(adapter)
         if adapter not in self._leases:
             raise StateError(f"the lease of adapter {adapter.name!r} was released")
@@ -249,23 +261,26 @@ class SlotAdapters(AdapterCatalog):
         self._leases[lease] = None
         return lease
 
-    def _placed(self, entries: Sequence[Entry]) -> dict[Entry, int]:
-        """Bring adapters into slots, all at a time."""
+    def _all_leased(self, entries: Collection[Entry]) -> list[Lease]:
+        """Leases of all adapters of a step, or none; under the lock."""
         if len(entries) > self.stacks.slots:
             raise StateError(
                 f"{len(entries)} adapters in one step are more than this engine's "
                 f"{self.stacks.slots} slots; split the rows, or build with a larger --max-loras"
             )
-        with self._all_leased(entries):
-            return {entry: self._levels.to_slot(entry) for entry in entries}
-
-    @contextmanager
-    def _all_leased(self, entries: Sequence[Entry]) -> Iterator[None]:
         leases: list[Lease] = []
         try:
-            with self._lock:
-                leases += map(self._leased, entries)
-            yield
+            leases.extend(map(self._leased, entries))
+        except BaseException:
+            for lease in leases:
+                self.release(lease)
+            raise
+        return leases
+
+    def _placed(self, leases: Sequence[Lease]) -> dict[Entry, int]:
+        """Bring leased adapters into slots, and give the leases back."""
+        try:
+            return {lease.entry: self._levels.to_slot(lease.entry) for lease in leases}
         finally:
             for lease in leases:
                 self.release(lease)
@@ -274,3 +289,8 @@ class SlotAdapters(AdapterCatalog):
         self._levels.to_host(entry)
         with suppress(StateError):  # all slots are held
             self._levels.to_slot(entry)
+
+    def _end_prefetch(self, entry: Entry) -> None:
+        with self._lock:
+            self._prefetched.pop(entry, None)
+            self._levels.stop_moving(entry)

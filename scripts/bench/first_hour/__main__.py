@@ -38,7 +38,7 @@ COMMANDS = (
     TimedCommand("`trt-lora inspect ENGINE`", ("trt-lora", "inspect", "ENGINE")),
     TimedCommand(
         "`trt-lora chat ENGINE`, to the first token",
-        ("trt-lora", "chat", "ENGINE", "--max-new-tokens", "1"),
+        ("trt-lora", "chat", "ENGINE", "--max-tokens", "1"),
         "hello\n/quit\n",
     ),
 )

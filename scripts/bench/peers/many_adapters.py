@@ -28,7 +28,7 @@ from trt_lora.scripts.measuring.seconds import seconds_of
 
 ROWS, PROMPT, STEPS, ROUNDS = 8, 32, 16, 5
 COUNTS = (1, 4, 8)  # of adapters among the rows
-_SAMPLING = SamplingParams(max_new_tokens=STEPS + 2, stop_token_ids=())
+_SAMPLING = SamplingParams(max_tokens=STEPS + 2, ignore_eos=True, temperature=0)
 
 
 def make_adapters(adapter: Path, folder: Path) -> dict[str, Path]:

@@ -66,8 +66,9 @@ class Clients:
     def _submit(self) -> None:
         is_base = self._rng.random() < BASE_SHARE
         name = None if is_base else str(self._rng.choice(self._names, p=self._shares))
-        sampling = SamplingParams(max_new_tokens=int(self._rng.integers(*TOKENS)))
-        self._batcher.submit(Request(self._next, name, (1,), sampling, self._batcher.steps))
+        tokens, now = int(self._rng.integers(*TOKENS)), self._batcher.steps
+        sampling = SamplingParams(max_tokens=tokens, temperature=0)
+        self._batcher.submit(Request(self._next, name, (1,), sampling, tokens, now))
         self._next += 1
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import trt_lora
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import did_you_mean
 from trt_lora.scripts.terminal.parsing.completion import SHELLS, PrintCompletion
-from trt_lora.scripts.terminal.printing.escapes import visible_lines
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -22,7 +22,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # three overloads
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Parse, and refuse what is unknown here, with the usage of the subcommand it is for."""
+        """Parse, and refuse what is unknown here, with the help of the subcommand it is for."""
         words = None if args is None else list(args)
         known, unknown = super().parse_known_args(words, namespace)
         if unknown:
@@ -34,8 +34,14 @@ class CommandParser(argparse.ArgumentParser):
         return did_you_mean(name, self._option_string_actions) if name[:1] == "-" else ""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and a message that no terminal obeys, and exit."""
-        super().error(visible_lines(message))
+        """Refuse a command line, and name the help that lists what it may hold.
+
+        Raises:
+            ConfigError: always.
+        """
+        error = ConfigError(message)
+        error.add_note(f"see: {self.prog} --help")
+        raise error
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         if action.type is Path and not arg_string:

@@ -237,3 +237,13 @@ def test_an_adapter_beside_the_weights_is_refused(model: Path, tmp_path: Path) -
     message = refusal(directory)
     assert "has an adapter_config.json" in message
     assert "load the adapter at run time" in message
+
+
+def test_a_misspelled_directory_gets_the_model_beside_it_that_may_be_meant(
+    model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "smollm2")
+    (tmp_path / "smollm4").mkdir()  # no model
+    message = refusal(tmp_path / "smollm3")
+    assert message == f"{tmp_path / 'smollm3'} does not exist; did you mean 'smollm2'?"
+    assert "did you mean" not in refusal(tmp_path / "qwen")

@@ -14,7 +14,12 @@ from trt_lora.runtime import LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.manifest import ONNX_CPU_FILE, read_manifest
+from trt_lora.runtime.manifest import (
+    ONNX_CPU_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    read_manifest,
+)
 
 
 def logits(directory: Path, ids: Ids) -> Logits:
@@ -31,7 +36,7 @@ def test_what_runs_on_a_cpu_is_the_engines_own_form_less_lora(
     tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
     plain = engine_without_lora(tiny_engine.engine, tmp_path)
-    assert set(read_manifest(plain).files) == {ONNX_CPU_FILE}
+    assert set(read_manifest(plain).files) == {ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE}
     assert not read_manifest(plain).lora_bindings
     ids = np.arange(1, 7).reshape(2, 3)
     assert np.array_equal(logits(plain, ids), logits(tiny_engine.engine, ids))

@@ -32,7 +32,7 @@ trt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels f
 class Recorder(NoProgress):
     """Keeps what a build says, and can interrupt it."""
 
-    def __init__(self, *, interrupt: bool = False) -> None:
+    def __init__(self, *, interrupt: signal.Signals | None = None) -> None:
         self.stages: list[str] = []
         self.notes: list[str] = []
         self.steps: list[tuple[int, int]] = []
@@ -46,9 +46,9 @@ class Recorder(NoProgress):
 
     def advance(self, done: int, total: int) -> None:
         self.steps.append((done, total))
-        if self._interrupt:
-            self._interrupt = False
-            _thread.interrupt_main()  # what Ctrl-C does
+        if self._interrupt is not None:
+            number, self._interrupt = self._interrupt, None
+            _thread.interrupt_main(number)  # what Ctrl-C and `kill` do
 
 
 @pytest.mark.slow
@@ -63,7 +63,9 @@ def test_a_build_shows_its_stages_and_steps_and_makes_a_plan(
         timing_cache=tmp_path / "cache",
     )
     manifest = quick_build(config, recorder)
-    assert recorder.stages == ["check", "load", "export", "insert", "save", "compile", "describe"]
+    assert recorder.stages == [
+        *("check", "load", "export", "insert", "save", "compile", "describe", "try"),
+    ]
     done, total = recorder.steps[-1]
     assert 0 < done <= total
     assert manifest.files["engine.plan"].size_bytes > 0
@@ -73,12 +75,13 @@ def test_a_build_shows_its_stages_and_steps_and_makes_a_plan(
 
 
 @pytest.mark.slow
-def test_ctrl_c_cancels_the_compilation_and_leaves_nothing(
-    tiny_engine: TinyEngine, tmp_path: Path, ctrl_c_works: None
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_cancels_the_compilation_and_leaves_nothing(
+    number: signal.Signals, tiny_engine: TinyEngine, tmp_path: Path, signals_work: None
 ) -> None:
     config = tiny_config(tiny_engine.model, tmp_path / "engine", flavour="tensorrt-rtx")
-    recorder = Recorder(interrupt=True)
-    with pytest.raises(KeyboardInterrupt):
+    recorder = Recorder(interrupt=number)
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
         quick_build(config, recorder)
     assert recorder.stages[-1] == "compile"
     assert list(tmp_path.iterdir()) == []
@@ -105,11 +108,13 @@ def building() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def ctrl_c_works() -> Iterator[None]:
-    """A test run in a shell's background has Ctrl-C switched off."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def signals_work() -> Iterator[None]:
+    """A test run in a shell's background has Ctrl-C switched off; commands handle SIGTERM."""
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    terminate = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def compile_tiny(engine: Path, plan: Path, profiles: Any) -> None:

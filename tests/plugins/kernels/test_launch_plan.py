@@ -23,6 +23,7 @@ from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B as MODEL
 
 H200 = Chip((9, 0), 132)
 A100 = Chip((8, 0), 108)
+L40S = Chip((8, 9), 142)
 
 chips = st.builds(
     Chip, st.sampled_from([(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]), st.integers(1, 400)
@@ -140,6 +141,14 @@ def test_no_call_needs_more_workspace_than_the_largest(
         assert 4 * splits * shape.m * shape.total_rank <= workspace_bytes(largest)
 
 
+@pytest.mark.parametrize("tiles", range(64, 72))
+def test_two_splits_of_a_large_gpu_without_clusters_fit_the_workspace(tiles: int) -> None:
+    shape = GroupShape(64 * tiles, 4096, (SiteShape(4096, 128),), "float16", has_addend=True)
+    splits = plan_launches(shape, L40S)[0].splits
+    assert splits == 2
+    assert 4 * splits * shape.m * shape.total_rank <= workspace_bytes(shape)
+
+
 @pytest.mark.parametrize(
     ("m", "family"),
     [(1, "decode_bfloat16"), (8, "decode_bfloat16"), (9, "fused_tiles_"), (32, "fused_tiles_")],
@@ -166,6 +175,29 @@ def test_a_decode_step_of_llama_3_8b_uses_half_of_the_multiprocessors(
     (launch,) = plan_launches(replace(shape, m=m, dtype=dtype), H200)
     assert launch.kernel == f"decode_{dtype}"
     assert launch.grid[0] >= H200.multiprocessors / 2
+
+
+@pytest.mark.parametrize(
+    ("m", "group", "rank", "kernel", "grid"),
+    [
+        (1, "qkv", 16, "decode_float16", (72, 1, 1)),  # half of the GPU, in clusters
+        (1, "o", 16, "decode_float16", (72, 1, 1)),
+        (1, "gate_up", 16, "decode_float16", (80, 1, 1)),  # 448 units, six warps of a CTA
+        (1, "down", 16, "decode_float16", (72, 1, 1)),
+        (8, "o", 128, "decode_float16", (72, 1, 1)),  # a rank tile for each warp
+        (8, "gate_up", 64, "decode_float16", (128, 1, 1)),  # so, and all clusters that there are
+        (8, "qkv", 48, "shrink_float16_8", (16, 2, 1)),  # one rank tile more
+        (32, "qkv", 16, "fused_tiles_float16", (48, 2, 1)),
+        (48, "gate_up", 16, "fused_tiles_float16", (80, 3, 1)),  # three tiles of B a CTA
+    ],
+)
+def test_llama_3_8b_has_these_grids_on_an_h100(
+    m: int, group: str, rank: int, kernel: str, grid: tuple[int, int, int]
+) -> None:
+    linears = MODEL.groups[group]
+    sites = tuple(SiteShape(linear.n, rank) for linear in linears)
+    launch = plan_launches(GroupShape(m, linears[0].k, sites, "float16", True), H200)[0]
+    assert (launch.kernel, launch.grid) == (kernel, grid)
 
 
 @pytest.mark.parametrize(

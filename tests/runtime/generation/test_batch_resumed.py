@@ -12,7 +12,7 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 
 PROMPT = [4, 5, 6]
-DRAWN = SamplingParams(max_new_tokens=12, temperature=0.9, seed=3, stop_token_ids=())
+DRAWN = SamplingParams(max_tokens=12, temperature=0.9, seed=3, ignore_eos=True)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_rest_of_an_answer_is_that_of_the_whole(
 
 
 def test_tokens_of_a_sequence_that_has_ended_are_not_there(batch: Batch) -> None:
-    row = batch.add(PROMPT, replace(DRAWN, max_new_tokens=1))
+    row = batch.add(PROMPT, replace(DRAWN, max_tokens=1))
     batch.step()
     with pytest.raises(ConfigError, match=f"sequence {row} is not under way"):
         batch.tokens(row)

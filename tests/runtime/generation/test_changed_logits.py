@@ -32,7 +32,7 @@ def tokens_of(batch: Batch, row: int) -> list[Token]:
 def greedy_by_definition(params: SamplingParams) -> list[int]:
     """The greatest of logits to which bias and penalties were applied, in float64."""
     ids, answer = list(PROMPT), list[int]()
-    while len(answer) < params.max_new_tokens:
+    while len(answer) < (params.max_tokens or 0):
         scores = _logits(sum(ids), len(ids), 0).astype(np.float64)
         for token, bias in (params.logit_bias or {}).items():
             scores[token] += bias
@@ -50,12 +50,23 @@ def greedy_by_definition(params: SamplingParams) -> list[int]:
 
 
 CHANGED = [
-    SamplingParams(25, logit_bias={3: 2.2, 50: 2.1}, repetition_penalty=1.7, stop_token_ids=()),
-    SamplingParams(25, presence_penalty=1.3, stop_token_ids=()),
-    SamplingParams(25, frequency_penalty=-0.4, stop_token_ids=()),
-    SamplingParams(25, logit_bias={3: 1.1, 50: 1.2}, stop_token_ids=()),
     SamplingParams(
-        25, logit_bias={3: 2}, frequency_penalty=0.9, repetition_penalty=0.7, stop_token_ids=()
+        max_tokens=25,
+        logit_bias={3: 2.2, 50: 2.1},
+        repetition_penalty=1.7,
+        ignore_eos=True,
+        temperature=0,
+    ),
+    SamplingParams(max_tokens=25, presence_penalty=1.3, ignore_eos=True, temperature=0),
+    SamplingParams(max_tokens=25, frequency_penalty=-0.4, ignore_eos=True, temperature=0),
+    SamplingParams(max_tokens=25, logit_bias={3: 1.1, 50: 1.2}, ignore_eos=True, temperature=0),
+    SamplingParams(
+        max_tokens=25,
+        logit_bias={3: 2},
+        frequency_penalty=0.9,
+        repetition_penalty=0.7,
+        ignore_eos=True,
+        temperature=0,
     ),
 ]
 
@@ -63,9 +74,11 @@ CHANGED = [
 @pytest.mark.parametrize("params", CHANGED)
 def test_tokens_are_those_of_the_definition(params: SamplingParams) -> None:
     batch = batch_of()
-    batch.add(PROMPT, SamplingParams(25, stop_token_ids=()))  # as it is, in the row before
+    batch.add(
+        PROMPT, SamplingParams(max_tokens=25, ignore_eos=True, temperature=0)
+    )  # as it is, in the row before
     row = batch.add(PROMPT, params)
-    plain = greedy_by_definition(SamplingParams(25))
+    plain = greedy_by_definition(SamplingParams(max_tokens=25, temperature=0))
     found = [token.token_id for token in tokens_of(batch, row)]
     assert found == greedy_by_definition(params)
     assert found != plain
@@ -85,7 +98,9 @@ def test_a_sequence_that_was_removed_keeps_its_penalties(params: SamplingParams)
 
 
 def test_log_probabilities_are_those_of_the_engines_own_logits() -> None:
-    params = SamplingParams(6, logit_bias={50: 100}, logprobs=2, stop_token_ids=())
+    params = SamplingParams(
+        max_tokens=6, logit_bias={50: 100}, logprobs=2, ignore_eos=True, temperature=0
+    )
     batch = batch_of()
     total, count = sum(PROMPT), len(PROMPT)
     for token in tokens_of(batch, batch.add(PROMPT, params)):
@@ -111,12 +126,12 @@ def tokenizer(tmp_path: Path) -> TextTokenizer:
 
 def test_a_stop_string_ends_its_sequence_alone(tokenizer: TextTokenizer) -> None:
     batch = batch_of(tokenizer)
-    whole = greedy_by_definition(SamplingParams(8))
+    whole = greedy_by_definition(SamplingParams(max_tokens=8, temperature=0))
     text = tokenizer.decode(whole)
     stop = text[2:4]
-    params = SamplingParams(8, stop=stop, stop_token_ids=())
+    params = SamplingParams(max_tokens=8, stop=stop, ignore_eos=True, temperature=0)
     row = batch.add(PROMPT, params)
-    other = batch.add(PROMPT, SamplingParams(8, stop_token_ids=()))
+    other = batch.add(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True, temperature=0))
     found: dict[int, list[Token]] = {row: [], other: []}
     while batch:
         for token in batch.step():
@@ -129,8 +144,10 @@ def test_a_stop_string_ends_its_sequence_alone(tokenizer: TextTokenizer) -> None
 
 def test_a_stop_string_across_a_removal_is_found(tokenizer: TextTokenizer) -> None:
     batch = batch_of(tokenizer)
-    whole = greedy_by_definition(SamplingParams(8))
-    params = SamplingParams(8, stop=tokenizer.decode(whole[2:4]), stop_token_ids=())
+    whole = greedy_by_definition(SamplingParams(max_tokens=8, temperature=0))
+    params = SamplingParams(
+        max_tokens=8, stop=tokenizer.decode(whole[2:4]), ignore_eos=True, temperature=0
+    )
     row = batch.add(PROMPT, params)
     first = [batch.step()[0].text for _ in range(3)]
     made = batch.tokens(row)
@@ -143,9 +160,9 @@ def test_a_stop_string_across_a_removal_is_found(tokenizer: TextTokenizer) -> No
 
 def test_text_that_nobody_can_read_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"this batch has no tokenizer; pass tokenizer="):
-        batch_of().add(PROMPT, SamplingParams(stop="a"))
+        batch_of().add(PROMPT, SamplingParams(max_tokens=64, stop="a", temperature=0))
 
 
 def test_a_bias_of_a_token_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="logit_bias holds token id 97, expected 0 to 96"):
-        batch_of().add(PROMPT, SamplingParams(logit_bias={97: 1.0}))
+        batch_of().add(PROMPT, SamplingParams(max_tokens=64, logit_bias={97: 1.0}, temperature=0))

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def manager(engine: Engine, tiny_engine: TinyEngine) -> LoRAManager:
 
 def tokens(engine: Engine, *prompts: list[int], **options: object) -> list[tuple[int, ...]]:
     """Token ids of each answer; stop tokens are off unless given."""
-    sampling = SamplingParams(**{"max_new_tokens": 8, "stop_token_ids": ()} | options)  # type: ignore[arg-type]
+    sampling = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, "temperature": 0.0} | options)  # type: ignore[arg-type]
     return [answer.token_ids for answer in generate(engine, prompts, sampling=sampling)]
 
 
@@ -57,7 +57,7 @@ def test_a_stop_token_ends_one_sequence_and_not_the_other(engine: Engine) -> Non
     stop = long[3]
     assert stop not in long[:3]
     assert stop not in other
-    sampling = SamplingParams(max_new_tokens=8, stop_token_ids=(stop,))
+    sampling = SamplingParams(max_tokens=8, stop_token_ids=(stop,), ignore_eos=True, temperature=0)
     stopped, whole = generate(engine, PROMPTS[:2], sampling=sampling)
     assert (stopped.token_ids, stopped.finish_reason) == (long[:3], "stop")
     assert (whole.token_ids, whole.finish_reason) == (other, "length")
@@ -65,14 +65,22 @@ def test_a_stop_token_ends_one_sequence_and_not_the_other(engine: Engine) -> Non
 
 def test_the_models_own_stop_token_is_used_unless_others_are_given(engine: Engine) -> None:
     assert engine.manifest.base_model.stop_token_ids == (2,)
-    answers = generate(engine, PROMPTS[:2], sampling=SamplingParams(max_new_tokens=30))
+    answers = generate(engine, PROMPTS[:2], sampling=SamplingParams(max_tokens=30, temperature=0))
     assert all(2 not in answer.token_ids for answer in answers)
 
 
 def test_the_answer_ends_where_the_engine_does(engine: Engine) -> None:
     prompt = list(range(3, 3 + POSITIONS // 2))
-    (answer,) = tokens(engine, prompt, max_new_tokens=1000)
+    (answer,) = tokens(engine, prompt, max_tokens=1000)
     assert len(prompt) + len(answer) == POSITIONS
+
+
+def test_a_prompt_may_take_every_place(engine: Engine) -> None:
+    """The token behind it needs none; it is what a shorter answer would have gone on with."""
+    prompt = [3, *range(3, 2 + POSITIONS)]
+    assert len(prompt) == engine.manifest.longest_prompt
+    (answer,) = tokens(engine, prompt)
+    assert len(answer) == 1
 
 
 HOT = {"temperature": 3.0, "top_k": 50, "top_p": 0.99}
@@ -115,8 +123,8 @@ def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
         ([{"role": "user", "content": "x"}], "prompt 0 is .*'role'.*, expected a string"),
         ([iter([3])], "prompt 0 is <list_iterator .*, expected a string"),
         ({"role": "user", "content": "x"}, "prompts is .*'role'.*; pass a string, or a list"),
-        (3, "prompts is 3; pass a string, or a list of prompts"),
-        (None, "prompts is None; pass a string"),
+        (3, r"prompts is 3 \(int\), expected str or Iterable"),
+        (None, r"prompts is None \(NoneType\), expected str or Iterable"),
     ],
 )
 def test_what_the_engine_cannot_take_is_refused(engine: Engine, prompts: Any, message: str) -> None:
@@ -135,9 +143,9 @@ def test_what_the_engine_cannot_take_is_refused(engine: Engine, prompts: Any, me
 )
 def test_prompts_and_token_ids_may_come_in_other_sequences(engine: Engine, prompts: Any) -> None:
     (answer,) = generate(
-        engine, prompts, sampling=SamplingParams(max_new_tokens=4, stop_token_ids=[])
+        engine, prompts, sampling=SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
     )
-    assert answer.token_ids == tokens(engine, [40, 41], max_new_tokens=4)[0]
+    assert answer.token_ids == tokens(engine, [40, 41], max_tokens=4)[0]
 
 
 def test_a_string_is_one_prompt(tiny_engine: TinyEngine, tmp_path: Path) -> None:
@@ -147,11 +155,11 @@ def test_a_string_is_one_prompt(tiny_engine: TinyEngine, tmp_path: Path) -> None
     for file in tiny_engine.engine.iterdir():
         (tmp_path / file.name).symlink_to(file)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    sampling = SamplingParams(max_new_tokens=4, stop_token_ids=())
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
     with open_engine(tmp_path) as engine:
         (answer,) = generate(engine, "w40 w41", sampling=sampling)
         assert [answer] == generate(engine, ["w40 w41"], sampling=sampling)
-        assert answer.token_ids == tokens(engine, [40, 41], max_new_tokens=4)[0]
+        assert answer.token_ids == tokens(engine, [40, 41], max_tokens=4)[0]
 
 
 @pytest.mark.parametrize("stops", [[3, VOCABULARY], {VOCABULARY}])
@@ -167,7 +175,10 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused(
 def test_logits_that_are_no_numbers_name_the_adapter_and_its_strength(
     engine: Engine, temperature: float
 ) -> None:
-    manager, sampling = LoRAManager(), SamplingParams(temperature=temperature)
+    manager, sampling = (
+        LoRAManager(),
+        SamplingParams(max_tokens=64, temperature=temperature, seed=0),
+    )
     manager.initialize_engine_bindings(engine)
     shapes = {name: site.shape(f, 1) for name, (site, f) in engine.manifest.lora_bindings.items()}
     huge = {name: np.full(shape, 1e30, np.float32) for name, shape in shapes.items()}
@@ -188,6 +199,12 @@ class Spoiled(FakeExecutor):
         super().__init__()
         self.directory, self.spoiled, self.value = directory, spoiled, value
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         outputs = super().execute(tensor_map)
         logits = outputs["logits"].numpy()
@@ -200,7 +217,7 @@ def test_a_single_value_that_is_no_number_is_an_error_of_its_prompt(
     tmp_path: Path, value: float
 ) -> None:
     engine: Any = Spoiled(tmp_path, 7, value)
-    sampling = SamplingParams(max_new_tokens=4, stop_token_ids=())
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
     with pytest.raises(OutputError, match=r"logits of prompt 1 are NaN or infinite with no adap"):
         generate(engine, [[1], [6]], sampling=sampling)
 
@@ -208,7 +225,7 @@ def test_a_single_value_that_is_no_number_is_an_error_of_its_prompt(
 def test_what_an_ended_sequence_goes_on_with_need_be_no_number(tmp_path: Path) -> None:
     pad = FakeExecutor().manifest.base_model.pad_token_id
     engine: Any = Spoiled(tmp_path, pad, np.nan)
-    sampling = SamplingParams(max_new_tokens=4, stop_token_ids=[7])
+    sampling = SamplingParams(max_tokens=4, stop_token_ids=[7], ignore_eos=True, temperature=0)
     ended, whole = generate(engine, [[6], [1]], sampling=sampling)
     assert (ended.token_ids, ended.finish_reason) == ((), "stop")
     assert (whole.token_ids, whole.finish_reason) == ((2, 3, 4, 5), "length")

@@ -11,11 +11,12 @@ import pytest
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import (
-    Draws,
+    Keys,
     Logits,
     Tokens,
     choose,
     generator,
+    next_keys,
 )
 
 VOCAB = 12
@@ -41,18 +42,18 @@ def expected(logits: npt.NDArray[np.float32], sampling: SamplingParams) -> dict[
     return {token: weights[token] / total for token in kept}
 
 
-def uniform(rows: int, *, seed: int = 0) -> Draws:
-    return np.random.default_rng(seed).random(rows)
+def some_keys(rows: int, *, seed: int = 0) -> Keys:
+    return next_keys(np.random.default_rng(seed), rows)
 
 
-def chosen(logits: Logits, sampling: SamplingParams, draws: Draws) -> Tokens:
+def chosen(logits: Logits, sampling: SamplingParams, keys: Keys) -> Tokens:
     """One token per row, all chosen in one way."""
-    return choose(logits, [sampling] * len(logits), draws)
+    return choose(logits, [sampling] * len(logits), keys)
 
 
 def drawn(logits: Logits, sampling: SamplingParams, draws: int) -> npt.NDArray[np.float64]:
     """Share of every token in many draws from one row."""
-    tokens = chosen(np.repeat(logits, draws, axis=0), sampling, uniform(draws))
+    tokens = chosen(np.repeat(logits, draws, axis=0), sampling, some_keys(draws))
     return np.bincount(tokens, minlength=VOCAB) / draws
 
 
@@ -66,7 +67,11 @@ def test_tokens_are_drawn_as_often_as_their_definition_says(
     temperature: float, top_k: int, top_p: float
 ) -> None:
     logits = some_logits()
-    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
     share, probability = drawn(logits, sampling, 4000), np.zeros(VOCAB)
     for token, value in expected(logits[0], sampling).items():
         probability[token] = value
@@ -80,7 +85,9 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept() -> None:
     kept = {
         top_p: set(
             chosen(
-                np.repeat(logits, 500, 0), SamplingParams(temperature=1, top_p=top_p), uniform(500)
+                np.repeat(logits, 500, 0),
+                SamplingParams(temperature=1, top_p=top_p),
+                some_keys(500),
             )
         )
         for top_p in (0.4, 0.6, 0.8, 0.95)
@@ -91,8 +98,8 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept() -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(),
-        SamplingParams(top_k=5, top_p=0.5),
+        SamplingParams(temperature=0),
+        SamplingParams(top_k=5, top_p=0.5, temperature=0),
         SamplingParams(temperature=100, top_k=1),
         SamplingParams(temperature=100, top_p=1e-6),
         SamplingParams(temperature=1e-4),
@@ -100,7 +107,7 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept() -> None:
 )
 def test_one_token_to_choose_from_is_the_greedy_one(sampling: SamplingParams) -> None:
     logits = some_logits(50)
-    np.testing.assert_array_equal(chosen(logits, sampling, uniform(50)), logits.argmax(axis=1))
+    np.testing.assert_array_equal(chosen(logits, sampling, some_keys(50)), logits.argmax(axis=1))
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
@@ -108,20 +115,22 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits[:, 3:] = -np.inf
     for top_k, top_p in itertools.product((0, 5), (1.0, 0.999)):
         tokens = chosen(
-            logits, SamplingParams(temperature=5, top_k=top_k, top_p=top_p), uniform(2000)
+            logits,
+            SamplingParams(temperature=5, top_k=top_k, top_p=top_p),
+            some_keys(2000),
         )
         assert set(tokens) == {0, 1, 2}
 
 
 def test_large_logits_do_not_overflow() -> None:
     logits = np.array([[3e38, -3e38, 0]], np.float32)
-    assert chosen(logits, SamplingParams(temperature=1), uniform(1)) == [0]
+    assert chosen(logits, SamplingParams(temperature=1), some_keys(1)) == [0]
 
 
 @pytest.mark.parametrize("temperature", [1e-8, 1e-300, 1e-308])
 def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     logits = some_logits(20)
-    tokens = chosen(logits, SamplingParams(temperature=temperature), uniform(20))
+    tokens = chosen(logits, SamplingParams(temperature=temperature), some_keys(20))
     np.testing.assert_array_equal(tokens, logits.argmax(axis=1))
 
 
@@ -129,39 +138,44 @@ def test_greedy_takes_the_first_of_equal_tokens_whatever_is_drawn() -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[1, [4, 7]] = 1
     for seed in range(5):
-        tokens = chosen(logits, SamplingParams(), uniform(2, seed=seed))
+        tokens = chosen(logits, SamplingParams(temperature=0), some_keys(2, seed=seed))
         np.testing.assert_array_equal(tokens, [0, 4])
-
-
-@pytest.mark.parametrize("draw", [0.0, 0.25, 0.5, 1 - 2**-53])
-def test_the_ends_of_what_can_be_drawn_are_tokens_with_a_probability(draw: float) -> None:
-    logits = np.array([[-np.inf, 0, 0, 0, 0, -np.inf]], np.float32)
-    token = chosen(logits, SamplingParams(temperature=1), np.array([draw]))
-    assert token == [1 + int(draw * 4)]
 
 
 @pytest.mark.parametrize("rows", [[0], [1, 0], [0, 1, 2], [2, 2, 0]])
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(temperature=2, top_k=7, top_p=0.9), SamplingParams()]
+    "sampling",
+    [
+        SamplingParams(temperature=2, top_k=7, top_p=0.9),
+        SamplingParams(temperature=0),
+    ],
 )
 def test_a_row_is_chosen_as_if_alone(sampling: SamplingParams, rows: list[int]) -> None:
-    logits, draws = some_logits(3), uniform(3)
-    alone = [chosen(logits[[row]], sampling, draws[[row]])[0] for row in rows]
-    np.testing.assert_array_equal(chosen(logits[rows], sampling, draws[rows]), alone)
+    logits, keys = some_logits(3), some_keys(3)
+    alone = [chosen(logits[[row]], sampling, keys[[row]])[0] for row in rows]
+    np.testing.assert_array_equal(chosen(logits[rows], sampling, keys[rows]), alone)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_there_is_one_token_per_row_and_the_logits_stay(temperature: float) -> None:
     logits = some_logits(7)
     before = logits.copy()
-    tokens = chosen(logits, SamplingParams(temperature=temperature, top_k=3, top_p=0.5), uniform(7))
+    tokens = chosen(
+        logits,
+        SamplingParams(temperature=temperature, top_k=3, top_p=0.5),
+        some_keys(7),
+    )
     assert tokens.shape == (7,)
     assert tokens.dtype == np.int64
     np.testing.assert_array_equal(logits, before)
 
 
 def test_rows_are_drawn_independently() -> None:
-    tokens = chosen(np.zeros((200, VOCAB), np.float32), SamplingParams(temperature=1), uniform(200))
+    tokens = chosen(
+        np.zeros((200, VOCAB), np.float32),
+        SamplingParams(temperature=1),
+        some_keys(200),
+    )
     assert len(set(tokens)) == VOCAB
 
 
@@ -170,7 +184,7 @@ def test_rows_are_drawn_independently() -> None:
 
 def test_a_sequence_draws_by_its_seed_and_its_prompt() -> None:
     first, again, other_seed, other_prompt = (
-        generator(seed, prompt).random(100)
+        next_keys(generator(seed, prompt), 100)
         for seed, prompt in ((7, [5, 6]), (7, [5, 6]), (8, [5, 6]), (7, [6, 5]))
     )
     np.testing.assert_array_equal(first, again)
@@ -178,29 +192,42 @@ def test_a_sequence_draws_by_its_seed_and_its_prompt() -> None:
     assert (first != other_prompt).any()
 
 
+def test_a_sequence_that_goes_on_draws_behind_what_it_has_drawn() -> None:
+    whole = next_keys(generator(7, [5, 6]), 10)
+    np.testing.assert_array_equal(next_keys(generator(7, [5, 6, 1, 2, 3], 3), 7), whole[3:])
+
+
+def test_without_a_seed_every_sequence_draws_something_else() -> None:
+    first, other = (next_keys(generator(None, [5, 6]), 4) for _ in range(2))
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize("seed", [-2, -(1 << 63), (1 << 64) - 1])
+def test_seeds_of_64_bits_are_taken(seed: int) -> None:
+    keys = next_keys(generator(SamplingParams(seed=seed).seed, [1]), 4)
+    np.testing.assert_array_equal(next_keys(generator(seed, [1]), 4), keys)
+
+
 # ------------------------------------------------------------------------------------- bad values
-
-
-def test_the_default_is_greedy() -> None:
-    assert SamplingParams().temperature == 0
 
 
 @pytest.mark.parametrize(
     ("name", "value", "choices"),
     [
-        ("max_new_tokens", 0, "1 or more"),
-        ("max_new_tokens", -1, "1 or more"),
+        ("max_tokens", 0, "1 or more"),
+        ("max_tokens", -1, "1 or more"),
         ("temperature", -0.1, r"0 \(greedy\) or more, and finite"),
         ("temperature", math.inf, "finite"),
         ("temperature", math.nan, "finite"),
-        ("top_k", -1, r"0 \(all\) or more"),
+        ("top_k", -2, r"0 or -1 \(all\), or more"),
         ("top_p", 0.0, "above 0 and at most 1"),
         ("top_p", 1.1, "above 0 and at most 1"),
         ("top_p", math.nan, "above 0 and at most 1"),
-        ("seed", -1, "0 or more"),
-        ("seed", 1.5, "a whole number, 0 or more"),
-        ("max_new_tokens", "'8'", "a whole number, 1 or more"),
-        ("max_new_tokens", True, "a whole number, 1 or more"),
+        ("seed", -(1 << 63) - 1, "of 64 bits"),
+        ("seed", 1 << 64, "of 64 bits"),
+        ("seed", 1.5, "a whole number, of 64 bits"),
+        ("max_tokens", "'8'", "a whole number, 1 or more"),
+        ("max_tokens", True, "a whole number, 1 or more"),
         ("temperature", "'0.5'", r"a number, 0 \(greedy\) or more"),
         ("temperature", 1j, "a number"),
         ("top_p", None, "a number, above 0"),
@@ -215,8 +242,9 @@ def test_a_value_without_a_meaning_is_refused_with_the_choices(
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    sampling = SamplingParams(np.int64(3), np.float32(0.5), np.int32(2), np.float64(1), np.uint8(7))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    assert chosen(some_logits(4), sampling, uniform(4)).shape == (4,)
+    given = {"max_tokens": np.int64(3), "temperature": np.float32(0.5), "top_k": np.int32(2)}
+    sampling = SamplingParams(**given, top_p=np.float64(1), seed=np.uint8(7))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert chosen(some_logits(4), sampling, some_keys(4)).shape == (4,)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +274,7 @@ def test_stop_tokens_that_are_none_are_refused_by_name(stops: object, message: s
 
 @pytest.mark.parametrize(
     "fields",
-    [{"max_new_tokens": 1}, {"temperature": 1e-9}, {"top_k": 10**9}, {"top_p": 1.0}, {"seed": 0}],
+    [{"max_tokens": 1}, {"temperature": 1e-9}, {"top_k": 10**9}, {"top_p": 1.0}, {"seed": 0}],
 )
 def test_the_ends_of_the_ranges_are_taken(fields: dict[str, float]) -> None:
     assert vars(SamplingParams(**fields)).items() >= fields.items()  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 from support.adapters.manager_setup import A, B, manager_with, pair, refreshed, state_of
 
-from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
+from trt_lora.plugins.errors import AdapterError, ConfigError, UnknownAdapterError
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 
 NO_STRINGS = [None, 1, 1.5, True, b"x", Path("x"), ["x"], {"x": 1}, object()]
@@ -41,7 +41,7 @@ def refused(call: Call, value: object, *messages: str) -> None:
     manager = manager_with(a=pair())
     manager.switch_weights("a", scale=2)
     before = state_of(manager), manager.active_scale
-    with pytest.raises(AdapterError) as caught:
+    with pytest.raises((AdapterError, ConfigError)) as caught:
         call(manager, value)
     text = str(caught.value)
     assert [message for message in messages if message not in text] == []
@@ -53,7 +53,7 @@ def refused(call: Call, value: object, *messages: str) -> None:
 @pytest.mark.parametrize("call", (NEW | KNOWN).values(), ids=(NEW | KNOWN).keys())
 @pytest.mark.parametrize("name", NO_STRINGS, ids=lambda name: type(name).__name__)
 def test_a_name_that_is_no_string_is_refused(call: Call, name: object) -> None:
-    refused(call, name, "the name of an adapter is a string, got", type(name).__name__)
+    refused(call, name, "name is ", f"({type(name).__name__}), expected str")
 
 
 @pytest.mark.parametrize("call", NEW.values(), ids=NEW.keys())
@@ -95,7 +95,7 @@ def test_a_string_that_names_no_adapter_is_an_unknown_adapter(call: Call, name: 
 @pytest.mark.parametrize("call", SCALED.values(), ids=SCALED.keys())
 @pytest.mark.parametrize("scale", NO_NUMBERS, ids=lambda scale: type(scale).__name__)
 def test_a_scale_that_is_no_number_is_refused(call: Call, scale: object) -> None:
-    refused(call, scale, "adapter 'a': a scale is a number, got", type(scale).__name__)
+    refused(call, scale, "scale is ", f"({type(scale).__name__})")
 
 
 @pytest.mark.parametrize("call", SCALED.values(), ids=SCALED.keys())

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import permutations
 
 import pytest
 from support.fakes.fake_cuda import FakeCuda
@@ -72,6 +73,21 @@ def test_no_more_than_the_limit_is_kept_and_the_size_used_longest_ago_goes(cuda:
 
         pool.take(2 * KIB)
         assert cuda.names().count("cudaMallocAsync") == before
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_the_address_that_is_taken_first_is_not_the_one_that_goes(
+    cuda: FakeCuda, order: tuple[int, ...]
+) -> None:
+    """Graphs know the addresses that are taken first."""
+    with pool_of(cuda, 2 * KIB) as pool:
+        buffers = {index: pool.take(KIB) for index in range(3)}
+        lowest = buffers[0].pointer
+        for index in order:
+            del buffers[index]
+
+        assert pool.free_bytes == 2 * KIB
+        assert pool.take(KIB).pointer == lowest
 
 
 def test_a_buffer_larger_than_the_limit_is_freed_at_once(cuda: FakeCuda) -> None:

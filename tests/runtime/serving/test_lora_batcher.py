@@ -107,6 +107,26 @@ def test_half_an_answer_is_not_ended_by_another_adapter_of_that_name() -> None:
     assert list(served.left) == [second]
 
 
+def test_an_adapter_that_fails_on_its_way_to_a_slot_leaves_the_slot_to_others() -> None:
+    served = BatcherSteps(slots=1, is_instant=False)
+    served.cache.host.add("A")
+    number = served.submit("A")
+    served.step()
+    assert [lease.name for lease in served.cache.leases] == ["A"]  # the slot is held for it
+    served.cache.host.discard("A")
+    served.cache.errors["A"] = AdapterError("the file is gone")
+    served.cache.end_loads("A")
+    served.step()
+    assert "the file is gone" in str(served.failed.pop(number))
+    assert not served.cache.leases
+    served.cache.host.add("B")
+    served.submit("B")
+    served.step()
+    served.cache.end_loads("B")
+    served.step()
+    assert served.running() == ["B"]
+
+
 def test_no_step_waits_for_a_load() -> None:
     served = BatcherSteps(slots=2, is_instant=False)
     served.submit("A", "B")

@@ -20,6 +20,7 @@ from trt_lora.plugins.errors import (
     UnknownAdapterError,
 )
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
@@ -28,8 +29,8 @@ from trt_lora.runtime.serving.batcher_config import BatcherConfig
 from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
 
 NUMBERS = {"a": 1, "b": 2, "c": 3, "bad": POISON}
-LONG = SamplingParams(max_new_tokens=20, stop_token_ids=())
-DRAWN = SamplingParams(max_new_tokens=20, temperature=0.7, seed=5, stop_token_ids=())
+LONG = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0)
+DRAWN = SamplingParams(max_tokens=20, temperature=0.7, seed=5, ignore_eos=True)
 
 
 class Served:
@@ -149,7 +150,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(served: Served) -> N
         for name, sampling in (
             ("a", LONG),
             ("bad", LONG),
-            ("a", SamplingParams(max_new_tokens=1, stop_token_ids=())),
+            ("a", SamplingParams(max_tokens=1, ignore_eos=True, temperature=0)),
         )
     )
     served.finish()
@@ -200,7 +201,7 @@ def test_what_cannot_be_answered_is_refused_at_once(served: Served) -> None:
     with pytest.raises(ConfigError, match="request 0 has 33 tokens, this engine takes 32"):
         served.scheduler.submit([4] * 33)
     with pytest.raises(ConfigError, match="n is 2, and a request has one answer; submit it 2 tim"):
-        served.scheduler.submit([4], SamplingParams(temperature=1, n=2))
+        served.scheduler.submit([4], SamplingParams(max_tokens=64, temperature=1, n=2, seed=0))
     assert not served.scheduler
 
 
@@ -219,11 +220,26 @@ def test_a_preempted_request_ends_at_its_stop_string(tmp_path: Path) -> None:
     assert served.tokens[request] == answer[:4]
 
 
-def test_a_request_that_the_batch_refuses_ends_and_holds_no_slot(served: Served) -> None:
-    outside = SamplingParams(stop_token_ids=[1000])
-    request = served.scheduler.submit([4], outside, adapter="a")
-    served.finish()
-    assert isinstance(served.failed[request], ConfigError)
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (SamplingParams(stop="a"), r"this batch has no tokenizer; pass tokenizer="),
+        (SamplingParams(bad_words=["a"]), r"this batch has no tokenizer; pass tokenizer="),
+        (
+            SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")),
+            r"this batch has no tokenizer; pass tokenizer=",
+        ),
+        (SamplingParams(stop_token_ids=[97]), "stop_token_ids holds token id 97, expected 0 to 96"),
+        (SamplingParams(logit_bias={97: 1}), "logit_bias holds token id 97, expected 0 to 96"),
+        (SamplingParams(allowed_token_ids=[3, 97]), "allowed_token_ids holds token id 97"),
+    ],
+)
+def test_what_a_request_can_never_have_is_refused_when_it_is_submitted(
+    served: Served, params: SamplingParams, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        served.scheduler.submit([4], params, adapter="a")
+    assert not served.scheduler
 
 
 def test_base_rows_run_beside_as_many_adapters_as_slots(served: Served) -> None:

@@ -28,9 +28,10 @@ SLOTS, ROWS, LONGEST = 2, 3, 6
 NAMES = st.sampled_from("abcd")
 SAMPLING = st.builds(
     SamplingParams,
-    max_new_tokens=st.integers(1, LONGEST),
+    max_tokens=st.integers(1, LONGEST),
     temperature=st.sampled_from([0.0, 0.8]),
     seed=st.integers(0, 3),
+    ignore_eos=st.just(True),
     stop_token_ids=st.sampled_from([(), tuple(range(0, 97, 5))]),
 )
 

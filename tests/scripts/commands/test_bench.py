@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TinyEngine
-from support.commands import trt_lora
+from support.commands import streams, trt_lora
 
 from trt_lora.scripts.measuring.benchmark import read_benchmark
 
@@ -46,16 +46,62 @@ def test_the_file_is_what_json_prints_and_holds_every_contestant_at_every_size(
     assert found.memory_bytes["random, rank 16"] == 16 * values
 
 
-def test_a_table_is_printed_for_each_size(
+def test_tables_are_printed_for_each_size(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = bench(tiny_engine, capsys, "--ranks", "2")
+    assert "\n1 row of 6 + 3 tokens, 1 round\n" in printed
+    assert "\n2 rows of 6 + 3 tokens, 1 round\n" in printed
+    rows = [line for line in printed.splitlines() if line.startswith("random, rank 2 ")]
+    assert len(rows) == 5  # of each size its times and ratios, and its memory
+    assert "KV cache of 2 rows" in printed
+    assert max(map(len, printed.splitlines()[1:])) <= 100
+
+
+def test_the_base_model_alone_has_no_ratios(
     tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = bench(tiny_engine, capsys, "--ranks")
-    assert "\n1 row of 6 + 3 tokens, 1 round\n" in printed
-    assert "\n2 rows of 6 + 3 tokens, 1 round\n" in printed
-    rows = [line.split() for line in printed.splitlines() if line.startswith("(base)")]
-    assert [row[2] for row in rows] == ["1.00", "1.00"]
     assert "random" not in printed
-    assert "KV cache of 2 rows" in printed
+    assert "x base" not in printed
+
+
+def test_one_round_says_that_it_has_no_spread(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = bench(tiny_engine, capsys, "--ranks", "2")
+    assert "one round: no spread, and a ratio may be noise" in printed
+    assert "min to max" not in printed
+
+
+def test_several_rounds_show_the_least_and_the_most_of_every_ratio(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bench.json"
+    printed = bench(tiny_engine, capsys, "--ranks", "2", "--rounds", "3", "--export", path)
+    _, c = read_benchmark(path).workloads[0].contestants
+    ratios = (line.split() for line in printed.splitlines() if line.startswith("random"))
+    (found,) = [row[3:] for row in ratios if "to" in row and f"{c.token_ratio:.2f}" in row][:1]
+    first = [f"{c.first_token_ratio_min:.2f}", "to", f"{c.first_token_ratio_max:.2f}"]
+    token = [f"{c.token_ratio_min:.2f}", "to", f"{c.token_ratio_max:.2f}"]
+    assert found == [f"{c.first_token_ratio:.2f}", *first, f"{c.token_ratio:.2f}", *token]
+    assert c.token_ratio_min <= c.token_ratio <= c.token_ratio_max
+    assert "a wide min to max means a busy machine" in printed
+
+
+def test_every_turn_is_a_line_on_stderr_with_json_too(
+    tiny_engine: TinyEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*SHORT[:2], *SHORT[3:], "--ranks", "2", "--json"]
+    out, err = streams(capsys, "bench", tiny_engine.engine, *options)
+    assert json.loads(out)["workloads"]
+    turns = [line for line in err.splitlines() if "row" in line]
+    assert turns == [
+        "warm-up, 1 row: (base)",
+        "warm-up, 1 row: random, rank 2",
+        "round 1 of 1, 1 row: random, rank 2",
+        "round 1 of 1, 1 row: (base)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from conftest import TinyEngine
-from support.commands import trt_lora
+from support.commands import streams, trt_lora
 from support.fakes.fake_cuda import FakeCuda
 
-from trt_lora.runtime.manifest import ONNX_FILE, ONNX_WEIGHTS_FILE
+from trt_lora.runtime.manifest import ONNX_FILE, ONNX_WEIGHTS_FILE, read_manifest
+from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
 
 
 @pytest.fixture
@@ -26,6 +27,16 @@ def test_an_engine_that_is_whole_says_so(engine: Path, capsys: pytest.CaptureFix
     printed = check(capsys, engine)
     assert printed.endswith(f"{engine}: whole\n")
     assert f"{ONNX_FILE} " in printed
+
+
+def test_the_bytes_that_are_to_be_read_are_said_before(
+    engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = streams(capsys, "check", engine, "--json")
+    files = read_manifest(engine).files
+    size = byte_size(sum(record.size_bytes for record in files.values()))
+    assert err == f"reading {len(files)} files, {size}\n"
+    assert json.loads(out)["whole"]
 
 
 def test_one_flipped_byte_is_found(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:

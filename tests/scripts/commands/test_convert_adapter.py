@@ -148,3 +148,28 @@ def test_tensorrt_llms_format_needs_an_engine(
     assert convert(tiny_engine.adapter, tmp_path / "a", "--format", "trtllm") == 0
     assert convert(tmp_path / "a", tmp_path / "b", "--format", "peft") == 2
     assert "--engine DIR" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------- a command line of hf_lora_convert.py
+
+
+def test_the_storage_type_of_tensorrt_llm_is_the_dtype(
+    tiny_engine: TinyEngine, tmp_path: Path
+) -> None:
+    options = ["--format", "peft", "--storage-type", "float16"]
+    assert convert(tiny_engine.adapter, tmp_path / "a", *options) == 0
+    tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
+
+
+@pytest.mark.parametrize("option", ["-i", "--in-file", "-o", "--out-dir"])
+def test_options_of_tensorrt_llm_for_input_and_output_are_told_where_these_stand(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = {"-i": "x", "-o": "y", "--storage-type": "float16"}
+    words = [option, "x", *(word for pair in others.items() for word in pair if pair[0] != option)]
+    assert convert(*words) == 2
+    assert capsys.readouterr().err == (
+        f"error: {option} is of TensorRT-LLM's hf_lora_convert.py; here it is: "
+        "trt-lora convert-adapter IN OUT --format trtllm\nsee: trt-lora convert-adapter --help\n"
+    )

@@ -126,7 +126,7 @@ def test_what_is_no_engine_is_refused_before_the_machine_is_asked(
     cuda: FakeCuda, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = trt_lora(capsys, "doctor", tmp_path / "nowhere", expected=2)
-    assert "it is not an engine directory" in printed
+    assert "nowhere does not exist" in printed
     assert not cuda.calls
 
 

@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.commands import trt_lora
+from support.commands import streams, trt_lora
 from support.fakes.tiny_engine import engine_directory, small_manifest
+
+from trt_lora.runtime.adapters.load import looks_like_adapter
+from trt_lora.runtime.manifest import MANIFEST_FILE
+from trt_lora.scripts.commands import list_files
+from trt_lora.scripts.diagnosis import folder as search
+from trt_lora.scripts.terminal.console import INTERRUPTED
 
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 
@@ -60,7 +66,8 @@ def test_engines_and_adapters_are_found_at_any_depth(
     assert (many["base_model"], many["dtype"]) == ("tiny", "float16")
     assert (many["max_loras"], one["max_loras"]) == (3, 0)
     assert (one["max_lora_rank"], one["max_batch_size"], one["max_seq_len"]) == (4, 2, 16)
-    assert one["size_bytes"] == (folder / "engines" / "one" / "engine.plan").stat().st_size
+    files = (folder / "engines" / "one").iterdir()
+    assert one["size_bytes"] == sum(f.stat().st_size for f in files if f.name != MANIFEST_FILE)
     pirate, named = found["adapters"]
     assert pirate == {
         "path": str(folder / "adapters" / "deep" / "pirate"),
@@ -123,3 +130,78 @@ def test_the_folder_is_this_one_by_default_and_emptiness_is_said(
     assert trt_lora(capsys, "list") == ".: no engine and no adapter\n"
     said = trt_lora(capsys, "list", "nowhere", expected=2)
     assert said.startswith("error: nowhere is no folder")
+
+
+def test_a_search_stops_after_some_folders_and_says_where_and_how_to_go_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The folder itself, adapters, engines, page; what lies in them is seen, and not looked into.
+    out, err = streams(capsys, "list", folder, "--folders", "4", "--json")
+    found = json.loads(out)
+    assert [Path(engine["path"]).name for engine in found["engines"]] == ["many", "one"]
+    assert [Path(adapter["path"]).name for adapter in found["adapters"]] == ["named.safetensors"]
+    assert found["complete"] is False
+    deep = folder / "adapters" / "deep"
+    assert err == (
+        f"note: stopped after 4 folders, before {deep}; list a folder further in, or pass "
+        "--folders 8\n"
+    )
+    out, err = streams(capsys, "list", folder, "--folders", "5", "--json")
+    assert (json.loads(out)["complete"], err) == (True, "")
+    assert len(json.loads(out)["adapters"]) == 2
+
+
+def test_what_is_near_is_found_before_what_is_deep(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in range(9):
+        (folder / "a" / "b" / str(name)).mkdir(parents=True)
+        (folder / "z" / "b" / str(name)).mkdir(parents=True)
+    out, _ = streams(capsys, "list", folder, "--folders", "6", "--json")
+    assert len(json.loads(out)["engines"]) == 2
+
+
+def test_other_file_systems_are_not_looked_into_and_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "device_of", lambda path: "engines" in str(path))
+    out, err = streams(capsys, "list", folder, "--json")
+    found = json.loads(out)
+    assert (found["engines"], len(found["adapters"]), found["complete"]) == ([], 2, True)
+    assert err == (
+        f"note: on another file system, and not looked into: {folder / 'engines'}; list it by "
+        "its name\n"
+    )
+
+
+def test_a_long_search_says_where_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_files, "EVERY", 2)
+    out, err = streams(capsys, "list", folder, "--json")
+    adapters = folder / "adapters"
+    assert err == f"2 folders, now in {folder / 'engines'}\n4 folders, now in {adapters / 'deep'}\n"
+    assert json.loads(out)["complete"]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_ctrl_c_prints_what_was_found(
+    options: list[str],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(path: Path) -> bool:
+        if path.name == "pirate":
+            raise KeyboardInterrupt
+        return looks_like_adapter(path)
+
+    monkeypatch.setattr(search, "looks_like_adapter", interrupted)
+    out, err = streams(capsys, "list", folder, *options, expected=INTERRUPTED)
+    assert "named.safetensors" in out
+    assert "pirate" not in out
+    assert f"note: interrupted before {folder / 'adapters' / 'deep'}" in err
+    none, _ = streams(capsys, "list", folder / "adapters" / "deep", expected=INTERRUPTED)
+    assert none == f"{folder / 'adapters' / 'deep'}: no engine and no adapter so far\n"
+    if options:
+        assert json.loads(out)["complete"] is False

@@ -39,7 +39,7 @@ def made(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> M
 @pytest.mark.slow
 def test_verify_compares_it_with_peft(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     options: list[str | Path] = ["--model", made.model, "--adapter", made.adapter]
-    printed = trt_lora(capsys, "verify", made.engine, *options, "--max-new-tokens", "4")
+    printed = trt_lora(capsys, "verify", made.engine, *options, "--max-tokens", "4")
     assert "the engine computes what PEFT does" in printed
 
 

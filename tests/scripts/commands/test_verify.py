@@ -73,7 +73,9 @@ def test_an_engine_that_computes_what_peft_does_passes(
 ) -> None:
     assert exit_code(made) == 0
     printed, stages = capsys.readouterr()
-    assert stages.splitlines()[-4:] == ["adapter", "reference", "logits", "deltas"]
+    turns = [f"prompt {n} of 3 with {name}" for n in (1, 2, 3) for name in ("(base)", "adapter")]
+    known = ["adapter", "reference", "logits", *turns, "deltas"]
+    assert stages.splitlines()[-len(known) :] == known
     assert printed.count("(base)") == printed.count("adapter  ") - 1 == len(verify.PROMPTS)
     assert "same best token" in printed
     assert "self_attn.k_proj" in printed
@@ -142,7 +144,7 @@ def test_a_mistake_of_the_loader_is_caught_and_its_site_named(
     errors = capsys.readouterr().err
     assert f"the delta of {named} is off by" in errors
     assert "a logit of" in errors
-    assert "(base)" not in errors  # the base model is right
+    assert "with (base) is off" not in errors  # the base model is right
 
 
 @pytest.mark.slow
@@ -225,7 +227,7 @@ def test_logits_that_differ_are_caught(
         return np.full((*ids.shape, VOCABULARY), wrong, np.float32)
 
     monkeypatch.setattr(PeftReference, "logits", logits)
-    assert exit_code(made, "--max-new-tokens", "2") == 1
+    assert exit_code(made, "--max-tokens", "2") == 1
 
 
 def test_a_model_that_is_no_directory_is_refused(made: Made, tmp_path: Path) -> None:

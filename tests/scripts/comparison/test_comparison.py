@@ -41,6 +41,8 @@ def test_a_comparison_is_kept_and_runs_again_elsewhere(
         "base: onnxrt vs merged",
         "a: onnxrt vs merged",
     ]
+    turns = re.findall(r"^(\w+): command (\d) of (\d)$", printed.err, re.M)
+    assert turns == [(c, str(n), "4") for c in ("base", "a") for n in (1, 2, 3, 4)]
     header, base, adapted, last = printed.out.splitlines()
     assert cells(header)[:3] == ["engine", "compared with", "adapter"]
     assert cells(base)[:5] == [ONNXRT, f"merged weights, {ONNXRT}", "base", "10", "0.00e+00"]

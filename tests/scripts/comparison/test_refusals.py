@@ -9,10 +9,18 @@ import pytest
 from conftest import TinyEngine
 from support.compare_command import compare
 from support.fakes.planted_faults import copy_of
+from support.fakes.tiny_engine import engine_directory
 from support.models.tiny_models import save_adapter, save_model
 
 from trt_lora.builder.passes.remove_lora import engine_without_lora
-from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, read_manifest
+from trt_lora.runtime.manifest import (
+    MANIFEST_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    read_manifest,
+)
+from trt_lora.scripts.comparison.comparison import Comparison
+from trt_lora.scripts.terminal.console import INTERRUPTED
 
 
 def refused(
@@ -111,8 +119,10 @@ def test_an_engine_that_cannot_be_compared_is_refused(
     plain = engine_without_lora(tiny_engine.engine, tmp_path / "plain")
     assert "has no LoRA inputs" in refused(capsys, plain)
     assert "is not an engine directory" in refused(capsys, tiny_engine.model)
-    (plain / ONNX_FILE).unlink()
-    assert "has no model.onnx" in refused(capsys, plain)
+    of_a_gpu = engine_directory(tmp_path / "of_a_gpu")
+    for name in (ONNX_FILE, ONNX_WEIGHTS_FILE):
+        (of_a_gpu / name).unlink()
+    assert "has no model.onnx" in refused(capsys, of_a_gpu)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     message = refused(capsys, tiny_engine.engine, keep=tmp_path / "full")
@@ -142,3 +152,20 @@ def test_a_command_that_fails_is_named_with_its_reason(
     assert message.startswith("error: ")
     assert str(keep / "logs" / "base.txt") in message
     assert 'comparison.onnx_variants engine "$ENGINE" --output' in message
+
+
+def test_an_interrupted_comparison_says_where_its_files_are(
+    tiny_engine: TinyEngine,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Comparison, "run", interrupted)
+    kept = tmp_path / "kept"
+    assert compare(tiny_engine.engine, "--keep", kept) == INTERRUPTED
+    said = f"error: interrupted; what was made so far lies in {kept}\n"
+    assert capsys.readouterr().err == said
+    assert any(kept.iterdir())

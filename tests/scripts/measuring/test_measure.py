@@ -66,12 +66,50 @@ class SlowingEngine(ClockedEngine):
         return super().execute(tensor_map)
 
 
+class StumblingEngine(ClockedEngine):
+    """Takes twice as long in the last of eight turns, which is the base model's."""
+
+    def execute(self, tensor_map):  # type: ignore[no-untyped-def]
+        if self.steps == 7 * NEW:
+            self.slow_down()
+        return super().execute(tensor_map)
+
+
 def test_a_machine_that_slows_down_changes_no_ratio(tmp_path: Path) -> None:
     found = by_name(bench(SlowingEngine(slots=1, slowdown=2.0), tmp_path, 1, (2,), rounds=4))
     assert found["2"].token_ratio == 3
     assert found["2"].first_token_ratio == 2 * PROMPT + 1
     # The first round warms up; steps of the others take 2, 4, 8 and 16 seconds.
     assert (found[BASE].token_p50_ms, found[BASE].token_p99_ms) == (6e3, 16e3)
+
+
+def test_every_turn_is_announced_before_it_is_taken(tmp_path: Path) -> None:
+    engine, said = ClockedEngine(slots=1), list[tuple[str, int, int, int]]()
+    contest = contest_of(engine, {"2": number_file(tmp_path, 2)}, ())
+    asked = [BatchWorkload(1, PROMPT, NEW), BatchWorkload(2, PROMPT, NEW)]
+
+    def turn(name: str, done: int, total: int) -> None:
+        said.append((name, done, total, len(engine.numbers)))
+
+    measure(engine, contest, asked, 1, turn)
+    assert said == [
+        ("warm-up, 1 row: (base)", 0, 8, 0),
+        ("warm-up, 1 row: 2", 1, 8, NEW),
+        ("round 1 of 1, 1 row: 2", 2, 8, 2 * NEW),
+        ("round 1 of 1, 1 row: (base)", 3, 8, 3 * NEW),
+        ("warm-up, 2 rows: (base)", 4, 8, 4 * NEW),
+        ("warm-up, 2 rows: 2", 5, 8, 5 * NEW),
+        ("round 1 of 1, 2 rows: 2", 6, 8, 6 * NEW),
+        ("round 1 of 1, 2 rows: (base)", 7, 8, 7 * NEW),
+    ]
+
+
+def test_a_ratio_has_the_least_and_the_most_of_its_rounds(tmp_path: Path) -> None:
+    found = by_name(bench(StumblingEngine(slots=1, slowdown=2.0), tmp_path, 1, (2,), rounds=3))
+    assert (found["2"].token_ratio_min, found["2"].token_ratio_max) == (1.5, 3)
+    assert found["2"].first_token_ratio_min == (2 * PROMPT + 1) / 2
+    assert found["2"].first_token_ratio_max == 2 * PROMPT + 1
+    assert (found[BASE].token_ratio_min, found[BASE].token_ratio_max) == (1, 1)
 
 
 def test_rows_with_another_adapter_each_need_two_rows(tmp_path: Path) -> None:

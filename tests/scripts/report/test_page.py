@@ -55,10 +55,36 @@ def test_the_page_says_what_the_engine_takes_and_what_became_of_an_adapter() -> 
     text = " ".join(found.text.split())
     assert "tiny (TinyForCausalLM)" in text
     assert "1 tensors bound, 0 not, 0 ignored; 1 of 4 sites adapted" in text
-    assert "model.onnx 2.5" in text
+    assert "model.onnx 2.5 MB" in text
+    assert "adapter a 1.0 kB" in text
     cells = [fields["class"] for tag, fields in found.tags if tag == "td"]
     assert cells == ["bound", "dummy", "dummy", "dummy"]
     assert any(PATH in (fields.get("title") or "") for _, fields in found.tags)
+
+
+def test_the_page_has_no_path_of_the_machine_that_it_was_made_on() -> None:
+    manifest = engine()
+    hub = "/home/me/.cache/hub/models--org--pirate/snapshots/0123abcd"
+    sources = {"a": "/home/me/work/adapters/secret-a", "b": hub, "c": "../there/c.safetensors"}
+    found = {name: coverage(manifest, source=source) for name, source in sources.items()}
+    html = page_of(Path("/home/me/work/engines/tiny"), manifest, found).html()
+    text = Elements(html).text
+    assert "/home" not in html
+    assert "there" not in text
+    for last in ("secret-a", "org/pirate", "c.safetensors", "tiny"):
+        assert last in text
+
+
+def test_what_the_page_was_not_given_is_named_with_the_options_that_give_it() -> None:
+    manifest = engine()
+    kernels = (Chart("Kernels, profile decode", (Bar("plugin", 1.0, "1"),)),)
+    bare, full = (
+        Elements(page_of(Path("e"), manifest, {}, kernels=k, benchmark=b).html()).text
+        for k, b in (((), None), (kernels, BENCHMARK))
+    )
+    for option in ("--kernels", "--benchmarks"):
+        assert option in bare
+        assert option not in full
 
 
 def test_an_adapter_that_is_refused_says_so_with_every_reason() -> None:

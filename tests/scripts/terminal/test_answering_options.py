@@ -55,7 +55,7 @@ def test_options_may_be_repeated_where_there_are_several_values(folder: Path) ->
 
 
 def test_without_options_the_defaults_are_those_of_python(folder: Path) -> None:
-    assert parsed(folder) == SamplingParams()
+    assert parsed(folder) == SamplingParams(max_tokens=64, temperature=0)
 
 
 def test_one_token_has_one_bias(folder: Path) -> None:

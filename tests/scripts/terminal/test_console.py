@@ -12,7 +12,7 @@ from conftest import TinyEngine
 from support.spoken_engine import spoken_engine
 
 from trt_lora.scripts import build_engine
-from trt_lora.scripts.terminal.console import UNREAD, run
+from trt_lora.scripts.terminal.console import TERMINATED, UNREAD, run
 from trt_lora.scripts.trt_lora_command import main
 
 COMMANDS = {"trt-lora": "trt_lora_command", "build-engine": "build_engine"}
@@ -67,6 +67,56 @@ def test_a_dry_run_into_head_ends_quietly(tiny_engine: TinyEngine) -> None:
     assert (listing.returncode, head.stdout) == (UNREAD, b"")
 
 
+# Runs a command of the test's own, which ends its own process by SIGTERM, in three ways.
+ENDED = """
+import os, signal, sys
+from pathlib import Path
+from trt_lora.plugins.atomic_files import publish_directory
+from trt_lora.scripts.terminal.console import run
+
+def end():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def write():
+    with publish_directory(Path(sys.argv[2])) as work:
+        (work / "half").write_text("half")
+        end()
+        (work / "other half").write_text("half")
+
+def trace():  # as a tracer in C++ does
+    try:
+        end()
+    except BaseException as error:
+        raise RuntimeError("cannot be traced") from error
+
+def handled():
+    end()
+    print("handled", file=sys.stderr)
+
+if sys.argv[1] == "handled":
+    signal.signal(signal.SIGTERM, lambda *_: None)
+run({"write": write, "trace": trace, "handled": handled}[sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "said"),
+    [
+        ("write", TERMINATED, "error: terminated by SIGTERM\n"),
+        ("trace", TERMINATED, "error: terminated by SIGTERM\n"),
+        ("handled", 0, "handled\n"),
+    ],
+    ids=["a command that writes", "a library that takes it for an error", "a handler of others"],
+)
+def test_sigterm_ends_a_command_with_a_word_and_removes_what_it_was_writing(
+    what: str, status: int, said: str, tmp_path: Path
+) -> None:
+    words: list[Word] = [sys.executable, "-c", ENDED, what, tmp_path / "out"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, said)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_names_that_are_no_text_are_printed_with_escapes(
     tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
@@ -84,7 +134,7 @@ def test_names_that_are_no_text_are_printed_with_escapes(
 
 
 def test_an_error_goes_nowhere_where_stderr_is_closed(tmp_path: Path) -> None:
-    words = " ".join(map(str, command("trt-lora", "inspect", tmp_path / "no", "--json")))
+    words = " ".join(map(str, command("trt-lora", "inspect", tmp_path / "no")))
     done = subprocess.run(f"{words} 2>&-", shell=True, stdout=subprocess.PIPE, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
 

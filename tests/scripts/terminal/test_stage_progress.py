@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from trt_lora.builder.progress import Progress
-from trt_lora.scripts.terminal.stage_progress import stage_progress
+from trt_lora.scripts.terminal.stage_progress import TurnProgress, stage_progress
 
 
 class Terminal(io.StringIO):
@@ -16,29 +15,51 @@ class Terminal(io.StringIO):
         return True
 
 
-def work(progress: Progress) -> None:
-    """Two stages, one of them in steps."""
+def work(progress: TurnProgress) -> None:
+    """Three stages, one of them in steps and one in turns."""
     progress.stage("[load]")
     progress.note("it is [small]")
     progress.stage("compare")
     for done in range(5):
         progress.advance(done, 4)
+    progress.stage("measure")
+    for done in range(2):
+        progress.turn(f"round {done} of 2: [pirate]", done, 2)
     print("a result")
+
+
+LINES = """\
+[load]
+note: it is [small]
+compare
+measure
+round 0 of 2: [pirate]
+round 1 of 2: [pirate]
+"""
 
 
 def test_in_a_pipe_every_stage_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
     with stage_progress() as progress:
         work(progress)
     printed = capsys.readouterr()
-    assert printed.err == "[load]\nnote: it is [small]\ncompare\n"
+    assert printed.err == LINES
     assert printed.out == "a result\n"
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch) -> str:
+def test_where_stderr_is_closed_progress_goes_nowhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with stage_progress() as progress:
+        work(progress)
+    assert capsys.readouterr().out == "a result\n"
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, term: str = "xterm") -> str:
     """What a terminal gets."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("TERM", term)
     with stage_progress() as progress:
         work(progress)
     return terminal.getvalue()
@@ -50,7 +71,7 @@ def test_on_a_terminal_stages_are_bars_and_results_stay_on_standard_output(
     pytest.importorskip("rich", reason="bars are drawn by rich")
     found = drawn(monkeypatch)
     assert "━" in found
-    for text in ("[load]", "note: it is [small]", "compare"):
+    for text in ("[load]", "note: it is [small]", "compare", "round 1 of 2: [pirate]"):
         assert text in found
     assert capsys.readouterr().out == "a result\n"
 
@@ -59,5 +80,11 @@ def test_a_terminal_without_rich_has_plain_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert drawn(monkeypatch) == "[load]\nnote: it is [small]\ncompare\n"
+    assert drawn(monkeypatch) == LINES
     assert capsys.readouterr().out == "a result\n"
+
+
+def test_a_terminal_that_cannot_move_its_cursor_has_plain_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert drawn(monkeypatch, "dumb") == LINES

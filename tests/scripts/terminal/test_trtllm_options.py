@@ -32,3 +32,21 @@ def test_a_dtype_of_the_plugin_is_left_out_and_a_kind_of_node_is_not() -> None:
         kept, (note,) = without_trtllm_options([*OURS, *written])
         assert kept == OURS
         assert note.startswith("--lora-plugin is left out: LoRA computes in --dtype")
+
+
+@pytest.mark.parametrize("option", ["--tp-size", "--pp-size"])
+def test_one_gpu_is_what_there_is_and_more_are_refused(option: str) -> None:
+    for written in ([option, "1"], [f"{option}=1"]):
+        kept, (note,) = without_trtllm_options([*written, *OURS])
+        assert kept == OURS
+        assert note == f"{option} is left out: an engine runs on one GPU"
+    with pytest.raises(ConfigError, match=f"^{option}: .* parallelism is not built; "):
+        without_trtllm_options([*OURS, f"{option}=2"])
+
+
+THEIRS = ("--tp-size", "--pp-size", "--model-config", "--reduce-fusion", "--multiple-profiles")
+
+
+@pytest.mark.parametrize("option", THEIRS)
+def test_every_option_of_an_older_command_line_has_a_sentence(option: str) -> None:
+    assert option in {**IGNORED, **REFUSED}

@@ -26,11 +26,9 @@ from peft import (
 from peft.tuners.lora.config import CordaConfig
 from support.adapters.peft_fields import (
     CONFIG,
-    HEAD_COPY,
     PREFIX,
     Q_AND_HEAD,
     Q_AND_V,
-    SAVE_AGAIN,
     Make,
     Refused,
     base_of,
@@ -42,7 +40,14 @@ from support.models.tiny_models import save_adapter
 
 from trt_lora.builder.suppress_output import suppress_output
 
-RETRAIN = "train the adapter without it, or merge it into the base model and build from that"
+RETRAIN = (
+    "train the adapter without it, or merge it into the base model and build from that: "
+    "trt-lora merge --model DIR --adapter {adapter} OUT"
+)
+EMBEDDING = (
+    "it adapts an embedding, which is no matrix product; merge it into the base model and build "
+    "from that: trt-lora merge --model DIR --adapter {adapter} OUT"
+)
 CONVERT = "save_pretrained(..., path_initial_model_for_weight_conversion=...)"
 
 
@@ -181,18 +186,16 @@ FIELDS: dict[str, list[Taken | Refused]] = {
         Taken(without_copies(target_modules=r".*(q_proj|lm_head)")),
         Taken(peft(target_modules=["c_attn"]), "GPT2"),
         Taken(without_copies(target_modules=["c_attn", "lm_head"]), "GPT2"),  # tied to wte
-        Refused(peft(target_modules=Q_AND_HEAD), SAVE_AGAIN, tensor=HEAD_COPY),
-        Refused(
-            peft(target_modules=["c_attn", "lm_head"]), SAVE_AGAIN, model="GPT2", tensor=HEAD_COPY
-        ),
+        Taken(peft(target_modules=Q_AND_HEAD)),  # with a copy of the head
+        Taken(peft(target_modules=["c_attn", "lm_head"]), "GPT2"),
         Refused(
             without_copies(target_modules=["q_proj", "embed_tokens"]),
-            "it adapts an embedding, which is no matrix product",
+            EMBEDDING,
             tensor=f"{PREFIX}model.embed_tokens.lora_embedding_A",
         ),
         Refused(
             peft(target_modules=["c_attn", "wte"]),
-            "it adapts an embedding, which is no matrix product",
+            EMBEDDING,
             model="GPT2",
             tensor=f"{PREFIX}transformer.wte.lora_embedding_A",
         ),
@@ -247,7 +250,7 @@ FIELDS: dict[str, list[Taken | Refused]] = {
         Taken(peft(ensure_weight_tying=True)),
         Refused(
             peft(ensure_weight_tying=True, target_modules=["c_attn", "lm_head"]),
-            "it adapts an embedding, which is no matrix product",
+            EMBEDDING,
             model="GPT2",
             tensor=f"{PREFIX}transformer.wte.lora_embedding_A",
         ),

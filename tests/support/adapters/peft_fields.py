@@ -51,7 +51,7 @@ class Refused:
     """An adapter that is refused by the field's name and its value as saved, and with advice."""
 
     make: Make
-    advice: str
+    advice: str  # {adapter} stands for its path
     model: str = "Llama"
     tensor: str = ""  # what the message names instead where the field alone does no harm
 

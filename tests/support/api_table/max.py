@@ -2,9 +2,9 @@
 
 from support.api_table.rows import Document, different, present
 
-_MANAGER = "runtime.managers.interfaces.max.LoRAManager"
-_TESTS = "runtime/managers/interfaces/test_max_manager.py"
-_REQUESTS = "runtime/managers/interfaces/test_max_requests.py"
+_MANAGER = "runtime.interfaces.max.LoRAManager"
+_TESTS = "runtime/interfaces/test_max_manager.py"
+_REQUESTS = "runtime/interfaces/test_max_requests.py"
 _INPUTS = f"{_TESTS}::test_graph_inputs_are_what_a_step_with_these_rows_binds"
 _ACTIVE = f"{_TESTS}::test_several_adapters_are_active_and_an_unknown_one_is_a_key_error"
 _PATHS = f"{_TESTS}::test_a_path_without_a_name_is_its_own"
@@ -22,7 +22,7 @@ MAX = Document(
         ),
         different(
             "`LoRAConfig`",
-            "runtime.managers.interfaces.max.LoRAConfig",
+            "runtime.interfaces.max.LoRAConfig",
             f"{_TESTS}::test_an_option_holds_or_is_refused",
             "limits are the engine's where they are left out, and refused where they contradict "
             "it; `allowed_roots` is ours",
@@ -64,7 +64,7 @@ MAX = Document(
         ),
         present(
             "`LoRAStatus`",
-            "runtime.managers.interfaces.max.LoRAStatus",
+            "runtime.interfaces.max.LoRAStatus",
             f"{_TESTS}::test_statuses_have_the_values_of_max",
         ),
         present("`loras`", f"{_MANAGER}.loras", _PATHS),
@@ -76,7 +76,7 @@ MAX = Document(
         ),
         present(
             "ZMQ request and response endpoints",
-            "runtime.managers.interfaces.max.request_sockets.RequestSockets",
+            "runtime.interfaces.max.request_sockets.RequestSockets",
             f"{_REQUESTS}::test_a_message_is_messagepack_as_it_is_written_down",
             "ipc and inproc; never open to other machines",
         ),

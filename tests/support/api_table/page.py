@@ -12,6 +12,7 @@ from support.api_table.peft import PEFT
 from support.api_table.rows import Document, Row, State
 from support.api_table.trtllm import TRTLLM
 from support.api_table.vllm_api import VLLM_API
+from support.api_table.vllm_sampling import sampling_table
 from support.api_table.vllm_structures import VLLM_STRUCTURES
 from support.doc_blocks import ROOT
 
@@ -27,6 +28,7 @@ COMING_FROM: dict[str, tuple[Document, ...]] = {
     "max": (MAX,),
 }
 _TABLE = "\n## Member by member\n"  # what is above is written by hand
+_SAMPLING = "\n## SamplingParams, field by field\n"  # of vLLM's page, above the other table
 
 _HEAD = """\
 # The interfaces of other LoRA managers, member by member
@@ -58,7 +60,9 @@ def page() -> str:
 def coming_from_page(path: Path) -> str:
     """Return the page of a peer: its head as it is, and the table."""
     documents = COMING_FROM[path.stem.removeprefix("coming-from-")]
-    head = path.read_text(encoding="utf-8").partition(_TABLE)[0]
+    head = path.read_text(encoding="utf-8").partition(_TABLE)[0].partition(_SAMPLING)[0]
+    if VLLM_API in documents:
+        head = "\n".join([head + _SAMPLING, *sampling_table(), ""])
     rows = [row for document in documents for row in document.rows]
     same = sum(row.state == "present" for row in rows)
     lines = [

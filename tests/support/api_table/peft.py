@@ -84,11 +84,9 @@ PEFT = Document(
         ),
         different(
             "`merge_and_unload()`",
-            "builder.passes.merge_lora",
-            "builder/passes/test_merge_lora.py::"
-            "test_a_linear_gets_the_delta_and_other_readers_of_its_weight_do_not",
-            "only `trt-lora compare` merges, as a reference; to ship one adapter for good, merge "
-            "with PEFT and build from that model",
+            "trt-lora merge",
+            "scripts/commands/test_merge.py::test_a_merged_model_answers_as_peft_does",
+            "writes a model to build from, tokenizer included: no engine changes its own weights",
         ),
         present(
             "`save_pretrained(path)`",
@@ -125,7 +123,8 @@ PEFT = Document(
             "`layer_replication`, `target_parameters`",
             "plugins.errors.AdapterError",
             _REFUSED,
-            "refused by field and value, with advice: they are no product B A x",
+            "refused by field and value, with the `trt-lora merge` that makes a model of it: they "
+            "are no product B A x",
         ),
         different(
             "other tuners than LoRA",

@@ -2,8 +2,8 @@
 
 from support.api_table.rows import Document, Row, different, present
 
-_OURS = "runtime.managers.interfaces.trtllm"
-_TESTS = "runtime/managers/interfaces/test_trtllm_cache.py"
+_OURS = "runtime.interfaces.trtllm"
+_TESTS = "runtime/interfaces/test_trtllm_cache.py"
 _FORMAT = "runtime/adapters/formats/test_trtllm.py"
 _SHARD = "runtime/adapters/test_shard.py"
 _BUILDS = "scripts/test_build_engine.py::test_the_command_builds_and_says_what_it_built"
@@ -81,7 +81,7 @@ TRTLLM = Document(
         present(
             "`--lora_dir`",
             "build-engine --lora-dir",
-            "builder/test_build.py::test_real_adapters_decide_modules_and_ranks",
+            "builder/test_resolved_lora.py::test_real_adapters_decide_modules_and_ranks",
             "several",
         ),
         present("`--max_lora_rank`", "build-engine --max-lora-rank", _BUILDS),

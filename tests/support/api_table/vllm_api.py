@@ -6,10 +6,10 @@ exceptions they stand for are served.
 
 from support.api_table.rows import Document, different, present
 
-_OURS = "runtime.managers.interfaces.vllm"
+_OURS = "runtime.interfaces.vllm"
 _MANAGER = f"{_OURS}.LoRAModelManager"
 _WORKER = f"{_OURS}.WorkerLoRAManager"
-_TESTS = "runtime/managers/interfaces/test_vllm_manager.py"
+_TESTS = "runtime/interfaces/test_vllm_manager.py"
 _ADDED = f"{_TESTS}::test_an_adapter_is_added_once_and_removed_once"
 _ACTIVATED = f"{_TESTS}::test_an_adapter_is_activated_once_stays_in_its_slot_and_is_let_go_once"
 _FULL = f"{_TESTS}::test_a_full_registry_is_a_runtime_error_and_lru_forgets_the_oldest"
@@ -24,7 +24,7 @@ VLLM_API = Document(
         different(
             "`LoRAModelManager(model, max_num_seqs, ..., device)`",
             _MANAGER,
-            "runtime/managers/interfaces/test_vllm_data.py::"
+            "runtime/interfaces/test_vllm_data.py::"
             "test_a_config_that_contradicts_the_engine_is_refused",
             "takes the config, the adapters and the manifest of an engine, whose limits the other "
             "arguments are",
@@ -71,7 +71,7 @@ VLLM_API = Document(
         different(
             "`LoRAModel.from_local_checkpoint(...)`",
             f"{_OURS}.LoRAModel.from_local_checkpoint",
-            "runtime/managers/interfaces/test_vllm_data.py::"
+            "runtime/interfaces/test_vllm_data.py::"
             "test_a_checkpoint_that_is_missing_or_adapts_other_modules_is_refused",
             "without arguments for device, dtype and embeddings, which are the engine's; any "
             "format that `load_adapter` reads",
@@ -96,7 +96,7 @@ VLLM_API = Document(
         present(
             "error L005 validation",
             f"{_OURS}.PEFTHelper.validate_legal",
-            "runtime/managers/interfaces/test_vllm_data.py::"
+            "runtime/interfaces/test_vllm_data.py::"
             "test_the_helper_names_every_field_that_is_not_legal",
         ),
         different(

@@ -5,9 +5,9 @@ The document is a third party's reading; where a name never existed in vLLM, the
 
 from support.api_table.rows import Document, different, present
 
-_OURS = "runtime.managers.interfaces.vllm"
-_DATA = "runtime/managers/interfaces/test_vllm_data.py"
-_MANAGER = "runtime/managers/interfaces/test_vllm_manager.py"
+_OURS = "runtime.interfaces.vllm"
+_DATA = "runtime/interfaces/test_vllm_data.py"
+_MANAGER = "runtime/interfaces/test_vllm_manager.py"
 _CACHE = "runtime/managers/slots/test_adapter_cache.py"
 _SLOTS = "runtime.managers.slots.slot_adapters.SlotAdapters"
 _MODEL = f"{_DATA}::test_a_model_of_a_peft_directory_has_its_layers_scale_and_rank"

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
-from trt_lora.runtime.manifest import BaseModel, Binding, Manifest, Range
+from trt_lora.runtime.manifest import BaseModel, Binding, Dimension, Manifest, Range
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.host import Blocks, HostMemory, Memory, Stream
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_storage
@@ -38,7 +38,7 @@ def make_manifest(
             *(Binding(name, "int64", ("batch", "s")) for name in tokens),
             Binding("logits_to_keep", "int64", ("keep",)),
             *(Binding(f"past_key_values.0.{kind}", dtype, CACHE) for kind in ("key", "value")),
-            *(Binding(name, dtype, site.shape(f, -1)) for name, (site, f) in loras.items()),
+            *(Binding(name, dtype, _symbolic(names, site, f)) for name, (site, f) in loras.items()),
         ),
         outputs=(
             Binding("logits", dtype, ("batch", "keep", VOCAB)),
@@ -57,6 +57,12 @@ def make_manifest(
         versions={"trt-lora": "0"},
         files={},
     )
+
+
+def _symbolic(names: BindingNames, site: Site, factor: Factor) -> tuple[Dimension, ...]:
+    """A's shape [k, rank], or B's [rank, n]."""
+    rank = names.rank_symbol(site.path)
+    return (site.k, rank) if factor == "A" else (rank, site.n)
 
 
 def make_weights(manifest: Manifest, *, rank: int = 4, seed: int = 0) -> dict[str, Array]:

@@ -1,6 +1,5 @@
 """A TensorRT without a GPU: a stand-in for `tensorrt_rtx`, with a tiny engine on a `FakeCuda`."""
 
-# the classes and methods have NVIDIA's names
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import ALIGNMENT, Block, Work
 from support.fakes.fake_ranking import RankingDriver
+from support.fakes.fake_tensorrt_interface import EngineInterface, TensorIOMode
 from support.fakes.tiny_engine import (
     ACTIVATION_BYTES,
     PLAN,
@@ -83,6 +83,7 @@ class FakeTensorRT(ModuleType):
     Logger = FakeLogger
     ExecutionContextAllocationStrategy = AllocationStrategy
     DynamicShapesKernelSpecializationStrategy = SpecializationStrategy
+    TensorIOMode = TensorIOMode
 
     def __init__(self, cuda: FakeCuda, name: str = "tensorrt_rtx") -> None:
         super().__init__(name)
@@ -133,10 +134,11 @@ class Runtime:
         return ICudaEngine(self._trt, self)
 
 
-class ICudaEngine:
+class ICudaEngine(EngineInterface):
     """A plan on the GPU."""
 
     def __init__(self, trt: FakeTensorRT, runtime: Runtime) -> None:
+        super().__init__(trt.manifest)
         self._trt = trt
         self._runtime = runtime
         self.device = trt.cuda.current_device

@@ -14,7 +14,7 @@ from support.fakes.fake_engine import FakeExecutor, make_weights, static_manifes
 
 from trt_lora.plugins.contract.slots import LORA_SLOT
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.sampling import Logits, choose, generator
+from trt_lora.runtime.generation.sampling import Logits, choose, generator, next_keys
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 
@@ -48,9 +48,9 @@ def expected_answer(
     """Return the tokens that a prompt is given alone; None is a stop token."""
     ids, found = list(prompt), list[int | None]()
     draws = generator(sampling.seed, prompt)
-    while len(found) < min(sampling.max_new_tokens, max_len - len(prompt)):
+    while len(found) < min(sampling.max_tokens or max_len, max_len - len(prompt)):
         logits = _logits(sum(ids), len(ids), number)[None]
-        token = int(choose(logits, [sampling], np.array([draws.random()]))[0])
+        token = int(choose(logits, [sampling], next_keys(draws))[0])
         if token in (sampling.stop_token_ids or ()):
             return [*found, None]
         ids.append(token)

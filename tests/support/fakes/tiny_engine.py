@@ -16,7 +16,16 @@ import numpy.typing as npt
 
 from trt_lora.plugins.contract.sites import BindingNames, Site
 from trt_lora.runtime.files.file_record import file_record
-from trt_lora.runtime.manifest import MANIFEST_FILE, PLAN_FILE, BaseModel, Binding, Manifest, Range
+from trt_lora.runtime.manifest import (
+    MANIFEST_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    PLAN_FILE,
+    BaseModel,
+    Binding,
+    Manifest,
+    Range,
+)
 from trt_lora.runtime.memory.dtypes import Array
 
 Floats = npt.NDArray[np.float64]
@@ -97,11 +106,14 @@ def small_manifest(flavour: str = "tensorrt-rtx", dtype: str = "float32") -> Man
 
 
 def engine_directory(directory: Path, manifest: Manifest | None = None) -> Path:
-    """Write the plan and the manifest of the tiny model."""
+    """Write the plan and the manifest of the tiny model, and ONNX files that hold nothing."""
     manifest = manifest or small_manifest()
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / PLAN_FILE).write_bytes(PLAN)
-    fields = {**vars(manifest), "files": {PLAN_FILE: file_record(directory / PLAN_FILE)}}
+    contents = {PLAN_FILE: PLAN, ONNX_FILE: b"no graph", ONNX_WEIGHTS_FILE: b"no weights"}
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    records = {name: file_record(directory / name) for name in contents}
+    fields = {**vars(manifest), "files": records}
     (directory / MANIFEST_FILE).write_text(Manifest(**fields).to_json(), encoding="utf-8")
     return directory
 

@@ -15,7 +15,7 @@ PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9]]
 
 def greedy(count: int) -> SamplingParams:
     """So many tokens, whatever they are."""
-    return SamplingParams(max_new_tokens=count, stop_token_ids=())
+    return SamplingParams(max_tokens=count, ignore_eos=True, temperature=0)
 
 
 def answers_of(batch: Batch) -> dict[int, list[int]]:

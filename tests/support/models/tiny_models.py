@@ -56,7 +56,8 @@ def save_model(architecture: str, directory: Path, *, seed: int = 0, **fields: A
     `fields` replace those of the config.
     """
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{architecture}Config")(**ARCHITECTURES[architecture] | fields)
+    sizes = ARCHITECTURES.get(architecture, _COMMON)
+    config = getattr(transformers, f"{architecture}Config")(**sizes | fields)
     head = HEADS.get(architecture, f"{architecture}ForCausalLM")
     model = getattr(transformers, head)(config)
     for weight in model.parameters():

@@ -7,7 +7,7 @@ from pathlib import Path
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.fit import Fitted, fit_adapter, preview_adapter
-from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.adapters.load import files_fingerprint, load_adapter
 from trt_lora.runtime.manifest import Manifest
 
 
@@ -34,6 +34,14 @@ class AdapterSource:
             AdapterError: the engine cannot take it.
         """
         return preview_adapter(adapter, self.manifest, strict=self.strict)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the files' names, and of their sizes and a sample of their bytes.
+
+        Raises:
+            AdapterError: a file cannot be read.
+        """
+        return files_fingerprint(self.path)
 
     def read(self, adapter: Adapter) -> Fitted:
         """Read, check and cast the values of what `open` returned.

@@ -1,20 +1,36 @@
 """Movement of adapters between disk, host memory and slots."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from threading import Condition
 
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.managers.slots.cache.adapter_source import content_hash
 from trt_lora.runtime.managers.slots.cache.cache_stats import CacheCounts, CacheStats
-from trt_lora.runtime.managers.slots.cache.entry import Entry, check_unchanged
+from trt_lora.runtime.managers.slots.cache.entry import (
+    Entry,
+    check_registered,
+    check_unchanged,
+)
 from trt_lora.runtime.managers.slots.cache.host_store import HostStore
+from trt_lora.runtime.managers.slots.cache.names import evicted
 from trt_lora.runtime.managers.slots.cache.slot_table import SlotTable
 from trt_lora.runtime.managers.slots.slot_stacks import SlotStacks
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How an entry that has come gets its name, if it has none; both are called under the lock."""
+
+    replaced: Callable[[], Entry | None] = lambda: None  # who has the name
+    publish: Callable[[], None] = lambda: None  # may refuse
+
+
+NAMED = Naming()  # of an entry that has its name
 
 
 class CacheLevels:
@@ -67,6 +83,17 @@ class CacheLevels:
         entry.is_pinned = True
         self.held[entry] = None
 
+    def take_over_pin(self, entry: Entry, old: Entry) -> None:
+        """Pin an entry that takes the name of one that is pinned, if it is; under `lock`.
+
+        Raises:
+            StateError: others hold all slots, sequences of the old one among them.
+        """
+        if old.is_pinned:
+            self.table.check_room(entry, [e for e in self.held if e is not old or old.leases])
+            entry.is_pinned = True
+            self.held[entry] = None
+
     def unpin(self, entry: Entry) -> None:
         """Let an entry leave its slot; under `lock`."""
         entry.is_pinned = False
@@ -90,16 +117,21 @@ class CacheLevels:
             entry.on_host = None
 
     @contextmanager
-    def moving(self, entry: Entry) -> Iterator[None]:
-        """Keep an entry where it is."""
+    def moving(self, find: Callable[[], Entry]) -> Iterator[Entry]:
+        """Keep an entry where it is, from the look on that finds it under `lock`."""
         with self.lock:
+            entry = find()
             entry.moving += 1
         try:
-            yield
+            yield entry
         finally:
             with self.lock:
-                entry.moving -= 1
-                self.settle(entry)
+                self.stop_moving(entry)
+
+    def stop_moving(self, entry: Entry) -> None:
+        """Count a thread out that has moved an entry; under `lock`."""
+        entry.moving -= 1
+        self.settle(entry)
 
     def stats(self, registered: int) -> CacheStats:
         """Return what is where; under `lock`."""
@@ -116,15 +148,23 @@ class CacheLevels:
             **asdict(self.counts),
         )
 
-    def put(self, entry: Entry, fitted: Fitted) -> None:
-        """Keep an adapter whose weights are in memory already; under `lock`.
+    def put(self, entry: Entry, fitted: Fitted, naming: Naming) -> None:
+        """Keep an adapter whose weights are in memory already.
 
         Raises:
             StateError: it finds no room.
+            AdapterError, StateError: the name cannot be had.
         """
-        self._reserve(entry)
-        entry.on_host = Future()
-        entry.on_host.set_result(fitted)
+        with self.lock:
+            self._reserve(entry, naming)
+            entry.on_host = Future()
+            entry.on_host.set_result(fitted)
+            try:
+                self._arrive(entry, naming)
+            except BaseException:
+                self.host.remove(entry)
+                entry.on_host = None
+                raise
 
     def find(self, entries: Collection[Entry]) -> dict[Entry, int] | None:
         """Return the slots of adapters that are in use now, or None; under `lock`."""
@@ -136,52 +176,69 @@ class CacheLevels:
         self.counts.hits += len(entries)
         return {entry: self.table.places[entry] for entry in entries}
 
-    def to_host(self, entry: Entry, adapter: Adapter | None = None) -> Fitted:
+    def to_host(
+        self, entry: Entry, adapter: Adapter | None = None, naming: Naming = NAMED
+    ) -> Fitted:
         """Return an adapter in host memory, read from its source if it is not there.
 
         Args:
-            entry: of the adapter.
+            entry: of the adapter; held, or kept by `moving`.
             adapter: what its source has opened just now, if it has.
+            naming: gives the entry its name when it is there.
 
         Raises:
             AdapterError: its files are gone, damaged, or hold another adapter than they did.
             StateError: it finds no room.
+            AdapterError, StateError: the name cannot be had.
         """
-        with self.moving(entry):
-            with self.lock:
-                future, is_mine = entry.on_host, entry.on_host is None
-                if future is None:
-                    self._reserve(entry)
-                    future = entry.on_host = Future()
-                self.host.touch(entry)
-            if is_mine:
-                self._read(entry, adapter, future)
-            return future.result()
+        with self.lock:
+            future, is_mine = entry.on_host, entry.on_host is None
+            if future is None:
+                if entry.source is None:
+                    raise evicted(entry.name)
+                self._reserve(entry, naming)
+                future = entry.on_host = Future()
+            self.host.touch(entry)
+        if is_mine:
+            self._read(entry, adapter, future, naming)
+        return future.result()
 
     def to_slot(self, entry: Entry) -> int:
         """Return the slot of an adapter; it is copied into one if it has none.
+
+        Args:
+            entry: of the adapter; held, or kept by `moving`.
 
         Raises:
             AdapterError: as `to_host`.
             StateError: it finds no room on the host, or others hold all slots.
         """
-        with self.moving(entry):
-            fitted = self.to_host(entry)
-            with self.lock:
-                self.lock.wait_for(lambda: entry.in_slot is not None or self._take_slot(entry))
-                is_mine = entry.in_slot is None
-                future = entry.in_slot = entry.in_slot or Future()
-                self.counts.hits += not is_mine
-                self.counts.host_hits += is_mine
-                self.table.touch(entry)
-                slot = self.table.places[entry]
-            if is_mine:
-                self._copy(entry, slot, fitted, future)
-            return future.result()
+        fitted = self.to_host(entry)
+        with self.lock:
+            self.lock.wait_for(lambda: entry.in_slot is not None or self._take_slot(entry))
+            is_mine = entry.in_slot is None
+            future = entry.in_slot = entry.in_slot or Future()
+            self.counts.hits += not is_mine
+            self.counts.host_hits += is_mine
+            self.table.touch(entry)
+            slot = self.table.places[entry]
+        if is_mine:
+            self._copy(entry, slot, fitted, future)
+        return future.result()
 
-    def _reserve(self, entry: Entry) -> None:
-        """Make room on the host; those that leave it leave their slots, too."""
-        for victim in self.host.reserve(entry):
+    def _reserve(self, entry: Entry, naming: Naming) -> None:
+        """Make room on the host, as far as others can be read again."""
+        self._evict(self.host.reserve(entry, naming.replaced()))
+
+    def _arrive(self, entry: Entry, naming: Naming) -> None:
+        """Give an entry that is there its name, and let go of who leaves for it, or do neither."""
+        self.host.check_room(entry, naming.replaced())
+        naming.publish()
+        self._evict(self.host.shrink(entry))
+
+    def _evict(self, victims: Iterable[Entry]) -> None:
+        """Note who has left the host; they leave their slots, too."""
+        for victim in victims:
             victim.on_host = None
             self.counts.evictions_from_host += 1
             if victim.source is None:
@@ -202,21 +259,25 @@ class CacheLevels:
             self.counts.evictions_from_slots += 1
         return True
 
-    def _read(self, entry: Entry, adapter: Adapter | None, future: Future[Fitted]) -> None:
-        assert entry.source is not None  # an entry without one is forgotten when it leaves
+    def _read(
+        self, entry: Entry, adapter: Adapter | None, future: Future[Fitted], naming: Naming
+    ) -> None:
+        assert entry.source is not None  # an entry without one is refused before
         try:
+            check_registered(entry)
             fitted = entry.source.read(adapter or entry.source.open())
             digest = content_hash(fitted)
             check_unchanged(entry, fitted, digest)
+            with self.lock:
+                entry.content_hash = digest
+                self._arrive(entry, naming)
+                self.counts.disk_loads += 1
         except BaseException as error:
             with self.lock:
                 self.host.remove(entry)
                 entry.on_host = None
             future.set_exception(error)
             return
-        with self.lock:
-            entry.content_hash = digest
-            self.counts.disk_loads += 1
         future.set_result(fitted)
 
     def _copy(self, entry: Entry, slot: int, fitted: Fitted, future: Future[int]) -> None:

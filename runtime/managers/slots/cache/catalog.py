@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 
+from trt_lora.plugins.checked import checked
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
@@ -13,7 +14,7 @@ from trt_lora.runtime.managers.slots.cache.adapter_source import (
     content_hash,
     host_nbytes,
 )
-from trt_lora.runtime.managers.slots.cache.cache_levels import CacheLevels
+from trt_lora.runtime.managers.slots.cache.cache_levels import CacheLevels, Naming
 from trt_lora.runtime.managers.slots.cache.entry import Entry
 from trt_lora.runtime.managers.slots.cache.names import Names
 from trt_lora.runtime.managers.slots.slot_stacks import SlotStacks
@@ -23,6 +24,7 @@ from trt_lora.runtime.manifest import Manifest
 class AdapterCatalog:
     """The named adapters of an engine with slots: what `SlotAdapters` does without any row."""
 
+    @checked
     def __init__(self, manifest: Manifest, stacks: SlotStacks, host_limit: int | None) -> None:
         """Take the engine's slots, and the limit of host memory in bytes."""
         self.stacks = stacks
@@ -37,6 +39,7 @@ class AdapterCatalog:
         with self._lock:
             return tuple(self._names.entries)
 
+    @checked
     def load_weights(
         self,
         name: str,
@@ -52,39 +55,46 @@ class AdapterCatalog:
             name: what rows will call it.
             path: what `load_adapter` reads.
             strict: as in `LoRAManager.load_weights`.
-            replace: take the place of an adapter of that name, if there is one. Rows that have it
-                keep it; until they end, both are in memory.
+            replace: take the place of an adapter of that name, if there is one, and its pin. Rows
+                that have it keep it; until they end, both are in memory.
             expected_generation: replace this generation and no other; 0 is no adapter at all.
 
         Raises:
             AdapterError: the name is taken or is no name, the adapter cannot be read, or the engine
                 cannot take it. What had the name before keeps it.
-            StateError: the name means another generation, or host memory has no room.
+            StateError: the name means another generation, host memory has no room, or what it
+                replaces is pinned and sequences hold all slots.
         """
         self._check_new(name, replace, expected_generation)
         source = AdapterSource(self._manifest, Path(path).absolute(), strict)
         adapter = source.open()
         entry = self._entry(name, source, source.preview(adapter))
-        with self._levels.moving(entry):
-            fitted = self._levels.to_host(entry, adapter)
-            with self._lock:
-                self._publish(entry, replace, expected_generation)
+        naming = self._naming(entry, replace, expected_generation)
+        with self._levels.moving(lambda: entry):
+            fitted = self._levels.to_host(entry, adapter, naming)
+            self._place_pinned(entry)
         return _logged(fitted.coverage)
 
+    @checked
     def register(self, name: str, path: str | Path, *, strict: bool = True) -> Coverage:
         """Check an adapter, and read its values when they are wanted for the first time.
+
+        Then its files have to be what they are now, by their sizes and a sample of their bytes.
 
         Raises:
             AdapterError: as `load_weights`.
         """
         self._check_new(name, replace=False, expected_generation=None)
         source = AdapterSource(self._manifest, Path(path).absolute(), strict)
+        fingerprint = source.fingerprint()  # before it is opened: a change after it is seen
         coverage = source.preview(source.open())
         entry = self._entry(name, source, coverage)
+        entry.fingerprint = fingerprint
         with self._lock:
             self._publish(entry, replace=False, expected_generation=None)
         return _logged(coverage)
 
+    @checked
     def add_adapter(
         self,
         name: str,
@@ -103,12 +113,13 @@ class AdapterCatalog:
         fitted = fit_adapter(adapter, self._manifest, strict=strict)
         entry = self._entry(name, None, fitted.coverage)
         entry.content_hash = content_hash(fitted)
-        with self._lock:
-            self._names.check_new(name, replace=replace, expected_generation=expected_generation)
-            self._levels.put(entry, fitted)
-            self._publish(entry, replace, expected_generation)
+        naming = self._naming(entry, replace, expected_generation)
+        with self._levels.moving(lambda: entry):
+            self._levels.put(entry, fitted, naming)
+            self._place_pinned(entry)
         return _logged(fitted.coverage)
 
+    @checked
     def unload(self, name: str, *, expected_generation: int | None = None) -> None:
         """Forget an adapter: nobody can take it any more.
 
@@ -124,6 +135,7 @@ class AdapterCatalog:
             del self._names.entries[name]
             self._retire(entry)
 
+    @checked
     def generation(self, name: str) -> int:
         """Return the generation that a name means: a number that no other adapter here has.
 
@@ -133,6 +145,7 @@ class AdapterCatalog:
         with self._lock:
             return self._names.get(name).generation
 
+    @checked
     def content_hash(self, name: str) -> str:
         """Return the SHA-256 of an adapter's weights as the engine takes them; read if need be.
 
@@ -140,12 +153,12 @@ class AdapterCatalog:
             UnknownAdapterError: no adapter of that name is loaded.
             AdapterError: its files are needed, and cannot be read.
         """
-        with self._lock:
-            entry = self._names.get(name)
-        if not entry.content_hash:
-            self._levels.to_host(entry)
+        with self._levels.moving(lambda: self._names.get(name)) as entry:
+            if not entry.content_hash:
+                self._levels.to_host(entry)
         return entry.content_hash
 
+    @checked
     def get_coverage(self, name: str) -> Coverage:
         """Return what became of an adapter's tensors; its headers are read again if need be.
 
@@ -168,10 +181,24 @@ class AdapterCatalog:
         with self._lock:
             self._names.check_new(name, replace=replace, expected_generation=expected_generation)
 
+    def _naming(self, entry: Entry, replace: bool, expected_generation: int | None) -> Naming:
+        return Naming(
+            lambda: self._names.entries.get(entry.name),
+            lambda: self._publish(entry, replace, expected_generation),
+        )
+
+    def _place_pinned(self, entry: Entry) -> None:
+        """Bring an entry that has taken over a pin into its slot."""
+        if entry.is_pinned:
+            self._levels.to_slot(entry)
+
     def _publish(self, entry: Entry, replace: bool, expected_generation: int | None) -> None:
         """Let the name mean an entry from now on, unless it was taken meanwhile; under the lock."""
         self._names.check_new(entry.name, replace=replace, expected_generation=expected_generation)
-        old = self._names.set(entry)
+        old = self._names.entries.get(entry.name)
+        if old is not None:
+            self._levels.take_over_pin(entry, old)
+        self._names.set(entry)
         entry.is_named = True
         if old is not None:
             self._retire(old)

@@ -20,6 +20,7 @@ class Entry:
     source: AdapterSource | None  # None: weights in memory, which cannot be read again
     nbytes: int  # on the host
     content_hash: str = ""  # until it was read for the first time
+    fingerprint: str = ""  # of its files when it was registered; empty where they were read then
     on_host: Future[Fitted] | None = None
     in_slot: Future[int] | None = None
     leases: int = 0
@@ -80,6 +81,21 @@ class Lease:
     def key(self) -> tuple[str, int]:
         """Hash and generation: no two adapters have it in common."""
         return self.content_hash, self.generation
+
+
+def check_registered(entry: Entry) -> None:
+    """Refuse files that are read for the first time and are others than were registered.
+
+    Raises:
+        AdapterError: they are.
+    """
+    if entry.source is None or entry.content_hash or not entry.fingerprint:
+        return
+    if entry.source.fingerprint() != entry.fingerprint:
+        raise AdapterError(
+            f"{entry.source.path} changed since it was registered as adapter {entry.name!r}; load "
+            "it with replace=True, or unload it and register it again"
+        )
 
 
 def check_unchanged(entry: Entry, fitted: Fitted, digest: str) -> None:

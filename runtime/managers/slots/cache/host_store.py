@@ -1,6 +1,12 @@
-"""Adapters in host memory within a budget of bytes, the least recently used leaving first."""
+"""Adapters in host memory within a budget of bytes, the least recently used leaving first.
+
+An adapter whose weights came in memory cannot be read again, so it leaves only once the one that
+takes its place is there: what is read to take it may turn out to be damaged. Until then the budget
+may be exceeded by the one that is read.
+"""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.managers.slots.cache.entry import Entry
@@ -15,17 +21,48 @@ class HostStore:
         self.used = 0
         self.entries: OrderedDict[Entry, None] = OrderedDict()  # least recently used first
 
-    def reserve(self, entry: Entry) -> list[Entry]:
-        """Count an entry in; return those that must leave for it, counted out already.
+    def reserve(self, entry: Entry, replaced: Entry | None = None) -> list[Entry]:
+        """Count an entry in; return those that leave for it at once, counted out already.
+
+        Args:
+            entry: that is to be read.
+            replaced: what has its name, and leaves when the entry gets it.
 
         Raises:
             StateError: it is larger than the budget, or others that stay leave no room.
         """
-        leaving = self._victims(entry)
+        self.check_room(entry, replaced)
+        leaving = [other for other in self._victims(entry, replaced) if other.source is not None]
         for victim in leaving:
             self.remove(victim)
         self.entries[entry] = None
         self.used += entry.nbytes
+        return leaving
+
+    def check_room(self, entry: Entry, replaced: Entry | None = None) -> None:
+        """Refuse an entry for which not enough others can leave; as `reserve`."""
+        if self.limit is None or self._missing(entry) <= 0:
+            return
+        if entry.nbytes > self.limit:
+            raise StateError(
+                f"adapter {entry.name!r} takes {entry.nbytes:,} bytes, and the host memory for "
+                f"adapters is {self.limit:,}; give the cache a larger host_memory"
+            )
+        others = [other for other in self.entries if other is not entry]
+        stay = [other for other in others if not _leaves(other, replaced)]
+        if (held := sum(other.nbytes for other in stay)) + entry.nbytes > self.limit:
+            holders = ", ".join(other.described() for other in stay)
+            raise StateError(
+                f"adapter {entry.name!r} takes {entry.nbytes:,} bytes of host memory; of "
+                f"{self.limit:,} bytes {held:,} are held by {holders}; release or unpin "
+                "one, or give the cache a larger host_memory"
+            )
+
+    def shrink(self, entry: Entry) -> list[Entry]:
+        """Count others out until an entry that has come has its room; return them."""
+        leaving = list(self._victims(entry, None))
+        for victim in leaving:
+            self.remove(victim)
         return leaving
 
     def touch(self, entry: Entry) -> None:
@@ -37,26 +74,24 @@ class HostStore:
         del self.entries[entry]
         self.used -= entry.nbytes
 
-    def _victims(self, entry: Entry) -> list[Entry]:
-        if self.limit is None:
-            return []
-        if entry.nbytes > self.limit:
-            raise StateError(
-                f"adapter {entry.name!r} takes {entry.nbytes:,} bytes, and the host memory for "
-                f"adapters is {self.limit:,}; give the cache a larger host_memory"
-            )
-        victims, missing = [], self.used + entry.nbytes - self.limit
-        for other in self.entries:
+    def _missing(self, entry: Entry) -> int:
+        """How many bytes too many there are, with an entry that may be counted in already."""
+        more = 0 if entry in self.entries else entry.nbytes
+        return 0 if self.limit is None else self.used + more - self.limit
+
+    def _victims(self, entry: Entry, replaced: Entry | None) -> Iterator[Entry]:
+        """Who leaves for an entry, if `replaced` does when the entry gets its name."""
+        missing = self._missing(entry)
+        if replaced is not None and _leaves(replaced, replaced) and replaced in self.entries:
+            missing -= replaced.nbytes
+        for other in list(self.entries):
             if missing <= 0:
-                break
-            if other.may_leave:
-                victims.append(other)
+                return
+            if other not in (entry, replaced) and other.may_leave:
+                yield other
                 missing -= other.nbytes
-        if missing > 0:
-            holders = ", ".join(other.described() for other in self.entries)
-            raise StateError(
-                f"adapter {entry.name!r} takes {entry.nbytes:,} bytes of host memory; of "
-                f"{self.limit:,} bytes {self.used:,} are held by {holders}; release or unpin "
-                "one, or give the cache a larger host_memory"
-            )
-        return victims
+
+
+def _leaves(entry: Entry, replaced: Entry | None) -> bool:
+    """Whether an entry can be evicted; one that is replaced loses its pin."""
+    return entry.may_leave or (entry is replaced and not entry.leases and not entry.moving)

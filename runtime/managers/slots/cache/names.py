@@ -30,9 +30,7 @@ class Names:
             StateError: it has another generation than expected.
         """
         if name in self._evicted:
-            raise EvictedAdapterError(
-                f"adapter {name!r} was evicted, and its weights came in memory; send them again"
-            )
+            raise evicted(name)
         if name not in self.entries:
             raise UnknownAdapterError(
                 f"unknown adapter {shown(name)}; loaded: {listed(list(self.entries)) or 'none'}"
@@ -57,20 +55,24 @@ class Names:
                 "replace=True"
             )
 
-    def set(self, entry: Entry) -> Entry | None:
-        """Let a name mean an entry from now on; return the one that it meant."""
+    def set(self, entry: Entry) -> None:
+        """Let a name mean an entry from now on."""
         self._evicted.pop(entry.name, None)
-        old = self.entries.get(entry.name)
         self.entries[entry.name] = entry
-        return old
 
     def forget(self, entry: Entry) -> None:
-        """Remember only that there was such an adapter."""
-        if self.entries.get(entry.name) is entry:
-            del self.entries[entry.name]
-            self._evicted[entry.name] = None
-            if len(self._evicted) > _REMEMBERED:
-                self._evicted.popitem(last=False)
+        """Remember only that there was such an adapter; one without a name is never evicted."""
+        del self.entries[entry.name]
+        self._evicted[entry.name] = None
+        if len(self._evicted) > _REMEMBERED:
+            self._evicted.popitem(last=False)
+
+
+def evicted(name: str) -> EvictedAdapterError:
+    """Return the error of an adapter that cannot be read again."""
+    return EvictedAdapterError(
+        f"adapter {name!r} was evicted, and its weights came in memory; send them again"
+    )
 
 
 def _check_generation(name: str, generation: int, expected: int | None) -> None:

@@ -15,10 +15,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from trt_lora.plugins.contract.step import CACHE
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.engines.engine import PreparesRuns
-from trt_lora.runtime.generation.decoding.static_inputs import BOUND, CACHE, static_token_inputs
+from trt_lora.runtime.generation.decoding.static_inputs import BOUND, static_token_inputs
 from trt_lora.runtime.generation.decoding.step_inputs import cache_shapes
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype

@@ -20,7 +20,7 @@ from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.next_tokens import RowLogits, SeveralRuns
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
-ENDLESS = SamplingParams(max_new_tokens=1000, stop_token_ids=())
+ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0)
 TOLERANCE = 1e-4
 
 
@@ -189,9 +189,13 @@ def test_an_adapter_can_change_between_tokens(
 def test_each_sequence_has_its_own_sampling_and_end(served: Served) -> None:
     batch = Batch(served.engine, manager=served.manager)
     prompt = [5, 6, 7]
-    greedy = batch.add(prompt, SamplingParams(max_new_tokens=6, stop_token_ids=()))
-    drawn = batch.add(prompt, SamplingParams(4, temperature=1.5, seed=3, stop_token_ids=()))
-    again = batch.add(prompt, SamplingParams(4, temperature=1.5, seed=3, stop_token_ids=()))
+    greedy = batch.add(prompt, SamplingParams(max_tokens=6, ignore_eos=True, temperature=0))
+    drawn = batch.add(
+        prompt, SamplingParams(max_tokens=4, temperature=1.5, seed=3, ignore_eos=True)
+    )
+    again = batch.add(
+        prompt, SamplingParams(max_tokens=4, temperature=1.5, seed=3, ignore_eos=True)
+    )
     found: dict[int, list[int | None]] = {greedy: [], drawn: [], again: []}
     reasons = {}
     while batch:
@@ -202,7 +206,12 @@ def test_each_sequence_has_its_own_sampling_and_end(served: Served) -> None:
     assert found[drawn] == found[again] != found[greedy][:4]
     assert [len(found[row]) for row in (greedy, drawn, again)] == [6, 4, 4]
     assert set(reasons.values()) == {"length"}
-    stop = batch.add(prompt, SamplingParams(stop_token_ids=[found[greedy][1] or 0]))
+    stop = batch.add(
+        prompt,
+        SamplingParams(
+            max_tokens=64, stop_token_ids=[found[greedy][1] or 0], ignore_eos=True, temperature=0
+        ),
+    )
     ends = [token for _ in range(2) for token in batch.step()]
     assert (ends[-1].row, ends[-1].token_id, ends[-1].finish_reason) == (stop, None, "stop")
     assert len(batch) == 0
@@ -289,6 +298,6 @@ def test_transformers_generates_the_same(tiny_engine: TinyEngine) -> None:
         expected = model.generate(torch.tensor([prompt]), **options)[0, 4:].tolist()
     with open_engine(tiny_engine.engine, "onnxruntime") as engine:
         batch = Batch(engine)
-        batch.add(prompt, SamplingParams(max_new_tokens=20, stop_token_ids=()))
+        batch.add(prompt, SamplingParams(max_tokens=20, ignore_eos=True, temperature=0))
         tokens = [token.token_id for _ in range(20) for token in batch.step()]
     assert tokens == expected

@@ -18,7 +18,7 @@ from trt_lora.runtime import (
 from trt_lora.runtime.generation.next_tokens import NextTokens, RowLogits
 
 RANKS = {"a": 2, "b": 8, "c": 3}
-ENDLESS = SamplingParams(max_new_tokens=1000, stop_token_ids=())
+ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0)
 TOLERANCE = 1e-4
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ def test_rows_that_join_and_leave_answer_as_peft_does_with_their_adapter(
 def test_prompts_are_answered_with_the_adapters_named_for_them(served: ServedLlama) -> None:
     adapters, names = served.adapters(), ["b", None, "a", "b"]
     prompts = [prompt(seed) for seed in range(4)]
-    sampling = SamplingParams(max_new_tokens=12, stop_token_ids=())
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
     found = generate(
         served.engine, prompts, adapters=adapters, adapter_names=names, sampling=sampling
     )
@@ -140,10 +140,10 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
     ids = prompt(3)
     (alone,) = generate(served.engine, [ids], adapters=adapters, adapter_names=["a"])
     batch = Batch(served.engine, adapters=adapters)
-    old = batch.add(ids, SamplingParams(max_new_tokens=9), adapter="a")
+    old = batch.add(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
     tokens = [token.token_id for token in batch.step()]
     adapters.load_weights("a", served.paths["b"], replace=True)
-    new = batch.add(ids, SamplingParams(max_new_tokens=9), adapter="a")
+    new = batch.add(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
     adapters.unload("a")
     with pytest.raises(UnknownAdapterError):
         batch.add(ids, adapter="a")
@@ -203,7 +203,7 @@ def test_what_contradicts_itself_is_refused(served: ServedLlama) -> None:
         Batch(served.engine, adapters=adapters).use_active_adapter()
     with pytest.raises(ConfigError, match="there are 1 adapter_names for 2 prompts"):
         generate(served.engine, [prompt(1)] * 2, adapters=adapters, adapter_names=["a"])
-    with pytest.raises(ConfigError, match=r"adapter_names is the string 'a'; give a list"):
+    with pytest.raises(ConfigError, match=r"adapter_names is 'a'; give a list"):
         generate(served.engine, [prompt(1)], adapters=adapters, adapter_names="a")
 
 

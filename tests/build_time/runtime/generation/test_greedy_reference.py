@@ -22,7 +22,7 @@ def greedy_by_transformers(tiny_engine: TinyEngine, prompt: list[int], steps: in
 def test_a_greedy_answer_is_that_of_transformers_with_the_active_adapter(
     tiny_engine: TinyEngine,
 ) -> None:
-    sampling = SamplingParams(max_new_tokens=8, stop_token_ids=())
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
     with open_engine(tiny_engine.engine) as engine:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)

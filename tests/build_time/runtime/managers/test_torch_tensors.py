@@ -9,7 +9,7 @@ from support.adapters.many_adapters import MANIFEST, slot_adapters
 from support.adapters.trtllm_files import factors, rows_of
 from support.fakes.fake_engine import FakeExecutor, make_manifest
 
-from trt_lora.runtime.managers.interfaces.trtllm import (
+from trt_lora.runtime.interfaces.trtllm import (
     LoraCacheOptions,
     PeftCacheManager,
     TrtllmLoraRequest,

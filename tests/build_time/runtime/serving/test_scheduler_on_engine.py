@@ -17,7 +17,7 @@ from trt_lora.runtime import (
 )
 
 RANKS = {"a": 2, "b": 8, "c": 3}
-SAMPLING = SamplingParams(max_new_tokens=10, stop_token_ids=())
+SAMPLING = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
 
 pytestmark = pytest.mark.slow
 

@@ -3,11 +3,12 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
-from support.models.static_graphs import BOTH_WAYS, LAYERS, STEPS, Array, Layer, run, step
+from support.models.static_graphs import BOTH_WAYS, HEADS, LAYERS, STEPS, Array, Layer, run, step
 
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
+from trt_lora.builder.passes.lowering.untiled_attention import UntiledAttention
 
 
 def own_and_standard(layer: Layer) -> tuple[ir.Model, ir.Model]:
@@ -84,3 +85,26 @@ def test_heads_of_a_width_that_it_does_not_turn_are_turned_outside() -> None:
     assert attention(own).attributes.get_int("do_rotary") == 0
     feeds = step(layer, [3, 9, 0, 14], 1)
     np.testing.assert_allclose(run(own, feeds)[0], run(standard, feeds)[0], atol=2e-6)
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["", "turned"])
+@pytest.mark.parametrize("size", [4, 12, 20, 100])
+def test_heads_of_a_width_that_onnx_runtime_refuses_stay_as_they_are(
+    size: int, turns: bool
+) -> None:
+    layer = Layer(size=size, value_size=size, turns=turns)
+    model = layer.model()
+    before = [node.op_type for node in model.graph]
+    assert not GroupQueryAttention()(model).modified
+    assert [node.op_type for node in model.graph] == before
+    StandardAttention()(model)
+    assert run(model, step(layer, [3, 9, 0, 14], 1))[0].shape == (4, 1, HEADS * size)
+
+
+@pytest.mark.parametrize("size", [8, 24, 40, 80, 104, 120])
+def test_heads_of_every_multiple_of_8_are_taken_without_tiles_too(size: int) -> None:
+    layer = Layer(size=size, value_size=size, turns=True)
+    own, standard = own_and_standard(layer)
+    assert UntiledAttention()(own).modified
+    feeds = step(layer, [3, 9, 0, 14], 1)
+    np.testing.assert_allclose(run(own, feeds)[0], run(standard, feeds)[0], atol=1e-5)

@@ -40,6 +40,7 @@ from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.inputs import select_profile
 from trt_lora.runtime.manifest import Range
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
 # Errors of a run.
@@ -142,8 +143,9 @@ def test_a_profile_that_was_refused_is_not_taken_for_the_one_before(
     assert trt.profiles == [DECODE]
 
 
+@pytest.mark.parametrize("weights", [FIRST, NO_ADAPTER], ids=["tried again", "the one before"])
 def test_an_address_refused_after_its_shape_was_set_is_not_taken_for_bound(
-    plain: TensorRTEngine, trt: FakeTensorRT
+    plain: TensorRTEngine, trt: FakeTensorRT, weights: dict[str, Array]
 ) -> None:
     with plain as engine:
         manager, tensor_map = manager_of(engine, a=FIRST), prompt(engine)
@@ -157,10 +159,10 @@ def test_an_address_refused_after_its_shape_was_set_is_not_taken_for_bound(
             engine.execute(tensor_map)
 
         trt.refusals.clear()
-        assert close(logits_of(engine, tensor_map), FIRST)
-        manager.reset_weights()
-        manager.refresh_tensor_map(tensor_map)
-        assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+        for run in (weights, NO_ADAPTER):
+            manager.switch_weights("a") if run else manager.reset_weights()
+            manager.refresh_tensor_map(tensor_map)
+            assert close(logits_of(engine, tensor_map), run)
 
 
 def test_a_run_that_cannot_get_memory_leaves_none_behind(

@@ -24,6 +24,7 @@ from support.models.tiny_model_runs import (
 
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime import TensorMap
+from trt_lora.runtime.engines.tensorrt import run_key
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
 from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
@@ -123,7 +124,12 @@ def test_a_generation_like_two_before_is_all_launches(
             assert close(logits, FIRST, IDS[: 2 + taken])
 
 
-def test_every_adapter_has_graphs_of_its_own(engine: TensorRTEngine, cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("alike", [False, True], ids=["as they are", "with one digest"])
+def test_every_adapter_has_graphs_of_its_own(
+    engine: TensorRTEngine, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, alike: bool
+) -> None:
+    if alike:
+        monkeypatch.setattr(run_key, "hash", lambda _: 7, raising=False)
     same_shapes = {name: array * 2 for name, array in FIRST.items()}
     weights = {"a": FIRST, "b": same_shapes, "": NO_ADAPTER}
     with engine:

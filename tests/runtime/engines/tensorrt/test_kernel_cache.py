@@ -28,6 +28,8 @@ def test_a_closed_engine_leaves_its_kernels_beside_the_plan(engine: TensorRTEngi
     assert sorted(path.name for path in engine.directory.iterdir()) == [
         "engine.plan",
         "manifest.json",
+        "model.onnx",
+        "model.onnx.data",
         RUNTIME_CACHE_FILE,
     ]
     read_manifest(engine.directory)  # has no objection

@@ -1,6 +1,9 @@
 """`runtime/engines/tensorrt/run_key.py`: when two runs are one."""
 
-from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState, frozen_copy
+from dataclasses import replace
+
+from trt_lora.plugins.kernels.candidates import CandidateBuffers, LogitsShape
+from trt_lora.runtime.engines.tensorrt.run_key import Ranking, RunKey, RunState, frozen_copy
 
 
 def state_of(**addresses: int) -> RunState:
@@ -30,6 +33,16 @@ def test_runs_differ_by_profile_address_shape_and_name() -> None:
     others = [state_of(a=1, b=2).key(1), shape.key(0), swapped.key(0), state_of(a=1).key(0)]
     assert all(key != other for other in others)
     assert len({key, *others}) == 5
+
+
+def test_runs_differ_by_the_search_that_follows_them() -> None:
+    """A graph of another run would search where memory may have been freed."""
+    plain = state_of(a=1).key(0)
+    shape, buffers = LogitsShape(1, 11, "float32"), CandidateBuffers(2, 3, 4, 5, 6, 7, 8)
+    ranked = replace(plain, ranking=Ranking(shape, buffers))
+    moved = replace(plain, ranking=Ranking(shape, buffers._replace(tokens=9)))
+
+    assert len({plain, ranked, moved, frozen_copy(ranked)}) == 3
 
 
 def test_keys_with_the_same_digest_are_different_if_any_place_is() -> None:

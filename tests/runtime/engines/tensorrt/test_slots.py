@@ -175,7 +175,7 @@ def test_sequences_join_and_leave_with_adapters_of_their_own(
         batch = Batch(engine, adapters=adapters)
 
         def join(prompt: list[int], name: str | None, tokens: int) -> None:
-            sampling = SamplingParams(max_new_tokens=tokens, stop_token_ids=())
+            sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
             joined[batch.add(prompt, sampling, adapter=name)] = (prompt, name, tokens)
 
         def step(count: int) -> None:
@@ -205,10 +205,10 @@ def test_answers_to_one_prompt_have_its_adapter_in_copied_rows(
     slot_engine: TensorRTEngine, files: dict[str, Path]
 ) -> None:
     """At a temperature near zero, every draw is the greedy token."""
-    alike = SamplingParams(max_new_tokens=6, temperature=1e-9, n=3, stop_token_ids=())
+    alike = SamplingParams(max_tokens=6, temperature=1e-9, n=3, ignore_eos=True, seed=0)
     with slot_engine as engine:
         batch = Batch(engine, adapters=loaded(engine, files))
-        batch.add([1], SamplingParams(max_new_tokens=9, stop_token_ids=()), adapter="b")
+        batch.add([1], SamplingParams(max_tokens=9, ignore_eos=True, temperature=0), adapter="b")
         batch.step()
         rows = batch.add_all([3, 1, 4], alike, adapter="d")
         answers: dict[int, list[int | None]] = {row: [] for row in rows}
@@ -228,7 +228,7 @@ def test_a_manager_binds_one_adapter_for_all_rows(
         for active in ("a", "d", None):
             manager.switch_weights(active) if active else manager.reset_weights()
             batch = Batch(engine, manager=manager)
-            sampling = SamplingParams(max_new_tokens=6, stop_token_ids=())
+            sampling = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
             rows = [batch.add(prompt, sampling) for prompt in ([3, 1, 4], [1])]
             answers: dict[int, list[int]] = {row: [] for row in rows}
             while batch:

@@ -43,7 +43,7 @@ AHEAD = [*BEGIN, "cudaEventRecord", "cudaEventSynchronize"]  # of the next step,
 
 def tokens(count: int) -> SamplingParams:
     """Greedy, so many tokens, whatever they are."""
-    return SamplingParams(max_new_tokens=count, stop_token_ids=())
+    return SamplingParams(max_tokens=count, ignore_eos=True, temperature=0)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def test_each_row_keeps_its_own_adapter_and_what_was_interrupted_begins_again(
     for name, number in numbers.items():
         adapters.load_weights(name, number_file(tmp_path, number))
     batch = Batch(engine, adapters=adapters, prefill_chunk=12)
-    sampling = SamplingParams(max_new_tokens=6, temperature=0.9, seed=3, stop_token_ids=())
+    sampling = SamplingParams(max_tokens=6, temperature=0.9, seed=3, ignore_eos=True)
     prompts = {"c": list(range(4, 16)), "a": list(range(7, 17)), "b": list(range(5, 16))}
     rows = {batch.add(prompt, sampling, adapter=name): name for name, prompt in prompts.items()}
     found: dict[int, list[int | None]] = {row: [] for row in rows}

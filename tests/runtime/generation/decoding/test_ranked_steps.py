@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.fakes.fake_cuda import FakeCuda
-from support.fakes.fake_cuda_state import CopyKind
+from support.fakes.fake_cuda_state import CopyKind, Work
 from support.fakes.tiny_engine import VOCABULARY
 from support.models.static_batches import (
     PROMPTS,
@@ -22,6 +22,7 @@ from trt_lora.runtime import SamplingParams
 from trt_lora.runtime.engines.ranked_run import RanksLogits
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.prepared import mirrored_block
+from trt_lora.runtime.generation import sampling as host_sampling
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding import static_rows
 from trt_lora.runtime.generation.token import Logprobs
@@ -30,16 +31,20 @@ pytestmark = pytest.mark.usefixtures("hurrying")
 
 MakeEngine = Callable[..., TensorRTEngine]
 MIXTURE = [
-    SamplingParams(9, stop_token_ids=()),
-    SamplingParams(8, temperature=1.5, seed=3, stop_token_ids=()),
-    SamplingParams(9, temperature=0.7, top_k=5, seed=1, stop_token_ids=()),
-    SamplingParams(7, temperature=2.0, top_p=0.8, seed=2, stop_token_ids=()),
+    SamplingParams(max_tokens=9, ignore_eos=True, temperature=0),
+    SamplingParams(max_tokens=8, temperature=1.5, seed=3, ignore_eos=True),
+    SamplingParams(max_tokens=9, temperature=0.7, top_k=5, seed=1, ignore_eos=True),
+    SamplingParams(max_tokens=7, temperature=2.0, top_p=0.8, seed=2, ignore_eos=True),
 ]
 CHANGED = [
-    SamplingParams(9, repetition_penalty=1.8, stop_token_ids=()),
-    SamplingParams(8, temperature=1.5, presence_penalty=1.5, seed=3, stop_token_ids=()),
-    SamplingParams(9, temperature=0.7, logit_bias={4: 3, 7: -9}, top_k=5, stop_token_ids=()),
-    SamplingParams(7, temperature=2.0, min_p=0.3, frequency_penalty=1, stop_token_ids=()),
+    SamplingParams(max_tokens=9, repetition_penalty=1.8, ignore_eos=True, temperature=0),
+    SamplingParams(max_tokens=8, temperature=1.5, presence_penalty=1.5, seed=3, ignore_eos=True),
+    SamplingParams(
+        max_tokens=9, temperature=0.7, logit_bias={4: 3, 7: -9}, top_k=5, ignore_eos=True, seed=0
+    ),
+    SamplingParams(
+        max_tokens=7, temperature=2.0, min_p=0.3, frequency_penalty=1, ignore_eos=True, seed=0
+    ),
 ]
 
 
@@ -91,6 +96,7 @@ def test_where_two_candidates_do_not_decide_the_logits_of_the_row_do(
     params: SamplingParams,
 ) -> None:
     monkeypatch.setattr(candidates, "KEPT", 2)
+    monkeypatch.setattr(host_sampling, "_FEW", 2)
     sampling = [greedy(7), params, params, greedy(7)]
     with static_engine() as engine:
         cuda.copies.clear()
@@ -102,12 +108,30 @@ def test_where_two_candidates_do_not_decide_the_logits_of_the_row_do(
             assert answers_with(engine, sampling, PROMPTS) == found
 
 
+def test_a_search_waits_for_the_temperatures_of_its_rows(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
+    enqueue = cuda.enqueue
+
+    def at_once_on_the_default_stream(work: Work) -> None:
+        enqueue(work)
+        if work.stream <= 0:
+            cuda.cudaStreamSynchronize(0)
+
+    with static_engine() as engine:
+        expected = answers_with(engine, MIXTURE, PROMPTS)
+        monkeypatch.setattr(cuda, "enqueue", at_once_on_the_default_stream)
+        assert answers_with(engine, MIXTURE, PROMPTS) == expected
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 1.7])
 @pytest.mark.parametrize("count", [0, 3, -1])
 def test_log_probabilities_are_those_of_logits_on_the_host(
     static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, temperature: float, count: int
 ) -> None:
-    params = SamplingParams(6, temperature=temperature, logprobs=count, stop_token_ids=())
+    params = SamplingParams(
+        max_tokens=6, temperature=temperature, logprobs=count, ignore_eos=True, seed=0
+    )
     with static_engine() as engine:
         found = logprobs_with(engine, params)
         with on_the_host(monkeypatch):
@@ -119,6 +143,10 @@ def test_log_probabilities_are_those_of_logits_on_the_host(
             assert one.logprob == pytest.approx(exact[token].logprob, abs=1e-12)
 
 
+def test_the_host_begins_with_as_many_candidates_as_a_gpu_finds() -> None:
+    assert host_sampling._FEW == candidates.KEPT
+
+
 def logprobs_with(engine: TensorRTEngine, params: SamplingParams) -> list[Logprobs]:
     """Those of every step of two prompts."""
     batch, found = Batch(engine, rows=2), list[Logprobs]()
@@ -126,14 +154,14 @@ def logprobs_with(engine: TensorRTEngine, params: SamplingParams) -> list[Logpro
         batch.add(prompt, params)
     while batch:
         found += [token.logprobs for token in batch.step() if token.logprobs is not None]
-    assert len(found) == 2 * params.max_new_tokens
+    assert len(found) == 2 * (params.max_tokens or 0)
     return found
 
 
 def test_answers_to_one_prompt_are_those_of_the_prompt_run_for_each(
     static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = SamplingParams(7, temperature=1.5, seed=3, n=3, stop_token_ids=())
+    params = SamplingParams(max_tokens=7, temperature=1.5, seed=3, n=3, ignore_eos=True)
     found = []
     for shares in (True, False):  # without: each row runs its prompt
         with static_engine() as engine, monkeypatch.context() as patch:

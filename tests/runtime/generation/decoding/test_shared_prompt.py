@@ -9,11 +9,12 @@ from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, numbe
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 PROMPT = [4, 5, 6, 7, 8]
-DRAWN = SamplingParams(max_new_tokens=8, temperature=0.9, seed=3, stop_token_ids=(), n=3)
+DRAWN = SamplingParams(max_tokens=8, temperature=0.9, seed=3, ignore_eos=True, n=3)
 ALONE = replace(DRAWN, n=1)
 
 
@@ -100,6 +101,31 @@ def test_answers_have_the_adapter_of_their_prompt(engine: Counted, tmp_path: Pat
     assert found[0] == expected_answer(PROMPT, 0, ALONE)
     assert found[1] == expected_answer(PROMPT, 5, ALONE)
     adapters.check_integrity()
+
+
+class ReplacedBetweenLeases(SlotAdapters):
+    """Another thread replaces the adapter behind the first lease."""
+
+    another: Path | None = None
+
+    def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
+        found = super().lease(name, expected_generation=expected_generation)
+        if self.another is not None:
+            self.load_weights(name, self.another, replace=True)
+            self.another = None
+        return found
+
+
+def test_answers_whose_adapter_is_replaced_between_two_of_them_share_no_prompt(
+    engine: Counted, tmp_path: Path
+) -> None:
+    adapters = ReplacedBetweenLeases(engine)
+    adapters.load_weights("a", number_file(tmp_path, 5))
+    adapters.another = number_file(tmp_path, 6)
+    batch = Batch(engine, adapters=adapters)
+    leading = replace(DRAWN, temperature=1e-9)  # every draw is the greedy token
+    found = answers_of(batch, batch.add_all(PROMPT, leading, adapter="a"))
+    assert found == [expected_answer(PROMPT, n, replace(leading, n=1)) for n in (5, 6, 6)]
 
 
 def test_logits_that_are_no_numbers_end_all_answers_of_a_prompt(

@@ -1,6 +1,8 @@
 """What comes while a step is ahead: rows, adapters, other runs, failures; on a fake GPU."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manag
 from trt_lora.plugins.errors import BackendError, OutputError, StateError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import MirroredBlock
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.memory.cuda import Event
 
@@ -44,6 +47,21 @@ def interrupt_once(wait: Callable[[Event], None]) -> Callable[[Event], None]:
     return interrupted
 
 
+@pytest.fixture
+def runs_are_finalized_last(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the collector come to a run behind its block: to the oldest first, then the youngest."""
+    original = MirroredBlock.__init__
+
+    def younger_than_its_run(self: MirroredBlock, *args: Any, **how: Any) -> None:
+        gc.collect(0)
+        original(self, *args, **how)
+
+    monkeypatch.setattr(MirroredBlock, "__init__", younger_than_its_run)
+    gc.disable()
+    yield
+    gc.enable()
+
+
 # What comes between.
 
 
@@ -56,7 +74,12 @@ def test_a_stop_token_is_seen_one_step_late_and_never_returned(static_engine: Ma
             batch = Batch(engine, rows=4)
             for row, prompt in enumerate(PROMPTS):
                 stops = [stop] if row == stopping else []
-                batch.add(prompt, SamplingParams(9, stop_token_ids=stops))
+                batch.add(
+                    prompt,
+                    SamplingParams(
+                        max_tokens=9, stop_token_ids=stops, ignore_eos=True, temperature=0
+                    ),
+                )
             found: dict[int, list[int]] = {}
             while batch:
                 keep(batch.step(), found)
@@ -118,12 +141,12 @@ def test_a_step_begun_with_other_tokens_than_are_asked_for_is_made_anew(
         rows = rows_of(batch)
         batch.step()
         found = rows.step({0: answer[0]}, ahead=True)
-        second = int(found.choose([greedy(1)], np.zeros(1))[0])
+        second = int(found.choose([greedy(1)], np.zeros(1, np.uint64))[0])
         assert is_ahead(batch)
         token = (second + 1) % VOCABULARY
         found = rows.step({0: token}, ahead=True)
         ids = [*PROMPTS[0], answer[0], token]
-        assert found.choose([greedy(1)], np.zeros(1)).tolist() == expected_answer(ids, 1)
+        assert found.choose([greedy(1)], np.zeros(1, np.uint64)).tolist() == expected_answer(ids, 1)
         assert rows._cache.lengths.tolist() == [len(ids)]
 
 
@@ -177,6 +200,27 @@ def test_a_batch_that_is_forgotten_waits_for_its_step_ahead(
         assert cuda.hurries or cuda.pending_works() > 0
         del batch
         assert cuda.pending_works() == 0
+    assert not cuda.violations
+
+
+@pytest.mark.usefixtures("runs_are_finalized_last")
+def test_a_batch_in_a_cycle_is_collected_behind_its_step_ahead(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    with static_engine() as engine:
+        batch = Batch(engine, rows=1)
+        batch.add(PROMPTS[0], greedy(12))
+        batch.step()
+        gc.collect()  # the cache is older than what is made from here on
+        for _ in range(2):
+            batch.step()
+        cycle: list[object] = [batch]
+        cycle.append(cycle)
+        before = len(cuda.live_blocks())
+        del batch, cycle
+        assert len(cuda.live_blocks()) == before
+        gc.collect()
+        assert len(cuda.live_blocks()) < before
     assert not cuda.violations
 
 

@@ -4,31 +4,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.api_table.vllm_sampling import THEIRS
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.parameters.sampling_params import REFUSED, SamplingParams
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 
-# As vLLM's documentation lists them (vllm.SamplingParams, 0.29).
-VLLM = {
-    "n": 1,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "stop": None,
-    "stop_token_ids": None,
-    "logprobs": None,
-    "structured_outputs": None,
-    "logit_bias": None,
-}
+
+def test_names_order_and_defaults_are_those_of_vllm() -> None:
+    assert list(vars(SamplingParams()).items()) == list(THEIRS.items())
 
 
-def test_names_and_defaults_are_those_of_vllm() -> None:
-    assert vars(SamplingParams()).items() >= VLLM.items()
-    assert vars(SamplingParams()).keys() - VLLM.keys() == {"max_new_tokens", "temperature", "seed"}
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_field_for_which_nothing_does_the_work_is_refused_by_name(name: str) -> None:
+    given: Any = {name: not THEIRS[name] if isinstance(THEIRS[name], bool) else 3}
+    with pytest.raises(ConfigError, match=f"^{name} is {given[name]}: .*; (leave it out|pass )"):
+        SamplingParams(**given)
+
+
+def test_what_means_all_or_none_is_kept_as_its_default() -> None:
+    assert SamplingParams(top_k=-1, seed=-1) == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -40,7 +35,10 @@ def test_names_and_defaults_are_those_of_vllm() -> None:
         ({"presence_penalty": 2.1}, r"presence_penalty is 2\.1, expected a number, from -2 to 2"),
         ({"frequency_penalty": np.nan}, "frequency_penalty is nan, expected"),
         ({"n": 0}, "n is 0, expected a whole number, 1 or more"),
-        ({"n": 2}, r"n is 2, but temperature 0 \(greedy\) gives equal answers; pass a temperature"),
+        (
+            {"n": 2, "temperature": 0},
+            r"n is 2, but temperature 0 \(greedy\) gives equal answers; pass a temperature",
+        ),
         ({"logprobs": -2}, r"logprobs is -2, expected a whole number, -1 \(all tokens\) or more"),
         ({"stop": ""}, "stop is '', expected strings that are not empty"),
         ({"stop": ["a", ""]}, r"stop is \['a', ''\], expected strings"),
@@ -56,10 +54,13 @@ def test_names_and_defaults_are_those_of_vllm() -> None:
         ({"logit_bias": {5: 1e300}}, r"logit_bias of 5 is 1e\+300, expected a number that float32"),
         ({"structured_outputs": "yes|no"}, "structured_outputs is 'yes|no', expected a Structured"),
         ({"logit_bias": {5: True}}, "logit_bias of 5 is True"),
-        (
-            {"stop": "a", "structured_outputs": StructuredOutputsParams(regex="b")},
-            r"stop is \('a',\), which would cut what structured_outputs asks for",
-        ),
+        ({"min_tokens": 17}, "min_tokens is 17, more than max_tokens, 16; pass fewer, or a larger"),
+        ({"ignore_eos": 1}, "ignore_eos is 1, expected True or False"),
+        ({"detokenize": False, "stop": "a"}, r"stop is \('a',\), strings of the text that detok"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty: no token can be chosen"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids is 5, expected a collection of token ids"),
+        ({"bad_words": [""]}, r"bad_words is \[''\], expected strings that are not empty"),
+        ({"logprobs": True}, "logprobs is True, expected a whole number"),
     ],
 )
 def test_a_value_without_a_meaning_is_refused_by_name(fields: Any, message: str) -> None:
@@ -94,6 +95,9 @@ def test_one_stop_string_is_a_list_of_one() -> None:
         ({"stop": "a"}, False, True),
         ({"logit_bias": {3: 1}}, True, False),
         ({"logit_bias": {}}, False, False),
+        ({"bad_words": ["a"]}, True, True),
+        ({"bad_words": []}, False, False),
+        ({"allowed_token_ids": [3]}, True, False),
         ({"repetition_penalty": 1.1}, True, False),
         ({"presence_penalty": -1}, True, False),
         ({"frequency_penalty": 0.1}, True, False),

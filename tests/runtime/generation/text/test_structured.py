@@ -69,7 +69,14 @@ def answer_of(
     tokenizer: TextTokenizer, wanted: StructuredOutputsParams, seed: int, **fields: Any
 ) -> tuple[str, list[Token]]:
     """The text of an answer, which has ended by itself, and its tokens."""
-    given = {"max_new_tokens": LONGEST, "temperature": 1.0, "stop_token_ids": [STOP], **fields}
+    given = {
+        "max_tokens": LONGEST,
+        "temperature": 1.0,
+        "stop_token_ids": [STOP],
+        "ignore_eos": True,
+        "seed": 0,
+        **fields,
+    }
     params = SamplingParams(**given, structured_outputs=wanted)
     batch = Batch(RandomLogits(seed), tokenizer=tokenizer, rows=1)
     batch.add([3, 4], params)
@@ -165,7 +172,11 @@ def test_an_answer_ends_where_nothing_can_follow(tokenizer: TextTokenizer) -> No
 
 def test_a_sequence_that_was_removed_goes_on_in_its_grammar(tokenizer: TextTokenizer) -> None:
     params = SamplingParams(
-        8, structured_outputs=StructuredOutputsParams(regex="abcdef"), stop_token_ids=[STOP]
+        max_tokens=8,
+        structured_outputs=StructuredOutputsParams(regex="abcdef"),
+        stop_token_ids=[STOP],
+        ignore_eos=True,
+        temperature=0,
     )
     batch = Batch(RandomLogits(0), tokenizer=tokenizer, rows=1)
     row = batch.add([3], params)
@@ -182,10 +193,25 @@ def test_one_that_cannot_go_on_ends_alone_and_is_named(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = Batch(RandomLogits(0), tokenizer=tokenizer, rows=2)
-    params = SamplingParams(20, stop_token_ids=[STOP], logit_bias={STOP: -100})
+    params = SamplingParams(
+        max_tokens=20,
+        stop_token_ids=[STOP],
+        ignore_eos=True,
+        logit_bias={STOP: -100},
+        temperature=0,
+    )
     other = batch.add([3], params)
     wanted = StructuredOutputsParams(regex="[ab]{9}")
-    row = batch.add([3], SamplingParams(20, stop_token_ids=[STOP], structured_outputs=wanted))
+    row = batch.add(
+        [3],
+        SamplingParams(
+            max_tokens=20,
+            stop_token_ids=[STOP],
+            ignore_eos=True,
+            structured_outputs=wanted,
+            temperature=0,
+        ),
+    )
     batch.step()
     constraint = batch._sequences[row].constraint
     assert constraint is not None

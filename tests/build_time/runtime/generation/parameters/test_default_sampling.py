@@ -40,17 +40,41 @@ QWEN = {
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, SamplingParams()),
-        (LLAMA, SamplingParams(temperature=0.6, top_p=0.9)),
-        (QWEN, SamplingParams(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)),
-        ({"do_sample": True}, SamplingParams(temperature=1)),
-        ({"do_sample": True, "min_p": 0.1}, SamplingParams(temperature=1, min_p=0.1)),
-        ({"repetition_penalty": 1.3}, SamplingParams(repetition_penalty=1.3)),
-        ({"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0}, SamplingParams()),
-        ({"temperature": 0.6, "top_p": 0.9}, SamplingParams()),  # Llama 2: greedy in transformers
-        ({"temperature": None, "num_beams": 1, "_from_model_config": True}, SamplingParams()),
-        ({"max_new_tokens": 2048}, SamplingParams(max_new_tokens=2048)),
-        ({"stop_strings": ["User:"]}, SamplingParams(stop=["User:"])),
+        ({}, SamplingParams(max_tokens=64, temperature=0)),
+        (LLAMA, SamplingParams(max_tokens=64, temperature=0.6, top_p=0.9)),
+        (
+            QWEN,
+            SamplingParams(
+                max_tokens=64,
+                temperature=0.7,
+                top_p=0.8,
+                top_k=20,
+                repetition_penalty=1.05,
+            ),
+        ),
+        ({"do_sample": True}, SamplingParams(max_tokens=64, temperature=1)),
+        (
+            {"do_sample": True, "min_p": 0.1},
+            SamplingParams(max_tokens=64, temperature=1, min_p=0.1),
+        ),
+        (
+            {"repetition_penalty": 1.3},
+            SamplingParams(max_tokens=64, repetition_penalty=1.3, temperature=0),
+        ),
+        (
+            {"do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0},
+            SamplingParams(max_tokens=64, temperature=0),
+        ),
+        (
+            {"temperature": 0.6, "top_p": 0.9},
+            SamplingParams(max_tokens=64, temperature=0),
+        ),  # Llama 2: greedy in transformers
+        (
+            {"temperature": None, "num_beams": 1, "_from_model_config": True},
+            SamplingParams(max_tokens=64, temperature=0),
+        ),
+        ({"max_new_tokens": 2048}, SamplingParams(max_tokens=2048, temperature=0)),
+        ({"stop_strings": ["User:"]}, SamplingParams(max_tokens=64, stop=["User:"], temperature=0)),
     ],
 )
 def test_what_a_model_recommends_is_the_default(
@@ -60,7 +84,7 @@ def test_what_a_model_recommends_is_the_default(
 
 
 def test_without_the_file_the_default_is_greedy(tmp_path: Path) -> None:
-    assert default_sampling(tmp_path) == SamplingParams()
+    assert default_sampling(tmp_path) == SamplingParams(max_tokens=64, temperature=0)
 
 
 @pytest.mark.parametrize(

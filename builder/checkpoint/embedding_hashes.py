@@ -1,0 +1,65 @@
+"""Hashes of the weights that PEFT may copy into an adapter: input embedding and output head."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trt_lora.builder.checkpoint.weight_files import read_weights, weight_files
+from trt_lora.runtime.files.base_weights import BLOCK, EXACT, BaseWeight, values_sha256
+from trt_lora.runtime.memory.dtypes import Float32
+
+_DTYPES = {
+    EXACT: torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}  # that PEFT's users load models in
+
+
+def embedding_hashes(directory: Path, model: Any) -> dict[str, BaseWeight]:
+    """Return hashes of the checkpoint's values, by the weights' paths in the model.
+
+    A weight that transformers makes of others, or gives another name than the checkpoint does, has
+    none.
+
+    Args:
+        directory: of the checkpoint.
+        model: what transformers loaded from it, in any dtype.
+    """
+    wanted = dict(_embeddings(model))
+    prefix = f"{model.base_model_prefix}."
+    found = dict[str, BaseWeight]()
+    for file in weight_files(directory):
+        for name, stored in read_weights(file):
+            spellings = {name, prefix + name, name.removeprefix(prefix)}
+            paths = [path for path, names in wanted.items() if names & spellings]
+            if paths and not found.keys() >= {*paths}:
+                found |= dict.fromkeys(paths, _hashed(stored))
+    return found
+
+
+def _embeddings(model: Any) -> Iterator[tuple[str, set[str]]]:
+    """Paths of the weights, each with the names of all that are tied to it."""
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    weights = list(model.named_parameters(remove_duplicate=False))
+    for path, module in model.named_modules():
+        if any(module is end for end in ends):
+            for name, weight in module.named_parameters():
+                yield f"{path}.{name}", {other for other, tied in weights if tied is weight}
+
+
+def _hashed(weight: torch.Tensor) -> BaseWeight:
+    """Round to every dtype, and keep what differs."""
+    hashes = dict[str, str]()
+    for name, dtype in _DTYPES.items():
+        digest = values_sha256(_blocks(weight, dtype))
+        if digest not in hashes.values():
+            hashes[name] = digest
+    return BaseWeight(tuple(weight.shape), hashes)
+
+
+def _blocks(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[Float32]:
+    values = weight.reshape(-1)
+    for start in range(0, len(values), BLOCK):
+        yield values[start : start + BLOCK].to(dtype).float().numpy()

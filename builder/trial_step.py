@@ -1,0 +1,86 @@
+"""Trial step of an engine's ONNX files on ONNX Runtime, the last stage of a build.
+
+ONNX Runtime refuses some graphs only when it opens or runs them, which is to be the build's failure
+and not the first user's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from trt_lora.builder.progress import Progress
+from trt_lora.plugins.errors import LoRAError, ModelError
+from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
+from trt_lora.runtime.generation.generate import generate
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.manifest import (
+    ONNX_CPU_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    STATIC,
+    Manifest,
+)
+from trt_lora.runtime.memory.dtypes import storage_dtype
+from trt_lora.runtime.memory.host import free_host_memory
+
+_FLOAT32_BYTES = 4  # ONNX Runtime holds float16 weights so: its products on the CPU are of float32
+
+
+def try_onnx_files(work: Path, output: Path, manifest: Manifest, progress: Progress) -> None:
+    """Open every ONNX file and decode a token with the base model; a note says where none can be.
+
+    Args:
+        work: the finished directory.
+        output: where it will be, for messages.
+        manifest: of the engine.
+        progress: takes the note.
+
+    Raises:
+        ModelError: a file cannot be opened or run; the message names it.
+    """
+    if obstacle := _obstacle(manifest):
+        progress.note(f"the ONNX files were not tried: {obstacle}")
+        return
+    for file, read in _files(manifest):
+        try:
+            with OnnxRuntimeEngine(work, read) as engine:
+                _decode(engine)
+        except LoRAError as error:
+            reason = " ".join(str(error).replace(str(work), str(output)).split())
+            other = "--kv-cache growing" if manifest.kv_cache == STATIC else "another --dtype"
+            raise ModelError(
+                f"{output / file} would not run: {reason}; build it with {other}, and report "
+                "this message with the model's config.json"
+            ) from error
+
+
+def _obstacle(manifest: Manifest) -> str:
+    """Reason why the files cannot be run here; empty if they can."""
+    if manifest.dtype == "bfloat16":
+        return "ONNX Runtime has no bfloat16 on the CPU"
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        return f"onnxruntime cannot be imported ({error}); pip install 'trt-lora[cpu]'"
+    weights = manifest.files.get(ONNX_WEIGHTS_FILE)
+    widened = _FLOAT32_BYTES // storage_dtype(manifest.dtype).itemsize
+    needed, free = weights.size_bytes * widened if weights else 0, free_host_memory()
+    if needed > free:
+        return f"they take about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
+    return ""
+
+
+def _files(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """Each file, with a manifest of an engine that reads it."""
+    if ONNX_CPU_FILE in manifest.files:
+        yield ONNX_CPU_FILE, manifest
+    others = {name: file for name, file in manifest.files.items() if name != ONNX_CPU_FILE}
+    yield ONNX_FILE, replace(manifest, files=others)
+
+
+def _decode(engine: OnnxRuntimeEngine) -> None:
+    """Prefill a prompt of one token, and decode the next where the engine has room for it."""
+    tokens = min(2, engine.manifest.max_seq_len - 1)
+    generate(
+        engine, [[0]], sampling=SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    )

@@ -1,0 +1,4 @@
+"""Names of a step's outputs and cache that engine, manifest and runtime agree on."""
+
+LOGITS = "logits"  # the first output
+CACHE, NEW_CACHE = "cache.", "new_cache."  # beginnings of a static cache's inputs and outputs

@@ -1,0 +1,91 @@
+"""Tokens that an answer may not have next: not allowed ones, bad words, a stop token too early.
+
+As in vLLM, a bad word is the tokens that it has at the beginning of a text, and those that it has
+behind a space where they are other ones; the last of them is forbidden behind the others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.token_ids import token_ids
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class ForbiddenTokens:
+    """What `SamplingParams` forbids an answer, in tokens."""
+
+    allowed: tuple[int, ...] | None  # None: all
+    bad_words: tuple[tuple[int, ...], ...]
+    stop_token_ids: tuple[int, ...]  # all that end it
+    min_tokens: int  # of the answer, before which no stop token is allowed
+
+    def apply(
+        self, logits: npt.NDArray[np.float32], answer: Sequence[int]
+    ) -> npt.NDArray[np.float32]:
+        """Return logits [vocab] that are -inf where a token is forbidden; others are copied.
+
+        Args:
+            logits: [vocab]; they stay as they are.
+            answer: token ids so far.
+        """
+        if self.allowed is None:
+            result = logits.copy()
+        else:
+            result = np.full_like(logits, -np.inf)
+            result[[*self.allowed]] = logits[[*self.allowed]]
+        result[self._word_ends(answer)] = -np.inf
+        if len(answer) < self.min_tokens:
+            result[[*self.stop_token_ids]] = -np.inf
+        return result
+
+    def changes(self, length: int) -> bool:
+        """Whether anything is forbidden behind an answer of so many tokens."""
+        return self.allowed is not None or bool(self.bad_words) or length < self.min_tokens
+
+    def _word_ends(self, answer: Sequence[int]) -> list[int]:
+        """The last tokens of the bad words that the answer has begun."""
+        return [
+            word[-1]
+            for word in self.bad_words
+            if tuple(answer[len(answer) - len(word) + 1 :]) == word[:-1]
+        ]
+
+
+def forbidden_tokens(
+    sampling: SamplingParams,
+    stop_token_ids: Sequence[int],
+    vocabulary: int,
+    tokenizer: TextTokenizer | None,
+) -> ForbiddenTokens:
+    """Return what an answer's parameters forbid it.
+
+    Args:
+        sampling: the parameters.
+        stop_token_ids: all that end the answer.
+        vocabulary: number of tokens of the model.
+        tokenizer: that bad words need.
+
+    Raises:
+        ConfigError: an allowed token is none of the model's.
+    """
+    allowed = sampling.allowed_token_ids
+    words = [] if tokenizer is None else sampling.bad_words or ()
+    return ForbiddenTokens(
+        None if allowed is None else token_ids("allowed_token_ids", allowed, vocabulary),
+        tuple(ids for word in words if tokenizer is not None for ids in _word_ids(word, tokenizer)),
+        tuple(stop_token_ids),
+        sampling.min_tokens,
+    )
+
+
+def _word_ids(word: str, tokenizer: TextTokenizer) -> list[tuple[int, ...]]:
+    """The tokens of a word at the beginning of a text, and behind a space."""
+    first = tuple(tokenizer.encode_text(word.lstrip(), special_tokens=False))
+    behind = tuple(tokenizer.encode_text(f" {word.lstrip()}", special_tokens=False))
+    is_other = len(behind) == len(first) and behind[:1] != first[:1]
+    return [ids for ids in (first, behind if is_other else ()) if ids]

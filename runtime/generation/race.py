@@ -1,0 +1,66 @@
+"""One of many chosen with given probabilities, by a race whose times depend on token ids alone.
+
+Each contender arrives after an exponential time, its own draw divided by its weight; the first wins
+with a probability in proportion to its weight. Rounding of the weights changes who wins only where
+the first two arrive at almost the same time, once in some 100,000 tokens; where tokens are drawn in
+the order of their probabilities, two that change places change what is drawn.
+
+A contender's draw is the SplitMix64 generator's (Steele, Lea and Flood, OOPSLA 2014) at the place
+of its id, begun at the token's key: nothing is drawn for those who do not take part.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float64]
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+
+_BLOCK = 256  # ids of a block
+_BLOCK_IDS = 1 << 40  # behind all token ids: those of blocks
+_REST_ID = 1 << 41  # that of all who are not named
+
+
+def race_of_some(
+    ids: npt.NDArray[np.integer], weights: _Floats, keys: npt.NDArray[np.uint64], *, rest: _Floats
+) -> npt.NDArray[np.int64]:
+    """Return the place of the winner in each row [rows]; that behind the last is the rest's.
+
+    Args:
+        ids: of the contenders [rows, n].
+        weights: [rows, n], one of each row above 0; 0 never wins.
+        keys: [rows].
+        rest: weight of all others together [rows].
+    """
+    names = np.pad(ids.astype(np.int64), ((0, 0), (0, 1)), constant_values=_REST_ID)
+    rates = np.concatenate([weights, rest[:, None]], axis=1)
+    return np.asarray(_arrivals(names, rates, keys[:, None]).argmin(axis=1), np.int64)
+
+
+def race_of_vocabulary(weights: npt.NDArray[np.float32], key: np.uint64) -> int:
+    """Return the winning id: blocks of 256 race first, then the ids of the block that has won.
+
+    Args:
+        weights: [vocab], one of them above 0; 0 never wins.
+        key: of the token.
+    """
+    starts = np.arange(0, len(weights), _BLOCK)
+    blocks = np.add.reduceat(weights, starts, dtype=np.float64)
+    first = int(starts[_arrivals(np.arange(len(starts)) + _BLOCK_IDS, blocks, key).argmin()])
+    inside = weights[first : first + _BLOCK].astype(np.float64)
+    return first + int(_arrivals(np.arange(first, first + len(inside)), inside, key).argmin())
+
+
+def _arrivals(
+    ids: npt.NDArray[np.int64], weights: _Floats, key: np.uint64 | npt.NDArray[np.uint64]
+) -> _Floats:
+    """When each contender arrives."""
+    with np.errstate(over="ignore"):  # numbers of 64 bits
+        bits = key + (ids.astype(np.uint64) + np.uint64(1)) * _GAMMA
+        bits = (bits ^ (bits >> _SHIFTS[0])) * _MIX_1
+        bits = (bits ^ (bits >> _SHIFTS[1])) * _MIX_2
+    # Of 52 bits, at the middle of their intervals: neither 0 nor 1 is ever drawn.
+    uniform = (((bits ^ (bits >> _SHIFTS[2])) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    with np.errstate(divide="ignore", over="ignore"):  # a weight of 0 never arrives
+        return np.asarray(-np.log(uniform) / weights)

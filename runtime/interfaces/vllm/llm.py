@@ -1,0 +1,389 @@
+"""vLLM's `LLM`: prompts in, answers out, each with the adapter of its `LoRARequest`."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+from trt_lora.plugins.checked import checked
+from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.plugins.messages import shown
+from trt_lora.runtime.engines.open_engine import open_engine
+from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.chat_template import Message
+from trt_lora.runtime.generation.text.prompts import one_each
+from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
+from trt_lora.runtime.generation.token import Logprobs, Token
+from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
+from trt_lora.runtime.interfaces.vllm.outputs import (
+    CompletionOutput,
+    RequestOutput,
+    TokenLogprob,
+)
+from trt_lora.runtime.interfaces.vllm.request import LoRARequest
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.serving.scheduler import Scheduler
+
+TextOrTokens = str | Sequence[int] | Mapping[str, Any]  # a mapping has `prompt` or its token ids
+Params = SamplingParams | Sequence[SamplingParams] | None
+Requests = LoRARequest | Sequence[LoRARequest | None] | None
+
+
+class LLM:
+    """An engine for many adapters as vLLM's `LLM`; not for several threads at a time.
+
+    Prompts are answered by continuous batching, any number of them. Strings are taken as they are,
+    without a chat template, as vLLM's `generate` does; `chat` has one. It is open from its making
+    on, until `close`, the end of a `with`, or of the process.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        enable_lora: bool = False,
+        max_loras: int | None = None,
+        max_lora_rank: int | None = None,
+        max_cpu_loras: int | None = None,
+        lora_dtype: str | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        dtype: str = "auto",
+        tensor_parallel_size: int = 1,
+        seed: int = 0,
+        backend: str = "auto",
+    ) -> None:
+        """Open an engine.
+
+        Args:
+            model: an engine directory, built with `build-engine --max-loras`; vLLM's is a model.
+            enable_lora: requests may have adapters.
+            max_loras: as in `LoRAConfig`, as are the next three.
+            max_lora_rank: see there.
+            max_cpu_loras: see there; the adapter that was asked for least recently is unloaded.
+            lora_dtype: see there.
+            max_model_len: tokens of a prompt and its answer: the engine's.
+            max_num_seqs: sequences at a time; the engine's largest batch by default.
+            dtype: "auto", or the engine's.
+            tensor_parallel_size: 1: an engine runs in one process.
+            seed: of the draws of requests without one, in the order of the requests.
+            backend: as in `open_engine`.
+
+        Raises:
+            ManifestError, BackendError: as `open_engine`.
+            ConfigError: an option is not what the engine has, or the engine takes one adapter at a
+                time.
+        """
+        self._open = ExitStack()
+        weakref.finalize(self, self._open.close)
+        engine = self._open.enter_context(open_engine(model, backend))
+        manifest = engine.manifest
+        _check_limits(manifest, max_model_len, dtype, tensor_parallel_size)
+        config = LoRAConfig(max_loras, max_lora_rank, lora_dtype, max_cpu_loras=max_cpu_loras)
+        adapters = SlotAdapters(engine, config.cache_config(manifest))
+        self._adapters = self._open.enter_context(adapters)
+        self._config, self._enable_lora = config.resolved(adapters, manifest), enable_lora
+        self._directory, self._seed = engine.directory, seed
+        has_tokenizer = (engine.directory / TOKENIZER_FILE).is_file()
+        self._tokenizer = TextTokenizer(engine.directory) if has_tokenizer else None
+        self._scheduler = Scheduler(engine, adapters, rows=max_num_seqs, tokenizer=self._tokenizer)
+        self._loras: OrderedDict[int, LoRARequest] = OrderedDict()  # least recently used first
+        self._answered = 0  # requests
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Release the engine."""
+        self._open.close()
+
+    def get_tokenizer(self) -> TextTokenizer:
+        """Return the engine's tokenizer.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        return self._tokenizer or TextTokenizer(self._directory)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what the model's generation_config.json says, and vLLM's defaults elsewhere.
+
+        Raises:
+            ConfigError: the file asks for what is not done here.
+        """
+        return sampling_of_model(self._directory)
+
+    @checked
+    def generate(
+        self,
+        prompts: TextOrTokens | Sequence[TextOrTokens],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: Requests = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts.
+
+        Args:
+            prompts: one or a list: text, {"prompt": text}, {"prompt_token_ids": [...]} or, in a
+                list, token ids.
+            sampling_params: of all, or one for each; `get_default_sampling_params` by default.
+            use_tqdm: without effect: no bar is drawn.
+            lora_request: of all, or one for each; None is the base model.
+
+        Returns:
+            The answers, in the order of the prompts.
+
+        Raises:
+            ConfigError: a prompt, a parameter or a number of them is refused.
+            AdapterError: an adapter cannot be read or taken, or its number is another's.
+            OutputError: logits are NaN or infinite.
+        """
+        del use_tqdm
+        batch = _prompt_list(prompts)
+        texts = [_text_of(prompt) for prompt in batch]
+        ids = [
+            _ids_of(prompt) if text is None else self.get_tokenizer().encode_text(text)
+            for prompt, text in zip(batch, texts, strict=True)
+        ]
+        return self._answer(ids, texts, sampling_params, lora_request)
+
+    @checked
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        lora_request: Requests = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations, by the model's chat template.
+
+        Args:
+            messages: a conversation, or a list of them.
+            sampling_params: as in `generate`.
+            use_tqdm: as in `generate`.
+            lora_request: as in `generate`.
+
+        Raises:
+            ConfigError: as `generate`; or the model has no chat template, or refuses one of them.
+            AdapterError, OutputError: as `generate`.
+        """
+        del use_tqdm
+        if not isinstance(messages, Sequence) or not messages:
+            raise ConfigError(
+                f"messages is {shown(messages)}, expected a conversation of one message or more, "
+                "or a list of conversations"
+            )
+        is_one = isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if is_one else messages
+        tokenizer = self.get_tokenizer()
+        texts = [tokenizer.render(conversation) for conversation in conversations]
+        ids = [tokenizer.encode_text(text, special_tokens=False) for text in texts]
+        return self._answer(ids, texts, sampling_params, lora_request)
+
+    def _answer(
+        self,
+        ids: Sequence[Sequence[int]],
+        texts: Sequence[str | None],
+        sampling_params: Params,
+        lora_request: Requests,
+    ) -> list[RequestOutput]:
+        params = self._params_of(sampling_params, ids)
+        loras = self._loras_of(lora_request, ids)
+        submitted: list[list[int]] = []
+        try:
+            for prompt, of_prompt, lora in zip(ids, params, loras, strict=True):
+                submitted.append(self._submit(prompt, of_prompt, lora))
+            answers = self._run([number for numbers in submitted for number in numbers])
+        except BaseException:
+            self._cancel([number for numbers in submitted for number in numbers])
+            raise
+        return [
+            self._output(numbers, list(prompt), text, answers, of_prompt, lora)
+            for numbers, prompt, text, of_prompt, lora in zip(
+                submitted, ids, texts, params, loras, strict=True
+            )
+        ]
+
+    def _submit(
+        self, prompt: Sequence[int], params: SamplingParams, lora: LoRARequest | None
+    ) -> list[int]:
+        """A request for each of the answers to a prompt; their seeds follow one another."""
+        self._answered += 1
+        seed = params.seed if params.seed is not None else (self._seed << 32) + self._answered
+        name = None if lora is None else lora.lora_name
+        return [
+            self._scheduler.submit(
+                prompt, replace(params, n=1, seed=(seed + index) % (1 << 64)), adapter=name
+            )
+            for index in range(params.n)
+        ]
+
+    def _run(self, numbers: Sequence[int]) -> dict[int, list[Token]]:
+        """What the steps make of requests, until all have ended."""
+        answers: dict[int, list[Token]] = {number: [] for number in numbers}
+        while self._scheduler:
+            step = self._scheduler.step()
+            for error in step.failed.values():
+                raise error
+            for number, token in step.tokens.items():
+                answers[number].append(token)
+        return answers
+
+    def _cancel(self, numbers: Sequence[int]) -> None:
+        """Let go of those that have not ended."""
+        for number in numbers:
+            if number in self._scheduler:
+                self._scheduler.cancel(number)
+
+    def _params_of(self, given: Params, prompts: Sequence[Any]) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * len(prompts)
+        several = one_each("sampling_params", given, prompts)
+        for params in several:
+            if not isinstance(params, SamplingParams):
+                raise ConfigError(f"sampling_params has {shown(params)}, expected SamplingParams")
+        return several
+
+    def _loras_of(self, given: Requests, prompts: Sequence[Any]) -> list[LoRARequest | None]:
+        several = (
+            [given] * len(prompts)
+            if given is None or isinstance(given, LoRARequest)
+            else one_each("lora_request", given, prompts)
+        )
+        for request in several:
+            if request is not None and not isinstance(request, LoRARequest):
+                raise ConfigError(
+                    f"lora_request is {shown(request)}, expected a LoRARequest or a list of them"
+                )
+        for request in dict.fromkeys(filter(None, several)):
+            self._load(request)
+        self._forget_oldest({request.adapter_id for request in several if request is not None})
+        return several
+
+    def _load(self, request: LoRARequest) -> None:
+        """Load the adapter of a request, unless its number is known."""
+        if not self._enable_lora:
+            raise ConfigError("LoRA is not enabled! pass enable_lora=True to LLM")
+        known = self._loras.get(request.adapter_id, request)
+        if known != request:
+            raise AdapterError(
+                f"LoRA {request.adapter_id} is {known.lora_name!r} from {known.lora_path}, and not "
+                f"{request.lora_name!r} from {request.lora_path}; give it a number of its own"
+            )
+        if request.adapter_id not in self._loras:
+            self._adapters.load_weights(request.lora_name, request.lora_path)
+        self._loras[request.adapter_id] = request
+        self._loras.move_to_end(request.adapter_id)
+
+    def _forget_oldest(self, wanted: set[int]) -> None:
+        """Unload adapters until no more are loaded than `max_cpu_loras`, but those wanted now."""
+        surplus = len(self._loras) - (self._config.max_cpu_loras or 0)
+        for number in [n for n in self._loras if n not in wanted][: max(surplus, 0)]:
+            self._adapters.unload(self._loras.pop(number).lora_name)
+
+    def _output(
+        self,
+        numbers: Sequence[int],
+        prompt: list[int],
+        text: str | None,
+        answers: Mapping[int, Sequence[Token]],
+        params: SamplingParams,
+        lora: LoRARequest | None,
+    ) -> RequestOutput:
+        outputs = [
+            self._completion(index, answers[number], params, lora)
+            for index, number in enumerate(numbers)
+        ]
+        return RequestOutput(str(numbers[0]), text, prompt, outputs, lora)
+
+    def _completion(
+        self, index: int, tokens: Sequence[Token], params: SamplingParams, lora: LoRARequest | None
+    ) -> CompletionOutput:
+        ids = [token.token_id for token in tokens if token.token_id is not None]
+        known = [token.logprobs for token in tokens if token.logprobs is not None]
+        last = tokens[-1]
+        assert last.finish_reason is not None  # the last token of a request says why
+        cumulative = sum(found[i].logprob for found, i in zip(known, ids, strict=False))
+        has_logprobs = params.logprobs is not None
+        return CompletionOutput(
+            index=index,
+            text="".join(token.text for token in tokens),
+            token_ids=ids,
+            cumulative_logprob=cumulative if has_logprobs else None,
+            logprobs=[self._with_text(found) for found in known] if has_logprobs else None,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            lora_request=lora,
+        )
+
+    def _with_text(self, known: Logprobs) -> Mapping[int, TokenLogprob]:
+        tokenizer = self._tokenizer
+        decode = partial(tokenizer.decode, skip_special_tokens=False) if tokenizer else str
+        return {
+            token: TokenLogprob(one.logprob, one.rank, decode([token]))
+            for token, one in known.items()
+        }
+
+
+def _prompt_list(prompts: Any) -> list[Any]:
+    is_one = isinstance(prompts, str | Mapping)
+    batch = [prompts] if is_one else prompts
+    if not isinstance(batch, Sequence) or not batch:
+        raise ConfigError(
+            f"prompts is {shown(prompts)}, expected text, a mapping with prompt or "
+            "prompt_token_ids, or a list of one or more"
+        )
+    return list(batch)
+
+
+def _text_of(prompt: Any) -> str | None:
+    """The text of a prompt; None where it is token ids."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
+
+
+def _ids_of(prompt: Any) -> Sequence[int]:
+    if not isinstance(prompt, Mapping):
+        ids: Sequence[int] = prompt
+        return ids
+    if prompt.keys() != {"prompt_token_ids"}:
+        raise ConfigError(
+            f"a prompt has {', '.join(map(str, prompt)) or 'nothing'}, expected prompt or "
+            "prompt_token_ids alone"
+        )
+    return prompt["prompt_token_ids"]  # type: ignore[no-any-return]
+
+
+def _check_limits(
+    manifest: Manifest, max_model_len: int | None, dtype: str, tensor_parallel_size: int
+) -> None:
+    if max_model_len not in (None, manifest.max_seq_len):
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, this engine has {manifest.max_seq_len}; leave it "
+            f"out, or build one with --max-seq-len {max_model_len}"
+        )
+    if dtype not in ("auto", manifest.dtype):
+        raise ConfigError(
+            f"dtype is {shown(dtype)}, this engine is {manifest.dtype}; leave it out, or build one "
+            "with another --dtype"
+        )
+    if tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {tensor_parallel_size}; an engine runs in one process, on "
+            "one GPU: leave it out"
+        )

@@ -1,0 +1,88 @@
+"""Each interface on an engine: rows answer as PEFT does with the adapters that it was given."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.adapters.trtllm_files import CONFIG, WEIGHTS
+from support.models.served_llama import ServedLlama, served_llama
+from support.models.tiny_models import VOCABULARY
+
+from trt_lora import runtime
+from trt_lora.runtime import Batch, SamplingParams, SlotAdapters
+from trt_lora.runtime.interfaces import max, trtllm, vllm
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+
+RANKS = {"a": 2, "b": 8}
+SAMPLING = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
+TOLERANCE = 1e-4
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedLlama]:
+    with served_llama(tmp_path_factory.mktemp("served"), RANKS, rows=3) as found:
+        yield found
+
+
+def assert_answers_as_peft(
+    served: ServedLlama, adapters: SlotAdapters, taken: Mapping[str, Lease | str | None]
+) -> None:
+    """A sequence for each name, with what the interface says that it takes."""
+    batch = Batch(served.engine, adapters=adapters)
+    prompts, rows = {}, {}
+    for seed, (name, adapter) in enumerate(taken.items()):
+        prompts[name] = np.random.default_rng(seed).integers(3, VOCABULARY, 6).tolist()
+        rows[batch.add(prompts[name], SAMPLING, adapter=adapter)] = name
+    tokens: dict[str, list[int]] = {name: [] for name in taken}
+    while len(batch):
+        for token in batch.step():
+            assert token.token_id is not None
+            tokens[rows[token.row]].append(token.token_id)
+    for name, prompt in prompts.items():
+        ids = np.array([prompt + tokens[name]])
+        for other in (*RANKS, ""):
+            logits = served.reference.logits(other, ids, np.ones_like(ids))[0][5:-1]
+            below = logits.max(axis=-1) - logits[np.arange(8), tokens[name]]
+            assert (below.max() < TOLERANCE) == (other == name), (name, other)
+    adapters.check_integrity()
+
+
+def test_max_serves_what_it_loaded(served: ServedLlama) -> None:
+    config, manifest = max.LoRAConfig(enable_lora=True, max_num_loras=2), served.engine.manifest
+    adapters = SlotAdapters(served.engine, config.cache_config(manifest))
+    manager = max.LoRAManager(config, adapters, manifest)
+    for name, path in served.paths.items():
+        assert manager.load_adapter(f"{name}={path}") is max.LoRAStatus.SUCCESS
+        manager.activate_adapter(name)
+    assert_answers_as_peft(served, adapters, {"b": "b", "": None, "a": "a"})
+
+
+def test_tensorrt_llm_serves_what_its_requests_brought(served: ServedLlama, tmp_path: Path) -> None:
+    manifest = served.engine.manifest
+    adapters = SlotAdapters(served.engine, trtllm.LoraCacheOptions().cache_config(manifest))
+    tasks = trtllm.PeftCacheManager(adapters, manifest)
+    for task_id, (name, path) in enumerate(served.paths.items()):
+        folder = tmp_path / name
+        runtime.save_adapter(runtime.load_adapter(path), folder, "trtllm", dtype="float32")
+        arrays = np.load(folder / WEIGHTS), np.load(folder / CONFIG)
+        request = trtllm.TrtllmLoraRequest(task_id, *arrays)
+        tasks.mark_request_done(tasks.add_request_peft(request))
+    later = [trtllm.TrtllmLoraRequest(task_id) for task_id in range(2)]
+    a, b = (tasks.add_request_peft(request) for request in later)
+    assert_answers_as_peft(served, adapters, {"b": b, "": None, "a": a})
+    assert adapters.stats.leased == 0  # the sequences owned them
+
+
+def test_vllm_serves_what_its_requests_name(served: ServedLlama) -> None:
+    config, manifest = vllm.LoRAConfig(max_loras=2), served.engine.manifest
+    adapters = SlotAdapters(served.engine, config.cache_config(manifest))
+    worker = vllm.WorkerLoRAManager(vllm.LRUCacheLoRAModelManager(config, adapters, manifest))
+    paths = enumerate(served.paths.items(), start=1)
+    requests = [vllm.LoRARequest(name, number, str(path)) for number, (name, path) in paths]
+    worker.set_active_adapters(requests, vllm.LoRAMapping.map_sequence_to_adapters([2, None, 1]))
+    assert worker.manager.step_inputs()["lora_slot"].numpy().tolist() == [1, -1, 0]
+    assert_answers_as_peft(served, adapters, {"b": "b", "": None, "a": "a"})
+    assert worker.manager.get_lora_metrics()["adapters"]["utilization"] == 1.0

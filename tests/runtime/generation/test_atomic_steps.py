@@ -1,0 +1,199 @@
+"""A step is made as a whole or not at all, wherever an exception or an interrupt ends it."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
+from support.interrupts import InterruptAtLine, InterruptedAnywhereError
+
+from trt_lora.plugins.errors import BackendError, OutputError
+from trt_lora.runtime.generation.batch import Batch
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+
+GREEDY = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=3, temperature=0.9, seed=4, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=8, temperature=0.9, seed=3, ignore_eos=True)
+# Prompt, adapter and parameters of each row: the first one ends first, so that others move.
+ROWS = [([4, 5], 2, SHORT), ([9], 0, GREEDY), ([4, 5, 6], 1, DRAWN), ([*range(3, 12)], 1, GREEDY)]
+FOLDER = "runtime/generation"
+STEP = 2  # in which the first row ends, and a piece of the last one's prompt is run
+
+
+@dataclass
+class Served:
+    """A batch on an engine with two slots, and what its rows were given."""
+
+    folder: Path
+    engine: SlotEngine = field(default_factory=lambda: SlotEngine(slots=3, rows=6))
+    given: dict[int, list[int | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.adapters = SlotAdapters(self.engine)
+        for number in (1, 2, POISON):
+            self.adapters.load_weights(str(number), number_file(self.folder, number))
+        self.batch = Batch(self.engine, adapters=self.adapters, prefill_chunk=2)
+
+    def add_rows(self) -> None:
+        for prompt, number, sampling in ROWS:
+            row = self.batch.add(prompt, sampling, adapter=str(number) if number else None)
+            self.given[row] = []
+
+    def step(self) -> None:
+        for token in self.batch.step():
+            self.given[token.row].append(token.token_id)
+
+    def step_on(self) -> None:
+        """Until a step raises."""
+        while True:
+            self.step()
+
+    def finish(self) -> None:
+        while self.batch:
+            self.step()
+        self.adapters.check_integrity()
+        assert not self.adapters.stats.leased
+
+    def check_answers(self) -> None:
+        expected = [expected_answer(prompt, number, params) for prompt, number, params in ROWS]
+        assert list(self.given.values()) == expected
+
+
+def lines_of_a_step(folder: Path) -> int:
+    """How many lines the step runs."""
+    served, counter = Served(folder), InterruptAtLine(sys.maxsize, FOLDER)
+    served.add_rows()
+    for _ in range(STEP):
+        served.step()
+    with counter:
+        served.step()
+    served.finish()
+    return counter.seen
+
+
+@pytest.mark.slow
+def test_an_interrupt_at_any_line_of_a_step_changes_no_answer(tmp_path: Path) -> None:
+    count = lines_of_a_step(tmp_path)
+    assert count > 300
+    for at in range(0, count, 5):  # each line is run several times
+        served = Served(tmp_path)
+        served.add_rows()
+        for _ in range(STEP):
+            served.step()
+        with pytest.raises(InterruptedAnywhereError), InterruptAtLine(at, FOLDER) as interrupt:
+            served.batch.step()
+        if interrupt.code == "return held":  # the caller is given them at this moment
+            continue
+        served.finish()
+        served.check_answers()
+
+
+@pytest.mark.parametrize("call", ["remove", "clear", "add"])
+def test_an_interrupt_of_another_call_changes_no_answer_of_the_others(
+    tmp_path: Path, call: str
+) -> None:
+    for at in range(0, 60, 2):
+        served = Served(tmp_path)
+        served.add_rows()
+        for _ in range(STEP):
+            served.step()
+        calls: dict[str, Callable[[], object]] = {
+            "remove": partial(served.batch.remove, 0),
+            "clear": served.batch.clear,
+            "add": partial(served.batch.add, [7, 8], GREEDY),
+        }
+        with suppress(InterruptedAnywhereError), InterruptAtLine(at, FOLDER):
+            calls[call]()
+        served.given |= {row: [] for row in range(len(ROWS), len(ROWS) + 2)}
+        served.finish()
+        for row in range(1, len(ROWS)):
+            prompt, number, params = ROWS[row]
+            expected = expected_answer(prompt, number, params)
+            assert served.given[row] == expected or (call == "clear" and served.given[row] != [])
+
+
+class FailsOnce(SlotEngine):
+    """A device that fails in one of its runs, after it has written to the cache."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(slots=3, rows=6)
+        self.at = at
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        found = super().execute(tensor_map)
+        if self.steps == self.at:
+            raise BackendError("the device was lost for a moment")
+        return found
+
+
+@pytest.mark.parametrize("at", range(1, 12))
+def test_a_run_that_fails_is_made_again(tmp_path: Path, at: int) -> None:
+    served = Served(tmp_path, FailsOnce(at))
+    served.add_rows()
+    with pytest.raises(BackendError, match="lost for a moment"):
+        served.step_on()
+    served.finish()
+    served.check_answers()
+
+
+@pytest.mark.parametrize("rounds", range(4))
+def test_rows_beside_one_without_numbers_are_given_every_token_once(
+    tmp_path: Path, rounds: int
+) -> None:
+    served = Served(tmp_path)
+    served.add_rows()
+    served.batch.remove(0)
+    del served.given[0]
+    for _ in range(rounds):
+        served.step()
+    bad = served.batch.add([5], GREEDY, adapter=str(POISON))
+    with pytest.raises(OutputError, match="NaN or infinite") as caught:
+        served.step_on()
+    assert caught.value.rows == (bad,)
+    served.finish()
+    expected = [expected_answer(prompt, number, params) for prompt, number, params in ROWS[1:]]
+    assert list(served.given.values()) == expected
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=12, temperature=1.0, repetition_penalty=5e-324, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=1.0, repetition_penalty=1.7e308, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=1e-320, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=1.7e308, ignore_eos=True),
+        SamplingParams(max_tokens=12, temperature=1.0, logit_bias=dict.fromkeys(range(97), 3.4e38)),
+    ],
+)
+def test_parameters_of_one_row_change_no_other_rows_answer(
+    tmp_path: Path, params: SamplingParams
+) -> None:
+    served = Served(tmp_path)
+    served.add_rows()
+    for prompt in ([4], [*range(3, 20)]):
+        row = served.batch.add(prompt, params)
+        served.given[row] = []
+        for _ in range(3):
+            served.step()
+        served.batch.remove(row)
+        del served.given[row]
+    served.finish()
+    served.check_answers()
+
+
+def test_a_row_that_may_have_no_token_fails_alone_and_is_named(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    served.add_rows()
+    only = SamplingParams(allowed_token_ids=[3], stop_token_ids=[3], min_tokens=2)
+    stuck = served.batch.add([4], only)
+    with pytest.raises(OutputError, match=r"prompt 4 .* forbid every token") as caught:
+        served.step_on()
+    assert caught.value.rows == (stuck,)
+    served.finish()
+    served.check_answers()
