@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from trt_lora.builder.checkpoint.base_model import load_model
-from trt_lora.runtime import LoRAManager, open_engine, read_manifest
+from trt_lora.runtime import LoRAManager, TensorMap, open_engine, read_manifest
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
@@ -123,7 +123,7 @@ def test_an_engine_of_a_merged_model_answers_as_peft_does(
     with open_engine(tmp_path / "e") as engine:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)
-        bindings: Any = {}
+        bindings = TensorMap()
         manager.refresh_tensor_map(bindings)
         ids, mask = prompt()
         rows = [row[seen.astype(bool)].tolist() for row, seen in zip(ids, mask, strict=True)]
