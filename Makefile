@@ -2,6 +2,7 @@
 # docs, fuzz, bench, docker. Each installs what it needs first; gpu installs nothing.
 .PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz bench gpu docker dev
 PYTHON ?= python3
+comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := __init__.py __main__.py builder plugins runtime scripts
@@ -13,11 +14,13 @@ FAST := $(addprefix tests/,architecture plugins runtime build_time builder/passe
 
 # torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
 # asked for by its local version, so that nothing else can be taken by accident.
-TORCH := torch==2.13.0$(shell test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev/null && echo +cpu)
+NVIDIA := $(shell command -v nvidia-smi)
+TORCH := torch==2.13.0$(if $(NVIDIA),,$(shell test "$$(uname -s)" = Linux && echo +cpu))
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-demo: $(VENV)/ready        ## build an engine for a real model and answer as three adapters
-	$(BIN)/python -m trt_lora.scripts.demo
+# Options for it: make demo DEMO='--flavour tensorrt-rtx'.
+demo: $(VENV)/demo         ## build an engine for a real model and answer as three adapters
+	$(BIN)/python -m trt_lora.scripts.demo $(DEMO)
 
 test: $(VENV)/ready        ## run the whole test suite, one file per process at a time
 	$(PYTEST)
@@ -88,11 +91,16 @@ docker:                    ## build the images, run the demo in one
 
 dev: $(VENV)/ready
 
-# An editable install, and the link tree that type checkers read.
-$(VENV)/ready: pyproject.toml
+# An editable install of what the demo runs. Python compiles what it imports of it, not all of it.
+$(VENV)/demo: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --retries 1 '$(TORCH)' 2>/dev/null \
-	  || $(BIN)/pip install --quiet --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(BIN)/pip install --quiet --no-compile --retries 1 '$(TORCH)' 2>/dev/null \
+	  || $(BIN)/pip install --quiet --no-compile --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(BIN)/pip install --quiet --no-compile -e '.[demo$(if $(NVIDIA),$(comma)rtx)]'
+	touch $@
+
+# The tools of development, and the link tree that type checkers read.
+$(VENV)/ready: $(VENV)/demo
 	$(BIN)/pip install --quiet -e '.[dev]'
 	mkdir -p build/typing/trt_lora
 	ln -sfn $(PACKAGE:%=$(CURDIR)/%) build/typing/trt_lora/

@@ -83,8 +83,8 @@ def demo_model() -> Path:
 def readme_folder(demo_model: Path) -> Path:
     """A folder that looks like a checkout after `make demo`, where the README's commands run.
 
-    It holds the engines that the README's own commands build, and is kept as long as the sources
-    that build them do not change.
+    It holds the engines that the commands of the README and of a page build, and is kept as long as
+    the sources that build them do not change. They have a plan where TensorRT-RTX is installed.
     """
     folder = ROOT / "build" / "readme" / _sources_hash()
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def readme_folder(demo_model: Path) -> Path:
 @pytest.fixture(scope="session")
 def real_engine(readme_folder: Path) -> Path:
     """The engine of the real model: seven linears of 30 layers, float32."""
-    return readme_folder / "engines" / "readme"
+    return readme_folder / "engines" / "smollm2"
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Demo on a real model: build an engine, answer as three adapters, and four prompts at once."""
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trt_lora.builder import BuildConfig, build_engine
+from trt_lora.builder.config import FLAVOUR_CHOICES
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime import (
@@ -20,6 +22,7 @@ from trt_lora.runtime import (
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.demo.model import ensure_demo_model
 from trt_lora.scripts.terminal.adapters import BASE, timed_switch
 from trt_lora.scripts.terminal.build_progress import BuildProgress, build_progress
@@ -27,6 +30,7 @@ from trt_lora.scripts.terminal.console import run
 
 ENGINE = Path("engines/smollm2")
 ADAPTERS = Path("tests/adapters")
+MODEL = Path("build/smollm2")
 MODULES = (
     "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate",
 )  # fmt: skip
@@ -39,23 +43,36 @@ BATCHED = (
     "A friend of mine grows vegetables in a small garden behind her house. Name one vegetable.",
 )
 SAMPLING = SamplingParams(max_tokens=32, temperature=0)
+NEXT = f"""
+Now talk to it:
+
+  .venv/bin/trt-lora chat {ENGINE} --adapter pirate={ADAPTERS}/pirate
+"""
 
 
 def main() -> None:
     """Run the demo in the current folder, a checkout of the project."""
-    run(lambda: demo(Console(width=max(Console().width, WIDTH))))
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    told = "of the plan; auto: what is installed (default: auto where a GPU can run it, else none)"
+    parser.add_argument("--flavour", choices=FLAVOUR_CHOICES, default=None, help=told)
+    flavour = parser.parse_args().flavour
+    run(lambda: demo(Console(width=max(Console().width, WIDTH)), flavour))
 
 
-def demo(console: Console) -> None:
-    """Build the engine if need be, and print what it answers.
+def demo(console: Console, flavour: str | None = None) -> None:
+    """Build the engine if need be, print what it answers, and what to type next.
+
+    Args:
+        console: where it prints.
+        flavour: of the plan; None: what is installed where a GPU can run it, else no plan.
 
     Raises:
         LoRAError: model, engine or an adapter cannot be made or read.
     """
     with build_progress() as progress:
         progress.stage("model")
-        model = ensure_demo_model()
-        manifest = _ensure_engine(BuildConfig(model, ENGINE, MODULES, dtype="float32"), progress)
+        ensure_demo_model(MODEL)
+        manifest = _ensure_engine(demo_config(_flavour(flavour, progress)), progress)
     with open_engine(ENGINE) as engine:
         console.print(f"{ENGINE}: {len(manifest.sites)} LoRA sites, run by {type(engine).__name__}")
         manager = LoRAManager()
@@ -70,6 +87,21 @@ def demo(console: Console) -> None:
                 table.add_row(prompt, name or BASE, answer.text.strip(), f"{microseconds:.0f}")
         console.print(table, markup=False)
         console.print(_in_one_batch(engine, manager), markup=False)
+    console.print(NEXT, markup=False, highlight=False, end="")
+
+
+def demo_config(flavour: str) -> BuildConfig:
+    """The README's `build-engine` command, with a plan of one of FLAVOUR_CHOICES."""
+    return BuildConfig(MODEL, ENGINE, MODULES, dtype="float32", flavour=flavour)
+
+
+def _flavour(wanted: str | None, progress: BuildProgress) -> str:
+    """Say why there is no plan where nobody asked for one and nothing could run it."""
+    if wanted is None and (obstacle := cuda_obstacle()):
+        wish = "make demo DEMO='--flavour tensorrt-rtx' makes one"
+        progress.note(f"no plan is made, since nothing here could run it ({obstacle}); {wish}")
+        return "none"
+    return wanted or "auto"
 
 
 def _in_one_batch(engine: Engine, manager: LoRAManager) -> Table:
@@ -102,7 +134,8 @@ def _ensure_engine(config: BuildConfig, progress: BuildProgress) -> Manifest:
         manifest = read_manifest(config.output)
     except ManifestError:
         manifest = None
-    if manifest and tool_versions().items() <= manifest.versions.items():
+    as_wished = manifest and (config.flavour == "none" or manifest.flavour != "none")
+    if manifest and as_wished and tool_versions().items() <= manifest.versions.items():
         return manifest
     return build_engine(replace(config, force=True), progress)
 

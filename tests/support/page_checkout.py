@@ -20,7 +20,7 @@ COMMANDS = {"trt-lora": trt_lora_command.main, "build-engine": build_engine.main
 
 def make_checkout(folder: Path, model: Path, engine: Path) -> Path:
     """Make the folder: the model and an engine for one adapter are there already."""
-    copies = {"build/smollm2": model, "engines/readme": engine}
+    copies = {"build/smollm2": model, "engines/smollm2": engine}
     for name, source in copies.items():
         shutil.copytree(source, folder / name)
         _write_tokenizer(folder / name)

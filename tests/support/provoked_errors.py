@@ -46,12 +46,12 @@ def _adapter() -> None:
 
 
 def _tensor() -> None:
-    with open_engine("engines/readme") as engine:
+    with open_engine("engines/smollm2") as engine:
         engine.execute(TensorMap())
 
 
 def _unknown_adapter() -> None:
-    with open_engine("engines/readme") as engine:
+    with open_engine("engines/smollm2") as engine:
         _manager(engine).switch_weights("jason")
 
 
@@ -76,18 +76,18 @@ def _task() -> None:
 
 
 def _binding() -> None:
-    with open_engine("engines/readme") as engine:
+    with open_engine("engines/smollm2") as engine:
         manager = _manager(engine)
         manager.switch_weights("json")
         manager.get_active_weight("lora_A_lm_head")
 
 
 def _backend() -> None:
-    open_engine("engines/readme", "tensorrt")
+    open_engine("engines/smollm2", "tensorrt")
 
 
 def _output() -> None:
-    with open_engine("engines/readme") as engine, np.errstate(all="ignore"):
+    with open_engine("engines/smollm2") as engine, np.errstate(all="ignore"):
         manager = _manager(engine)
         bindings = engine.manifest.lora_bindings.items()
         large = {n: np.full(site.shape(f, 1), 1e30, np.float32) for n, (site, f) in bindings}

@@ -78,9 +78,9 @@ def test_every_dtype_has_a_tolerance_and_sums_are_judged_by_their_mean(
     assert set(TOLERANCES) == {"float32", "float16", "bfloat16"}
 
 
-def test_a_loader_has_a_length_and_steps_by_number(subject: Subject) -> None:
+def test_a_loader_has_a_length_and_steps_by_number(subject: Subject, tmp_path: Path) -> None:
     loader = LoraInputs(str(subject.engine), iterations=3)
     assert len(loader) == len(list(loader)) == 3
     assert loader[2]["input_ids"].shape == (2, 16)
     with pytest.raises(PolygraphyException, match="does not exist"):
-        LoraInputs(str(subject.engine), adapter="/nowhere")
+        LoraInputs(str(subject.engine), adapter=str(tmp_path / "nowhere"))

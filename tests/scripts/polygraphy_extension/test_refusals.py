@@ -38,7 +38,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["--lora-use", "zz"], "--lora-use is 'zz'; choose from: a, b, none"),
         ([], "--lora-use is missing; choose from: a, b, none"),
         (["--lora-use", "a", "--lora-adapter", "c"], "--lora-adapter is 'c', expected NAME=PATH"),
-        (["--lora-use", "a", "--lora-adapter", "c=/nowhere"], "/nowhere does not exist"),
+        (["--lora-use", "a", "--lora-adapter", "c=/dev/null/c"], "/dev/null/c does not exist"),
         (["--lora-use", "a", "--lora-adapter", "a=x"], "--lora-adapter has a, b, a; give each"),
         (["--lora-use", "a", "--input-shapes", "input_ids:[1,99]"], "would be [1, 99] in prefill"),
         (["--lora-use", "a", "--input-shapes", "x:[1,9]"], "give input_ids:[batch,tokens] alone"),

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def error_of(printed: str) -> dict[str, Any]:
     assert found["error"].keys() == {"type", "message"}
     error: dict[str, Any] = found["error"]
     return error
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts: who starts the tests in the background of a shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("command", _COMMANDS)

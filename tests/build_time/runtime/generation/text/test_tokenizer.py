@@ -282,7 +282,8 @@ def test_half_a_character_in_a_message_or_a_template_is_named(tmp_path: Path) ->
     ("messages", "said"),
     [
         ([], r"a conversation is \[\], expected a list of one message or more"),
-        
+        ({"role": "user", "content": "x"}, "prompt is {'.* [(]dict[)], expected str or Sequence"),
+        (7, "prompt is 7 [(]int[)], expected str or Sequence"),
         (["hello"], "message 0 is 'hello': its role is no string; expected {'role': 'user'"),
         ([*CONVERSATION, {"content": "x"}], "message 3 is .*: its role is no string"),
         ([{"role": "user"}], "message 0 is .*: its content is no string"),
