@@ -96,10 +96,10 @@ def demo_config(flavour: str) -> BuildConfig:
 
 
 def _flavour(wanted: str | None, progress: BuildProgress) -> str:
-    """Say why there is no plan where nobody asked for one and nothing could run it."""
-    if wanted is None and (obstacle := cuda_obstacle()):
-        wish = "make demo DEMO='--flavour tensorrt-rtx' makes one"
-        progress.note(f"no plan is made, since nothing here could run it ({obstacle}); {wish}")
+    """Say that there is no plan where nobody asked for one and nothing could run it."""
+    if wanted is None and cuda_obstacle():
+        progress.note("no GPU can be used here, so no plan is made (trt-lora doctor says why)")
+        progress.note("make demo DEMO='--flavour tensorrt-rtx' makes one all the same")
         return "none"
     return wanted or "auto"
 
