@@ -12,11 +12,12 @@ from support.api_table.peft import PEFT
 from support.api_table.rows import Document, Row, State
 from support.api_table.trtllm import TRTLLM
 from support.api_table.vllm_api import VLLM_API
+from support.api_table.vllm_llm import VLLM_LLM
 from support.api_table.vllm_sampling import sampling_table
 from support.api_table.vllm_structures import VLLM_STRUCTURES
 from support.doc_blocks import ROOT
 
-DOCUMENTS = (EDGELLM, MAX, VLLM_STRUCTURES, VLLM_API, TRTLLM, PEFT)
+DOCUMENTS = (EDGELLM, MAX, VLLM_STRUCTURES, VLLM_API, VLLM_LLM, TRTLLM, PEFT)
 PAGE = ROOT / "docs" / "api-table.md"
 STATES: tuple[State, ...] = ("present", "different")
 
@@ -24,7 +25,7 @@ COMING_FROM: dict[str, tuple[Document, ...]] = {
     "peft": (PEFT,),
     "tensorrt-llm": (TRTLLM,),
     "edge-llm": (EDGELLM,),
-    "vllm": (VLLM_API, VLLM_STRUCTURES),
+    "vllm": (VLLM_LLM, VLLM_API, VLLM_STRUCTURES),
     "max": (MAX,),
 }
 _TABLE = "\n## Member by member\n"  # what is above is written by hand

@@ -145,6 +145,12 @@ TRTLLM = Document(
             "other weights under a cached id are refused, where TensorRT-LLM ignores them",
         ),
         present(
+            "`run.py --lora_dir A B --lora_task_uids -1 0 1`",
+            f"{_OURS}.PeftCacheManager.adapter_names",
+            f"{_TESTS}::test_the_tasks_of_prompts_are_names_and_minus_one_is_the_base_model",
+            "after `load_task` for each directory",
+        ),
+        present(
             "eviction of the oldest; error if not cached",
             f"{_OURS}.PeftTaskNotCachedError",
             f"{_TESTS}::test_the_oldest_task_leaves_a_full_cache_and_comes_back_with_its_weights",

@@ -32,22 +32,35 @@ def assert_answers_as_peft(
 ) -> None:
     """A sequence for each name, with what the interface says that it takes."""
     batch = Batch(served.engine, adapters=adapters)
-    prompts, rows = {}, {}
-    for seed, (name, adapter) in enumerate(taken.items()):
-        prompts[name] = np.random.default_rng(seed).integers(3, VOCABULARY, 6).tolist()
-        rows[batch.add(prompts[name], SAMPLING, adapter=adapter)] = name
-    tokens: dict[str, list[int]] = {name: [] for name in taken}
+    rows = {
+        batch.add(prompt(seed), SAMPLING, adapter=adapter): (name, seed)
+        for seed, (name, adapter) in enumerate(taken.items())
+    }
+    tokens: dict[int, list[int]] = {row: [] for row in rows}
     while len(batch):
         for token in batch.step():
             assert token.token_id is not None
-            tokens[rows[token.row]].append(token.token_id)
-    for name, prompt in prompts.items():
-        ids = np.array([prompt + tokens[name]])
-        for other in (*RANKS, ""):
-            logits = served.reference.logits(other, ids, np.ones_like(ids))[0][5:-1]
-            below = logits.max(axis=-1) - logits[np.arange(8), tokens[name]]
-            assert (below.max() < TOLERANCE) == (other == name), (name, other)
+            tokens[token.row].append(token.token_id)
+    for row, (name, seed) in rows.items():
+        assert_answer_is_of(served, name, prompt(seed), tokens[row])
     adapters.check_integrity()
+
+
+def prompt(seed: int) -> list[int]:
+    """Six random tokens."""
+    found: list[int] = np.random.default_rng(seed).integers(3, VOCABULARY, 6).tolist()
+    return found
+
+
+def assert_answer_is_of(
+    served: ServedLlama, name: str, prompt: list[int], answer: list[int]
+) -> None:
+    """PEFT would have chosen each token with this adapter, and not each with another one."""
+    ids = np.array([prompt + answer])
+    for other in (*RANKS, ""):
+        logits = served.reference.logits(other, ids, np.ones_like(ids))[0][5:-1]
+        below = logits.max(axis=-1) - logits[np.arange(8), answer]
+        assert (below.max() < TOLERANCE) == (other == name), (name, other)
 
 
 def test_max_serves_what_it_loaded(served: ServedLlama) -> None:
@@ -86,3 +99,15 @@ def test_vllm_serves_what_its_requests_name(served: ServedLlama) -> None:
     assert worker.manager.step_inputs()["lora_slot"].numpy().tolist() == [1, -1, 0]
     assert_answers_as_peft(served, adapters, {"b": "b", "": None, "a": "a"})
     assert worker.manager.get_lora_metrics()["adapters"]["utilization"] == 1.0
+
+
+def test_vllms_llm_answers_with_what_each_prompt_asks_for(served: ServedLlama) -> None:
+    paths = enumerate(served.paths.items(), start=1)
+    loras = {name: vllm.LoRARequest(name, number, str(path)) for number, (name, path) in paths}
+    names = ["b", "", "a", "b", ""]  # more than the engine has rows
+    prompts = [{"prompt_token_ids": prompt(seed)} for seed in range(len(names))]
+    with vllm.LLM(served.engine.directory, enable_lora=True) as llm:
+        answers = llm.generate(prompts, SAMPLING, lora_request=[loras.get(n) for n in names])
+    for seed, (name, answer) in enumerate(zip(names, answers, strict=True)):
+        assert answer.prompt_token_ids == prompt(seed)
+        assert_answer_is_of(served, name, prompt(seed), answer.outputs[0].token_ids)
