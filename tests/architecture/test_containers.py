@@ -43,7 +43,7 @@ def test_nothing_runs_as_root() -> None:
 def test_the_demo_of_the_image_is_that_of_make() -> None:
     command = re.findall(r'^CMD \["python", "-m", "([\w.]+)"\]', STAGES["demo"], re.MULTILINE)
     assert len(command) == 1
-    assert f"$(BIN)/python -m {command[0]}\n" in (ROOT / "Makefile").read_text()
+    assert f"$(BIN)/python -m {command[0]} $(DEMO)\n" in (ROOT / "Makefile").read_text()
 
 
 def test_compose_builds_stages_that_exist_and_mounts_volumes_that_are_declared() -> None:

@@ -1,10 +1,12 @@
-"""The commands of docs/comparing.md run as they stand, on the engine of the real model."""
+"""The commands of docs/comparing.md run as they stand, on the engine of a small model."""
 
 import shutil
 from pathlib import Path
 
 import pytest
+from conftest import TinyEngine
 from support.doc_blocks import ROOT, Block, blocks, run_block
+from support.page_checkout import make_checkout
 from support.processes import without_torch
 
 DOCUMENT = "docs/comparing.md"
@@ -14,7 +16,7 @@ PRINTED = {
     "export PATH": "",
     "--keep build/compared\n": "tolerance 0.001, relative 0.0001; kept in build/compared\n",
     "--against native": "native: ",
-    "--against peft": "(CPU, float32)   pirate      122",
+    "--against peft": "(CPU, float32)   pirate       10",
     "--against engines/previous": "an equal file, ONNX Runtime",
     "polygraphy run engines/smollm2/model.onnx --onnxrt --lora-float64": "Pass Rate: 100.00%",
     "--data-loader-script": "PASSED | Runtime",
@@ -39,19 +41,12 @@ def test_every_command_is_in_the_list_and_three_make_a_comparison() -> None:
 
 
 @pytest.fixture(scope="module")
-def checkout(real_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that looks like a checkout after `make demo`, and one more engine."""
     folder = tmp_path_factory.mktemp("comparing")
-    links = {
-        "build/smollm2": ROOT / "build" / "smollm2",
-        "scripts": ROOT / "scripts",
-        "tests/adapters": ROOT / "tests" / "adapters",
-        "engines/smollm2": real_engine,
-    }
-    for name, target in links.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).symlink_to(target.resolve())
-    shutil.copytree(real_engine.resolve(), folder / "engines" / "previous")
+    make_checkout(folder, tiny_engine.model, tiny_engine.engine)
+    shutil.copytree(folder / "engines" / "smollm2", folder / "engines" / "previous")
+    (folder / "scripts").symlink_to(ROOT / "scripts")
     return folder
 
 

@@ -13,10 +13,11 @@ from support.provoked_errors import PROVOKED
 
 from trt_lora.plugins.errors import LoRAError
 
-OTHERS = {"comparing", "building", "many-adapters"}  # which other tests run on a real model
+OTHERS = {"comparing", "many-adapters"}  # which other tests run on a real model
 # What the blocks of a page print, in their order; commands of the shell print nothing.
 PRINTED = {
     "deploying": ["", "build/shipped: whole", "bytes, all sites", "none native"],
+    "building": ["4 sites, 11 left alone"],
     "answering": ["4 of 4 sites adapted", " w", "8 LoRA bindings of"],
     "commands": [
         "sites adapted",
@@ -45,9 +46,9 @@ def pages() -> dict[str, list[Block]]:
 
 
 def executable(page: str) -> list[Block]:
-    """The blocks that are run here: CI itself runs the demo, and nothing installs the package."""
+    """The blocks that are run here: CI runs the demo, test_inspect_engine.py counts kernels."""
     run = {"bash", "python"}
-    elsewhere = ("pip install", "make demo")
+    elsewhere = ("pip install", "make demo", "--kernels")
     return [
         block
         for block in pages()[page]
@@ -117,6 +118,20 @@ def error_classes() -> set[str]:
 def family(error: type) -> type:
     """The built-in exception that it is too."""
     return next(c for c in error.__mro__ if c.__module__ == "builtins")
+
+
+def test_the_kernels_that_the_page_shows_are_those_that_were_counted() -> None:
+    (shown,) = (b.text for b in blocks("docs/building.md") if "streams" in b.text)
+    rows = (re.split(" {2,}", line) for line in shown.splitlines()[1:])
+    numbers = {row[0]: row[1:5] for row in rows}
+    counted = (ROOT / "docs/benchmarks/kernels.md").read_text(encoding="utf-8").split("\n## ")[1]
+    table = {
+        cells[0]: [cell or "0" for cell in cells[1:]]
+        for line in counted.splitlines()[4:8]
+        if (cells := [cell.strip() for cell in line.strip("|").split("|")])
+    }
+    table["without LoRA"][2] = "0.0"  # added a layer
+    assert numbers == table
 
 
 def test_the_c_plus_plus_of_a_page_stands_in_the_program() -> None:

@@ -1,4 +1,4 @@
-"""The commands and code of README, and of pages with numbers of its model, run as they stand."""
+"""The commands and code of the README, and of the page for many adapters, run on a real model."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from trt_lora.scripts.terminal.build_options import build_config, build_parser
 
 LONGEST = 200  # lines of the README
 RUN_BY_CI = ("make demo", "make test")  # .ci/run calls them; a test cannot
-DOCUMENTS = ("README.md", "docs/building.md", "docs/many-adapters.md")
+DOCUMENTS = ("README.md", "docs/many-adapters.md")
 PRINTED: dict[str, tuple[str, ...]] = {  # by a word of the block that prints it
     "trt-lora generate": ("Arr, matey!",),
     "switch_adapters.py": ("[pirate, switched in",),
@@ -29,8 +29,6 @@ PRINTED: dict[str, tuple[str, ...]] = {  # by a word of the block that prints it
     ),
     "trt-lora verify": ("the engine computes what PEFT does",),
     "convert-adapter": ("420 tensors from tests/adapters/json", "merged into"),
-    "--dry-run": ("60 sites, 151 left alone",),
-    "--kernels": ("393    120            4.0                  0",),
     "adapter_names": ("Arr",),
     "Scheduler(engine": ('{"answer": "',),
 }
