@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
     *("--disable-extensions", "--disable-background-networking", "--no-first-run"),
     *("--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe"),
 )
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 SECONDS = 60  # after which a browser that says nothing is given up
 
@@ -47,7 +52,8 @@ class Tab:
         return result
 
     def open(self, page: Path) -> None:
-        """Show a file, and wait until all of it is there."""
+        """Show a file, and wait until all of it is there; forget what happened before."""
+        self.events.clear()
         self.call("Page.navigate", url=page.as_uri())
         while not self.happened("Page.loadEventFired"):
             self.events.append(self._read())
@@ -78,6 +84,14 @@ class Tab:
         text, _, self._unread = self._unread.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
         return message
+
+
+def chromium_program() -> str:
+    """Return the program's path; skip the test where there is none."""
+    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if found is None:
+        pytest.skip(f"none of {', '.join(PROGRAMS)} is installed; on Debian: apt install chromium")
+    return found
 
 
 @contextmanager

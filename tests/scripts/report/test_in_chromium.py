@@ -1,12 +1,10 @@
 """The page in a browser: it asks nobody, fails nowhere, and is readable on a phone by night."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from support.benchmarks import BENCHMARK
-from support.chromium import Tab, chromium_tab
+from support.chromium import Tab, chromium_program, chromium_tab
 from support.doc_blocks import ROOT
 from support.fakes.fake_engine import make_manifest
 
@@ -16,7 +14,6 @@ from trt_lora.scripts.report.bars import Bar, Chart
 from trt_lora.scripts.report.page import page_of
 from trt_lora.scripts.report.speed_charts import peer_charts
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 SMALLEST = """
 Math.min(...[...document.querySelectorAll('body *')]
   .filter(e => [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim()))
@@ -56,14 +53,6 @@ CONTRAST = """
 """
 
 
-@pytest.fixture(scope="module")
-def program() -> str:
-    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if found is None:
-        pytest.skip(f"none of {', '.join(PROGRAMS)} is installed; on Debian: apt install chromium")
-    return found
-
-
 def write_page(folder: Path) -> Path:
     """A page with all that it can have, of an engine with more layers than a phone is wide."""
     sites = tuple(Site(f"model.layers.{n}.self_attn.q_proj", 8, 6, "float32") for n in range(80))
@@ -87,11 +76,9 @@ def write_page(folder: Path) -> Path:
     return folder / "page.html"
 
 
-def test_a_browser_shows_it_at_any_width_and_hour_and_asks_nobody(
-    program: str, tmp_path: Path
-) -> None:
+def test_a_browser_shows_it_at_any_width_and_hour_and_asks_nobody(tmp_path: Path) -> None:
     page = write_page(tmp_path)
-    with chromium_tab(program, tmp_path / "profile") as tab:
+    with chromium_tab(chromium_program(), tmp_path / "profile") as tab:
         tab.open(page)
         tab.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
         backgrounds = {
