@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
+from support.fakes.slot_engine import POISON, FailsOnce, SlotEngine, expected_answer, number_file
 from support.interrupts import InterruptAtLine, InterruptedAnywhereError
 
 from trt_lora.plugins.errors import BackendError, OutputError
 from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3, temperature=0.9, seed=4, ignore_eos=True)
@@ -118,23 +117,9 @@ def test_an_interrupt_of_another_call_changes_no_answer_of_the_others(
             assert served.given[row] == expected or (call == "clear" and served.given[row] != [])
 
 
-class FailsOnce(SlotEngine):
-    """A device that fails in one of its runs, after it has written to the cache."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__(slots=3, rows=6)
-        self.at = at
-
-    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
-        found = super().execute(tensor_map)
-        if self.steps == self.at:
-            raise BackendError("the device was lost for a moment")
-        return found
-
-
 @pytest.mark.parametrize("at", range(1, 12))
 def test_a_run_that_fails_is_made_again(tmp_path: Path, at: int) -> None:
-    served = Served(tmp_path, FailsOnce(at))
+    served = Served(tmp_path, FailsOnce(at, slots=3, rows=6))
     served.add_rows()
     with pytest.raises(BackendError, match="lost for a moment"):
         served.step_on()

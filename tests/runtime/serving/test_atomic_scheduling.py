@@ -4,13 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
+from support.fakes.slot_engine import FailsOnce, SlotEngine, expected_answer, number_file
 from support.interrupts import InterruptAtLine, InterruptedAnywhereError
 
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 from trt_lora.runtime.serving.scheduler import Scheduler
 
 FOLDERS = ("runtime/serving", "runtime/generation")
@@ -75,25 +74,11 @@ def test_after_an_interrupt_at_any_line_answers_are_right_or_the_scheduler_says_
     assert all("interrupted while requests changed places" in str(error) for error in torn)
 
 
-class FailsOnce(SlotEngine):
-    """A device that fails in one of its runs."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__(slots=2)
-        self.at = at
-
-    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
-        found = super().execute(tensor_map)
-        if self.steps == self.at:
-            raise BackendError("the device was lost for a moment")
-        return found
-
-
 @pytest.mark.parametrize("at", range(4, 12))
 def test_after_a_run_that_failed_every_request_is_answered_as_before(
     tmp_path: Path, at: int
 ) -> None:
-    served = Served(tmp_path, FailsOnce(at))
+    served = Served(tmp_path, FailsOnce(at, slots=2))
     with pytest.raises(BackendError, match="lost for a moment"):
         served.finish()
     served.finish()

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from support.fakes.fake_engine import FakeExecutor, make_weights, static_manifest
 
 from trt_lora.plugins.contract.slots import LORA_SLOT
+from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import Logits, choose, generator, next_keys
 from trt_lora.runtime.manifest import Manifest
@@ -87,3 +88,18 @@ def _logits(total: int, count: int, number: int) -> Logits:
         return np.full(VOCABULARY, np.nan, np.float32)
     first = (3 * total + 7 * count + 11 * number) % VOCABULARY
     return (-((np.arange(VOCABULARY) - first) % VOCABULARY) / _BROAD).astype(np.float32)
+
+
+class FailsOnce(SlotEngine):
+    """A device that fails at the end of one of its runs, when it has written to the cache."""
+
+    def __init__(self, at: int, slots: int, rows: int = 4) -> None:
+        super().__init__(slots, rows)
+        self.at = at
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        """Run, or fail."""
+        found = super().execute(tensor_map)
+        if self.steps == self.at:
+            raise BackendError("the device was lost for a moment")
+        return found

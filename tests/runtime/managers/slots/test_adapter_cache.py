@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread
 from weakref import ReferenceType, ref
@@ -10,7 +9,8 @@ from weakref import ReferenceType, ref
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
+from support.fakes.adapter_files import MANIFEST, NBYTES, RANK, SLOTS, A, adapter_files
+from support.fakes.fake_engine import FakeExecutor, make_weights
 
 from trt_lora.plugins.errors import (
     AdapterError,
@@ -26,19 +26,11 @@ from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.managers.slots.slot_stacks import slot_nbytes
 
-SLOTS, RANK = 2, 4
-MANIFEST = replace(make_manifest(), max_loras=SLOTS)
-A = "lora_A_model.layers.0.self_attn.q_proj"
-NBYTES = sum(w.nbytes for w in make_weights(MANIFEST, rank=RANK).values())  # of each adapter
-
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     """Five adapters of one size."""
-    paths = {name: tmp_path / f"{name}.safetensors" for name in "abcde"}
-    for seed, path in enumerate(paths.values()):
-        save_file(make_weights(MANIFEST, rank=RANK, seed=seed), path)
-    return paths
+    return adapter_files(tmp_path, "abcde")
 
 
 @pytest.fixture

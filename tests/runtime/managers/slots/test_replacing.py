@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.deferred_executor import DeferredExecutor
-from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
+from support.fakes.adapter_files import MANIFEST, NBYTES, RANK, SLOTS, A, adapter_files
+from support.fakes.fake_engine import FakeExecutor, make_weights
 
 from trt_lora.plugins.errors import AdapterError, EvictedAdapterError, LoRAError, StateError
 from trt_lora.runtime import Adapter, load_adapter
@@ -21,18 +22,10 @@ from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 
-SLOTS, RANK = 2, 4
-MANIFEST = replace(make_manifest(), max_loras=SLOTS)
-A = "lora_A_model.layers.0.self_attn.q_proj"
-NBYTES = sum(w.nbytes for w in make_weights(MANIFEST, rank=RANK).values())  # of each adapter
-
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    paths = {name: tmp_path / f"{name}.safetensors" for name in "abcdef"}
-    for seed, path in enumerate(paths.values()):
-        save_file(make_weights(MANIFEST, rank=RANK, seed=seed), path)
-    return paths
+    return adapter_files(tmp_path, "abcdef")
 
 
 def room_for(count: int, slots: int = SLOTS) -> SlotAdapters:
