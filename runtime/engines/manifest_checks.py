@@ -6,7 +6,7 @@ What an engine's own file tells is compared when that is opened, see `interface.
 from collections.abc import Iterator
 from pathlib import Path
 
-from trt_lora.plugins.contract.sites import FACTORS, MAX_RANK
+from trt_lora.plugins.contract.sites import FACTORS, MAX_RANK, parse_binding
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
 from trt_lora.plugins.errors import ManifestError
@@ -43,6 +43,8 @@ def _numbers(manifest: Manifest) -> Iterator[str]:
 
 
 def _bindings(manifest: Manifest) -> Iterator[str]:
+    if manifest.dtype not in {b.dtype for b in (*manifest.inputs, *manifest.outputs)}:
+        yield f"dtype is {shown(manifest.dtype)}, which no input or output has"
     for kind, bindings in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
         names = [binding.name for binding in bindings]
         if len(set(names)) < len(names):
@@ -95,6 +97,9 @@ def _sites(manifest: Manifest) -> Iterator[str]:
             yield f"{name} is {list(inputs[name].shape)}, its site has k {site.k} and n {site.n}"
         if site.parts and sum(site.parts) != site.n:
             yield f"the parts {site.parts} of {site.path} are not {site.n} together"
+    for name in inputs.keys() - manifest.lora_bindings.keys():
+        if parse_binding(name) is not None:
+            yield f"{name} is the input of no site"
     if len(manifest.lora_bindings) < 2 * len(manifest.sites):
         yield "sites have a path twice"
 

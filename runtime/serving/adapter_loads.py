@@ -32,6 +32,7 @@ class AdapterLoads(Generic[LeaseT]):
         self._reserved: dict[str, LeaseT] = {}
         self._without_room: dict[str, StateError] = {}  # on the host, when last tried
         self._to_retry: set[str] = set()
+        self._taken: LeaseT | None = None  # the last one, which its request may not have yet
 
     def have_ended(self) -> bool:
         """Whether `end` has something to say, or `give_up` has."""
@@ -41,6 +42,11 @@ class AdapterLoads(Generic[LeaseT]):
     def reserved(self) -> Collection[str]:
         """The adapters for which a slot is held."""
         return self._reserved.keys()
+
+    @property
+    def leases(self) -> list[LeaseT]:
+        """Those of reserved slots, and the last one that was taken."""
+        return [*self._reserved.values(), *([] if self._taken is None else [self._taken])]
 
     def advance(
         self, name: str, resident: Collection[str], *, read: bool, reserve: bool
@@ -109,7 +115,7 @@ class AdapterLoads(Generic[LeaseT]):
             UnknownAdapterError, AdapterError: another thread has unloaded it, or lost its files.
         """
         try:
-            lease = self._cache.lease(name, expected_generation=generation)
+            self._taken = lease = self._cache.lease(name, expected_generation=generation)
         except StateError:
             if generation not in (None, self._cache.generation(name)):
                 raise

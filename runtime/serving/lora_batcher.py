@@ -64,6 +64,11 @@ class LoRABatcher(Generic[LeaseT]):
         """How many requests have a row."""
         return len(self._running)
 
+    @property
+    def leases(self) -> list[LeaseT]:
+        """What requests hold, or held a moment ago: for whoever has to give all of it back."""
+        return [*self._running.leases, *self._loads.leases]
+
     @checked
     def has(self, request_id: object) -> bool:
         """Whether a request waits or runs."""

@@ -45,6 +45,11 @@ class RunningRequests(Generic[LeaseT]):
         """Those of which requests run."""
         return self._counts.keys()
 
+    @property
+    def leases(self) -> list[LeaseT]:
+        """Of all that have one."""
+        return [r.lease for r in self._by_id.values() if r.lease is not None]
+
     def add(self, running: Running[LeaseT]) -> None:
         """Take a request."""
         self._by_id[running.request.id] = running

@@ -1,6 +1,7 @@
 """Scheduler: requests with adapters of their own, answered by a batch that they join and leave."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from trt_lora.plugins.checked import checked
@@ -36,6 +37,9 @@ class Scheduler:
 
     A request is answered by what its adapter's name means when it joins, to its end: what is loaded
     in its place meanwhile answers later requests. See `LoRABatcher` for who joins when.
+
+    An interrupt that comes in the few lines in which requests change places cannot be mended: all
+    requests are let go, and every later call raises a StateError that says so.
 
     Not for several threads at a time; but any thread may load, replace, unload and pin adapters.
     """
@@ -133,10 +137,15 @@ class Scheduler:
         request = Request(
             number, name, tuple(ids), sampling, most, self._batcher.steps, generation=generation
         )
-        self._batcher.submit(request)
-        if lease is not None:
-            self._leases[number] = lease
-        self._next += 1
+        with self._changing_places():
+            if lease is not None:
+                self._leases[number] = lease
+            try:
+                self._batcher.submit(request)
+            except LoRAError:
+                self._leases.pop(number, None)  # it stays its caller's
+                raise
+            self._next += 1
         return number
 
     def step(self) -> StepAnswers:
@@ -151,10 +160,17 @@ class Scheduler:
 
         Raises:
             BackendError: the engine's run failed.
-            StateError: an interrupt came while requests changed places, before; who has which row
-                is not known any more.
+            StateError: an interrupt came while requests changed places, before.
         """
         self._check_whole()
+        try:
+            return self._step()
+        except BaseException:
+            if self._is_torn:
+                self._let_go()
+            raise
+
+    def _step(self) -> StepAnswers:
         self._is_torn = True
         choice = self._batcher.choose(self._batch.free_rows)
         self._failed |= choice.failed
@@ -178,12 +194,12 @@ class Scheduler:
         Raises:
             StateError: it has ended, or there never was one.
         """
-        self._check_whole()
-        if request in self._rows:
-            self._batch.remove(self._rows[request])
-            self._forget(self._rows[request])
-        self._batcher.end(request)
-        self._release_own(request)
+        with self._changing_places():
+            if request in self._rows:
+                self._batch.remove(self._rows[request])
+                self._forget(self._rows[request])
+            self._batcher.end(request)
+            self._release_own(request)
 
     @checked
     def preempt(self, request: int) -> None:
@@ -194,16 +210,19 @@ class Scheduler:
         Raises:
             StateError: it has no row.
         """
+        self._check_whole()
         if request not in self._rows:
             raise StateError(f"request {request} has no row; those that have: {list(self._rows)}")
         row = self._rows[request]
         tokens = self._batch.tokens(row)
-        self._batch.remove(row)
-        self._forget(row)
-        self._batcher.preempt(request, tokens)
+        with self._changing_places():
+            self._batch.remove(row)
+            self._forget(row)
+            self._batcher.preempt(request, tokens)
 
     def check_integrity(self) -> None:
         """Raise StateError if requests, rows, leases and slots do not add up."""
+        self._check_whole()
         self._batcher.check_integrity()
         rows = {row: request for request, row in self._rows.items()}
         if rows != self._requests or not len(rows) == len(self._batch) == self._batcher.running:
@@ -212,12 +231,38 @@ class Scheduler:
                 f"{self._requests}"
             )
 
+    @contextmanager
+    def _changing_places(self) -> Iterator[None]:
+        """What is refused has changed nothing; what is interrupted cannot go on."""
+        self._check_whole()
+        self._is_torn = True
+        try:
+            yield
+        except LoRAError:
+            self._is_torn = False
+            raise
+        except BaseException:
+            self._let_go()
+            raise
+        self._is_torn = False
+
     def _check_whole(self) -> None:
         if self._is_torn:
+            self._let_go()  # the interrupt may have come before, or there were two
             raise StateError(
-                "a step of this scheduler was interrupted while requests changed places; make "
-                "another one, and submit what has not ended"
+                "this scheduler was interrupted while requests changed places, and has let go of "
+                "all of them; make another one, and submit what has not ended"
             )
+
+    def _let_go(self) -> None:
+        """Give back every lease, whoever had it at the moment of the interrupt."""
+        held = [*self._leases.values(), *self._batcher.leases]
+        try:
+            self._batch.clear()
+        finally:
+            for lease in held:
+                with suppress(StateError):  # it was given back, and no more
+                    self._adapters.release(lease)
 
     def _start(self, running: Running[Lease]) -> None:
         request = running.request

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -220,9 +219,9 @@ def test_a_build_that_is_ended_exits_as_a_shell_expects_and_leaves_no_half_engin
         # A test run in a shell's background has Ctrl-C switched off, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    while not any(tmp_path.iterdir()):  # the scratch directory: the export is under way
-        assert build.poll() is None
-        time.sleep(0.01)
+    assert build.stderr is not None
+    assert "export\n" in iter(build.stderr.readline, "")  # it is under way
+    assert list(tmp_path.iterdir())  # the scratch directory
     build.send_signal(number)
     _, said = build.communicate(timeout=60)
     assert build.returncode == status == 128 + number

@@ -3,14 +3,14 @@
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.engines.open_engine import open_engine
 from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
@@ -246,7 +246,8 @@ class LLM:
         """Let go of those that have not ended."""
         for number in numbers:
             if number in self._scheduler:
-                self._scheduler.cancel(number)
+                with suppress(StateError):  # an interrupt has let go of all of them
+                    self._scheduler.cancel(number)
 
     def _params_of(self, given: Params, prompts: Sequence[Any]) -> list[SamplingParams]:
         if given is None:

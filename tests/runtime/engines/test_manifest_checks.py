@@ -109,6 +109,14 @@ def a_site_twice(fields: Fields) -> None:
     fields["sites"].append(fields["sites"][0])
 
 
+def inputs_without_a_site(fields: Fields) -> None:
+    fields["sites"].pop(0)
+
+
+def another_dtype(fields: Fields) -> None:
+    fields["dtype"] = "float16"
+
+
 def a_site_of_another_size(fields: Fields) -> None:
     fields["sites"][0]["k"] = 5
 
@@ -132,6 +140,8 @@ def parts_that_are_less(fields: Fields) -> None:
         (a_negative_size, f"{PAST} is 'float32' ['batch', -1"),
         (a_site_without_inputs, "model.layers.0.left has no input"),
         (a_site_twice, "sites have a path twice"),
+        (inputs_without_a_site, "lora_A_model.layers.0.up is the input of no site"),
+        (another_dtype, "dtype is 'float16', which no input or output has"),
         (a_site_of_another_size, "its site has k 5 and n 6"),
         (a_site_of_another_dtype, "lora_A_model.layers.0.up is"),
         (parts_that_are_less, "the parts (1, 2) of model.layers.0.up are not 6 together"),

@@ -67,7 +67,7 @@ def small_manifest(flavour: str = "tensorrt-rtx", dtype: str = "float32") -> Man
         Binding("attention_mask", "int64", ("batch", "total")),
         Binding("position_ids", "int64", ("batch", "sequence")),
         Binding("logits_to_keep", "int64", ("kept",)),
-        Binding(PAST, "float32", ("batch", 1, "past", WIDTH)),
+        Binding(PAST, dtype, ("batch", 1, "past", WIDTH)),
         *(
             Binding(f"lora_{factor}_{site.path}", site.dtype, shape)
             for site in (UP, DOWN)
@@ -87,7 +87,7 @@ def small_manifest(flavour: str = "tensorrt-rtx", dtype: str = "float32") -> Man
         inputs=inputs,
         outputs=(
             Binding("logits", "float32", ("batch", "kept", VOCABULARY)),
-            Binding(PRESENT, "float32", ("batch", 1, "total", WIDTH)),
+            Binding(PRESENT, dtype, ("batch", 1, "total", WIDTH)),
         ),
         profiles={
             name: {binding.name: allowed(binding, symbols) for binding in inputs}
