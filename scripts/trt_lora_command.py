@@ -20,7 +20,7 @@ _COMMANDS = {
     "convert-adapter": ("convert_adapter", "an adapter from any format to any other"),
     "merge": ("merge", "an adapter that no engine takes, into its base model"),
     "verify": ("verify", "an engine against transformers and PEFT"),
-    "compare": ("compare", "an engine against merged weights, PEFT or another engine"),
+    "compare": ("compare", "an engine against merged weights or another engine"),
     "bench": ("bench", "how fast an engine answers, with adapters and without"),
     "report": ("report", "an engine and its adapters as one page of HTML"),
 }

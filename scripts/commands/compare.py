@@ -19,12 +19,11 @@ from trt_lora.scripts.comparison.references import Reference
 from trt_lora.scripts.comparison.report import print_rows, write_json
 from trt_lora.scripts.comparison.shell_commands import require_tools
 from trt_lora.scripts.terminal.adapters import adapter_paths
-from trt_lora.scripts.terminal.hub import hub_path
 from trt_lora.scripts.terminal.printing.json_output import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.verification.tolerances import chosen_tolerance
 
-DEFAULT_AGAINST = "merged"  # needs nothing but the engine, and shares the least with it
+DEFAULT_AGAINST = "merged"  # needs nothing but the engine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_AGAINST,
         metavar="WHAT",
         help="merged: the adapter merged into the weights (default); native: LoRA without the "
-        "plugin on a GPU, in float64 elsewhere; peft: transformers and PEFT; or another engine",
+        "plugin on a GPU, in float64 elsewhere; or another engine",
     )
-    add("--model", type=Path, metavar="DIR", help="what the engine was made from; for peft")
     add("--prompt", metavar="TEXT", help="a user's message (default: random tokens)")
     add("--seed", type=int, default=0, help="of random tokens and of the decode step's cache")
     add("--tolerance", type=float, help="absolute (default: by dtype); relative is a tenth of it")
@@ -53,9 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _compare(args: argparse.Namespace) -> None:
     """Print a table; exit with 1 beyond tolerance."""
     require_tools()
-    setup = check_setup(
-        args.engine, args.against, args.model and hub_path(args.model), bisect=args.bisect
-    )
+    setup = check_setup(args.engine, args.against, bisect=args.bisect)
     limit = chosen_tolerance(args.tolerance, setup.tolerance)
     adapters = _adapters(args.adapter)
     folder = _folder(args.keep, args.engine, setup.reference)

@@ -14,15 +14,13 @@ from trt_lora.scripts.comparison.references import (
     ComparisonCase,
     NativePlan,
     OtherEngine,
-    Peft,
     Reference,
     Variant,
 )
 from trt_lora.scripts.verification.example_inputs import InputSpec, make_inputs
-from trt_lora.scripts.verification.require_peft import require_peft
 from trt_lora.scripts.verification.tolerances import TOLERANCES
 
-AGAINST = ("merged", "native", "peft")
+AGAINST = ("merged", "native")
 
 _TOKENS = 16  # of the random prompts
 
@@ -33,7 +31,7 @@ class ComparisonSetup:
 
     manifest: Manifest
     reference: Reference
-    places: dict[str, Path]  # ENGINE, and OTHER or MODEL
+    places: dict[str, Path]  # ENGINE, and OTHER
 
     @property
     def other(self) -> Manifest | None:
@@ -52,13 +50,13 @@ class ComparisonSetup:
         return max(TOLERANCES[manifest.dtype].logit for manifest in manifests)
 
 
-def check_setup(engine: Path, against: str, model: Path | None, *, bisect: bool) -> ComparisonSetup:
+def check_setup(engine: Path, against: str, *, bisect: bool) -> ComparisonSetup:
     """Return what is compared.
 
     Raises:
         ManifestError: a directory is no engine, or incomplete.
         ConfigError: `against` is neither a known word nor another engine of the same base model,
-            the engine has no LoRA inputs, or an option is missing or has no effect.
+            the engine has no LoRA inputs, or an option has no effect.
         BackendError: an engine cannot run here.
     """
     manifest = _runnable(engine)
@@ -67,13 +65,9 @@ def check_setup(engine: Path, against: str, model: Path | None, *, bisect: bool)
             f"{engine} has no LoRA inputs: there is nothing to compare; build an engine with "
             "--lora-target-modules"
         )
-    if model is not None and against != "peft":
-        raise ConfigError("--model is for --against peft; leave it out")
-    places, reference = {"ENGINE": engine.resolve()}, _reference(against, manifest, model)
+    places, reference = {"ENGINE": engine.resolve()}, _reference(against, manifest)
     if bisect and isinstance(reference, NativePlan):
-        raise ConfigError(
-            "--bisect needs tensors that a plan does not show; use --against merged or peft"
-        )
+        raise ConfigError("--bisect needs tensors that a plan does not show; use --against merged")
     if isinstance(reference, OtherEngine):
         places["OTHER"] = Path(against).resolve()
         if places["OTHER"] == places["ENGINE"]:
@@ -81,8 +75,6 @@ def check_setup(engine: Path, against: str, model: Path | None, *, bisect: bool)
                 f"--against {against} is the engine itself, which always agrees; give another one, "
                 f"or one of: {', '.join(AGAINST)}"
             )
-    elif model is not None:
-        places["MODEL"] = model.resolve()
     return ComparisonSetup(manifest, reference, places)
 
 
@@ -98,18 +90,16 @@ def _runnable(engine: Path) -> Manifest:
     return manifest
 
 
-def _reference(against: str, manifest: Manifest, model: Path | None) -> Reference:
+def _reference(against: str, manifest: Manifest) -> Reference:
     if against == "merged":
         return Variant("merged", "merged", "merged weights")
     if against == "native":
         return _native(manifest)
-    if against == "peft":
-        return _peft(manifest, model)
     if (Path(against) / MANIFEST_FILE).is_file():
         return _other(Path(against), manifest)
     raise ConfigError(
         f"--against is {against!r}, which is neither an engine directory nor one of: "
-        f"{', '.join(AGAINST)}"
+        f"{', '.join(AGAINST)}; `trt-lora verify` compares with transformers and PEFT"
     )
 
 
@@ -124,21 +114,6 @@ def _native(manifest: Manifest) -> Reference:
         note=f"native: no plan runs here ({obstacle}); ONNX Runtime is compared with itself, the "
         "LoRA nodes in float64",
     )
-
-
-def _peft(manifest: Manifest, model: Path | None) -> Reference:
-    if model is None or not model.is_dir():
-        given = "is missing" if model is None else f"is {model}, which is not a directory"
-        raise ConfigError(f"--model {given}; --against peft needs what the engine was made from")
-    require_peft("--against peft")
-    from trt_lora.builder.checkpoint.base_model import fingerprint
-
-    if fingerprint(model) != manifest.base_model.fingerprint:
-        raise ConfigError(
-            f"{model} is not what the engine was built from, {manifest.base_model.name}: their "
-            "fingerprints differ"
-        )
-    return Peft(manifest.dtype)
 
 
 def _other(engine: Path, manifest: Manifest) -> Reference:

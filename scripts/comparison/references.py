@@ -7,8 +7,8 @@ from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest
 from trt_lora.scripts.comparison.shell_commands import POLYGRAPHY, Command, python_command
 
-ENGINE, OTHER, MODEL = "$ENGINE", "$OTHER", "$MODEL"  # places in commands
-ONNX_VARIANTS, PEFT_OUTPUTS = "comparison.onnx_variants", "comparison.peft_outputs"  # modules
+ENGINE, OTHER = "$ENGINE", "$OTHER"  # places in commands
+ONNX_VARIANTS = "comparison.onnx_variants"  # a module
 ONNXRT, TRT, TRT_LORA = "--onnxrt", "--trt", "--trt-lora"
 
 
@@ -120,25 +120,6 @@ class NativePlan:
         model, outputs = f"{ENGINE}/{ONNX_FILE}", case.outputs(self.name)
         # --lora-use makes the extension set the engine's profiles; the inputs are those of the file
         return [run_model(model, TRT, case.inputs, "--lora-use", "none", outputs=outputs, **rtx)]
-
-
-@dataclass(frozen=True)
-class Peft:
-    """transformers and PEFT on the same tokens and cache."""
-
-    dtype: str
-    name: str = "peft"
-    graph: str = ""
-    note: str = ""
-    engine_runner: str = ONNXRT
-
-    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
-        """Return what runs the model."""
-        more = ["--adapter", case.adapter] if case.adapter else []
-        more += ["--sites", ENGINE] if sites else []
-        words = [MODEL, case.inputs, "--dtype", self.dtype, *more]
-        output = case.outputs(self.name, sites=sites)
-        return [python_command(PEFT_OUTPUTS, *words, "--output", output)]
 
 
 @dataclass(frozen=True)

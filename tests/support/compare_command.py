@@ -12,10 +12,10 @@ from trt_lora.scripts.trt_lora_command import main
 ONNXRT = f"ONNX Runtime {onnxruntime.__version__} (CPU)"
 
 
-def compare(*arguments: str | Path, torch: bool = False) -> int:
-    """Run it and return the exit status; its processes have torch only if they are to have it."""
+def compare(*arguments: str | Path) -> int:
+    """Run it and return the exit status; its processes have no torch."""
     try:
-        with patch.dict(os.environ, {} if torch else without_torch()):
+        with patch.dict(os.environ, without_torch()):
             main(["compare", *(str(argument) for argument in arguments)])
     except SystemExit as exited:
         return int(exited.code or 0)
