@@ -21,7 +21,6 @@ from trt_lora.scripts.comparison.files import (
 )
 from trt_lora.scripts.comparison.references import (
     ONNX_VARIANTS,
-    PEFT_OUTPUTS,
     ComparisonCase,
     NativePlan,
 )
@@ -85,4 +84,3 @@ def test_a_command_is_quoted_for_a_shell_and_filled_in_for_this_machine() -> Non
 
 def test_the_modules_that_a_comparison_runs_are_there() -> None:
     assert importlib.util.find_spec(f"trt_lora.scripts.{ONNX_VARIANTS}")
-    assert importlib.util.find_spec(f"trt_lora.scripts.{PEFT_OUTPUTS}")
