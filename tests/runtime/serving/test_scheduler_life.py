@@ -83,8 +83,7 @@ class SchedulerLife(RuleBasedStateMachine):
             self.adapters.load_weights(name, self.file(), replace=True)
         except StateError:  # the host has no room for both
             return
-        self.numbers[name] = self.last_number
-        self.pinned.discard(name)
+        self.numbers[name] = self.last_number  # a pin stays
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
