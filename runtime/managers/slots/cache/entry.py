@@ -43,6 +43,15 @@ class Entry:
         """Whether it can be evicted."""
         return not self.is_held and not self.moving
 
+    @property
+    def may_leave_slot(self) -> bool:
+        """Whether its slot can be another's: nobody counts on it, and it is not just copied there.
+
+        Who waits for a turn to move it may find it on the host alone: if that kept the slot, whose
+        turn it is would wait for those behind it.
+        """
+        return not self.is_held and self.in_slot is not None and self.in_slot.done()
+
     def described(self) -> str:
         """Return its name and who holds it."""
         sequences = f"{self.leases} sequence{'s' if self.leases > 1 else ''}"

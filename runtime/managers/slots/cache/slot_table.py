@@ -48,7 +48,7 @@ class SlotTable:
             self.places[entry] = min(free)
             return Taken(min(free))
         for other in self.places:
-            if other.may_leave:
+            if other.may_leave_slot:
                 self.places[entry] = self.places.pop(other)
                 return Taken(self.places[entry], other)
         return None

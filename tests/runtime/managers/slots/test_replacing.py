@@ -251,6 +251,25 @@ def test_what_waits_to_be_prefetched_is_not_evicted_before_its_turn(
     cache.check_integrity()
 
 
+def test_who_waits_to_be_prefetched_keeps_no_slot_from_those_before_it(
+    files: dict[str, Path],
+) -> None:
+    cache = room_for(4)
+    background = DeferredExecutor()
+    cache._background = background  # type: ignore[assignment]
+    for name in "abc":
+        cache.load_weights(name, files[name])
+    cache.activate("a")
+    cache.pin("b")
+    futures = [cache.prefetch(name) for name in "ca"]  # c takes the slot of a, whose turn comes
+    turns = Thread(target=background.run, daemon=True)
+    turns.start()
+    turns.join(20)
+    assert [future.done() for future in futures] == [True, True]
+    assert cache.slots.keys() == {"a", "b"}
+    cache.check_integrity()
+
+
 def test_a_cancelled_prefetch_lets_its_adapter_be_evicted(files: dict[str, Path]) -> None:
     cache = room_for(1)
     gate = Event()
