@@ -1,0 +1,207 @@
+"""Sequence: one request, from its submission to its last token."""
+
+from collections import abc
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.generation.logits.forbidden_tokens import ForbiddenTokens, forbidden_tokens
+from trt_lora.runtime.generation.logits.process_logits import processed
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sampling import Logits, generator, next_keys
+from trt_lora.runtime.generation.text.answer_text import AnswerText
+from trt_lora.runtime.generation.text.structured import Constraint
+from trt_lora.runtime.generation.text.token_ids import token_ids
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.manifest import Manifest
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request on its way: what was asked, what it was given, and what it holds.
+
+    It waits, it runs in a row of the KV cache, it may wait again; its answer, its draws, its text
+    and its grammar stay with it. What a step that did not end has done to them, `restart` forgets.
+    """
+
+    id: int  # ascends in the order of arrival
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    most: int  # tokens that its answer may have
+    forbidden: ForbiddenTokens
+    vocabulary: int
+    tokenizer: TextTokenizer | None = None
+    index: int = 0  # among the answers to one prompt
+    adapter: str | None = None  # by name; None is the base model, or what all have
+    generation: int | None = None  # that the adapter must have: it has given tokens already
+    client: abc.Hashable = None  # who shares the rows with others
+    salt: str | None = None  # prefixes are shared among those of one salt
+    arrival: int = 0  # the step before which it came
+    lease: Lease | None = None  # of its adapter, as long as it has a row or came with it
+    answer: list[int] = field(default_factory=list)
+    settled: int = 0  # tokens of the answer that whole steps have made
+    pending: list[int] = field(default_factory=list)  # tokens that its row lacks
+    leader: "Sequence | None" = None  # of the same prompt, which is run for both
+    failure: str = ""  # why no token could be chosen
+    draws: np.random.Generator = field(init=False)
+    text: AnswerText | None = field(init=False)
+    constraint: Constraint | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Bring draws, text and grammar to where the answer so far has left them."""
+        self.settled = len(self.answer)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what a step that did not end has done; its row has nothing any more.
+
+        Raises:
+            ConfigError: what `structured_outputs` asks for is refused.
+            BackendError: llguidance is needed and not installed.
+        """
+        del self.answer[self.settled :]
+        self.failure, self.leader = "", None
+        self.pending = [*self.prompt, *self.answer]
+        self.draws = generator(self.sampling.seed, self.prompt, index=self.index)
+        next_keys(self.draws, len(self.answer))
+        self.text = self._new_text()
+        self.constraint = self._new_constraint()
+        if self.text is not None:
+            for token in self.answer:
+                self.text.add(token)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Its prompt and its answer so far."""
+        return (*self.prompt, *self.answer)
+
+    @property
+    def left(self) -> int:
+        """How many more tokens its answer may have."""
+        return self.most - len(self.answer)
+
+    @property
+    def temperature(self) -> float:
+        """Of its draws; 0 is greedy."""
+        return self.sampling.temperature
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether its next token is the first candidate, and nothing else is asked of the logits.
+
+        A step that is begun ahead writes over them; log probabilities may need them all.
+        """
+        params = self.sampling
+        return not params.temperature and not self.changes_logits and params.logprobs is None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether its next token is chosen from other logits than the engine's."""
+        return self.sampling.changes_logits or self.forbidden.changes(len(self.answer))
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty where it can."""
+        return self.failure or ("" if self.constraint is None else self.constraint.error)
+
+    def process(self, logits: Logits) -> Logits:
+        """Return the logits [vocab] that its next token is chosen from."""
+        if self.constraint is not None:
+            logits = self.constraint.masked(logits)
+        logits = self.forbidden.apply(logits, self.answer)
+        return processed(logits, self.sampling, self.prompt, self.answer)
+
+    def append(self, token: int, logprobs: Logprobs | None) -> Token:
+        """Take the next token, and say whether it is the last."""
+        if token in self.forbidden.stop_token_ids:
+            is_own = token in (self.sampling.stop_token_ids or ())
+            return Token(self.id, None, "stop", self._end(), None, token if is_own else None)
+        self.answer.append(token)
+        self.pending = [token]
+        if self.constraint is not None:
+            self.constraint.accept([token])
+        text = self.text.add(token) if self.text is not None else ""
+        reason = self._finish_reason()
+        if reason is not None:
+            text += self._end()
+        stopped_by = None if self.text is None else self.text.stopped_by
+        return Token(self.id, token, reason, text, logprobs, stopped_by)
+
+    def _finish_reason(self) -> FinishReason | None:
+        if self.text is not None and self.text.stopped_by is not None:
+            return "stop"
+        if self.constraint is not None and self.constraint.is_complete:
+            return "stop"
+        return None if self.left > 0 else "length"
+
+    def _end(self) -> str:
+        return "" if self.text is None else self.text.end()
+
+    def _new_text(self) -> AnswerText | None:
+        params = self.sampling
+        if self.tokenizer is None or not params.detokenize:
+            return None
+        return AnswerText(
+            self.tokenizer.stream(skip_special_tokens=params.skip_special_tokens),
+            params.stop_strings,
+            min_tokens=params.min_tokens,
+            include_stop=params.include_stop_str_in_output,
+        )
+
+    def _new_constraint(self) -> Constraint | None:
+        wanted = self.sampling.structured_outputs
+        if wanted is None or self.tokenizer is None:
+            return None
+        grammars = self.tokenizer.grammars(self.vocabulary, self.forbidden.stop_token_ids)
+        constraint = grammars.constraint(wanted)
+        constraint.accept(self.answer)
+        return constraint
+
+
+def new_sequence(
+    number: int,
+    ids: abc.Sequence[int],
+    sampling: SamplingParams,
+    manifest: Manifest,
+    tokenizer: TextTokenizer | None,
+    *,
+    index: int = 0,
+) -> Sequence:
+    """Return a sequence of the base model that nobody has answered yet.
+
+    Args:
+        number: its id.
+        ids: its prompt.
+        sampling: its parameters.
+        manifest: of the engine.
+        tokenizer: of the engine, where tokens are looked at as text.
+        index: among the answers to one prompt.
+
+    Raises:
+        ConfigError: a token is none of the model's, a tokenizer is missing, or what
+            `structured_outputs` asks for is refused.
+        BackendError: llguidance is needed and not installed.
+    """
+    if sampling.needs_text and tokenizer is None:
+        raise ConfigError(
+            "stop strings, bad words and structured_outputs look at the text, and there is no "
+            "tokenizer; pass tokenizer=TextTokenizer(engine.directory)"
+        )
+    vocabulary = manifest.vocabulary_size
+    token_ids("logit_bias", sampling.logit_bias or (), vocabulary)
+    own = token_ids("stop_token_ids", sampling.stop_token_ids or (), vocabulary)
+    stops = own if sampling.ignore_eos else (*manifest.base_model.stop_token_ids, *own)
+    room = manifest.max_seq_len - len(ids)
+    return Sequence(
+        id=number,
+        prompt=tuple(ids),
+        sampling=sampling,
+        most=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
+        forbidden=forbidden_tokens(sampling, stops, vocabulary, tokenizer),
+        vocabulary=vocabulary,
+        tokenizer=tokenizer,
+        index=index,
+    )
