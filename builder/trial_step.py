@@ -11,7 +11,7 @@ from pathlib import Path
 from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import LoRAError, ModelError
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
-from trt_lora.runtime.generation.generate import generate
+from trt_lora.runtime.serving.generate import generate
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.manifest import (
     ONNX_CPU_FILE,

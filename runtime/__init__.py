@@ -14,11 +14,8 @@ if TYPE_CHECKING:
     from trt_lora.runtime.adapters.shard import shard_adapter
     from trt_lora.runtime.engines.engine import Engine, Executor
     from trt_lora.runtime.engines.open_engine import open_engine
-    from trt_lora.runtime.generation.batch import Batch
-    from trt_lora.runtime.generation.generate import Completion, generate
     from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
     from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-    from trt_lora.runtime.generation.stream_text import stream_text
     from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
     from trt_lora.runtime.generation.token import Token
@@ -27,13 +24,12 @@ if TYPE_CHECKING:
     from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
     from trt_lora.runtime.manifest import Manifest, read_manifest
     from trt_lora.runtime.memory.tensor import Tensor, TensorMap
-    from trt_lora.runtime.serving.batcher_config import BatcherConfig
+    from trt_lora.runtime.serving.generate import Completion, generate, stream_text
     from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
+    from trt_lora.runtime.serving.serving_config import ServingConfig
 
 __all__ = [
     "Adapter",
-    "Batch",
-    "BatcherConfig",
     "CacheConfig",
     "Completion",
     "Coverage",
@@ -43,6 +39,7 @@ __all__ = [
     "Manifest",
     "SamplingParams",
     "Scheduler",
+    "ServingConfig",
     "SlotAdapters",
     "StepAnswers",
     "StructuredOutputsParams",
@@ -62,10 +59,8 @@ __all__ = [
 
 _MODULES = {
     "Adapter": "adapters.adapter",
-    "Batch": "generation.batch",
-    "BatcherConfig": "serving.batcher_config",
     "CacheConfig": "managers.slots.cache_config",
-    "Completion": "generation.generate",
+    "Completion": "serving.generate",
     "Coverage": "adapters.fitting.coverage",
     "Engine": "engines.engine",
     "Executor": "engines.engine",
@@ -73,6 +68,7 @@ _MODULES = {
     "Manifest": "manifest",
     "SamplingParams": "generation.parameters.sampling_params",
     "Scheduler": "serving.scheduler",
+    "ServingConfig": "serving.serving_config",
     "SlotAdapters": "managers.slots.slot_adapters",
     "StepAnswers": "serving.scheduler",
     "StructuredOutputsParams": "generation.text.structured",
@@ -81,13 +77,13 @@ _MODULES = {
     "TextTokenizer": "generation.text.tokenizer",
     "Token": "generation.token",
     "default_sampling": "generation.parameters.default_sampling",
-    "generate": "generation.generate",
+    "generate": "serving.generate",
     "load_adapter": "adapters.load",
     "open_engine": "engines.open_engine",
     "read_manifest": "manifest",
     "save_adapter": "adapters.save",
     "shard_adapter": "adapters.shard",
-    "stream_text": "generation.stream_text",
+    "stream_text": "serving.generate",
 }
 
 

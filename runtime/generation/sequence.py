@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trt_lora.plugins.contract.slots import BASE_SLOT
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.logits.forbidden_tokens import ForbiddenTokens, forbidden_tokens
 from trt_lora.runtime.generation.logits.process_logits import processed
@@ -45,6 +46,8 @@ class Sequence:
     settled: int = 0  # tokens of the answer that whole steps have made
     pending: list[int] = field(default_factory=list)  # tokens that its row lacks
     leader: "Sequence | None" = None  # of the same prompt, which is run for both
+    key: abc.Hashable = None  # of adapter and salt: rows of one key may share prefixes
+    slot: int = BASE_SLOT  # of its adapter, once its prompt was run
     failure: str = ""  # why no token could be chosen
     draws: np.random.Generator = field(init=False)
     text: AnswerText | None = field(init=False)

@@ -11,11 +11,12 @@ from trt_lora.runtime import (
     Engine,
     LoRAManager,
     SamplingParams,
+    Scheduler,
     TextTokenizer,
     open_engine,
-    stream_text,
 )
-from trt_lora.runtime.generation.running_sequence import begin_sequence
+from trt_lora.runtime.generation.sequence import new_sequence
+from trt_lora.runtime.serving.generate import stream_from
 from trt_lora.scripts.terminal.adapters import (
     BASE,
     BASE_NAME,
@@ -86,7 +87,8 @@ class Conversation:
         self._engine, self._manager, self._sampling = engine, manager, sampling
         self._as_json, self._has_blend = as_json, False
         self._tokenizer = TextTokenizer(engine.directory)
-        begin_sequence(0, (), sampling, engine.manifest, self._tokenizer)
+        new_sequence(0, (), sampling, engine.manifest, self._tokenizer)
+        self._scheduler = self._new_scheduler()
         self._messages: list[dict[str, str]] = []
         self._editor = LineEditor(self._completions)
         self._commands: dict[str, Callable[[list[str]], None]] = {
@@ -174,28 +176,27 @@ class Conversation:
         """Stream an answer; in a terminal Ctrl-C ends it, and what was said so far stays."""
         messages = [*self._messages, {"role": "user", "content": line}]
         said: list[str] = []
-        pieces = stream_text(
-            self._engine,
-            messages,
-            manager=self._manager,
-            sampling=self._sampling,
-            tokenizer=self._tokenizer,
-        )
+        pieces = stream_from(self._scheduler, messages, self._sampling)
         try:
             for piece in pieces:
                 said.append(piece)
                 if not self._as_json:
                     print(piece, end="", flush=True)
         except KeyboardInterrupt:
-            pieces.close()
+            self._scheduler = self._new_scheduler()  # whatever was interrupted
             if not self._editor.is_interactive:
                 raise
         text, name = "".join(said), self._manager.get_active_adapter_name()
         self._show("", {"adapter": name, "prompt": line, "text": text})
         self._messages = [*messages, {"role": "assistant", "content": text}]
 
+    def _new_scheduler(self) -> Scheduler:
+        """A cache for one sequence, which keeps what was said."""
+        return Scheduler(self._engine, manager=self._manager, rows=1, tokenizer=self._tokenizer)
+
     def _use(self, words: list[str]) -> None:
         activate(self._manager, " ".join(words))
+        self._scheduler.use_active_adapter()
         self._done("/use")
 
     def _load(self, words: list[str]) -> None:
@@ -216,6 +217,7 @@ class Conversation:
         self._manager.blend(_BLEND, parts, replace=True)
         self._has_blend = True
         self._manager.switch_weights(_BLEND)
+        self._scheduler.use_active_adapter()
         self._done("/blend")
 
     def _list(self, words: list[str]) -> None:

@@ -20,7 +20,7 @@ from trt_lora.runtime import (
     open_engine,
     stream_text,
 )
-from trt_lora.runtime.generation.generate import Completion
+from trt_lora.runtime.serving.generate import Completion
 from trt_lora.scripts.terminal.adapters import (
     activate,
     adapter_in_use,

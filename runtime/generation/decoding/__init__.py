@@ -1,1 +1,1 @@
-"""The KV cache of either form, and the sequences in it."""
+"""The KV cache, the rows of sequences in it, and the steps that run them."""

@@ -53,6 +53,29 @@ def rows_within(manifest: Manifest, nbytes: int) -> int:
     return min(nbytes // max(row, 1), manifest.max_batch_size)
 
 
+def row_count(manifest: Manifest, rows: int | None, cache_bytes: int | None) -> int:
+    """Return how many sequences run at a time, most.
+
+    Args:
+        manifest: of the engine.
+        rows: the number itself; None is the engine's largest batch.
+        cache_bytes: instead: as many as a cache of this size holds.
+
+    Raises:
+        ConfigError: both are given, or the engine does not take so many.
+    """
+    if cache_bytes is not None:
+        if rows is not None:
+            raise ConfigError("rows and cache_bytes both say how many sequences; pass one of them")
+        rows = rows_within(manifest, cache_bytes)
+    rows = manifest.max_batch_size if rows is None else rows
+    if not 1 <= rows <= manifest.max_batch_size:
+        raise ConfigError(
+            f"rows is {rows}, expected a whole number from 1 to {manifest.max_batch_size}"
+        )
+    return rows
+
+
 def check_alignment(regions: Sequence[Region], max_len: int) -> None:
     """Refuse rows that no engine on a GPU can be given the address of.
 

@@ -1,10 +1,12 @@
 """A static KV cache: one allocation, and a table of which sequence has which row.
 
 Rows in use lie at the front, so that a step of n sequences binds the first n rows. A row is what
-its sequence has written up to its length; what lies behind is never looked at.
+its sequence has written up to its length; what lies behind is never looked at. Rows that are not in
+use may keep a prefix that another sequence begins with.
 """
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +23,14 @@ from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import HOST, Tensor
 
 _CACHED_VIEWS = 64  # first row and number of rows, the pairs in use
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a row keeps of a sequence that has ended."""
+
+    tokens: tuple[int, ...]
+    key: Hashable  # of adapter and salt: others never share it
 
 
 class KVCache:
@@ -42,6 +52,7 @@ class KVCache:
         self.max_len, self.rows = manifest.max_seq_len, rows
         self.lengths: Ids = np.zeros(rows, np.int64)  # tokens in each row
         self._owners: list[Hashable] = []
+        self.prefixes: dict[int, Prefix] = {}  # by row, the one that was kept first first
         self._memory = memory
         self._regions = tuple(cache_regions(manifest, rows))
         self._row_blocks = tuple(row_blocks(self._regions))
@@ -66,26 +77,47 @@ class KVCache:
             raise StateError(f"{owner!r} has no row; admitted are: {self._owners}")
         return self._owners.index(owner)
 
-    def admit(self, owner: Hashable) -> int:
-        """Give a sequence the next free row, with length 0.
+    def admit(self, owner: Hashable, source: int | None = None, common: int = 0) -> int:
+        """Give a sequence the next row.
+
+        Where that row keeps a prefix, the prefix moves to a free row, or to that of the prefix
+        which was kept first and is lost.
+
+        Args:
+            owner: the sequence.
+            source: a row whose first tokens are the sequence's too; a prefix is used up if all of
+                it is.
+            common: how many these are, the length of the new row.
 
         Raises:
             StateError: every row is in use, or the sequence has one.
         """
         if owner in self._owners:
             raise StateError(f"{owner!r} has a row already; release it first")
-        if len(self._owners) == self.rows:
+        row = len(self._owners)
+        if row == self.rows:
             raise StateError(f"all {self.rows} rows are in use; release one first")
+        is_used_up = source in self.prefixes and common == self.lengths[source]
+        if row in self.prefixes and not (is_used_up and source == row):
+            self._vacate(row, source)
+        if source is not None and source != row:
+            self.copy_row(source, row)
+            if is_used_up:
+                self._forget(source)
+            elif source in self.prefixes:
+                self.prefixes[source] = self.prefixes.pop(source)  # the last to be lost
+        self.prefixes.pop(row, None)
+        self.lengths[row] = common
         self._owners.append(owner)
-        self.lengths[len(self._owners) - 1] = 0
-        return len(self._owners) - 1
+        return row
 
-    def release(self, owner: Hashable, *, clear: bool = False) -> None:
+    def release(self, owner: Hashable, *, clear: bool = False, keep: Prefix | None = None) -> None:
         """Free a sequence's row; the last row in use moves there.
 
         Args:
             owner: who has the row.
             clear: write zeros over it: what is masked still meets values that are no numbers.
+            keep: what the row holds, to be kept if there is room for it beside the rows in use.
 
         Raises:
             StateError: it has none.
@@ -93,6 +125,9 @@ class KVCache:
         row, last = self.row_of(owner), len(self._owners) - 1
         if clear:
             self._clear(row)
+        if keep is not None and row != last and (free := self._free_row()) is not None:
+            self.copy_row(row, free)
+            self._keep(free, keep)
         if row != last:
             self.copy_row(last, row)
             self._owners[row] = self._owners[last]
@@ -100,15 +135,23 @@ class KVCache:
                 self._clear(last)
         self._owners.pop()
         self.lengths[last] = 0
+        if keep is not None and row == last:
+            self._keep(last, keep)
+
+    def forget_prefixes(self) -> None:
+        """Free every row that keeps a prefix."""
+        for row in list(self.prefixes):
+            self._forget(row)
 
     def clear(self) -> None:
         """Free every row, whatever a release that did not end has left, and write zeros over it.
 
         A run that was stopped may have left values that are no numbers.
         """
-        for row in range(len(self._owners)):
+        for row in (*range(len(self._owners)), *self.prefixes):
             self._clear(row)
         self._owners.clear()
+        self.prefixes.clear()
         self.lengths[:] = 0
 
     def copy_row(self, source: int, target: int) -> None:
@@ -142,8 +185,13 @@ class KVCache:
         used = len(self._owners)
         if len(set(self._owners)) != used or used > self.rows:
             raise StateError(f"rows of {self.rows} are owned by {self._owners}")
-        if self.lengths[used:].any() or self.lengths.min() < 0 or self.lengths.max() > self.max_len:
-            raise StateError(f"rows have lengths {self.lengths.tolist()} of {self.max_len}")
+        kept = {row: len(prefix.tokens) for row, prefix in self.prefixes.items()}
+        behind = {used + place: n for place, n in enumerate(self.lengths[used:].tolist()) if n}
+        if behind != kept or self.lengths.min() < 0 or self.lengths.max() > self.max_len:
+            raise StateError(
+                f"rows have lengths {self.lengths.tolist()} of {self.max_len}, {used} are in use, "
+                f"and others keep {kept} tokens"
+            )
 
     def views(self, first: int, count: int) -> Mapping[str, Tensor]:
         """Every cache input over rows [first, first + count); the same objects at every call."""
@@ -164,6 +212,34 @@ class KVCache:
             )
             for region in self._regions
         }
+
+    def _keep(self, row: int, prefix: Prefix) -> None:
+        """A run of more rows than it needs writes behind the end of each: there must be room."""
+        tokens = prefix.tokens[: self.max_len - 1]
+        if tokens:
+            self.prefixes[row] = Prefix(tokens, prefix.key)
+        self.lengths[row] = len(tokens)
+
+    def _forget(self, row: int) -> None:
+        del self.prefixes[row]
+        self.lengths[row] = 0
+
+    def _free_row(self) -> int | None:
+        """The last row that is not in use and keeps nothing."""
+        rows = range(self.rows - 1, len(self._owners) - 1, -1)
+        return next((row for row in rows if row not in self.prefixes), None)
+
+    def _vacate(self, row: int, source: int | None) -> None:
+        """Move a prefix, so that its row can be used; `source` is forgotten last."""
+        free = self._free_row()
+        if free is None:
+            free = next((kept for kept in self.prefixes if kept != source), row)
+        if free != row:
+            self.prefixes.pop(free, None)
+            self.copy_row(row, free)
+            self.prefixes = {free if at == row else at: p for at, p in self.prefixes.items()}
+        self.prefixes.pop(row, None)
+        self.lengths[row] = 0
 
     def _clear(self, row: int) -> None:
         for first, blocks in self._row_blocks:

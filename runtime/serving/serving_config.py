@@ -1,0 +1,1 @@
+from trt_lora.runtime.serving.batcher_config import BatcherConfig as ServingConfig
