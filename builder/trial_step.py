@@ -11,7 +11,6 @@ from pathlib import Path
 from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import LoRAError, ModelError
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
-from trt_lora.runtime.serving.generate import generate
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.manifest import (
     ONNX_CPU_FILE,
@@ -22,6 +21,7 @@ from trt_lora.runtime.manifest import (
 )
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import free_host_memory
+from trt_lora.runtime.serving.generate import generate
 
 _FLOAT32_BYTES = 4  # ONNX Runtime holds float16 weights so: its products on the CPU are of float32
 

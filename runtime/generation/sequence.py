@@ -41,6 +41,7 @@ class Sequence:
     client: abc.Hashable = None  # who shares the rows with others
     salt: str | None = None  # prefixes are shared among those of one salt
     arrival: int = 0  # the step before which it came
+    arrived_at: float = 0.0  # the same on a monotonic clock, seconds
     lease: Lease | None = None  # of its adapter, as long as it has a row or came with it
     answer: list[int] = field(default_factory=list)
     settled: int = 0  # tokens of the answer that whole steps have made

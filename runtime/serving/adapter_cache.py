@@ -1,29 +1,30 @@
-"""Protocols of the adapters in two levels, as the scheduling of requests sees them."""
+"""Protocol of the adapters in two levels, as the scheduling of requests sees them."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-
-class AdapterLease(Protocol):
-    """A promise that one generation of an adapter stays loaded; see `Lease`."""
-
-    @property
-    def generation(self) -> int:
-        """The generation that the name meant when it was leased."""
-        ...
-
-
-LeaseT = TypeVar("LeaseT", bound=AdapterLease)
+from trt_lora.runtime.managers.slots.cache.entry import Lease
 
 
 @runtime_checkable
-class AdapterCache(Protocol[LeaseT]):
+class AdapterCache(Protocol):
     """Named adapters on disk, on the host, and some of them in slots; see `SlotAdapters`."""
 
     @property
     def slots(self) -> Mapping[str, int]:
         """The slot of every adapter that has one."""
+        ...
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots there are."""
+        ...
+
+    @property
+    def pinned(self) -> AbstractSet[str]:
+        """The adapters that are pinned in slots."""
         ...
 
     def generation(self, name: str) -> int:
@@ -62,7 +63,7 @@ class AdapterCache(Protocol[LeaseT]):
         """
         ...
 
-    def lease(self, name: str, *, expected_generation: int | None = None) -> LeaseT:
+    def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
         """Keep an adapter, and in its slot once it has one, until `release`.
 
         Raises:
@@ -71,7 +72,7 @@ class AdapterCache(Protocol[LeaseT]):
         """
         ...
 
-    def release(self, lease: LeaseT) -> None:
+    def release(self, lease: Lease) -> None:
         """Give a lease back."""
         ...
 

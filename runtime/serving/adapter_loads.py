@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from concurrent.futures import Future
 from enum import Enum
-from typing import Generic
 
 from trt_lora.plugins.errors import StateError
-from trt_lora.runtime.serving.adapter_cache import AdapterCache, LeaseT
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.serving.adapter_cache import AdapterCache
 
 
 class AdapterStage(Enum):
@@ -18,25 +18,30 @@ class AdapterStage(Enum):
     NO_MEMORY = "others hold the memory of the host"
 
 
-class AdapterLoads(Generic[LeaseT]):
+class AdapterLoads:
     """What was asked of the cache for requests that wait.
 
     A slot that is free is reserved by a lease before the adapter is copied there, so that nobody
     takes it meanwhile; the first request that joins replaces it by its own.
     """
 
-    def __init__(self, cache: AdapterCache[LeaseT]) -> None:
+    def __init__(self, cache: AdapterCache) -> None:
         """Nothing is on its way."""
         self._cache = cache
         self._loads: dict[str, Future[None]] = {}
-        self._reserved: dict[str, LeaseT] = {}
+        self._reserved: dict[str, Lease] = {}
         self._without_room: dict[str, StateError] = {}  # on the host, when last tried
         self._to_retry: set[str] = set()
-        self._taken: LeaseT | None = None  # the last one, which its request may not have yet
+        self._taken: Lease | None = None  # the last one, which its request may not have yet
 
     def have_ended(self) -> bool:
         """Whether `end` has something to say, or `give_up` has."""
         return bool(self._without_room) or any(load.done() for load in self._loads.values())
+
+    @property
+    def under_way(self) -> list[Future[None]]:
+        """The loads that have not ended."""
+        return [load for load in self._loads.values() if not load.done()]
 
     @property
     def reserved(self) -> Collection[str]:
@@ -44,7 +49,7 @@ class AdapterLoads(Generic[LeaseT]):
         return self._reserved.keys()
 
     @property
-    def leases(self) -> list[LeaseT]:
+    def leases(self) -> list[Lease]:
         """Those of reserved slots, and the last one that was taken."""
         return [*self._reserved.values(), *([] if self._taken is None else [self._taken])]
 
@@ -100,7 +105,7 @@ class AdapterLoads(Generic[LeaseT]):
         tried = self._without_room.keys() - self._to_retry - self._loads.keys()
         return {name: self._without_room.pop(name) for name in tried}
 
-    def take(self, name: str, generation: int | None) -> LeaseT | None:
+    def take(self, name: str, generation: int | None) -> Lease | None:
         """Return a lease for a request; the slot is not held any more.
 
         Args:

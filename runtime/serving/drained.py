@@ -1,46 +1,70 @@
-"""Adapters that are drained: nothing joins of them but what is older than who waits for a slot."""
+"""Adapters closed to newer requests, so that a starving request gets their slot."""
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections import abc
+from dataclasses import dataclass
 
-from trt_lora.runtime.serving.request import Request
+from trt_lora.runtime.generation.sequence import Sequence
+
+
+@dataclass
+class _Drain:
+    waiting: int  # the id of the request that gets the slot
+    since: int  # the step at which it began
+    is_preempted: bool = False  # its rows were taken: nothing joins until the slot is another's
 
 
 class DrainedAdapters:
-    """One for each request that has waited too long for a slot, the oldest first.
+    """One for each request that has waited too long for a slot, the first of them first.
 
-    Who is drained stays so, whatever joins meanwhile: the wait is over when its answers are.
+    Who is drained stays so, whatever joins meanwhile: the wait is over when its answers are, or
+    when its rows are preempted.
     """
 
     def __init__(self) -> None:
         """Nobody is drained."""
-        self._waiting: dict[str, int] = {}  # the number of the request that waits, by adapter
+        self._drains: dict[str, _Drain] = {}  # by adapter
 
     def __len__(self) -> int:
         """How many are drained."""
-        return len(self._waiting)
+        return len(self._drains)
 
-    def admits(self, request: Request) -> bool:
+    def admits(self, sequence: Sequence) -> bool:
         """Whether a request may join, as far as its adapter is concerned."""
-        if request.adapter is None:
-            return True
-        return request.id < self._waiting.get(request.adapter, request.id + 1)
+        drain = self._drains.get(sequence.adapter) if sequence.adapter is not None else None
+        return drain is None or (not drain.is_preempted and sequence.id < drain.waiting)
 
     def assign(
         self,
-        waiting: Sequence[Request],
-        running: AbstractSet[str],
-        ends: Callable[[], Mapping[str, int]],
+        waiting: abc.Sequence[Sequence],
+        running: abc.Set[str],
+        ends: abc.Callable[[], abc.Mapping[str, int]],
+        step: int,
     ) -> None:
         """Drain as many adapters as requests wait, as far as there are others.
 
         Args:
-            waiting: the oldest first.
+            waiting: who waits longest comes first.
             running: the adapters of which requests run.
             ends: returns the step at which each of them ends; the first comes first.
+            step: the number of this one.
         """
-        names = [name for name in self._waiting if name in running]
+        kept = {n: d for n, d in self._drains.items() if n in running or d.is_preempted}
+        names = list(kept)
         if len(names) < len(waiting):
             steps = ends()
             names += sorted(steps.keys() - names, key=lambda name: (steps[name], name))
-        self._waiting = {name: r.id for name, r in zip(names, waiting, strict=False)}
+        self._drains = {}
+        for name, sequence in zip(names, waiting, strict=False):
+            drain = self._drains[name] = kept.get(name, _Drain(sequence.id, step))
+            drain.waiting = sequence.id
+
+    def preempt(self, step: int, preempt_after: int) -> list[str]:
+        """Return the adapters whose rows are to be taken now: they were drained for too long."""
+        names = [
+            name
+            for name, drain in self._drains.items()
+            if not drain.is_preempted and drain.since + preempt_after <= step
+        ]
+        for name in names:
+            self._drains[name].is_preempted = True
+        return names

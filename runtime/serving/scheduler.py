@@ -367,6 +367,7 @@ class Scheduler:
                 self._preempt(sequence)
             for sequence in scheduled.joined:
                 self._rows.add(sequence)
+                self._policy.charge(sequence, len(sequence.pending))
 
     def _take(self, run: abc.Callable[[], NextTokens | None]) -> None:
         """Run something of a step, and choose what sequences are given by it."""
@@ -396,6 +397,7 @@ class Scheduler:
                 sequence.failure = "its parameters forbid every token that could come next"
             else:
                 results.append(sequence.append(token, known))
+                self._policy.charge(sequence, 1)
         return results
 
     def _settle(self) -> None:

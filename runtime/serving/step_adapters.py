@@ -1,6 +1,7 @@
 """Adapters of a scheduler: one for all of its sequences, or one for each."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from typing import NoReturn, Protocol
 
@@ -92,6 +93,8 @@ class _NoAdapters:
     """`AdapterCache` where all sequences have one adapter."""
 
     slots: Mapping[str, int] = {}
+    slot_count = 0
+    pinned: AbstractSet[str] = frozenset()
 
     def generation(self, name: str) -> int:
         _refuse(name)

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from trt_lora.runtime import LoRAManager, open_engine
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import ONNX_WEIGHTS_FILE
+from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.scripts.measuring.process_memory import resident_bytes
 
 PROMPT = "What is the capital of Portugal?"
@@ -28,8 +28,8 @@ def measure(directory: Path, adapter: Path, moment: float) -> dict[str, float]:
         manager.initialize_engine_bindings(engine)
         manager.load_weights("adapter", adapter)
         manager.switch_weights("adapter")
-        batch = Batch(engine, manager=manager, rows=1)
-        batch.add(TextTokenizer(directory).encode(PROMPT))
+        batch = Scheduler(engine, manager=manager, rows=1)
+        batch.submit(TextTokenizer(directory).encode(PROMPT))
         batch.step()
         seconds, resident = time.monotonic() - moment, resident_bytes()
         cache = KVCache(engine.manifest, engine.memory, 1).nbytes

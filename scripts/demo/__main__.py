@@ -15,12 +15,12 @@ from trt_lora.runtime import (
     LoRAManager,
     Manifest,
     SamplingParams,
+    Scheduler,
     generate,
     open_engine,
     read_manifest,
 )
 from trt_lora.runtime.engines.engine import Engine
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.demo.model import ensure_demo_model
@@ -108,16 +108,16 @@ def _in_one_batch(engine: Engine, manager: LoRAManager) -> Table:
     """Answer prompts of different lengths together: each joins when the one before has begun."""
     timed_switch(manager, manager.get_adapter_names()[0])
     tokenizer = TextTokenizer(engine.directory)
-    batch = Batch(engine, manager=manager)
+    scheduler = Scheduler(engine, manager=manager, tokenizer=tokenizer)
     asked: dict[int, str] = {}
     answers: dict[int, list[int]] = {}
     steps = 0
-    while batch or len(asked) < len(BATCHED):
+    while scheduler or len(asked) < len(BATCHED):
         if len(asked) < len(BATCHED):
             prompt = BATCHED[len(asked)]
-            row = batch.add(tokenizer.encode(prompt), SAMPLING)
+            row = scheduler.submit(prompt, SAMPLING)
             asked[row], answers[row] = prompt, []
-        for token in batch.step():
+        for token in scheduler.step().tokens.values():
             answers[token.row] += [token.token_id] if token.token_id is not None else []
         steps += 1
     title = f"{len(asked)} prompts in one batch: {steps} steps, each prompt joins a step later"

@@ -10,10 +10,9 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.manifest import STATIC
+from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.scripts.measuring.random_weights import random_weights
 
 BASE, MIXED = "(base)", "(another in every row)"
@@ -37,12 +36,12 @@ class Contest(Protocol):
         """The base model first."""
         ...
 
-    def batch(self, contestant: Contestant, rows: int) -> Batch:
+    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
         """Return a batch without sequences, which the contestant answers from now on."""
         ...
 
     def adapter_of(self, contestant: Contestant, row: int) -> str | None:
-        """Return what `Batch.add` is to be given for a row."""
+        """Return what `Scheduler.submit` is to be given for a row."""
         ...
 
 
@@ -57,7 +56,7 @@ class SharedContest:
         """
         self._engine, self._manager = engine, LoRAManager()
         self._manager.initialize_engine_bindings(engine)
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, Scheduler] = {}
         names = [*paths, *map(_random_name, ranks)]
         for name, path in paths.items():
             self._manager.load_weights(name, path)
@@ -66,16 +65,14 @@ class SharedContest:
         loaded = [_contestant(name, self._manager.get_coverage(name)) for name in names]
         self.contestants: tuple[Contestant, ...] = (Contestant(BASE), *loaded)
 
-    def batch(self, contestant: Contestant, rows: int) -> Batch:
+    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
         """Switch; a static cache stays for the next contestant."""
         if contestant.adapters:
             self._manager.switch_weights(contestant.name)
         else:
             self._manager.reset_weights()
-        if self._engine.manifest.kv_cache != STATIC:
-            return Batch(self._engine, manager=self._manager, rows=rows)
         if rows not in self._batches:
-            self._batches = {rows: Batch(self._engine, manager=self._manager, rows=rows)}
+            self._batches = {rows: Scheduler(self._engine, manager=self._manager, rows=rows)}
         self._batches[rows].use_active_adapter()
         return self._batches[rows]
 
@@ -95,7 +92,7 @@ class SlotContest:
             AdapterError: an adapter cannot be read, does not fit, or has the name of another.
         """
         self._engine, self._adapters = engine, SlotAdapters(engine)
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, Scheduler] = {}
         for name, path in paths.items():
             self._adapters.load_weights(name, path)
         for rank in ranks:
@@ -110,12 +107,12 @@ class SlotContest:
         if len(together) > 1:
             self.contestants += (_mixed(together),)
 
-    def batch(self, contestant: Contestant, rows: int) -> Batch:
+    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
         """Bring its adapters into slots; the cache stays for the next contestant."""
         for name in contestant.adapters[:rows]:
             self._adapters.activate(name)
         if rows not in self._batches:
-            self._batches = {rows: Batch(self._engine, adapters=self._adapters, rows=rows)}
+            self._batches = {rows: Scheduler(self._engine, adapters=self._adapters, rows=rows)}
         return self._batches[rows]
 
     def adapter_of(self, contestant: Contestant, row: int) -> str | None:

@@ -1,6 +1,7 @@
 """SlotAdapters: named adapters of an engine for many, in its slots, in host memory or on disk."""
 
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
@@ -89,6 +90,18 @@ class SlotAdapters(AdapterCatalog):
             return {entry.name: slot for entry, slot in places if entry.is_named}
 
     @property
+    def slot_count(self) -> int:
+        """How many slots there are."""
+        return self.stacks.slots
+
+    @property
+    def pinned(self) -> AbstractSet[str]:
+        """The adapters that are pinned."""
+        with self._lock:
+            entries = self._names.entries.values()
+            return {entry.name for entry in entries if entry.is_pinned}
+
+    @property
     def stats(self) -> CacheStats:
         """What is where, and what has happened."""
         with self._lock:
@@ -150,14 +163,26 @@ class SlotAdapters(AdapterCatalog):
             return self._names.get(name).is_read
 
     @checked
-    def pin(self, name: str) -> None:
+    def pin(self, name: str, *, allow_last: bool = False) -> None:
         """Keep an adapter in a slot until `unpin` or `unload`.
 
+        Args:
+            name: of the adapter.
+            allow_last: take the last slot that is not pinned, too: no other adapter can be used.
+
         Raises:
-            UnknownAdapterError, StateError, AdapterError: as `lease`.
+            UnknownAdapterError, AdapterError: as `lease`.
+            StateError: as `lease`; or it is the last slot.
         """
         with self._lock:
             entry = self._names.get(name)
+            others = self.pinned - {name}
+            if not allow_last and len(others) + 1 >= self.slot_count:
+                raise StateError(
+                    f"adapter {name!r} would be pinned in the last of {self.slot_count} slots, and "
+                    f"no other adapter could be used; pinned are {sorted(others)}; unpin one, or "
+                    "pass allow_last=True"
+                )
             self._levels.pin(entry)
         try:
             self._levels.to_slot(entry)

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from trt_lora.builder import BuildConfig, build_engine
-from trt_lora.runtime import Batch, LoRAManager, SamplingParams, SlotAdapters, open_engine
+from trt_lora.runtime import LoRAManager, SamplingParams, Scheduler, SlotAdapters, open_engine
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.scripts.measuring.seconds import seconds_of
 
@@ -49,11 +49,11 @@ def names_of(count: int) -> list[str]:
     return [f"a{row % count}" for row in range(ROWS)]
 
 
-def decode_seconds(batch: Batch, rows: list[str | None]) -> float:
+def decode_seconds(batch: Scheduler, rows: list[str | None]) -> float:
     """Seconds of `STEPS` steps of sequences, behind their prompts."""
     rng = np.random.default_rng(0)
     for name in rows:
-        batch.add(rng.integers(100, 40_000, PROMPT).tolist(), _SAMPLING, adapter=name)
+        batch.submit(rng.integers(100, 40_000, PROMPT).tolist(), _SAMPLING, adapter=name)
     batch.step()
     seconds = seconds_of(lambda: [batch.step() for _ in range(STEPS)]).wall
     batch.clear()
@@ -104,7 +104,7 @@ def measure(model: Path, folder: Path, adapter: Path) -> dict[str, float]:
         for name, path in adapters.items():
             manager.load_weights(name, path)
             own.load_weights(name, path)
-        alone, together = Batch(single, manager=manager), Batch(slots, adapters=own)
+        alone, together = Scheduler(single, manager=manager), Scheduler(slots, adapters=own)
 
         def one_after_another(names: list[str]) -> float:
             seconds = 0.0

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from support.fakes.slot_engine import POISON, FailsOnce, SlotEngine, expected_answer, number_file
 from support.interrupts import InterruptAtLine, InterruptedAnywhereError
+from support.steps import step_of
 
 from trt_lora.plugins.errors import BackendError, OutputError
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3, temperature=0.9, seed=4, ignore_eos=True)
@@ -37,15 +38,15 @@ class Served:
         self.adapters = SlotAdapters(self.engine)
         for number in (1, 2, POISON):
             self.adapters.load_weights(str(number), number_file(self.folder, number))
-        self.batch = Batch(self.engine, adapters=self.adapters, prefill_chunk=2)
+        self.batch = Scheduler(self.engine, adapters=self.adapters, max_num_batched_tokens=2)
 
     def add_rows(self) -> None:
         for prompt, number, sampling in ROWS:
-            row = self.batch.add(prompt, sampling, adapter=str(number) if number else None)
+            row = self.batch.submit(prompt, sampling, adapter=str(number) if number else None)
             self.given[row] = []
 
     def step(self) -> None:
-        for token in self.batch.step():
+        for token in step_of(self.batch):
             self.given[token.row].append(token.token_id)
 
     def step_on(self) -> None:
@@ -86,7 +87,7 @@ def test_an_interrupt_at_any_line_of_a_step_changes_no_answer(tmp_path: Path) ->
         for _ in range(STEP):
             served.step()
         with pytest.raises(InterruptedAnywhereError), InterruptAtLine(at, FOLDER) as interrupt:
-            served.batch.step()
+            step_of(served.batch)
         if interrupt.code == "return held":  # the caller is given them at this moment
             continue
         served.finish()
@@ -103,9 +104,9 @@ def test_an_interrupt_of_another_call_changes_no_answer_of_the_others(
         for _ in range(STEP):
             served.step()
         calls: dict[str, Callable[[], object]] = {
-            "remove": partial(served.batch.remove, 0),
+            "remove": partial(served.batch.cancel, 0),
             "clear": served.batch.clear,
-            "add": partial(served.batch.add, [7, 8], GREEDY),
+            "add": partial(served.batch.submit, [7, 8], GREEDY),
         }
         with suppress(InterruptedAnywhereError), InterruptAtLine(at, FOLDER):
             calls[call]()
@@ -133,11 +134,11 @@ def test_rows_beside_one_without_numbers_are_given_every_token_once(
 ) -> None:
     served = Served(tmp_path)
     served.add_rows()
-    served.batch.remove(0)
+    served.batch.cancel(0)
     del served.given[0]
     for _ in range(rounds):
         served.step()
-    bad = served.batch.add([5], GREEDY, adapter=str(POISON))
+    bad = served.batch.submit([5], GREEDY, adapter=str(POISON))
     with pytest.raises(OutputError, match="NaN or infinite") as caught:
         served.step_on()
     assert caught.value.rows == (bad,)
@@ -162,11 +163,11 @@ def test_parameters_of_one_row_change_no_other_rows_answer(
     served = Served(tmp_path)
     served.add_rows()
     for prompt in ([4], [*range(3, 20)]):
-        row = served.batch.add(prompt, params)
+        row = served.batch.submit(prompt, params)
         served.given[row] = []
         for _ in range(3):
             served.step()
-        served.batch.remove(row)
+        served.batch.cancel(row)
         del served.given[row]
     served.finish()
     served.check_answers()
@@ -176,7 +177,7 @@ def test_a_row_that_may_have_no_token_fails_alone_and_is_named(tmp_path: Path) -
     served = Served(tmp_path)
     served.add_rows()
     only = SamplingParams(allowed_token_ids=[3], stop_token_ids=[3], min_tokens=2)
-    stuck = served.batch.add([4], only)
+    stuck = served.batch.submit([4], only)
     with pytest.raises(OutputError, match=r"prompt 4 .* forbid every token") as caught:
         served.step_on()
     assert caught.value.rows == (stuck,)

@@ -5,27 +5,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fakes.slot_engine import SlotEngine, _logits
+from support.steps import step_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 PROMPT = [4, 5, 6]
 
 
-def batch_of(tokenizer: TextTokenizer | None = None) -> Batch:
+def batch_of(tokenizer: TextTokenizer | None = None) -> Scheduler:
     engine = SlotEngine(slots=1)
-    return Batch(engine, adapters=SlotAdapters(engine), tokenizer=tokenizer)
+    return Scheduler(engine, adapters=SlotAdapters(engine), tokenizer=tokenizer)
 
 
-def tokens_of(batch: Batch, row: int) -> list[Token]:
+def tokens_of(batch: Scheduler, row: int) -> list[Token]:
     found: list[Token] = []
     while batch:
-        found += [token for token in batch.step() if token.row == row]
+        found += [token for token in step_of(batch) if token.row == row]
     return found
 
 
@@ -74,10 +75,10 @@ CHANGED = [
 @pytest.mark.parametrize("params", CHANGED)
 def test_tokens_are_those_of_the_definition(params: SamplingParams) -> None:
     batch = batch_of()
-    batch.add(
+    batch.submit(
         PROMPT, SamplingParams(max_tokens=25, ignore_eos=True, temperature=0)
     )  # as it is, in the row before
-    row = batch.add(PROMPT, params)
+    row = batch.submit(PROMPT, params)
     plain = greedy_by_definition(SamplingParams(max_tokens=25, temperature=0))
     found = [token.token_id for token in tokens_of(batch, row)]
     assert found == greedy_by_definition(params)
@@ -87,12 +88,12 @@ def test_tokens_are_those_of_the_definition(params: SamplingParams) -> None:
 @pytest.mark.parametrize("params", CHANGED)
 def test_a_sequence_that_was_removed_keeps_its_penalties(params: SamplingParams) -> None:
     batch = batch_of()
-    row = batch.add(PROMPT, params)
+    row = batch.submit(PROMPT, params)
     for _ in range(5):
-        batch.step()
+        step_of(batch)
     made = batch.tokens(row)
-    batch.remove(row)
-    row = batch.add([*PROMPT, *made], params, answered=len(made))
+    batch.cancel(row)
+    row = batch.submit([*PROMPT, *made], params, answered=len(made))
     rest = [token.token_id for token in tokens_of(batch, row)]
     assert [*made, *rest] == greedy_by_definition(params)
 
@@ -103,7 +104,7 @@ def test_log_probabilities_are_those_of_the_engines_own_logits() -> None:
     )
     batch = batch_of()
     total, count = sum(PROMPT), len(PROMPT)
-    for token in tokens_of(batch, batch.add(PROMPT, params)):
+    for token in tokens_of(batch, batch.submit(PROMPT, params)):
         scores = _logits(total, count, 0).astype(np.longdouble)
         scores -= np.log(np.exp(scores).sum())
         assert token.token_id == 50
@@ -130,11 +131,11 @@ def test_a_stop_string_ends_its_sequence_alone(tokenizer: TextTokenizer) -> None
     text = tokenizer.decode(whole)
     stop = text[2:4]
     params = SamplingParams(max_tokens=8, stop=stop, ignore_eos=True, temperature=0)
-    row = batch.add(PROMPT, params)
-    other = batch.add(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True, temperature=0))
+    row = batch.submit(PROMPT, params)
+    other = batch.submit(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True, temperature=0))
     found: dict[int, list[Token]] = {row: [], other: []}
     while batch:
-        for token in batch.step():
+        for token in step_of(batch):
             found[token.row].append(token)
     assert "".join(token.text for token in found[row]) == text[:2]
     assert [token.token_id for token in found[row]] == whole[:4]
@@ -148,21 +149,23 @@ def test_a_stop_string_across_a_removal_is_found(tokenizer: TextTokenizer) -> No
     params = SamplingParams(
         max_tokens=8, stop=tokenizer.decode(whole[2:4]), ignore_eos=True, temperature=0
     )
-    row = batch.add(PROMPT, params)
-    first = [batch.step()[0].text for _ in range(3)]
+    row = batch.submit(PROMPT, params)
+    first = [step_of(batch)[0].text for _ in range(3)]
     made = batch.tokens(row)
-    batch.remove(row)
-    row = batch.add([*PROMPT, *made], params, answered=3)
+    batch.cancel(row)
+    row = batch.submit([*PROMPT, *made], params, answered=3)
     (last,) = tokens_of(batch, row)
     assert last.finish_reason == "stop"
     assert "".join(first) + last.text == tokenizer.decode(whole[:2])
 
 
 def test_text_that_nobody_can_read_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"this batch has no tokenizer; pass tokenizer="):
-        batch_of().add(PROMPT, SamplingParams(max_tokens=64, stop="a", temperature=0))
+    with pytest.raises(ConfigError, match="there is no tokenizer; pass tokenizer="):
+        batch_of().submit(PROMPT, SamplingParams(max_tokens=64, stop="a", temperature=0))
 
 
 def test_a_bias_of_a_token_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="logit_bias holds token id 97, expected 0 to 96"):
-        batch_of().add(PROMPT, SamplingParams(max_tokens=64, logit_bias={97: 1.0}, temperature=0))
+        batch_of().submit(
+            PROMPT, SamplingParams(max_tokens=64, logit_bias={97: 1.0}, temperature=0)
+        )

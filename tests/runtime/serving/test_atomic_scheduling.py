@@ -29,7 +29,7 @@ class Served:
         for number in (1, 2):
             self.adapters.load_weights(str(number), number_file(folder, number))
             self.adapters.activate(str(number))
-        self.scheduler = Scheduler(self.engine, self.adapters, rows=2, prefill_chunk=2)
+        self.scheduler = Scheduler(self.engine, self.adapters, rows=2, max_num_batched_tokens=2)
         self.given: dict[int, list[int | None]] = {}
         for prompt, number, sampling in REQUESTS:
             name = str(number) if number else None

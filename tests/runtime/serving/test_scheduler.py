@@ -25,7 +25,7 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.serving.batcher_config import BatcherConfig
+from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
 
 NUMBERS = {"a": 1, "b": 2, "c": 3, "bad": POISON}
@@ -43,7 +43,7 @@ class Served:
             self.adapters.load_weights(name, number_file(folder, number))
         self.background = DeferredExecutor()
         self.adapters._background = self.background  # type: ignore[assignment]
-        config = BatcherConfig(drain_after=4)
+        config = ServingConfig(max_wait_steps=4)
         self.scheduler = Scheduler(self.engine, self.adapters, config=config, **options)
         self.tokens: dict[int, list[int | None]] = {}
         self.failed: dict[int, BaseException] = {}
@@ -77,7 +77,7 @@ def served(tmp_path: Path) -> Served:
 def test_every_request_is_answered_as_alone_with_its_adapter(
     tmp_path: Path, chunk: int | None
 ) -> None:
-    served = Served(tmp_path, **({"prefill_chunk": chunk} if chunk else {}))
+    served = Served(tmp_path, **({"max_num_batched_tokens": chunk} if chunk else {}))
     given = {}
     for turn, name in enumerate(["a", "b", None, "c", "a", None, "c", "b", "a", "c"]):
         prompt = list(range(turn + 1, 2 * turn + 3))
@@ -137,7 +137,7 @@ def test_a_cancelled_request_frees_its_row_and_its_slot(served: Served) -> None:
     served.step(2)
     assert served.tokens[waiting]
     scheduler.cancel(waiting)
-    with pytest.raises(StateError, match=f"request {waiting} does not run"):
+    with pytest.raises(StateError, match=f"request {waiting} neither waits nor runs"):
         scheduler.cancel(waiting)
     with pytest.raises(StateError, match=f"request {waiting} has no row"):
         scheduler.preempt(waiting)
@@ -200,7 +200,7 @@ def test_what_cannot_be_answered_is_refused_at_once(served: Served) -> None:
         served.scheduler.submit([])
     with pytest.raises(ConfigError, match="request 0 has 33 tokens, this engine takes 32"):
         served.scheduler.submit([4] * 33)
-    with pytest.raises(ConfigError, match="n is 2, and a request has one answer; submit it 2 tim"):
+    with pytest.raises(ConfigError, match="n is 2, and submit takes one request; call submit_all"):
         served.scheduler.submit([4], SamplingParams(max_tokens=64, temperature=1, n=2, seed=0))
     assert not served.scheduler
 
@@ -223,11 +223,11 @@ def test_a_preempted_request_ends_at_its_stop_string(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (SamplingParams(stop="a"), r"this batch has no tokenizer; pass tokenizer="),
-        (SamplingParams(bad_words=["a"]), r"this batch has no tokenizer; pass tokenizer="),
+        (SamplingParams(stop="a"), "there is no tokenizer; pass tokenizer="),
+        (SamplingParams(bad_words=["a"]), "there is no tokenizer; pass tokenizer="),
         (
             SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")),
-            r"this batch has no tokenizer; pass tokenizer=",
+            "there is no tokenizer; pass tokenizer=",
         ),
         (SamplingParams(stop_token_ids=[97]), "stop_token_ids holds token id 97, expected 0 to 96"),
         (SamplingParams(logit_bias={97: 1}), "logit_bias holds token id 97, expected 0 to 96"),

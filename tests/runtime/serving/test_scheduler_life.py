@@ -21,11 +21,20 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource, host_nbytes
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.serving.batcher_config import BatcherConfig
+from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.serving.scheduler import Scheduler
 
 SLOTS, ROWS, LONGEST = 2, 3, 6
 NAMES = st.sampled_from("abcd")
+# Many begin alike, with so many tokens that a row is shared.
+PROMPTS = st.one_of(
+    st.lists(st.integers(0, 96), min_size=1, max_size=7),
+    st.builds(
+        lambda common, rest: [*range(common), *rest],
+        st.integers(1, 12),
+        st.lists(st.integers(0, 3), max_size=2),
+    ),
+)
 SAMPLING = st.builds(
     SamplingParams,
     max_tokens=st.integers(1, LONGEST),
@@ -34,6 +43,11 @@ SAMPLING = st.builds(
     ignore_eos=st.just(True),
     stop_token_ids=st.sampled_from([(), tuple(range(0, 97, 5))]),
 )
+
+
+def running_of(scheduler: Scheduler) -> set[int]:
+    """Return who has a row."""
+    return {sequence.id for sequence in scheduler._rows.sequences}
 
 
 @dataclass
@@ -59,15 +73,26 @@ class SchedulerLife(RuleBasedStateMachine):
         self.asked: dict[int, Asked] = {}  # those that have not ended
         self.last_number = 0
 
-    @initialize(chunk=st.sampled_from([1, 3, 16]), host=st.sampled_from([None, 3, 4]))
-    def begin(self, chunk: int, host: int | None) -> None:
+    @initialize(
+        chunk=st.sampled_from([1, 3, 16]),
+        host=st.sampled_from([None, 3, 4]),
+        preempt_after=st.sampled_from([0, 2, 100]),
+        shares=st.booleans(),
+    )
+    def begin(self, chunk: int, host: int | None, preempt_after: int, shares: bool) -> None:
         manifest = self.engine.manifest
         source = AdapterSource(manifest, self.file(), strict=True)
         room = None if host is None else host * host_nbytes(source.preview(source.open()))
         self.adapters = SlotAdapters(self.engine, CacheConfig(host_memory=room))
         self.adapters._background = self.background  # type: ignore[assignment]
-        config = BatcherConfig(drain_after=3, load_ahead=2)
-        self.scheduler = Scheduler(self.engine, self.adapters, config=config, prefill_chunk=chunk)
+        config = ServingConfig(max_wait_steps=3, prefetch_depth=2, preempt_after=preempt_after)
+        self.scheduler = Scheduler(
+            self.engine,
+            self.adapters,
+            config=config,
+            max_num_batched_tokens=chunk,
+            shares_prefixes=shares,
+        )
         for name in "abc":
             self.register(name)
 
@@ -112,22 +137,32 @@ class SchedulerLife(RuleBasedStateMachine):
 
     @rule(
         name=st.one_of(st.none(), NAMES),
-        prompt=st.lists(st.integers(0, 96), min_size=1, max_size=7),
+        prompt=PROMPTS,
         sampling=SAMPLING,
+        client=st.sampled_from(["x", "y", "z"]),
+        salt=st.sampled_from([None, "s"]),
     )
-    def submit(self, name: str | None, prompt: list[int], sampling: SamplingParams) -> None:
+    def submit(
+        self,
+        name: str | None,
+        prompt: list[int],
+        sampling: SamplingParams,
+        client: str,
+        salt: str | None,
+    ) -> None:
         if name is not None and name not in self.numbers:
             with pytest.raises(UnknownAdapterError):
                 self.scheduler.submit(prompt, sampling, adapter=name)
             return
-        request = self.scheduler.submit(prompt, sampling, adapter=name)
+        given = {"client": client, "salt": salt}
+        request = self.scheduler.submit(prompt, sampling, adapter=name, **given)
         self.asked[request] = Asked(name, prompt, sampling)
 
     @rule(count=st.integers(1, 4))
     def step(self, count: int) -> None:
         for _ in range(count):
             answers = self.scheduler.step()
-            for request in self.scheduler._rows.keys() | answers.tokens.keys():
+            for request in running_of(self.scheduler) | answers.tokens.keys():
                 asked = self.asked[request]
                 if asked.number is None:
                     asked.number = self.numbers[asked.name] if asked.name else 0
@@ -149,7 +184,7 @@ class SchedulerLife(RuleBasedStateMachine):
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(sorted(self.asked)))
-        if request not in self.scheduler._rows:
+        if request not in running_of(self.scheduler):
             with pytest.raises(StateError, match=f"request {request} has no row"):
                 self.scheduler.preempt(request)
             return
@@ -162,12 +197,12 @@ class SchedulerLife(RuleBasedStateMachine):
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
             assert len(self.scheduler) == len(self.asked)
-            assert len(self.scheduler._rows) <= ROWS
+            assert self.scheduler.running <= ROWS
 
     def teardown(self) -> None:
         if hasattr(self, "scheduler"):
             self.unpin()
-            bound = (len(self.asked) + 1) * (LONGEST + 7 + 3 + 2)
+            bound = (len(self.asked) + 1) * (LONGEST + 14 + 3 + 2)
             for _ in range(bound):
                 self.end_loads(10)
                 self.step(1)

@@ -3,17 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
-
-
-@dataclass(frozen=True, eq=False)
-class FakeLease:
-    """Of one generation of an adapter."""
-
-    name: str
-    generation: int
+from trt_lora.runtime.managers.slots.cache.entry import Entry, Lease
 
 
 class FakeAdapterCache:
@@ -25,12 +17,20 @@ class FakeAdapterCache:
         self.is_instant = is_instant  # loads are done at once
         self.host: set[str] = set()
         self.places: dict[tuple[str, int], int] = {}
-        self.leases: set[FakeLease] = set()
-        self.pinned: set[tuple[str, int]] = set()
+        self.leases: set[Lease] = set()
+        self.pins: set[tuple[str, int]] = set()
         self.errors: dict[str, Exception] = {}  # of loads
         self.pending: list[tuple[str, Future[None]]] = []
         self.loads = Counter[str]()  # from disk
         self.asked = 0  # how often whether something can be leased
+
+    @property
+    def slot_count(self) -> int:
+        return self.count
+
+    @property
+    def pinned(self) -> set[str]:
+        return {name for name, _ in self.pins}
 
     @property
     def slots(self) -> Mapping[str, int]:
@@ -38,7 +38,7 @@ class FakeAdapterCache:
 
     @property
     def held(self) -> set[tuple[str, int]]:
-        return {(lease.name, lease.generation) for lease in self.leases} | self.pinned
+        return {(lease.name, lease.generation) for lease in self.leases} | self.pins
 
     def generation(self, name: str) -> int:
         if name not in self.generations:
@@ -85,18 +85,18 @@ class FakeAdapterCache:
             return
         self.places[entry] = min(free) if free else self.places.pop(idle[0])
 
-    def lease(self, name: str, *, expected_generation: int | None = None) -> FakeLease:
+    def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
         generation = self.generation(name)
         if expected_generation not in (None, generation):
             raise StateError(f"{name!r} is generation {generation}, not {expected_generation}")
         assert name in self.host, "a step would wait for the disk"
         if (name, generation) not in self.held and len(self.held) == self.count:
             raise StateError(f"all {self.count} slots are held")
-        lease = FakeLease(name, generation)
+        lease = Lease(Entry(name, generation, None, 0))
         self.leases.add(lease)
         return lease
 
-    def release(self, lease: FakeLease) -> None:
+    def release(self, lease: Lease) -> None:
         if lease not in self.leases:
             raise StateError("released already")
         self.leases.remove(lease)

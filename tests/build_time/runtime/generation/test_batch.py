@@ -11,13 +11,13 @@ from conftest import TinyEngine
 from support.fakes.fake_engine import FakeExecutor
 from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.steps import keep_logits, step_of
 from transformers import AutoModelForCausalLM
 
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError
 from trt_lora.runtime import Engine, LoRAManager, SamplingParams, open_engine
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.next_tokens import RowLogits, SeveralRuns
+from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0)
@@ -58,31 +58,20 @@ class Watched:
     """A batch whose logits are kept, and the tokens of every sequence."""
 
     def __init__(self, at: Served, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        self.batch = Batch(at.engine, manager=at.manager, **options)
+        self.batch = Scheduler(at.engine, manager=at.manager, **options)
         self.ids: dict[int, list[int]] = {}
         self.logits: dict[int, list[Any]] = {}
-        step = self.batch._rows.step
-
-        def kept(tokens: Any, *, ahead: bool) -> Any:
-            found = step(tokens, ahead=ahead)
-            for part in found.parts if isinstance(found, SeveralRuns) else (found,):
-                assert isinstance(part, RowLogits)
-                for row, logits in zip(part.rows, part.logits, strict=True):
-                    assert isinstance(row, int)
-                    self.logits[row].append(logits.copy())  # the next step overwrites them
-            return found
-
-        monkeypatch.setattr(self.batch._rows, "step", kept)
+        keep_logits(self.batch._rows, self.logits, monkeypatch)
 
     def add(self, count: int, seed: int) -> int:
         prompt = np.random.default_rng(seed).integers(3, VOCABULARY, count).tolist()
-        row = self.batch.add(prompt, ENDLESS)
+        row = self.batch.submit(prompt, ENDLESS)
         self.ids[row], self.logits[row] = prompt, []
         return row
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            for token in self.batch.step():
+            for token in step_of(self.batch):
                 assert token.token_id is not None
                 self.ids[token.row].append(token.token_id)
 
@@ -103,12 +92,12 @@ def serve(at: Served, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Watche
     watched.step(3)
     second, third = watched.add(2, seed=2), watched.add(19, seed=3)
     watched.step(9)
-    watched.batch.remove(first)  # the last row moves to its place
+    watched.batch.cancel(first)  # the last row moves to its place
     watched.step(4)
     fourth, _ = watched.add(11, seed=4), watched.add(1, seed=5)
     watched.step(8)
-    watched.batch.remove(third)
-    watched.batch.remove(fourth)
+    watched.batch.cancel(third)
+    watched.batch.cancel(fourth)
     watched.step(2)
     watched.add(5, seed=6)
     watched.step(14)
@@ -120,7 +109,7 @@ def serve(at: Served, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Watche
 def test_rows_of_any_age_answer_as_each_alone(
     served: Served, monkeypatch: pytest.MonkeyPatch, chunk: int | None
 ) -> None:
-    assert serve(served, monkeypatch, prefill_chunk=chunk).error(served) < TOLERANCE
+    assert serve(served, monkeypatch, max_num_batched_tokens=chunk).error(served) < TOLERANCE
 
 
 def test_a_prompt_longer_than_a_step_takes_is_run_in_chunks(
@@ -159,7 +148,7 @@ def test_a_row_answers_in_company_as_alone_bit_for_bit(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = Watched(served, monkeypatch)
-    alone.add(7, seed=1)
+    alone.submit(7, seed=1)
     alone.step(20)
     beside = Watched(served, monkeypatch)
     beside.add(7, seed=1)
@@ -187,62 +176,62 @@ def test_an_adapter_can_change_between_tokens(
 
 
 def test_each_sequence_has_its_own_sampling_and_end(served: Served) -> None:
-    batch = Batch(served.engine, manager=served.manager)
+    batch = Scheduler(served.engine, manager=served.manager)
     prompt = [5, 6, 7]
-    greedy = batch.add(prompt, SamplingParams(max_tokens=6, ignore_eos=True, temperature=0))
-    drawn = batch.add(
+    greedy = batch.submit(prompt, SamplingParams(max_tokens=6, ignore_eos=True, temperature=0))
+    drawn = batch.submit(
         prompt, SamplingParams(max_tokens=4, temperature=1.5, seed=3, ignore_eos=True)
     )
-    again = batch.add(
+    again = batch.submit(
         prompt, SamplingParams(max_tokens=4, temperature=1.5, seed=3, ignore_eos=True)
     )
     found: dict[int, list[int | None]] = {greedy: [], drawn: [], again: []}
     reasons = {}
     while batch:
-        for token in batch.step():
+        for token in step_of(batch):
             found[token.row].append(token.token_id)
             if token.finish_reason:
                 reasons[token.row] = token.finish_reason
     assert found[drawn] == found[again] != found[greedy][:4]
     assert [len(found[row]) for row in (greedy, drawn, again)] == [6, 4, 4]
     assert set(reasons.values()) == {"length"}
-    stop = batch.add(
+    stop = batch.submit(
         prompt,
         SamplingParams(
             max_tokens=64, stop_token_ids=[found[greedy][1] or 0], ignore_eos=True, temperature=0
         ),
     )
-    ends = [token for _ in range(2) for token in batch.step()]
+    ends = [token for _ in range(2) for token in step_of(batch)]
     assert (ends[-1].row, ends[-1].token_id, ends[-1].finish_reason) == (stop, None, "stop")
     assert len(batch) == 0
     assert batch.free_rows == 4
 
 
 def test_a_sequence_ends_where_the_cache_does(served: Served) -> None:
-    batch = Batch(served.engine, rows=1)
-    batch.add([3] * 30, ENDLESS)
+    batch = Scheduler(served.engine, rows=1)
+    batch.submit([3] * 30, ENDLESS)
     tokens = []
     while batch:
-        tokens += batch.step()
+        tokens += step_of(batch)
     assert len(tokens) == 64 - 30
     assert tokens[-1].finish_reason == "length"
 
 
 def test_a_full_batch_and_wrong_numbers_are_refused(served: Served) -> None:
-    batch = Batch(served.engine, rows=1)
-    batch.add([3])
+    batch = Scheduler(served.engine, rows=1)
+    batch.submit([3])
     with pytest.raises(StateError, match="all 1 rows are in use"):
-        batch.add([4])
+        batch.submit([4])
     with pytest.raises(ConfigError, match="sequence 7 is not under way"):
-        batch.remove(7)
+        batch.cancel(7)
     with pytest.raises(ConfigError, match="rows is 5, expected a whole number from 1 to 4"):
-        Batch(served.engine, rows=5)
+        Scheduler(served.engine, rows=5)
     with pytest.raises(ConfigError, match="prefill_chunk is 0, expected"):
-        Batch(served.engine, prefill_chunk=0)
+        Scheduler(served.engine, max_num_batched_tokens=0)
     with pytest.raises(
         ConfigError, match=r"prompt 1 has 65 tokens, this engine takes 64; .*--max-s"
     ):
-        batch.add([3] * 65)
+        batch.submit([3] * 65)
 
 
 def test_a_budget_of_bytes_is_as_many_rows_as_it_holds(served: Served) -> None:
@@ -251,14 +240,14 @@ def test_a_budget_of_bytes_is_as_many_rows_as_it_holds(served: Served) -> None:
         for binding in served.engine.manifest.inputs
         if binding.name.startswith("cache.")
     )
-    found = [Batch(served.engine, cache_bytes=rows * row + 1).free_rows for rows in (1, 3, 99)]
+    found = [Scheduler(served.engine, cache_bytes=rows * row + 1).free_rows for rows in (1, 3, 99)]
     assert found == [1, 3, 4]
     with pytest.raises(ConfigError, match=rf"one sequence of 64 tokens takes {row}; allow more"):
-        Batch(served.engine, cache_bytes=row - 1)
+        Scheduler(served.engine, cache_bytes=row - 1)
     with pytest.raises(ConfigError, match="pass one of them"):
-        Batch(served.engine, cache_bytes=row, rows=1)
+        Scheduler(served.engine, cache_bytes=row, rows=1)
     with pytest.raises(ConfigError, match="this engine's grows"):
-        Batch(FakeExecutor(), cache_bytes=row)
+        Scheduler(FakeExecutor(), cache_bytes=row)
 
 
 def test_a_sequence_without_numbers_leaves_the_others_alone(
@@ -267,7 +256,7 @@ def test_a_sequence_without_numbers_leaves_the_others_alone(
     watched = Watched(served, monkeypatch)
     bad, good = watched.add(4, seed=1), watched.add(6, seed=2)
     watched.step()
-    cache = watched.batch._rows._cache  # type: ignore[attr-defined]
+    cache = watched.batch._rows.cache  # type: ignore[attr-defined]
     for tensor in cache.views(0, 1).values():
         tensor.numpy()[0, :, :2] = np.nan
     with pytest.raises(OutputError, match=rf"prompt {bad} are NaN or infinite with adapter 'a'"):
@@ -275,7 +264,7 @@ def test_a_sequence_without_numbers_leaves_the_others_alone(
     for tensor in cache.views(0, cache.rows).values():
         assert np.isfinite(tensor.numpy()).all()
     del watched.ids[bad]
-    replacing = watched.batch.add([9, 8, 7], ENDLESS)
+    replacing = watched.batch.submit([9, 8, 7], ENDLESS)
     watched.ids[replacing], watched.logits[replacing] = [9, 8, 7], []
     watched.step(6)  # the first hands out what was held back
     assert len(watched.ids[good]) == 6 + 7
@@ -283,11 +272,11 @@ def test_a_sequence_without_numbers_leaves_the_others_alone(
 
 
 def test_a_cache_that_grows_takes_no_one_in_later() -> None:
-    batch = Batch(FakeExecutor())
-    batch.add([1, 2])
-    batch.step()
+    batch = Scheduler(FakeExecutor())
+    batch.submit([1, 2])
+    step_of(batch)
     with pytest.raises(StateError, match=r"sequences begin together; .*--kv-cache static"):
-        batch.add([3])
+        batch.submit([3])
 
 
 def test_transformers_generates_the_same(tiny_engine: TinyEngine) -> None:
@@ -297,7 +286,7 @@ def test_transformers_generates_the_same(tiny_engine: TinyEngine) -> None:
         options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
         expected = model.generate(torch.tensor([prompt]), **options)[0, 4:].tolist()
     with open_engine(tiny_engine.engine, "onnxruntime") as engine:
-        batch = Batch(engine)
-        batch.add(prompt, SamplingParams(max_tokens=20, ignore_eos=True, temperature=0))
-        tokens = [token.token_id for _ in range(20) for token in batch.step()]
+        batch = Scheduler(engine)
+        batch.submit(prompt, SamplingParams(max_tokens=20, ignore_eos=True, temperature=0))
+        tokens = [token.token_id for _ in range(20) for token in step_of(batch)]
     assert tokens == expected

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
+from support.steps import keep_logits, step_of
 
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError, UnknownAdapterError
 from trt_lora.runtime import (
-    Batch,
     LoRAManager,
     SamplingParams,
+    Scheduler,
     generate,
 )
-from trt_lora.runtime.generation.next_tokens import NextTokens, RowLogits
 
 RANKS = {"a": 2, "b": 8, "c": 3}
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0)
@@ -38,32 +38,21 @@ def prompt(seed: int, count: int = 6) -> list[int]:
 class Watched:
     """A batch whose logits are kept, with the adapter and the tokens of every sequence."""
 
-    def __init__(self, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, batch: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batch = batch
         self.names: dict[int, str | None] = {}
         self.ids: dict[int, list[int]] = {}
         self.logits: dict[int, list[Any]] = {}
-        step = batch._rows.step
-
-        def kept(*arguments: Any, **options: Any) -> NextTokens:
-            found = step(*arguments, **options)
-            for part in getattr(found, "parts", [found]):
-                assert isinstance(part, RowLogits)
-                for row, logits in zip(part.rows, part.logits, strict=True):
-                    assert isinstance(row, int)
-                    self.logits[row].append(logits.copy())
-            return found
-
-        monkeypatch.setattr(batch._rows, "step", kept)
+        keep_logits(self.batch._rows, self.logits, monkeypatch)
 
     def add(self, name: str | None, ids: list[int]) -> int:
-        row = self.batch.add(ids, ENDLESS, adapter=name)
+        row = self.batch.submit(ids, ENDLESS, adapter=name)
         self.names[row], self.ids[row], self.logits[row] = name, list(ids), []
         return row
 
     def step(self, count: int) -> None:
         for _ in range(count):
-            for token in self.batch.step():
+            for token in step_of(self.batch):
                 assert token.token_id is not None
                 self.ids[token.row].append(token.token_id)
 
@@ -72,17 +61,19 @@ def test_rows_that_join_and_leave_answer_as_peft_does_with_their_adapter(
     served: ServedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters = served.adapters()
-    watched = Watched(Batch(served.engine, adapters=adapters, prefill_chunk=4), monkeypatch)
+    watched = Watched(
+        Scheduler(served.engine, adapters=adapters, max_num_batched_tokens=4), monkeypatch
+    )
     first = watched.add("a", prompt(1))
     watched.add(None, prompt(2, 3))
     watched.step(3)
     watched.add("b", prompt(3, 11))
     watched.add("a", prompt(4, 1))
     watched.step(6)
-    watched.batch.remove(first)  # a row moves to its place, with its adapter
+    watched.batch.cancel(first)  # a row moves to its place, with its adapter
     watched.step(4)
     for row in [row for row, name in watched.names.items() if name == "b"]:
-        watched.batch.remove(row)
+        watched.batch.cancel(row)
     watched.add("c", prompt(5, 9))  # takes the slot that b had
     watched.step(20)
     adapters.check_integrity()
@@ -116,15 +107,15 @@ def test_prompts_are_answered_with_the_adapters_named_for_them(served: ServedLla
 
 def test_an_adapter_in_use_stays_and_a_third_finds_no_slot(served: ServedLlama) -> None:
     adapters = served.adapters()
-    batch = Batch(served.engine, adapters=adapters)
-    rows = [batch.add(prompt(1), ENDLESS, adapter=name) for name in ("a", "b", "b")]
+    batch = Scheduler(served.engine, adapters=adapters)
+    rows = [batch.submit(prompt(1), ENDLESS, adapter=name) for name in ("a", "b", "b")]
     with pytest.raises(StateError, match=r"'c' finds all 2 slots in use by 'a' \(1 s.*wait for"):
-        batch.add(prompt(2), adapter="c")
-    batch.add(prompt(2))  # the base model needs none
-    batch.step()
-    batch.remove(rows[0])
-    batch.add(prompt(2), ENDLESS, adapter="c")
-    batch.step()
+        batch.submit(prompt(2), adapter="c")
+    batch.submit(prompt(2))  # the base model needs none
+    step_of(batch)
+    batch.cancel(rows[0])
+    batch.submit(prompt(2), ENDLESS, adapter="c")
+    step_of(batch)
     assert adapters.slots.keys() == {"b", "c"}
     batch.clear()
     for name in RANKS:
@@ -139,17 +130,17 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
     adapters = served.adapters()
     ids = prompt(3)
     (alone,) = generate(served.engine, [ids], adapters=adapters, adapter_names=["a"])
-    batch = Batch(served.engine, adapters=adapters)
-    old = batch.add(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
-    tokens = [token.token_id for token in batch.step()]
+    batch = Scheduler(served.engine, adapters=adapters)
+    old = batch.submit(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
+    tokens = [token.token_id for token in step_of(batch)]
     adapters.load_weights("a", served.paths["b"], replace=True)
-    new = batch.add(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
+    new = batch.submit(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
     adapters.unload("a")
     with pytest.raises(UnknownAdapterError):
-        batch.add(ids, adapter="a")
+        batch.submit(ids, adapter="a")
     found: dict[int, list[int | None]] = {old: tokens, new: []}
     while batch:
-        for token in batch.step():
+        for token in step_of(batch):
             found[token.row].append(token.token_id)
     (other,) = generate(served.engine, [ids], adapters=adapters, adapter_names=["b"])
     assert found[old] == list(alone.token_ids[:9])
@@ -161,26 +152,26 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
 
 def test_a_lease_that_is_passed_in_belongs_to_the_sequence(served: ServedLlama) -> None:
     adapters = served.adapters()
-    batch = Batch(served.engine, adapters=adapters, rows=1)
-    row = batch.add(prompt(1), adapter=adapters.lease("a"))
+    batch = Scheduler(served.engine, adapters=adapters, rows=1)
+    row = batch.submit(prompt(1), adapter=adapters.lease("a"))
     mine = adapters.lease("b")
     with pytest.raises(StateError, match="all 1 rows are in use"):
-        batch.add(prompt(1), adapter=mine)
+        batch.submit(prompt(1), adapter=mine)
     adapters.release(mine)  # a sequence that is refused leaves it to its owner
-    batch.remove(row)
+    batch.cancel(row)
     assert adapters.stats.leased == 0
     adapters.check_integrity()
 
 
 def test_a_sequence_that_is_refused_takes_no_adapter(served: ServedLlama) -> None:
     adapters = served.adapters()
-    batch = Batch(served.engine, adapters=adapters, rows=1)
-    batch.add(prompt(1), adapter="a")
+    batch = Scheduler(served.engine, adapters=adapters, rows=1)
+    batch.submit(prompt(1), adapter="a")
     with pytest.raises(StateError, match="all 1 rows are in use"):
-        batch.add(prompt(1), adapter="b")
+        batch.submit(prompt(1), adapter="b")
     adapters.unload("b")
     with pytest.raises(UnknownAdapterError, match="unknown adapter 'b'; loaded: a, c"):
-        batch.add(prompt(1), adapter="b")
+        batch.submit(prompt(1), adapter="b")
     all_three = served.adapters()
     with pytest.raises(StateError, match=r"all 2 slots in use by 'a' \(1 seq"):
         generate(
@@ -196,11 +187,11 @@ def test_a_sequence_that_is_refused_takes_no_adapter(served: ServedLlama) -> Non
 def test_what_contradicts_itself_is_refused(served: ServedLlama) -> None:
     adapters, manager = served.adapters(), LoRAManager()
     with pytest.raises(ConfigError, match="manager and adapters both say"):
-        Batch(served.engine, manager=manager, adapters=adapters)
+        Scheduler(served.engine, manager=manager, adapters=adapters)
     with pytest.raises(ConfigError, match="all sequences of this batch have one adapter"):
-        Batch(served.engine).add(prompt(1), adapter="a")
+        Scheduler(served.engine).add(prompt(1), adapter="a")
     with pytest.raises(ConfigError, match="have adapters of their own"):
-        Batch(served.engine, adapters=adapters).use_active_adapter()
+        Scheduler(served.engine, adapters=adapters).use_active_adapter()
     with pytest.raises(ConfigError, match="there are 1 adapter_names for 2 prompts"):
         generate(served.engine, [prompt(1)] * 2, adapters=adapters, adapter_names=["a"])
     with pytest.raises(ConfigError, match=r"adapter_names is 'a'; give a list"):
@@ -210,13 +201,13 @@ def test_what_contradicts_itself_is_refused(served: ServedLlama) -> None:
 def test_logits_that_are_no_numbers_name_the_adapter_of_their_row(
     served: ServedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = Batch(served.engine, adapters=served.adapters())
-    batch.add(prompt(1), ENDLESS, adapter="a")
-    bad = batch.add(prompt(2), ENDLESS, adapter="b")
-    batch.step()
-    cache = batch._rows._cache  # type: ignore[attr-defined]
+    batch = Scheduler(served.engine, adapters=served.adapters())
+    batch.submit(prompt(1), ENDLESS, adapter="a")
+    bad = batch.submit(prompt(2), ENDLESS, adapter="b")
+    step_of(batch)
+    cache = batch._rows.cache  # type: ignore[attr-defined]
     for tensor in cache.views(1, 1).values():
         tensor.numpy()[0, :, :2] = np.nan
     with pytest.raises(OutputError, match=rf"prompt {bad} are NaN or infinite with adapter 'b':"):
-        batch.step()
+        step_of(batch)
     assert len(batch) == 1

@@ -8,9 +8,10 @@ import pytest
 from support.adapters.trtllm_files import CONFIG, WEIGHTS
 from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
+from support.steps import step_of
 
 from trt_lora import runtime
-from trt_lora.runtime import Batch, SamplingParams, SlotAdapters
+from trt_lora.runtime import SamplingParams, Scheduler, SlotAdapters
 from trt_lora.runtime.interfaces import max, trtllm, vllm
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 
@@ -31,14 +32,14 @@ def assert_answers_as_peft(
     served: ServedLlama, adapters: SlotAdapters, taken: Mapping[str, Lease | str | None]
 ) -> None:
     """A sequence for each name, with what the interface says that it takes."""
-    batch = Batch(served.engine, adapters=adapters)
+    batch = Scheduler(served.engine, adapters=adapters)
     rows = {
-        batch.add(prompt(seed), SAMPLING, adapter=adapter): (name, seed)
+        batch.submit(prompt(seed), SAMPLING, adapter=adapter): (name, seed)
         for seed, (name, adapter) in enumerate(taken.items())
     }
     tokens: dict[int, list[int]] = {row: [] for row in rows}
     while len(batch):
-        for token in batch.step():
+        for token in step_of(batch):
             assert token.token_id is not None
             tokens[token.row].append(token.token_id)
     for row, (name, seed) in rows.items():

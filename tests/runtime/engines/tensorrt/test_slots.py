@@ -12,9 +12,10 @@ from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import DOWN, UP, engine_directory, expected_logits
 from support.fakes.tiny_static_engine import ROWS, static_slots_manifest
 from support.models.tiny_model_runs import NO_ADAPTER, adapter, expected_answer, manager_of
+from support.steps import step_of
 
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
-from trt_lora.runtime import Batch, SamplingParams, TensorMap, open_engine
+from trt_lora.runtime import SamplingParams, Scheduler, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
@@ -172,14 +173,14 @@ def test_sequences_join_and_leave_with_adapters_of_their_own(
     answers: dict[int, list[int]] = {}
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        batch = Batch(engine, adapters=adapters)
+        batch = Scheduler(engine, adapters=adapters)
 
         def join(prompt: list[int], name: str | None, tokens: int) -> None:
             sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
-            joined[batch.add(prompt, sampling, adapter=name)] = (prompt, name, tokens)
+            joined[batch.submit(prompt, sampling, adapter=name)] = (prompt, name, tokens)
 
         def step(count: int) -> None:
-            for token in [token for _ in range(count) for token in batch.step()]:
+            for token in [token for _ in range(count) for token in step_of(batch)]:
                 assert token.token_id is not None
                 answers.setdefault(token.row, []).append(token.token_id)
 
@@ -207,13 +208,13 @@ def test_answers_to_one_prompt_have_its_adapter_in_copied_rows(
     """At a temperature near zero, every draw is the greedy token."""
     alike = SamplingParams(max_tokens=6, temperature=1e-9, n=3, ignore_eos=True, seed=0)
     with slot_engine as engine:
-        batch = Batch(engine, adapters=loaded(engine, files))
-        batch.add([1], SamplingParams(max_tokens=9, ignore_eos=True, temperature=0), adapter="b")
-        batch.step()
-        rows = batch.add_all([3, 1, 4], alike, adapter="d")
+        batch = Scheduler(engine, adapters=loaded(engine, files))
+        batch.submit([1], SamplingParams(max_tokens=9, ignore_eos=True, temperature=0), adapter="b")
+        step_of(batch)
+        rows = batch.submit_all([3, 1, 4], alike, adapter="d")
         answers: dict[int, list[int | None]] = {row: [] for row in rows}
         while batch:
-            for token in batch.step():
+            for token in step_of(batch):
                 answers.setdefault(token.row, []).append(token.token_id)
     assert [answers[row] for row in rows] == [expected_answer([3, 1, 4], 6, WEIGHTS["d"])] * 3
 
@@ -227,12 +228,12 @@ def test_a_manager_binds_one_adapter_for_all_rows(
             manager.load_weights(name, path, strict=False)
         for active in ("a", "d", None):
             manager.switch_weights(active) if active else manager.reset_weights()
-            batch = Batch(engine, manager=manager)
+            batch = Scheduler(engine, manager=manager)
             sampling = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
-            rows = [batch.add(prompt, sampling) for prompt in ([3, 1, 4], [1])]
+            rows = [batch.submit(prompt, sampling) for prompt in ([3, 1, 4], [1])]
             answers: dict[int, list[int]] = {row: [] for row in rows}
             while batch:
-                for token in batch.step():
+                for token in step_of(batch):
                     assert token.token_id is not None
                     answers[token.row].append(token.token_id)
             assert answers[rows[0]] == expected_answer([3, 1, 4], 6, WEIGHTS[active])

@@ -11,14 +11,15 @@ from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import DECODE, PREFILL, expected_logits
 from support.fakes.tiny_static_engine import KEY, VALUE
 from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manager_of
+from support.steps import step_of
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime import SamplingParams, TensorMap, generate
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 MakeEngine = Callable[..., TensorRTEngine]
 PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9]]
@@ -40,15 +41,15 @@ def prefill(engine: TensorRTEngine, cache: KVCache, ids: Sequence[int]) -> Tenso
     return tensor_map
 
 
-def drain(batch: Batch, answers: dict[int, list[int]]) -> None:
+def drain(batch: Scheduler, answers: dict[int, list[int]]) -> None:
     """Run the batch to its end."""
     while batch:
         step(batch, answers)
 
 
-def step(batch: Batch, answers: dict[int, list[int]]) -> None:
+def step(batch: Scheduler, answers: dict[int, list[int]]) -> None:
     """Run one step and keep its tokens."""
-    for token in batch.step():
+    for token in step_of(batch):
         assert token.token_id is not None
         answers.setdefault(token.row, []).append(token.token_id)
 
@@ -141,13 +142,13 @@ def test_rows_that_join_and_leave_change_no_answer(
 ) -> None:
     lengths = [9, 2, 5, 7, 4, 8]
     with static_engine(max_graphs=max_graphs) as engine:
-        batch = Batch(engine, rows=3, prefill_chunk=chunk)
+        batch = Scheduler(engine, rows=3, max_num_batched_tokens=chunk)
         answers: dict[int, list[int]] = {}
         prompts = [*PROMPTS, [2, 7], [1, 8, 2, 8]]
         for prompt, length in zip(prompts, lengths, strict=True):
-            while not batch.free_rows:
+            while len(batch) == 3:
                 step(batch, answers)
-            batch.add(prompt, tokens(length))
+            batch.submit(prompt, tokens(length))
             step(batch, answers)
         drain(batch, answers)
 

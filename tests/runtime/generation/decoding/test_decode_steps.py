@@ -19,14 +19,15 @@ from support.models.tiny_model_runs import (
     expected_answer,
     manager_of,
 )
+from support.steps import step_of
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 MakeEngine = Callable[..., TensorRTEngine]
 BEGIN = [  # a step that a graph answers
@@ -78,12 +79,12 @@ def test_an_answer_of_512_tokens_is_one_capture_and_one_launch_for_every_other_t
     called: list[None] = []
     trt.call_plugin = lambda: called.append(None)
     with static_engine(max_len=520) as engine:
-        batch = Batch(engine, rows=1)
-        batch.add([3, 1, 4], tokens(512))
+        batch = Scheduler(engine, rows=1)
+        batch.submit([3, 1, 4], tokens(512))
         for _ in range(512):
             before = len(cuda.calls)
             callbacks.append(len(called) + len(trt.bound))
-            answer += [token.token_id for token in batch.step()]
+            answer += [token.token_id for token in step_of(batch)]
             calls.append(cuda.names()[before:])
 
     # The prompt, the first decode step with the second behind it, and what all others do.
@@ -283,12 +284,12 @@ def test_a_prepared_run_does_not_outlive_its_engine(static_engine: MakeEngine) -
 def session(engine: TensorRTEngine) -> None:
     """Two rows, the first of which goes on alone."""
     with engine:
-        batch = Batch(engine, rows=2)
+        batch = Scheduler(engine, rows=2)
         for prompt, count in (([3, 1, 4], 6), ([1, 5], 4)):
-            batch.add(prompt, tokens(count))
+            batch.submit(prompt, tokens(count))
         written: dict[int, list[int]] = {0: [], 1: []}
         while batch:
-            for token in batch.step():
+            for token in step_of(batch):
                 assert token.token_id is not None
                 written[token.row].append(token.token_id)
         assert written == {0: expected_answer([3, 1, 4], 6), 1: expected_answer([1, 5], 4)}
@@ -331,12 +332,12 @@ def test_batches_take_turns_on_one_engine_each_with_an_adapter_of_its_own(
         for name in weights:
             manager = manager_of(engine, a=FIRST, b=SECOND)
             manager.switch_weights(name) if name else manager.reset_weights()
-            batches[name] = Batch(engine, manager=manager, rows=1)
-            batches[name].add([3, 1, 4], tokens(9))
+            batches[name] = Scheduler(engine, manager=manager, rows=1)
+            batches[name].submit([3, 1, 4], tokens(9))
         answers: dict[str, list[int | None]] = {name: [] for name in weights}
         for _ in range(9):
             for name in batches:
-                answers[name] += [token.token_id for token in batches[name].step()]
+                answers[name] += [token.token_id for token in step_of(batches[name])]
         batches.clear()
 
     for name, answer in answers.items():

@@ -8,9 +8,9 @@ import pytest
 from conftest import TinyEngine
 from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
 from support.models.tiny_sizes import VOCABULARY
+from support.steps import step_of
 
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.decoding import static_decoder
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder, _host_pieces
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
@@ -18,6 +18,7 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 ROWS, BEFORE, WIDTH = 2, 4, 14
 
@@ -107,16 +108,16 @@ def test_each_row_keeps_its_own_adapter_and_what_was_interrupted_begins_again(
     adapters = SlotAdapters(engine)
     for name, number in numbers.items():
         adapters.load_weights(name, number_file(tmp_path, number))
-    batch = Batch(engine, adapters=adapters, prefill_chunk=12)
+    batch = Scheduler(engine, adapters=adapters, max_num_batched_tokens=12)
     sampling = SamplingParams(max_tokens=6, temperature=0.9, seed=3, ignore_eos=True)
     prompts = {"c": list(range(4, 16)), "a": list(range(7, 17)), "b": list(range(5, 16))}
-    rows = {batch.add(prompt, sampling, adapter=name): name for name, prompt in prompts.items()}
+    rows = {batch.submit(prompt, sampling, adapter=name): name for name, prompt in prompts.items()}
     found: dict[int, list[int | None]] = {row: [] for row in rows}
     if interrupted:
         with pytest.raises(KeyboardInterrupt):
-            batch.step()
+            step_of(batch)
     while batch:
-        for token in batch.step():
+        for token in step_of(batch):
             found[token.row].append(token.token_id)
     for row, name in rows.items():
         assert found[row] == expected_answer(prompts[name], numbers[name], sampling), name

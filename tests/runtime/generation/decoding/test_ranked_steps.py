@@ -16,6 +16,7 @@ from support.models.static_batches import (
     rows_of,
 )
 from support.models.tiny_model_runs import expected_answer
+from support.steps import step_of
 
 from trt_lora.plugins.kernels import candidates
 from trt_lora.runtime import SamplingParams
@@ -23,9 +24,9 @@ from trt_lora.runtime.engines.ranked_run import RanksLogits
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.prepared import mirrored_block
 from trt_lora.runtime.generation import sampling as host_sampling
-from trt_lora.runtime.generation.batch import Batch
-from trt_lora.runtime.generation.decoding import static_rows
+from trt_lora.runtime.generation.decoding import rows as decoding_rows
 from trt_lora.runtime.generation.token import Logprobs
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 pytestmark = pytest.mark.usefixtures("hurrying")
 
@@ -52,7 +53,7 @@ CHANGED = [
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let batches take logits to the host, as with ONNX Runtime."""
     with monkeypatch.context() as patch:
-        patch.setattr(static_rows, "RanksLogits", type("Nobody", (), {}))
+        patch.setattr(decoding_rows, "RanksLogits", type("Nobody", (), {}))
         yield
 
 
@@ -60,9 +61,9 @@ def answers_with(
     engine: TensorRTEngine, sampling: Sequence[SamplingParams], prompts: Sequence[list[int]]
 ) -> dict[int, list[int]]:
     """Run a batch of prompts."""
-    batch = Batch(engine, rows=len(prompts))
+    batch = Scheduler(engine, rows=len(prompts))
     for prompt, params in zip(prompts, sampling, strict=True):
-        batch.add(prompt, params)
+        batch.submit(prompt, params)
     return answers_of(batch)
 
 
@@ -149,11 +150,11 @@ def test_the_host_begins_with_as_many_candidates_as_a_gpu_finds() -> None:
 
 def logprobs_with(engine: TensorRTEngine, params: SamplingParams) -> list[Logprobs]:
     """Those of every step of two prompts."""
-    batch, found = Batch(engine, rows=2), list[Logprobs]()
+    batch, found = Scheduler(engine, rows=2), list[Logprobs]()
     for prompt in PROMPTS[:2]:
-        batch.add(prompt, params)
+        batch.submit(prompt, params)
     while batch:
-        found += [token.logprobs for token in batch.step() if token.logprobs is not None]
+        found += [token.logprobs for token in step_of(batch) if token.logprobs is not None]
     assert len(found) == 2 * (params.max_tokens or 0)
     return found
 
@@ -166,11 +167,11 @@ def test_answers_to_one_prompt_are_those_of_the_prompt_run_for_each(
     for shares in (True, False):  # without: each row runs its prompt
         with static_engine() as engine, monkeypatch.context() as patch:
             if not shares:
-                patch.setattr(static_rows.StaticRows, "_is_alike", lambda *_: False)
-            batch = Batch(engine, rows=4)
-            batch.add(PROMPTS[1], greedy(9))
-            batch.step()
-            batch.add_all(PROMPTS[0], params)
+                patch.setattr(decoding_rows.Rows, "_is_alike", lambda *_: False)
+            batch = Scheduler(engine, rows=4)
+            batch.submit(PROMPTS[1], greedy(9))
+            step_of(batch)
+            batch.submit_all(PROMPTS[0], params)
             found.append(answers_of(batch))
     assert found[0] == found[1]
     assert len({tuple(found[0][row]) for row in (1, 2, 3)}) == 3
@@ -178,9 +179,9 @@ def test_answers_to_one_prompt_are_those_of_the_prompt_run_for_each(
 
 def test_greedy_brings_no_logits_to_the_host(static_engine: MakeEngine, cuda: FakeCuda) -> None:
     with static_engine(max_len=64) as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(60))
-        batch.step()
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(60))
+        step_of(batch)
         cuda.copies.clear()
         answers_of(batch)
 
@@ -203,12 +204,12 @@ def test_the_next_step_is_launched_before_this_one_is_waited_for(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(9))
-        batch.step()
-        batch.step()
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(9))
+        step_of(batch)
+        step_of(batch)
         before = len(cuda.calls)
-        batch.step()
+        step_of(batch)
         names = cuda.names()[before:]
         assert names.index("cudaGraphLaunch") < names.index("cudaEventSynchronize")
         assert cuda.hurries or cuda.pending_works() > 0  # the step ahead is not waited for
@@ -217,30 +218,30 @@ def test_the_next_step_is_launched_before_this_one_is_waited_for(
 
 def test_no_step_is_begun_behind_the_last_one_by_length(static_engine: MakeEngine) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=2)
-        batch.add(PROMPTS[0], greedy(4))
-        batch.add(PROMPTS[1], greedy(9))
+        batch = Scheduler(engine, rows=2)
+        batch.submit(PROMPTS[0], greedy(4))
+        batch.submit(PROMPTS[1], greedy(9))
         ahead = []
         while batch:
-            batch.step()
+            step_of(batch)
             ahead.append(is_ahead(batch))
-            rows_of(batch)._cache.check_integrity()
+            rows_of(batch).cache.check_integrity()
     # Their prompts; up to the fourth token; the other one alone, up to its ninth.
     assert ahead == [False, True, True, False, True, True, True, True, False]
 
 
 def test_no_step_is_begun_where_a_row_has_no_room_for_it(static_engine: MakeEngine) -> None:
     with static_engine(max_len=8) as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(100))
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(100))
         assert answers_of(batch) == {0: expected_answer(PROMPTS[0], 5)}
 
 
 def test_no_step_is_begun_beyond_the_end_of_the_cache(static_engine: MakeEngine) -> None:
     with static_engine(max_len=8) as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(100))
-        batch.step()
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(100))
+        step_of(batch)
         answer = expected_answer(PROMPTS[0], 5)
         ahead = []
         for token in answer:
@@ -251,11 +252,11 @@ def test_no_step_is_begun_beyond_the_end_of_the_cache(static_engine: MakeEngine)
 
 def test_no_step_is_begun_for_a_sequence_that_draws(static_engine: MakeEngine) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=2)
-        batch.add(PROMPTS[0], greedy(9))
-        batch.add(PROMPTS[1], MIXTURE[1])
+        batch = Scheduler(engine, rows=2)
+        batch.submit(PROMPTS[0], greedy(9))
+        batch.submit(PROMPTS[1], MIXTURE[1])
         while batch:
-            batch.step()
+            step_of(batch)
             assert not is_ahead(batch) or len(batch) == 1
 
 

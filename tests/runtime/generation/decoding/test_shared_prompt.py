@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
+from support.steps import step_of
 
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 PROMPT = [4, 5, 6, 7, 8]
 DRAWN = SamplingParams(max_tokens=8, temperature=0.9, seed=3, ignore_eos=True, n=3)
@@ -36,67 +37,67 @@ def engine() -> Counted:
 
 
 @pytest.fixture
-def batch(engine: Counted) -> Batch:
-    return Batch(engine, adapters=SlotAdapters(engine), prefill_chunk=2)
+def batch(engine: Counted) -> Scheduler:
+    return Scheduler(engine, adapters=SlotAdapters(engine), max_num_batched_tokens=2)
 
 
-def answers_of(batch: Batch, rows: tuple[int, ...]) -> list[list[int | None]]:
+def answers_of(batch: Scheduler, rows: tuple[int, ...]) -> list[list[int | None]]:
     found: dict[int, list[int | None]] = {row: [] for row in rows}
     for _ in range(40):  # more than the longest answer takes
-        for token in batch.step():
+        for token in step_of(batch):
             found.setdefault(token.row, []).append(token.token_id)
     assert not batch
     return [found[row] for row in rows]
 
 
-def test_a_prompt_is_run_once_for_all_its_answers(engine: Counted, batch: Batch) -> None:
-    rows = batch.add_all(PROMPT, DRAWN)
+def test_a_prompt_is_run_once_for_all_its_answers(engine: Counted, batch: Scheduler) -> None:
+    rows = batch.submit_all(PROMPT, DRAWN)
     while not batch.tokens(rows[0]):
-        batch.step()
+        step_of(batch)
     assert engine.tokens == len(PROMPT)
     assert all(len(batch.tokens(row)) == 1 for row in rows)
 
 
-def test_answers_differ_can_be_repeated_and_the_first_is_that_of_one(batch: Batch) -> None:
-    first = answers_of(batch, batch.add_all(PROMPT, DRAWN))
-    again = answers_of(batch, batch.add_all(PROMPT, DRAWN))
+def test_answers_differ_can_be_repeated_and_the_first_is_that_of_one(batch: Scheduler) -> None:
+    first = answers_of(batch, batch.submit_all(PROMPT, DRAWN))
+    again = answers_of(batch, batch.submit_all(PROMPT, DRAWN))
     assert first == again
     assert first[0] == expected_answer(PROMPT, 0, ALONE)
     assert len(set(map(tuple, first))) == 3
-    assert first[:2] == answers_of(batch, batch.add_all(PROMPT, replace(DRAWN, n=2)))
+    assert first[:2] == answers_of(batch, batch.submit_all(PROMPT, replace(DRAWN, n=2)))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("leaving", [0, 1, 2])
-def test_one_that_leaves_changes_no_other(batch: Batch, steps: int, leaving: int) -> None:
-    expected = answers_of(batch, batch.add_all(PROMPT, DRAWN))
-    rows = batch.add_all(PROMPT, DRAWN)
+def test_one_that_leaves_changes_no_other(batch: Scheduler, steps: int, leaving: int) -> None:
+    expected = answers_of(batch, batch.submit_all(PROMPT, DRAWN))
+    rows = batch.submit_all(PROMPT, DRAWN)
     given = {row: list[int | None]() for row in rows}
     for _ in range(steps):
-        for token in batch.step():
+        for token in step_of(batch):
             given[token.row].append(token.token_id)
-    batch.remove(rows[leaving])
+    batch.cancel(rows[leaving])
     rest = answers_of(batch, rows)
     for place, row in enumerate(rows):
         if place != leaving:
             assert given[row] + rest[place] == expected[place]
 
 
-def test_all_leave_before_their_prompt_is_through(batch: Batch) -> None:
-    rows = batch.add_all(PROMPT, DRAWN)
-    batch.step()
+def test_all_leave_before_their_prompt_is_through(batch: Scheduler) -> None:
+    rows = batch.submit_all(PROMPT, DRAWN)
+    step_of(batch)
     for row in rows:
-        batch.remove(row)
-    row = batch.add(PROMPT, ALONE)
+        batch.cancel(row)
+    row = batch.submit(PROMPT, ALONE)
     assert answers_of(batch, (row,)) == [expected_answer(PROMPT, 0, ALONE)]
 
 
 def test_answers_have_the_adapter_of_their_prompt(engine: Counted, tmp_path: Path) -> None:
     adapters = SlotAdapters(engine)
     adapters.load_weights("five", number_file(tmp_path, 5))
-    batch = Batch(engine, adapters=adapters)
-    alone = batch.add(PROMPT, ALONE)
-    rows = batch.add_all(PROMPT, DRAWN, adapter="five")
+    batch = Scheduler(engine, adapters=adapters)
+    alone = batch.submit(PROMPT, ALONE)
+    rows = batch.submit_all(PROMPT, DRAWN, adapter="five")
     found = answers_of(batch, (alone, *rows))
     assert found[0] == expected_answer(PROMPT, 0, ALONE)
     assert found[1] == expected_answer(PROMPT, 5, ALONE)
@@ -122,9 +123,9 @@ def test_answers_whose_adapter_is_replaced_between_two_of_them_share_no_prompt(
     adapters = ReplacedBetweenLeases(engine)
     adapters.load_weights("a", number_file(tmp_path, 5))
     adapters.another = number_file(tmp_path, 6)
-    batch = Batch(engine, adapters=adapters)
+    batch = Scheduler(engine, adapters=adapters)
     leading = replace(DRAWN, temperature=1e-9)  # every draw is the greedy token
-    found = answers_of(batch, batch.add_all(PROMPT, leading, adapter="a"))
+    found = answers_of(batch, batch.submit_all(PROMPT, leading, adapter="a"))
     assert found == [expected_answer(PROMPT, n, replace(leading, n=1)) for n in (5, 6, 6)]
 
 
@@ -133,21 +134,21 @@ def test_logits_that_are_no_numbers_end_all_answers_of_a_prompt(
 ) -> None:
     adapters = SlotAdapters(engine)
     adapters.load_weights("bad", number_file(tmp_path, POISON))
-    batch = Batch(engine, adapters=adapters)
-    rows = batch.add_all(PROMPT, DRAWN, adapter="bad")
+    batch = Scheduler(engine, adapters=adapters)
+    rows = batch.submit_all(PROMPT, DRAWN, adapter="bad")
     with pytest.raises(OutputError) as caught:
-        batch.step()
+        step_of(batch)
     assert caught.value.rows == rows
     assert not batch
 
 
-def test_there_is_a_row_for_every_answer_or_none_is_taken_in(batch: Batch) -> None:
-    batch.add_all(PROMPT, DRAWN)
+def test_there_is_a_row_for_every_answer_or_none_is_taken_in(batch: Scheduler) -> None:
+    batch.submit_all(PROMPT, DRAWN)
     with pytest.raises(StateError, match="n is 3, and 1 rows are free; wait until"):
-        batch.add_all(PROMPT, DRAWN)
+        batch.submit_all(PROMPT, DRAWN)
     assert len(batch) == 3
 
 
-def test_a_sequence_by_itself_has_one_answer(batch: Batch) -> None:
+def test_a_sequence_by_itself_has_one_answer(batch: Scheduler) -> None:
     with pytest.raises(ConfigError, match="n is 3, and add takes one sequence; call add_all"):
-        batch.add(PROMPT, DRAWN)
+        batch.submit(PROMPT, DRAWN)

@@ -22,13 +22,14 @@ from support.models.static_batches import (
     rows_of,
 )
 from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manager_of
+from support.steps import step_of
 
 from trt_lora.plugins.errors import BackendError, OutputError, StateError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import MirroredBlock
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.memory.cuda import Event
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 pytestmark = pytest.mark.usefixtures("hurrying")
 
@@ -71,10 +72,10 @@ def test_a_stop_token_is_seen_one_step_late_and_never_returned(static_engine: Ma
         stop = next(token for token in expected[stopping] if token != expected[stopping][0])
         kept = expected[stopping][: expected[stopping].index(stop)]
         with static_engine() as engine:
-            batch = Batch(engine, rows=4)
+            batch = Scheduler(engine, rows=4)
             for row, prompt in enumerate(PROMPTS):
                 stops = [stop] if row == stopping else []
-                batch.add(
+                batch.submit(
                     prompt,
                     SamplingParams(
                         max_tokens=9, stop_token_ids=stops, ignore_eos=True, temperature=0
@@ -82,7 +83,7 @@ def test_a_stop_token_is_seen_one_step_late_and_never_returned(static_engine: Ma
                 )
             found: dict[int, list[int]] = {}
             while batch:
-                keep(batch.step(), found)
+                keep(step_of(batch), found)
                 check_cache(batch, found)
         assert found == {
             row: kept if row == stopping else answer for row, answer in enumerate(expected)
@@ -94,18 +95,18 @@ def test_a_row_that_leaves_while_a_step_is_ahead_changes_no_other(
     static_engine: MakeEngine, leaving: int
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=3)
+        batch = Scheduler(engine, rows=3)
         for prompt in PROMPTS[:3]:
-            batch.add(prompt, greedy(9))
+            batch.submit(prompt, greedy(9))
         answers: dict[int, list[int]] = {}
         for _ in range(4):
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
         assert is_ahead(batch)
-        batch.remove(leaving)
-        batch.add(PROMPTS[3], greedy(9))  # into the row that is free
+        batch.cancel(leaving)
+        batch.submit(PROMPTS[3], greedy(9))  # into the row that is free
         while batch:
             check_cache(batch, answers)
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
 
     expected = {row: expected_answer(prompt, 9) for row, prompt in enumerate(PROMPTS)}
     expected[leaving] = expected[leaving][:4]
@@ -116,17 +117,17 @@ def test_a_row_that_joins_while_a_step_is_ahead_is_run_with_the_next(
     static_engine: MakeEngine,
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=4)
+        batch = Scheduler(engine, rows=4)
         answers: dict[int, list[int]] = {}
         for prompt in PROMPTS:
-            batch.add(prompt, greedy(9))
-            keep(batch.step(), answers)
+            batch.submit(prompt, greedy(9))
+            keep(step_of(batch), answers)
             assert not is_ahead(batch)  # a prompt was waiting
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
             assert is_ahead(batch)
             check_cache(batch, answers)
         while batch:
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
             check_cache(batch, answers)
     assert answers == {row: expected_answer(prompt, 9) for row, prompt in enumerate(PROMPTS)}
 
@@ -136,10 +137,10 @@ def test_a_step_begun_with_other_tokens_than_are_asked_for_is_made_anew(
 ) -> None:
     answer = expected_answer(PROMPTS[0], 1)
     with static_engine() as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(9))
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(9))
         rows = rows_of(batch)
-        batch.step()
+        step_of(batch)
         found = rows.step({0: answer[0]}, ahead=True)
         second = int(found.choose([greedy(1)], np.zeros(1, np.uint64))[0])
         assert is_ahead(batch)
@@ -156,8 +157,8 @@ def test_what_was_begun_with_another_adapter_is_forgotten(static_engine: MakeEng
         with static_engine() as engine:
             manager = manager_of(engine, a=FIRST, b=SECOND)
             manager.switch_weights("a")
-            batch = Batch(engine, manager=manager, rows=1)
-            batch.add(PROMPTS[0], greedy(12))
+            batch = Scheduler(engine, manager=manager, rows=1)
+            batch.submit(PROMPTS[0], greedy(12))
             if not runs_ahead:
                 batch._is_known_to_go_on = lambda: False  # type: ignore[method-assign]
             answers: dict[int, list[int]] = {}
@@ -165,7 +166,7 @@ def test_what_was_begun_with_another_adapter_is_forgotten(static_engine: MakeEng
                 manager.switch_weights(name)
                 batch.use_active_adapter()
                 for _ in range(2):
-                    keep(batch.step(), answers)
+                    keep(step_of(batch), answers)
             tokens[runs_ahead] = answers[0]
             del batch, manager
     assert tokens[True] == tokens[False]
@@ -178,14 +179,14 @@ def test_an_adapter_that_goes_while_a_step_is_ahead_is_let_go_of_after_it(
     with static_engine() as engine:
         manager = manager_of(engine, a=FIRST)
         manager.switch_weights("a")
-        batch = Batch(engine, manager=manager, rows=1)
-        batch.add(PROMPTS[0], greedy(12))
+        batch = Scheduler(engine, manager=manager, rows=1)
+        batch.submit(PROMPTS[0], greedy(12))
         for _ in range(3):
-            batch.step()
+            step_of(batch)
         assert is_ahead(batch)
         manager.reset_weights()
         batch.use_active_adapter()
-        batch.step()
+        step_of(batch)
         del batch, manager
 
 
@@ -193,10 +194,10 @@ def test_a_batch_that_is_forgotten_waits_for_its_step_ahead(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(12))
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(12))
         for _ in range(3):
-            batch.step()
+            step_of(batch)
         assert cuda.hurries or cuda.pending_works() > 0
         del batch
         assert cuda.pending_works() == 0
@@ -208,12 +209,12 @@ def test_a_batch_in_a_cycle_is_collected_behind_its_step_ahead(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(12))
-        batch.step()
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(12))
+        step_of(batch)
         gc.collect()  # the cache is older than what is made from here on
         for _ in range(2):
-            batch.step()
+            step_of(batch)
         cycle: list[object] = [batch]
         cycle.append(cycle)
         before = len(cuda.live_blocks())
@@ -228,15 +229,15 @@ def test_an_engine_that_is_closed_waits_for_the_step_ahead(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(12))
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(12))
         for _ in range(3):
-            batch.step()
+            step_of(batch)
         assert cuda.hurries or cuda.pending_works() > 0
     assert cuda.pending_works() == 0
     with pytest.raises(StateError, match="the engine is closed"):
-        batch.step()
-    batch.remove(0)
+        step_of(batch)
+    batch.cancel(0)
     del batch
 
 
@@ -245,7 +246,7 @@ def test_other_runs_on_the_engine_come_between_two_steps(
     static_engine: MakeEngine, max_graphs: int
 ) -> None:
     with static_engine(max_graphs=max_graphs) as engine:
-        batches = [Batch(engine, rows=1) for _ in range(2)]
+        batches = [Scheduler(engine, rows=1) for _ in range(2)]
         answers: list[dict[int, list[int]]] = [{}, {}]
         batches[0].add(PROMPTS[0], greedy(9))
         for _ in range(3):
@@ -253,7 +254,7 @@ def test_other_runs_on_the_engine_come_between_two_steps(
         batches[1].add(PROMPTS[1], greedy(9))
         while any(batches):
             for batch, found in zip(batches, answers, strict=True):
-                keep(batch.step(), found)
+                keep(step_of(batch), found)
         batches.clear()
     assert answers == [{0: expected_answer(prompt, 9)} for prompt in PROMPTS[:2]]
 
@@ -267,15 +268,15 @@ def test_a_row_without_numbers_is_named_and_the_others_go_on(
     static_engine: MakeEngine, cuda: FakeCuda, steps: int, joins: bool
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=4)
+        batch = Scheduler(engine, rows=4)
         for prompt in PROMPTS[:3]:
-            batch.add(prompt, greedy(9))
+            batch.submit(prompt, greedy(9))
         answers: dict[int, list[int]] = {}
         for _ in range(steps):
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
         if joins:
-            batch.add(PROMPTS[3], greedy(9))
-        place = rows_of(batch)._cache.views(1, 1)[KEY]
+            batch.submit(PROMPTS[3], greedy(9))
+        place = rows_of(batch).cache.views(1, 1)[KEY]
         cuda.view(place.pointer, place.nbytes)[:16].fill(0xFF)
         with pytest.raises(OutputError, match="prompt 1 are NaN or infinite with no adapter"):
             drain(batch, answers)  # the step ahead may have read the row before
@@ -284,7 +285,7 @@ def test_a_row_without_numbers_is_named_and_the_others_go_on(
         while batch:
             if not batch._held:
                 check_cache(batch, answers)
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
     others = [0, 2, 3] if joins else [0, 2]
     assert answers.pop(1) == expected_answer(PROMPTS[1], found)
     assert answers == {row: expected_answer(PROMPTS[row], 9) for row in others}
@@ -294,17 +295,17 @@ def test_a_failure_of_the_step_ahead_is_raised_where_its_tokens_are_asked_for(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(9))
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(9))
         answers: dict[int, list[int]] = {}
         for _ in range(3):
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
         cuda.fail("cudaGraphLaunch", Status.cudaErrorInvalidValue)
-        keep(batch.step(), answers)
-        length = rows_of(batch)._cache.lengths[0]
+        keep(step_of(batch), answers)
+        length = rows_of(batch).cache.lengths[0]
         with pytest.raises(BackendError, match=r"of 1 rows that was begun ahead: .*invalid"):
-            batch.step()
-        assert rows_of(batch)._cache.lengths[0] == length
+            step_of(batch)
+        assert rows_of(batch).cache.lengths[0] == length
         drain(batch, answers)
     assert answers == {0: expected_answer(PROMPTS[0], 9)}
 
@@ -316,16 +317,16 @@ def test_a_plugin_that_fails_in_the_step_ahead_is_told_with_its_tokens(
         raise BackendError("the LoRA plugin failed: no workspace")
 
     with static_engine(max_graphs=0) as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(9))
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(9))
         answers: dict[int, list[int]] = {}
         for _ in range(2):
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
         trt.call_plugin = fail
-        keep(batch.step(), answers)
+        keep(step_of(batch), answers)
         trt.call_plugin = lambda: None
         with pytest.raises(BackendError, match=r"begun ahead: the LoRA plugin failed: no work"):
-            batch.step()
+            step_of(batch)
         drain(batch, answers)
     assert answers == {0: expected_answer(PROMPTS[0], 9)}
 
@@ -334,14 +335,14 @@ def test_a_failure_that_nobody_asks_for_is_forgotten_with_its_sequence(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(9))
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(9))
         for _ in range(3):
-            batch.step()
+            step_of(batch)
         cuda.fail("cudaGraphLaunch", Status.cudaErrorInvalidValue)
-        batch.step()
-        batch.remove(0)
-        batch.add(PROMPTS[1], greedy(3))
+        step_of(batch)
+        batch.cancel(0)
+        batch.submit(PROMPTS[1], greedy(3))
         assert answers_of(batch) == {1: expected_answer(PROMPTS[1], 3)}
 
 
@@ -349,28 +350,28 @@ def test_a_wait_that_is_interrupted_loses_no_token(
     static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=2)
+        batch = Scheduler(engine, rows=2)
         for prompt in PROMPTS[:2]:
-            batch.add(prompt, greedy(9))
+            batch.submit(prompt, greedy(9))
         answers: dict[int, list[int]] = {}
         for _ in range(4):
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
         with monkeypatch.context() as patch:
             patch.setattr(Event, "wait", interrupt_once(Event.wait))
             with pytest.raises(KeyboardInterrupt):
-                batch.step()
+                step_of(batch)
         while batch:
             check_cache(batch, answers)
-            keep(batch.step(), answers)
+            keep(step_of(batch), answers)
     assert answers == {row: expected_answer(PROMPTS[row], 9) for row in (0, 1)}
 
 
 def test_a_run_that_is_fed_follows_one_and_any_other_none(static_engine: MakeEngine) -> None:
     with static_engine() as engine:
-        batch = Batch(engine, rows=1)
-        batch.add(PROMPTS[0], greedy(9))
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], greedy(9))
         for _ in range(3):
-            batch.step()
+            step_of(batch)
         steps = rows_of(batch)._steps
         assert steps is not None
         run = steps._last

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_engine import FakeExecutor, static_manifest
+from support.steps import step_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from trt_lora.plugins.errors import BackendError, ConfigError, OutputError
-from trt_lora.runtime.generation.batch import Batch
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.structured import Constraint, StructuredOutputsParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 STOP, VOCABULARY = len(BYTES) + 2, 300  # the vocabulary has tokens that the tokenizer has not
@@ -78,11 +79,11 @@ def answer_of(
         **fields,
     }
     params = SamplingParams(**given, structured_outputs=wanted)
-    batch = Batch(RandomLogits(seed), tokenizer=tokenizer, rows=1)
-    batch.add([3, 4], params)
+    batch = Scheduler(RandomLogits(seed), tokenizer=tokenizer, rows=1)
+    batch.submit([3, 4], params)
     tokens: list[Token] = []
     while batch:
-        tokens += batch.step()
+        tokens += step_of(batch)
     assert tokens[-1].finish_reason == "stop"
     return "".join(token.text for token in tokens), tokens
 
@@ -178,21 +179,21 @@ def test_a_sequence_that_was_removed_goes_on_in_its_grammar(tokenizer: TextToken
         ignore_eos=True,
         temperature=0,
     )
-    batch = Batch(RandomLogits(0), tokenizer=tokenizer, rows=1)
-    row = batch.add([3], params)
-    first = "".join(batch.step()[0].text for _ in range(3))
+    batch = Scheduler(RandomLogits(0), tokenizer=tokenizer, rows=1)
+    row = batch.submit([3], params)
+    first = "".join(step_of(batch)[0].text for _ in range(3))
     made = batch.tokens(row)
-    batch.remove(row)
-    batch.add([3, *made], params, answered=3)
+    batch.cancel(row)
+    batch.submit([3, *made], params, answered=3)
     while batch:
-        first += batch.step()[0].text
+        first += step_of(batch)[0].text
     assert first == "abcdef"
 
 
 def test_one_that_cannot_go_on_ends_alone_and_is_named(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = Batch(RandomLogits(0), tokenizer=tokenizer, rows=2)
+    batch = Scheduler(RandomLogits(0), tokenizer=tokenizer, rows=2)
     params = SamplingParams(
         max_tokens=20,
         stop_token_ids=[STOP],
@@ -200,9 +201,9 @@ def test_one_that_cannot_go_on_ends_alone_and_is_named(
         logit_bias={STOP: -100},
         temperature=0,
     )
-    other = batch.add([3], params)
+    other = batch.submit([3], params)
     wanted = StructuredOutputsParams(regex="[ab]{9}")
-    row = batch.add(
+    row = batch.submit(
         [3],
         SamplingParams(
             max_tokens=20,
@@ -212,14 +213,14 @@ def test_one_that_cannot_go_on_ends_alone_and_is_named(
             temperature=0,
         ),
     )
-    batch.step()
+    step_of(batch)
     constraint = batch._sequences[row].constraint
     assert constraint is not None
     constraint.accept([BYTES.index("z")])  # what no mask would allow
     with pytest.raises(OutputError, match=f"structured output of prompt {row} cannot go on") as at:
-        batch.step()
+        step_of(batch)
     assert at.value.rows == (row,)
-    assert [token.row for token in batch.step()] == [other]
+    assert [token.row for token in step_of(batch)] == [other]
 
 
 @pytest.mark.parametrize(

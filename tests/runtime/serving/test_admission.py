@@ -1,24 +1,24 @@
 """Who joins at a step: within rows and slots, nobody blocked, nobody harmed by another's load."""
 
 import pytest
-from support.batcher_steps import DRAIN_AFTER, LONGEST, BatcherSteps
+from support.policy_steps import DRAIN_AFTER, LONGEST, PolicySteps
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError, UnknownAdapterError
-from trt_lora.runtime.serving.batcher_config import BatcherConfig
+from trt_lora.runtime.serving.serving_config import ServingConfig
 
 
 def test_requests_join_when_their_adapter_lies_in_a_slot_and_older_ones_first() -> None:
-    served = BatcherSteps(slots=2, rows=2)
+    served = PolicySteps(slots=2, rows=2)
     served.submit("A", "B", "A")
     assert served.step().joined == []  # loads have begun
-    assert [r.request.id for r in served.step().joined] == [0, 1]
-    assert served.batcher.waiting == 1
+    assert served.joined() == [0, 1]
+    assert served.policy.waiting == 1
     served.end(1)
-    assert [r.request.id for r in served.step().joined] == [2]
+    assert served.joined() == [2]
 
 
 def test_a_request_whose_adapter_does_not_fit_is_passed_over() -> None:
-    served = BatcherSteps()
+    served = PolicySteps()
     served.submit("A")
     served.step(3)
     served.submit("B", "A", None)
@@ -27,14 +27,14 @@ def test_a_request_whose_adapter_does_not_fit_is_passed_over() -> None:
 
 
 def test_base_rows_need_no_slot() -> None:
-    served = BatcherSteps("ABC", slots=3)
+    served = PolicySteps("ABC", slots=3)
     served.submit("A", "B", None, "C", None)
     served.step(3)
     assert sorted(map(str, served.running())) == ["A", "B", "C", "None", "None"]
 
 
 def test_adapters_in_slots_go_before_older_requests_of_others() -> None:
-    served = BatcherSteps(slots=2, rows=2)
+    served = PolicySteps(slots=2, rows=2)
     served.submit("A", tokens=1)
     served.step(4)
     assert set(served.cache.slots) == {"A"}
@@ -47,20 +47,20 @@ def test_adapters_in_slots_go_before_older_requests_of_others() -> None:
 
 
 def test_a_slot_that_another_thread_frees_is_found() -> None:
-    served = BatcherSteps("ABC", slots=2)
-    served.cache.pinned.add(("A", 1))
+    served = PolicySteps("ABC", slots=2)
+    served.cache.pins.add(("A", 1))
     served.submit("C", tokens=100)
     served.step(2)
     number = served.submit("B")
     served.step(3 * DRAIN_AFTER)
     assert number not in served.waits
-    served.cache.pinned.clear()
+    served.cache.pins.clear()
     served.step(10)
     assert number in served.waits
 
 
 def test_the_cache_is_asked_nothing_while_nothing_changes() -> None:
-    served = BatcherSteps("AB", drain_after=100)
+    served = PolicySteps("AB", max_wait_steps=100)
     served.submit("A")
     served.step(2)
     served.submit("B")
@@ -71,34 +71,30 @@ def test_the_cache_is_asked_nothing_while_nothing_changes() -> None:
 
 
 def test_adapters_are_read_while_all_rows_are_in_use() -> None:
-    served = BatcherSteps("A", rows=1, is_instant=False)
+    served = PolicySteps("A", rows=1, is_instant=False)
     served.submit(None, "A")
     served.step()
     assert [name for name, _ in served.cache.pending] == ["A"]
 
 
 def test_a_preempted_request_goes_back_to_the_front_with_its_tokens() -> None:
-    served = BatcherSteps(rows=1)
+    served = PolicySteps(rows=1)
     first = served.submit("A", tokens=LONGEST)
     served.step(4)
     served.submit("A")
-    served.stop(first)
-    served.batcher.preempt(first, [7, 8])
+    served.preempt(first)
     (running,) = served.step().joined
-    assert running.request.id == first
-    assert running.request.prompt == (1, 7, 8)
-    assert running.request.answered == 2
-    assert running.request.most_tokens == LONGEST - 2
+    assert running.id == first
+    assert running.tokens[:3] == (1, 7, 7)
 
 
 def test_half_an_answer_is_not_ended_by_another_adapter_of_that_name() -> None:
-    served = BatcherSteps()
+    served = PolicySteps()
     first, second = served.submit("A"), served.submit("A")
     served.step(3)
+    served.sequences[second].answer.clear()  # nothing of it is there
     for number in (first, second):
-        served.stop(number)
-    served.batcher.preempt(first, [7])
-    served.batcher.preempt(second, [])  # nothing of its answer is there
+        served.preempt(number)
     served.cache.generations["A"] = 2
     served.cache.host.discard("A")
     served.step(3)
@@ -108,7 +104,7 @@ def test_half_an_answer_is_not_ended_by_another_adapter_of_that_name() -> None:
 
 
 def test_an_adapter_that_fails_on_its_way_to_a_slot_leaves_the_slot_to_others() -> None:
-    served = BatcherSteps(slots=1, is_instant=False)
+    served = PolicySteps(slots=1, is_instant=False)
     served.cache.host.add("A")
     number = served.submit("A")
     served.step()
@@ -128,7 +124,7 @@ def test_an_adapter_that_fails_on_its_way_to_a_slot_leaves_the_slot_to_others() 
 
 
 def test_no_step_waits_for_a_load() -> None:
-    served = BatcherSteps(slots=2, is_instant=False)
+    served = PolicySteps(slots=2, is_instant=False)
     served.submit("A", "B")
     served.step(10)
     assert served.running() == []
@@ -141,7 +137,7 @@ def test_no_step_waits_for_a_load() -> None:
 
 
 def test_a_slot_is_held_while_an_adapter_is_copied_there() -> None:
-    served = BatcherSteps("AB", is_instant=False)
+    served = PolicySteps("AB", is_instant=False)
     served.cache.host |= {"A", "B"}
     served.submit("A")
     served.step()
@@ -155,7 +151,7 @@ def test_a_slot_is_held_while_an_adapter_is_copied_there() -> None:
 
 
 def test_a_slot_that_nobody_waits_for_any_more_is_given_back() -> None:
-    served = BatcherSteps("AB", is_instant=False)
+    served = PolicySteps("AB", is_instant=False)
     served.cache.host |= {"A", "B"}
     first = served.submit("A")
     served.step()
@@ -167,7 +163,7 @@ def test_a_slot_that_nobody_waits_for_any_more_is_given_back() -> None:
 
 
 def test_a_slot_held_for_what_is_replaced_is_given_back() -> None:
-    served = BatcherSteps("A", is_instant=False)
+    served = PolicySteps("A", is_instant=False)
     served.cache.host |= {"A"}
     served.submit("A")
     served.step()
@@ -181,7 +177,7 @@ def test_a_slot_held_for_what_is_replaced_is_given_back() -> None:
 
 
 def test_a_load_that_fails_ends_those_who_waited_for_it_and_nobody_else() -> None:
-    served = BatcherSteps("AB", slots=2)
+    served = PolicySteps("AB", slots=2)
     served.cache.errors["A"] = AdapterError("damaged")
     served.submit("A", "B", "A")
     served.step(3)
@@ -193,7 +189,7 @@ def test_a_load_that_fails_ends_those_who_waited_for_it_and_nobody_else() -> Non
 
 
 def test_an_adapter_that_is_unloaded_ends_the_requests_that_wait_for_it() -> None:
-    served = BatcherSteps("AB")
+    served = PolicySteps("AB")
     first = served.submit("A")
     served.step(2)
     second = served.submit("A")
@@ -207,7 +203,7 @@ def test_an_adapter_that_is_unloaded_ends_the_requests_that_wait_for_it() -> Non
 
 
 def test_what_finds_no_room_on_the_host_is_tried_again_after_others_have_ended() -> None:
-    served = BatcherSteps("AB", slots=2)
+    served = PolicySteps("AB", slots=2)
     served.submit("A", tokens=6)
     served.step(2)
     served.cache.errors["B"] = StateError("host memory is full")
@@ -220,7 +216,7 @@ def test_what_finds_no_room_on_the_host_is_tried_again_after_others_have_ended()
 
 
 def test_what_never_finds_room_on_the_host_fails() -> None:
-    served = BatcherSteps("AB", slots=2)
+    served = PolicySteps("AB", slots=2)
     served.submit(None, tokens=100)  # it holds no memory of adapters
     served.submit("A", tokens=6)
     served.step(2)
@@ -233,29 +229,31 @@ def test_what_never_finds_room_on_the_host_fails() -> None:
 
 
 def test_an_unknown_adapter_is_refused_at_once() -> None:
-    served = BatcherSteps()
+    served = PolicySteps()
     with pytest.raises(UnknownAdapterError):
         served.submit("X")
-    assert served.batcher.waiting == 0
+    assert served.policy.waiting == 0
 
 
 def test_who_is_nowhere_cannot_end() -> None:
-    served = BatcherSteps()
-    with pytest.raises(StateError, match="request 3 does not run"):
-        served.batcher.end(3)
+    served = PolicySteps()
+    number = served.submit("A", tokens=1)
+    served.step(3)
+    with pytest.raises(StateError, match="request 0 does not run"):
+        served.policy.end(served.sequences[number])
 
 
 def test_few_adapters_are_read_ahead_of_their_turn() -> None:
     names = [f"a{i}" for i in range(50)]
-    served = BatcherSteps(names, slots=2, is_instant=False)
+    served = PolicySteps(names, slots=2, is_instant=False)
     served.submit(*names)
     served.step(5)
-    assert [name for name, _ in served.cache.pending] == names[: BatcherConfig.load_ahead]
+    assert [name for name, _ in served.cache.pending] == names[: ServingConfig.prefetch_depth]
 
 
 def test_who_is_loaded_slowly_does_not_hold_up_who_is_there() -> None:
     names = [f"a{i}" for i in range(9)]
-    served = BatcherSteps(names, slots=2, is_instant=False)
+    served = PolicySteps(names, slots=2, is_instant=False)
     served.cache.host.add("a8")
     number = served.submit(*names)
     served.step()
@@ -265,7 +263,7 @@ def test_who_is_loaded_slowly_does_not_hold_up_who_is_there() -> None:
 
 
 def test_numbers_without_a_meaning_are_refused() -> None:
-    with pytest.raises(ConfigError, match="drain_after is -1, expected a whole number from 0 on"):
-        BatcherConfig(drain_after=-1)
-    with pytest.raises(ConfigError, match="load_ahead is 0"):
-        BatcherConfig(load_ahead=0)
+    with pytest.raises(ConfigError, match="max_wait_steps is -1, expected a number from 0 on"):
+        ServingConfig(max_wait_steps=-1)
+    with pytest.raises(ConfigError, match="prefetch_depth is 0"):
+        ServingConfig(prefetch_depth=0)
