@@ -86,14 +86,13 @@ def test_tokens_are_those_of_the_definition(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("params", CHANGED)
-def test_a_sequence_that_was_removed_keeps_its_penalties(params: SamplingParams) -> None:
+def test_a_sequence_that_was_preempted_keeps_its_penalties(params: SamplingParams) -> None:
     batch = batch_of()
     row = batch.submit(PROMPT, params)
     for _ in range(5):
         step_of(batch)
     made = batch.tokens(row)
-    batch.cancel(row)
-    row = batch.submit([*PROMPT, *made], params, answered=len(made))
+    batch.preempt(row)
     rest = [token.token_id for token in tokens_of(batch, row)]
     assert [*made, *rest] == greedy_by_definition(params)
 
@@ -143,7 +142,7 @@ def test_a_stop_string_ends_its_sequence_alone(tokenizer: TextTokenizer) -> None
     assert "".join(token.text for token in found[other]) == text
 
 
-def test_a_stop_string_across_a_removal_is_found(tokenizer: TextTokenizer) -> None:
+def test_a_stop_string_across_a_preemption_is_found(tokenizer: TextTokenizer) -> None:
     batch = batch_of(tokenizer)
     whole = greedy_by_definition(SamplingParams(max_tokens=8, temperature=0))
     params = SamplingParams(
@@ -151,9 +150,7 @@ def test_a_stop_string_across_a_removal_is_found(tokenizer: TextTokenizer) -> No
     )
     row = batch.submit(PROMPT, params)
     first = [step_of(batch)[0].text for _ in range(3)]
-    made = batch.tokens(row)
-    batch.cancel(row)
-    row = batch.submit([*PROMPT, *made], params, answered=3)
+    batch.preempt(row)
     (last,) = tokens_of(batch, row)
     assert last.finish_reason == "stop"
     assert "".join(first) + last.text == tokenizer.decode(whole[:2])

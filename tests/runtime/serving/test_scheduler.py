@@ -25,8 +25,8 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
+from trt_lora.runtime.serving.serving_config import ServingConfig
 
 NUMBERS = {"a": 1, "b": 2, "c": 3, "bad": POISON}
 LONG = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0)
@@ -139,6 +139,8 @@ def test_a_cancelled_request_frees_its_row_and_its_slot(served: Served) -> None:
     scheduler.cancel(waiting)
     with pytest.raises(StateError, match=f"request {waiting} neither waits nor runs"):
         scheduler.cancel(waiting)
+    with pytest.raises(StateError, match=f"request {waiting} neither waits nor runs"):
+        scheduler.tokens(waiting)
     with pytest.raises(StateError, match=f"request {waiting} has no row"):
         scheduler.preempt(waiting)
     served.finish()

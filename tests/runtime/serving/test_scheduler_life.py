@@ -21,8 +21,8 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource, host_nbytes
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.serving.serving_config import ServingConfig
 
 SLOTS, ROWS, LONGEST = 2, 3, 6
 NAMES = st.sampled_from("abcd")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from support.deferred_executor import DeferredExecutor
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import CopyKind
 from support.fakes.fake_tensorrt import FakeTensorRT
@@ -173,6 +174,8 @@ def test_sequences_join_and_leave_with_adapters_of_their_own(
     answers: dict[int, list[int]] = {}
     with slot_engine as engine:
         adapters = loaded(engine, files)
+        background = DeferredExecutor()
+        adapters._background = background  # type: ignore[assignment]
         batch = Scheduler(engine, adapters=adapters)
 
         def join(prompt: list[int], name: str | None, tokens: int) -> None:
@@ -180,9 +183,11 @@ def test_sequences_join_and_leave_with_adapters_of_their_own(
             joined[batch.submit(prompt, sampling, adapter=name)] = (prompt, name, tokens)
 
         def step(count: int) -> None:
-            for token in [token for _ in range(count) for token in step_of(batch)]:
-                assert token.token_id is not None
-                answers.setdefault(token.row, []).append(token.token_id)
+            for _ in range(count):
+                background.run()
+                for token in step_of(batch):
+                    assert token.token_id is not None
+                    answers.setdefault(token.row, []).append(token.token_id)
 
         join([3, 1, 4], "a", 5)
         join([1], None, 9)

@@ -108,7 +108,8 @@ def test_each_row_keeps_its_own_adapter_and_what_was_interrupted_begins_again(
     adapters = SlotAdapters(engine)
     for name, number in numbers.items():
         adapters.load_weights(name, number_file(tmp_path, number))
-    batch = Scheduler(engine, adapters=adapters, max_num_batched_tokens=12)
+        adapters.activate(name)
+    batch = Scheduler(engine, adapters=adapters, max_num_batched_tokens=36)
     sampling = SamplingParams(max_tokens=6, temperature=0.9, seed=3, ignore_eos=True)
     prompts = {"c": list(range(4, 16)), "a": list(range(7, 17)), "b": list(range(5, 16))}
     rows = {batch.submit(prompt, sampling, adapter=name): name for name, prompt in prompts.items()}

@@ -167,7 +167,8 @@ def test_answers_to_one_prompt_are_those_of_the_prompt_run_for_each(
     for shares in (True, False):  # without: each row runs its prompt
         with static_engine() as engine, monkeypatch.context() as patch:
             if not shares:
-                patch.setattr(decoding_rows.Rows, "_is_alike", lambda *_: False)
+                patch.setattr(decoding_rows.Rows, "_leader", lambda *_: None)
+                patch.setattr(decoding_rows.Rows, "_longest_prefix", lambda *_: (None, 0))
             batch = Scheduler(engine, rows=4)
             batch.submit(PROMPTS[1], greedy(9))
             step_of(batch)
@@ -245,7 +246,8 @@ def test_no_step_is_begun_beyond_the_end_of_the_cache(static_engine: MakeEngine)
         answer = expected_answer(PROMPTS[0], 5)
         ahead = []
         for token in answer:
-            rows_of(batch).step({0: token}, ahead=True)
+            rows_of(batch).sequences[0].pending = [token]
+            rows_of(batch).decode(ahead=True)
             ahead.append(is_ahead(batch))
         assert ahead == [True] * 4 + [False]
 
