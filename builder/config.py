@@ -7,12 +7,11 @@ from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
-from trt_lora.runtime.manifest import KV_CACHES, LORA_MODES, LORA_PLUGINS, SINGLE, SLOTTED
+from trt_lora.runtime.manifest import LORA_MODES, LORA_PLUGINS, SINGLE, SLOTTED
 
 DTYPES = ("float16", "bfloat16", "float32")
 FLAVOUR_CHOICES = ("auto", "tensorrt", "tensorrt-rtx", "none")
 PLUGIN_CHOICES = ("auto", *LORA_PLUGINS)
-KV_CACHE_CHOICES = ("auto", *KV_CACHES)
 DEFAULT_MAX_LORA_RANK = 64
 DEFAULT_MAX_INPUT_LEN = 1024
 DEFAULT_MAX_SEQ_LEN = 2048
@@ -42,7 +41,6 @@ class BuildConfig:
     dtype: str = "float16"  # of weights and activations, one of DTYPES
     flavour: str = "auto"  # one of FLAVOUR_CHOICES; auto: what is installed, none: no plan
     lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
-    kv_cache: str = "auto"  # static where the model can take it
     binding_names: BindingNames = BindingNames.LORA  # spelling of the LoRA inputs
     timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
     force: bool = False  # replace an engine that stands at `output`
@@ -65,7 +63,6 @@ class BuildConfig:
         _check_choice("--dtype", self.dtype, DTYPES)
         _check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         _check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
-        _check_choice("--kv-cache", self.kv_cache, KV_CACHE_CHOICES)
         self._check_that_plugin_takes_slots()
 
     def _choose_slots(self) -> None:

@@ -16,7 +16,6 @@ from trt_lora.runtime.manifest import (
     ONNX_CPU_FILE,
     ONNX_FILE,
     ONNX_WEIGHTS_FILE,
-    STATIC,
     Manifest,
 )
 from trt_lora.runtime.memory.dtypes import storage_dtype
@@ -47,10 +46,9 @@ def try_onnx_files(work: Path, output: Path, manifest: Manifest, progress: Progr
                 _decode(engine)
         except LoRAError as error:
             reason = " ".join(str(error).replace(str(work), str(output)).split())
-            other = "--kv-cache growing" if manifest.kv_cache == STATIC else "another --dtype"
             raise ModelError(
-                f"{output / file} would not run: {reason}; build it with {other}, and report "
-                "this message with the model's config.json"
+                f"{output / file} would not run: {reason}; build it with another --dtype, and "
+                "report this message with the model's config.json"
             ) from error
 
 

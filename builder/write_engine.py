@@ -52,7 +52,6 @@ class Graph:
     """The graph with its LoRA inputs, and what export and pass reported."""
 
     model: ir.Model
-    kv_cache: str
     inserted: InsertLoRAResult
     embeddings: Mapping[str, BaseWeight]
 
@@ -68,11 +67,11 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     """
     config, model = build.config, build.model
     graph = make_graph(config, build.lora, model.lengths, progress)
-    kv_cache, embeddings = graph.kv_cache, graph.embeddings
+    embeddings = graph.embeddings
     sites, inputs, outputs = _save(graph, work, progress)
     del graph
     gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
-    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs, kv_cache)
+    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs)
     versions = tool_versions() | _compile(build, work, profiles, progress)
     progress.stage("describe")
     _copy_text_files(config.model, work, progress)
@@ -92,7 +91,6 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         dtype=config.dtype,
         flavour=build.flavour.name if build.flavour else "none",
         lora_plugin=build.lora_plugin,
-        kv_cache=kv_cache,
         versions=versions,
         files={path.name: file_record(path) for path in sorted(work.iterdir())},
     )
@@ -133,15 +131,13 @@ def make_graph(
     for adapter in lora.adapters:
         _check_copies(adapter, embeddings)
     progress.stage("export")
-    exported = export_causal_lm(model, config.kv_cache, lengths.max_seq_len)
-    if exported.obstacle:
-        progress.note(f"the KV cache grows (as --kv-cache growing): {exported.obstacle}")
+    exported = export_causal_lm(model, lengths.max_seq_len)
     progress.stage("insert")
     head, linears = head_path(model), exported.linears
     insert = InsertLoRA(lora.targets, config.binding_names, head, linears, lora.stack_rank)
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
-    return Graph(exported.model, exported.kv_cache, inserted, embeddings)
+    return Graph(exported.model, inserted, embeddings)
 
 
 def _check_copies(adapter: Adapter, embeddings: Mapping[str, BaseWeight]) -> None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
     from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-    from trt_lora.runtime.generation.token import Token
+    from trt_lora.runtime.generation.token import StepAnswers, Token
     from trt_lora.runtime.managers.lora_manager import LoRAManager
     from trt_lora.runtime.managers.slots.cache_config import CacheConfig
     from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
     from trt_lora.runtime.manifest import Manifest, read_manifest
     from trt_lora.runtime.memory.tensor import Tensor, TensorMap
     from trt_lora.runtime.serving.generate import Completion, generate, stream_text
-    from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
+    from trt_lora.runtime.serving.scheduler import Scheduler
     from trt_lora.runtime.serving.serving_config import ServingConfig
 
 __all__ = [
@@ -70,7 +70,7 @@ _MODULES = {
     "Scheduler": "serving.scheduler",
     "ServingConfig": "serving.serving_config",
     "SlotAdapters": "managers.slots.slot_adapters",
-    "StepAnswers": "serving.scheduler",
+    "StepAnswers": "generation.token",
     "StructuredOutputsParams": "generation.text.structured",
     "Tensor": "memory.tensor",
     "TensorMap": "memory.tensor",

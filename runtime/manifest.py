@@ -18,7 +18,7 @@ from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
 from trt_lora.runtime.files.json_file import check_types, read_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: engines built before 0.3, some with a KV cache that grows
 _MAX_BYTES = 32 << 20  # of 20 thousand sites
 MANIFEST_FILE = "manifest.json"
 ONNX_FILE = "model.onnx"
@@ -31,7 +31,6 @@ BACKEND_FILES = {
 }
 
 LORA_PLUGINS = ("native", "plugin", "aot")  # what LoRA nodes can be in a plan
-STATIC, GROWING = KV_CACHES = ("static", "growing")  # written in place, or longer at every step
 
 SINGLE, SLOTTED = LORA_MODES = ("single", "slots")  # adapters of a batch: one, or one a row
 _SLOT_INPUTS = frozenset({LORA_SLOT, LORA_RANK})
@@ -94,7 +93,6 @@ class Manifest:
     files: Mapping[str, FileRecord]
     schema_version: int = SCHEMA_VERSION
     lora_plugin: str = "native"  # one of LORA_PLUGINS
-    kv_cache: str = GROWING  # one of KV_CACHES; engines of earlier releases do not say
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
 
     def __repr__(self) -> str:
@@ -134,8 +132,8 @@ class Manifest:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of a prompt, most: a static cache is filled chunk by chunk."""
-        return self.max_seq_len if self.kv_cache == STATIC else self.max_input_len
+        """Tokens of a prompt, most: the cache is filled chunk by chunk."""
+        return self.max_seq_len
 
     @property
     def layers(self) -> int:
@@ -284,9 +282,6 @@ def _parse(data: dict[str, Any]) -> Manifest:
     if manifest.lora_plugin not in LORA_PLUGINS:
         choices = ", ".join(LORA_PLUGINS)
         raise ValueError(f"lora_plugin is {shown(manifest.lora_plugin)}, expected one of {choices}")
-    if manifest.kv_cache not in KV_CACHES:
-        choices = ", ".join(KV_CACHES)
-        raise ValueError(f"kv_cache is {shown(manifest.kv_cache)}, expected one of {choices}")
     sizes = [
         manifest.max_lora_rank,
         *(size for site in manifest.sites for size in (site.k, site.n)),

@@ -15,20 +15,17 @@ from trt_lora.builder.export.cache_layout import (
     cache_layouts,
 )
 from trt_lora.builder.export.dimension_names import NameDimensions
-from trt_lora.builder.export.growing_step import GrowingStep
 from trt_lora.builder.export.module_linears import module_linears, untie_linears
 from trt_lora.builder.export.optimize import optimize
 from trt_lora.builder.export.real_rope import real_rope
 from trt_lora.builder.export.static.static_cache import TRACE_DOMAIN
 from trt_lora.builder.export.static.static_check import static_cache_obstacle
 from trt_lora.builder.export.static.static_step import StaticStep
-from trt_lora.builder.model_errors import one_line
+from trt_lora.builder.model_errors import one_line, unsupported
 from trt_lora.builder.passes.linears import traced_paths
 from trt_lora.builder.passes.lowering.rms_norms import RMSNorms
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.suppress_output import suppress_output
-from trt_lora.plugins.errors import ModelError
-from trt_lora.runtime.manifest import GROWING, STATIC
 
 # The only opset at which every dense architecture tried exports well in float32 and float16: at 23
 # the exporter's RMSNorm fusion writes an invalid float16 Gemma.
@@ -41,35 +38,27 @@ class Exported:
     """The graph, its cache layer by layer, and whether the logits need each linear of the model."""
 
     model: ir.Model
-    kv_cache: str  # one of KV_CACHES
-    obstacle: str  # why the cache is not static, where it was tried
     cache: tuple[CacheLayout, ...]
     linears: Mapping[str, bool]  # by module path
 
 
-def export_causal_lm(model: Any, kv_cache: str, max_len: int) -> Exported:
+def export_causal_lm(model: Any, max_len: int) -> Exported:
     """Return the ONNX graph of a `PreTrainedModel`.
 
     The graph's weights are the model's own memory, or transposed copies of it.
 
     Args:
         model: on the CPU.
-        kv_cache: one of `KV_CACHE_CHOICES`; auto is static where the model can take it.
-        max_len: tokens that a row of a static cache has room for.
+        max_len: tokens that a row of the cache has room for.
 
     Raises:
-        ModelError: the model cannot be run or traced, has another kind of cache, or cannot take
-            the form that is asked for.
+        ModelError: the model cannot be run or traced, has another kind of cache, or does not answer
+            rows of different lengths as it answers each by itself.
     """
     layouts = cache_layouts(model.eval())
-    obstacle = "" if kv_cache == GROWING else static_cache_obstacle(model, layouts)
-    if obstacle and kv_cache == STATIC:
-        raise ModelError(
-            f"{type(model).__name__} cannot have --kv-cache static: {obstacle}; "
-            "pass --kv-cache growing"
-        )
-    is_static = kv_cache != GROWING and not obstacle
-    step = StaticStep(model, layouts, max_len) if is_static else GrowingStep(model, layouts)
+    if obstacle := static_cache_obstacle(model, layouts):
+        raise unsupported(type(model).__name__, f"its KV cache cannot be static: {obstacle}")
+    step = StaticStep(model, layouts, max_len)
     untie_linears(model)
     graph = _trace(type(model).__name__, step)
     traced = traced_paths(graph)
@@ -77,14 +66,13 @@ def export_causal_lm(model: Any, kv_cache: str, max_len: int) -> Exported:
         optimize(graph)
     NameDimensions(step.dimensions)(graph)
     linears = {path: path in traced for path, _ in module_linears(model)}
-    if is_static:
-        _use_static_opset(graph)
-        RMSNorms()(graph)
-        RotaryEmbeddings()(graph)
-    return Exported(graph, STATIC if is_static else GROWING, obstacle, layouts, linears)
+    _use_static_opset(graph)
+    RMSNorms()(graph)
+    RotaryEmbeddings()(graph)
+    return Exported(graph, layouts, linears)
 
 
-def _trace(name: str, step: GrowingStep | StaticStep) -> ir.Model:
+def _trace(name: str, step: StaticStep) -> ir.Model:
     tracing = one_line(
         f"{name} cannot be traced by torch.onnx.export",
         NEXT_STEP,

@@ -6,22 +6,15 @@ from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.plugins.contract.slots import SLOT_ROWS, SLOTS
-from trt_lora.runtime.generation.decoding.static_inputs import BOUND
-from trt_lora.runtime.generation.decoding.step_inputs import (
-    BATCH,
-    KEPT,
-    PAST_SEQUENCE,
-    SEQUENCE,
-    TOTAL_SEQUENCE,
-)
-from trt_lora.runtime.manifest import GROWING, STATIC, Binding, Range
+from trt_lora.runtime.generation.decoding.step_inputs import BATCH, BOUND, KEPT, SEQUENCE
+from trt_lora.runtime.manifest import Binding, Range
 
 Triple = tuple[int, int, int]  # min, opt, max
 Symbols = dict[str, Triple]
 
 
 def make_profiles(
-    batch: int, lengths: Lengths, lora: ResolvedLoRA, inputs: Sequence[Binding], kv_cache: str
+    batch: int, lengths: Lengths, lora: ResolvedLoRA, inputs: Sequence[Binding]
 ) -> dict[str, dict[str, Range]]:
     """Return the range of every input in the profiles `decode` and `prefill`, in this order.
 
@@ -33,10 +26,8 @@ def make_profiles(
         lengths: how long prompts and answers may be.
         lora: its ranks.
         inputs: what the graph takes.
-        kv_cache: the form of its cache, one of `KV_CACHES`.
     """
-    forms = {GROWING: _growing, STATIC: _static}
-    decode, prefill = forms[kv_cache](batch, lengths)
+    decode, prefill = _symbols(batch, lengths)
     rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
     slots = {SLOTS: (1, lora.max_loras, lora.max_loras), SLOT_ROWS: (1, 1, batch)}
     return {
@@ -45,27 +36,7 @@ def make_profiles(
     }
 
 
-def _growing(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:
-    prompt, total = lengths.max_input_len, lengths.max_seq_len
-    half = max(total // 2, 1)
-    decode: Symbols = {
-        BATCH: (1, 1, batch),
-        SEQUENCE: (1, 1, 1),
-        PAST_SEQUENCE: (1, half, total - 1),
-        TOTAL_SEQUENCE: (2, half + 1, total),
-        KEPT: (1, 1, 1),
-    }
-    prefill: Symbols = {
-        BATCH: (1, 1, batch),
-        SEQUENCE: (1, prompt, prompt),
-        PAST_SEQUENCE: (0, 0, total - 1),
-        TOTAL_SEQUENCE: (1, prompt, total),
-        KEPT: (1, 1, prompt),
-    }
-    return decode, prefill
-
-
-def _static(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:
+def _symbols(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:
     """With one bound, decoding has one set of shapes a batch, and reads the cache where it lies."""
     prompt, total = lengths.max_input_len, lengths.max_seq_len
     decode: Symbols = {

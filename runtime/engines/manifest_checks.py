@@ -11,7 +11,7 @@ from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.plugins.messages import listed, shown
-from trt_lora.runtime.manifest import MANIFEST_FILE, STATIC, Binding, Dimension, Manifest
+from trt_lora.runtime.manifest import MANIFEST_FILE, Binding, Dimension, Manifest
 from trt_lora.runtime.memory.dtypes import DTYPES
 
 
@@ -74,8 +74,8 @@ def _cache(manifest: Manifest) -> Iterator[str]:
     """A static cache has an output for each input, and room for every token."""
     inputs = {b.name: b for b in manifest.inputs if b.name.startswith(CACHE)}
     outputs = {b.in_place_of: b for b in manifest.outputs if b.in_place_of}
-    if (manifest.kv_cache == STATIC) != bool(inputs) or inputs.keys() != outputs.keys():
-        yield f"kv_cache is {manifest.kv_cache}, with {len(inputs)} inputs, {len(outputs)} outputs"
+    if inputs.keys() != outputs.keys():
+        yield f"the KV cache has {len(inputs)} inputs and {len(outputs)} outputs"
         return
     for name, cached in inputs.items():
         written = outputs[name]

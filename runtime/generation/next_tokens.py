@@ -1,9 +1,9 @@
 """The next tokens of sequences, chosen from logits on the host or from candidates of a GPU."""
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ class NextTokens(Protocol):
     """What a step has found for n sequences; it is looked at before the next step."""
 
     @property
-    def rows(self) -> tuple[Hashable, ...]:
+    def rows(self) -> tuple[Any, ...]:
         """The sequences [n]."""
         ...
 
@@ -62,7 +62,7 @@ class NextTokens(Protocol):
 class RowLogits:
     """Logits [n, vocab] of the next token of n sequences."""
 
-    rows: tuple[Hashable, ...]
+    rows: tuple[Any, ...]
     logits: Logits
 
     def are_numbers(self) -> Chosen:
@@ -74,7 +74,7 @@ class RowLogits:
         """See `NextTokens`."""
         return RowLogits(_only(self.rows, which), self.logits[which])
 
-    def named(self, rows: Sequence[Hashable], places: Sequence[int]) -> "RowLogits":
+    def named(self, rows: Sequence[Any], places: Sequence[int]) -> "RowLogits":
         """Return what is found at some places, as that of other rows."""
         return RowLogits(tuple(rows), self.logits[list(places)])
 
@@ -100,7 +100,7 @@ class RowLogits:
 class RowCandidates:
     """Candidates of n sequences; their logits are on a GPU, from where few are ever fetched."""
 
-    rows: tuple[Hashable, ...]
+    rows: tuple[Any, ...]
     candidates: Candidates
     numbers: Chosen  # [n]
     logits: tuple[Tensor, ...]  # [vocab] of each
@@ -118,7 +118,7 @@ class RowCandidates:
         logits = tuple(t for t, is_kept in zip(self.logits, which, strict=True) if is_kept)
         return RowCandidates(_only(self.rows, which), kept, self.numbers[which], logits)
 
-    def named(self, rows: Sequence[Hashable], places: Sequence[int]) -> "RowCandidates":
+    def named(self, rows: Sequence[Any], places: Sequence[int]) -> "RowCandidates":
         """Return what is found at some places, as that of other rows."""
         at, found = list(places), self.candidates
         some = Candidates(found.tokens[at], found.logits[at], found.totals[at], found.vocabulary)
@@ -173,7 +173,7 @@ class SeveralRuns:
     parts: tuple[NextTokens, ...]
 
     @property
-    def rows(self) -> tuple[Hashable, ...]:
+    def rows(self) -> tuple[Any, ...]:
         """See `NextTokens`."""
         return tuple(row for part in self.parts for row in part.rows)
 
@@ -208,5 +208,5 @@ class SeveralRuns:
         return list(itertools.starmap(slice, itertools.pairwise((0, *ends))))
 
 
-def _only(rows: tuple[Hashable, ...], which: Chosen) -> tuple[Hashable, ...]:
+def _only(rows: tuple[Any, ...], which: Chosen) -> tuple[Any, ...]:
     return tuple(row for row, is_kept in zip(rows, which, strict=True) if is_kept)

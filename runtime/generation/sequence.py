@@ -28,13 +28,13 @@ class Sequence:
     and its grammar stay with it. What a step that did not end has done to them, `restart` forgets.
     """
 
-    id: int  # ascends in the order of arrival
     prompt: tuple[int, ...]
     sampling: SamplingParams
     most: int  # tokens that its answer may have
     forbidden: ForbiddenTokens
     vocabulary: int
     tokenizer: TextTokenizer | None = None
+    id: int = -1  # ascends in the order of arrival, from 0 on
     index: int = 0  # among the answers to one prompt
     adapter: str | None = None  # by name; None is the base model, or what all have
     generation: int | None = None  # that the adapter must have: it has given tokens already
@@ -166,7 +166,6 @@ class Sequence:
 
 
 def new_sequence(
-    number: int,
     ids: abc.Sequence[int],
     sampling: SamplingParams,
     manifest: Manifest,
@@ -177,7 +176,6 @@ def new_sequence(
     """Return a sequence of the base model that nobody has answered yet.
 
     Args:
-        number: its id.
         ids: its prompt.
         sampling: its parameters.
         manifest: of the engine.
@@ -200,7 +198,6 @@ def new_sequence(
     stops = own if sampling.ignore_eos else (*manifest.base_model.stop_token_ids, *own)
     room = manifest.max_seq_len - len(ids)
     return Sequence(
-        id=number,
         prompt=tuple(ids),
         sampling=sampling,
         most=room if sampling.max_tokens is None else min(sampling.max_tokens, room),

@@ -1,8 +1,10 @@
-"""What a step makes of one sequence: a token, its text, its log probability."""
+"""What a step makes of sequences: a token of each, its text, its log probability."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from trt_lora.plugins.short_repr import short_repr
 
 FinishReason = Literal["stop", "length"]
 
@@ -25,9 +27,18 @@ Logprobs = Mapping[int, Logprob]  # by token id: the chosen token, then the most
 class Token:
     """What a step made of one sequence."""
 
-    row: int  # as `Batch.add` returned it
+    row: int  # the number of the request
     token_id: int | None  # None where it is a stop token
     finish_reason: FinishReason | None = None  # None: the sequence goes on
-    text: str = ""  # that it completes, where the batch has a tokenizer
+    text: str = ""  # that it completes, where there is a tokenizer
     logprobs: Logprobs | None = None  # where asked for, and of no stop token
     stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` has ended it
+
+
+@short_repr
+@dataclass(frozen=True)
+class StepAnswers:
+    """What a step has given requests, by their numbers."""
+
+    tokens: Mapping[int, Token]  # at most one each
+    failed: Mapping[int, BaseException]  # why requests have ended without their last token

@@ -1,5 +1,6 @@
 """Protocol of the adapters in two levels, as the scheduling of requests sees them."""
 
+import threading
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
@@ -74,6 +75,10 @@ class AdapterCache(Protocol):
 
     def release(self, lease: Lease) -> None:
         """Give a lease back."""
+        ...
+
+    def watch(self, event: threading.Event) -> None:
+        """Set an event whenever an adapter has come or was let go of, as long as it lives."""
         ...
 
     def check_integrity(self) -> None:

@@ -39,11 +39,6 @@ class AdapterLoads:
         return bool(self._without_room) or any(load.done() for load in self._loads.values())
 
     @property
-    def under_way(self) -> list[Future[None]]:
-        """The loads that have not ended."""
-        return [load for load in self._loads.values() if not load.done()]
-
-    @property
     def reserved(self) -> Collection[str]:
         """The adapters for which a slot is held."""
         return self._reserved.keys()

@@ -1,7 +1,6 @@
 """AdmissionPolicy: which of the waiting requests are given a row at a step."""
 
 from collections import Counter, abc
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -87,15 +86,9 @@ class AdmissionPolicy:
         """Those that have a row."""
         return self._running.values()
 
-    @property
-    def loading(self) -> list[Future[None]]:
-        """What is on its way for requests that wait."""
-        return self._loads.under_way
-
-    @property
-    def next_time(self) -> float:
-        """The time of the clock at which a request has waited too long."""
-        return self._scan.next_time if self._waiting else float("inf")
+    def seconds_left(self) -> float:
+        """Return after how many seconds a request has waited too long, at most `max_wait_s`."""
+        return min(max(self._scan.next_time - self._clock(), 0.0), self._config.max_wait_s)
 
     @property
     def leases(self) -> list[Lease]:

@@ -205,6 +205,8 @@ def _run(
 def _next_tokens(scheduler: Scheduler) -> Iterable[Token]:
     """Return the tokens of a step; raise the first error of a request."""
     answers = scheduler.step()
+    if scheduler.is_stalled:
+        scheduler.sleep()
     for error in answers.failed.values():
         raise error
     return answers.tokens.values()

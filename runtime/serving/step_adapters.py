@@ -1,5 +1,6 @@
 """Adapters of a scheduler: one for all of its sequences, or one for each."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
@@ -114,6 +115,9 @@ class _NoAdapters:
 
     def release(self, lease: Lease) -> None:
         _refuse(lease.name)
+
+    def watch(self, event: threading.Event) -> None:
+        """Nothing comes or goes."""
 
     def check_integrity(self) -> None:
         """There is nothing to check."""

@@ -25,7 +25,7 @@ from trt_lora.runtime import LoRAManager, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.decoding.static_inputs import STATIC_SHAPES
+from trt_lora.runtime.generation.decoding.step_inputs import TOKEN_SHAPES
 from trt_lora.runtime.manifest import PLAN_FILE, STATIC, Binding, Manifest, Range
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
@@ -142,7 +142,7 @@ def manifest_of_bindings() -> Manifest:
         for part in ("key", "value")
     ]
     inputs = (
-        *(Binding(name, "int64", shape) for name, shape in list(STATIC_SHAPES.items())[:3]),
+        *(Binding(name, "int64", shape) for name, shape in list(TOKEN_SHAPES.items())[:3]),
         Binding("bound", "bool", ("bound",)),
         *caches,
         *(Binding(n, "float16", s.shape(f, -1)) for n, (s, f) in base.lora_bindings.items()),

@@ -87,7 +87,7 @@ class Conversation:
         self._engine, self._manager, self._sampling = engine, manager, sampling
         self._as_json, self._has_blend = as_json, False
         self._tokenizer = TextTokenizer(engine.directory)
-        new_sequence(0, (), sampling, engine.manifest, self._tokenizer)
+        new_sequence((), sampling, engine.manifest, self._tokenizer)
         self._scheduler = self._new_scheduler()
         self._messages: list[dict[str, str]] = []
         self._editor = LineEditor(self._completions)

@@ -123,11 +123,6 @@ def _other(engine: Path, manifest: Manifest) -> Reference:
             f"{engine} is built from {other.base_model.name}, the engine from "
             f"{manifest.base_model.name}: their fingerprints differ, so their outputs do"
         )
-    if other.kv_cache != manifest.kv_cache:
-        raise ConfigError(
-            f"{engine} has a {other.kv_cache} KV cache, the engine a {manifest.kv_cache} one, with "
-            "other inputs and outputs; build both with the same --kv-cache"
-        )
     odd = {b.name for b in other.outputs} ^ {b.name for b in manifest.outputs}
     if odd:
         raise ConfigError(f"{engine} has other outputs: {', '.join(sorted(odd)[:5])}")

@@ -24,7 +24,10 @@ class AnswerTimes:
 
 
 def answer_times(
-    batch: Scheduler, prompts: Sequence[Sequence[int]], adapters: Sequence[str | None], new_tokens: int
+    batch: Scheduler,
+    prompts: Sequence[Sequence[int]],
+    adapters: Sequence[str | None],
+    new_tokens: int,
 ) -> AnswerTimes:
     """Answer greedily and without stop tokens, so that every row has as many tokens.
 

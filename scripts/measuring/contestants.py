@@ -137,7 +137,7 @@ def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ..
     for name in paths:
         if name in own:
             raise ConfigError(f"the name {name!r} is the benchmark's own; give the adapter another")
-    has_slots = engine.manifest.max_loras and engine.manifest.kv_cache == STATIC
+    has_slots = engine.manifest.max_loras
     kind = SlotContest if has_slots else SharedContest
     return kind(engine, paths, ranks)
 

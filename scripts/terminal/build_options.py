@@ -11,7 +11,6 @@ from trt_lora.builder.config import (
     DEFAULT_MAX_SEQ_LEN,
     DTYPES,
     FLAVOUR_CHOICES,
-    KV_CACHE_CHOICES,
     LORA_MODE_CHOICES,
     PLUGIN_CHOICES,
     BuildConfig,
@@ -67,7 +66,6 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
         dtype=args.dtype,
         flavour=args.flavour,
         lora_plugin=args.lora_plugin,
-        kv_cache=args.kv_cache,
         binding_names=BindingNames(args.binding_names),
         timing_cache=args.timing_cache,
         force=bool(args.force),
@@ -217,13 +215,6 @@ def _add_engine_options(add: Callable[..., object]) -> None:
         "TensorRT's; aot: the plugin inside the plan, so that it runs without Python (full "
         "TensorRT 10.10 or newer); auto: plugin where the flavour can, else native "
         "(default: %(default)s)",
-    )
-    add(
-        "--kv-cache",
-        choices=KV_CACHE_CHOICES,
-        default=BuildConfig.kv_cache,
-        help="static: written in place, rows join and leave; growing: longer at every step, rows "
-        "begin together; auto: static where the model can take it (default: %(default)s)",
     )
     add(
         "--timing-cache",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from trt_lora.builder.config import DTYPES
 from trt_lora.plugins.errors import ConfigError
 
-_STATIC = "the KV cache is static, a row for each sequence, written in place (--kv-cache)"
+_STATIC = "the KV cache is static, a row for each sequence, written in place"
 
 # What the option does there is done here, always or never.
 IGNORED = {

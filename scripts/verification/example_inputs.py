@@ -18,16 +18,16 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.engines.tensorrt.inputs import allows
-from trt_lora.runtime.generation.decoding.static_inputs import BOUND, LENGTHS, static_token_inputs
 from trt_lora.runtime.generation.decoding.step_inputs import (
+    BOUND,
     INPUT_IDS,
-    PAST,
+    LENGTHS,
     Ids,
     cache_shapes,
     token_inputs,
 )
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.manifest import STATIC, Manifest
+from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.scripts.verification.numpy_or_torch import as_numpy_or_torch
 
@@ -45,7 +45,7 @@ class InputSpec:
     shape: tuple[int, int] | None = None  # batch and length of random tokens; None: small ones
     seed: int = 0
     iterations: int = 2  # prefill, decode, prefill, ... each with tokens of its own
-    whole_cache: bool = True  # of a static one; else as long as the step needs (`FreeCacheLength`)
+    whole_cache: bool = True  # of the KV cache; else as long as the step needs (`FreeCacheLength`)
 
 
 def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[Inputs]:
@@ -68,13 +68,11 @@ def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[In
     if spec.iterations < 1:
         raise ConfigError(f"--iterations is {spec.iterations}, expected 1 or more")
     lora = lora_inputs(manifest, spec.adapter)
-    is_static = manifest.kv_cache == STATIC
-    prefill, decode = (_prefill, _decode) if is_static else (_growing_prefill, _growing_decode)
     steps = []
     for iteration in range(spec.iterations):
         rng = np.random.default_rng([spec.seed, iteration])
         ids = _ids(directory, manifest, spec, rng)
-        step = decode(manifest, ids, rng) if iteration % 2 else prefill(manifest, ids)
+        step = _decode(manifest, ids, rng) if iteration % 2 else _prefill(manifest, ids)
         _check_profile(manifest, step, "decode" if iteration % 2 else "prefill")
         arrays = {**(step if spec.whole_cache else _shortened(step)), **lora}
         steps.append({b.name: as_numpy_or_torch(arrays[b.name], b.dtype) for b in manifest.inputs})
@@ -123,7 +121,7 @@ def _ids(directory: Path, manifest: Manifest, spec: InputSpec, rng: np.random.Ge
 def _prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:
     """All tokens [batch, s] at once, on a cache of zeros; logits of the last of each row."""
     lengths = np.zeros(len(ids), np.int64)
-    return _static_step(manifest, ids, lengths, ids.shape[1], None)
+    return _step(manifest, ids, lengths, ids.shape[1], None)
 
 
 def _decode(manifest: Manifest, ids: Ids, rng: np.random.Generator) -> dict[str, Array]:
@@ -131,49 +129,33 @@ def _decode(manifest: Manifest, ids: Ids, rng: np.random.Generator) -> dict[str,
     past = min(ids.shape[1], manifest.max_seq_len - 1)
     lengths = np.full(len(ids), past, np.int64)
     lengths[1:] -= past // 3
-    return _static_step(manifest, ids[:, -1:], lengths, manifest.max_seq_len, rng)
+    return _step(manifest, ids[:, -1:], lengths, manifest.max_seq_len, rng)
 
 
-def _static_step(
+def _step(
     manifest: Manifest, ids: Ids, lengths: Ids, bound: int, rng: np.random.Generator | None
 ) -> dict[str, Array]:
     batch, width = ids.shape
     kept = np.arange(1, batch + 1) * width - 1
-    cache = _cache(manifest, CACHE, batch, manifest.max_seq_len, rng)
-    return static_token_inputs(ids, lengths, kept, bound) | cache
+    cache = _cache(manifest, batch, manifest.max_seq_len, rng)
+    return token_inputs(ids, lengths, kept, bound) | cache
 
 
 def _shortened(step: dict[str, Array]) -> dict[str, Array]:
-    """A step with as much of its static cache as it needs."""
-    if LENGTHS not in step:
-        return step
+    """A step with as much of its KV cache as it needs."""
     needed = int(step[LENGTHS].max()) + step[INPUT_IDS].shape[1]
     cache = {n: array[:, :, :needed].copy() for n, array in step.items() if n.startswith(CACHE)}
     return {**step, **cache, BOUND: step[BOUND][:needed]}
 
 
-def _growing_prefill(manifest: Manifest, ids: Ids) -> dict[str, Array]:
-    """All tokens [batch, s] at once, on an empty cache."""
-    mask = np.ones_like(ids)
-    return token_inputs(ids, mask) | _cache(manifest, PAST, len(ids), 0, None)
-
-
-def _growing_decode(manifest: Manifest, ids: Ids, rng: np.random.Generator) -> dict[str, Array]:
-    """The last token of each row [batch, 1], after as many as the engine and the row allow."""
-    past = min(ids.shape[1], manifest.max_seq_len - 1)
-    mask = np.ones((len(ids), past + 1), np.int64)
-    mask[1:, : past // 3] = 0  # as left padding would
-    return token_inputs(ids[:, -1:], mask) | _cache(manifest, PAST, len(ids), past, rng)
-
-
 def _cache(
-    manifest: Manifest, prefix: str, batch: int, length: int, rng: np.random.Generator | None
+    manifest: Manifest, batch: int, length: int, rng: np.random.Generator | None
 ) -> dict[str, Array]:
     """Every cache input [batch, kv_heads, length, dim]; zeros without a generator."""
     dtypes = {binding.name: storage_dtype(binding.dtype) for binding in manifest.inputs}
     return {
         name: (np.zeros(shape) if rng is None else rng.standard_normal(shape)).astype(dtypes[name])
-        for name, shape in cache_shapes(manifest, prefix, batch, length).items()
+        for name, shape in cache_shapes(manifest, batch, length).items()
     }
 
 

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from trt_lora.runtime import Engine, TensorMap
-from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.decoding.step_inputs import Ids, left_pad
+from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.manifest import STATIC
 
 Row = Sequence[int]
 
@@ -24,15 +22,8 @@ def forced_logits(
         tensor_map: holds its LoRA bindings.
         rows: token ids; their lengths may differ.
         decoded: tokens at the end of each row that are decoded, all rows together. The others are
-            prompts: in a static cache each is run by itself, in a growing one left-padded.
+            prompts, each of which is run by itself.
     """
-    run = _static if engine.manifest.kv_cache == STATIC else _growing
-    return run(engine, tensor_map, rows, decoded)
-
-
-def _static(
-    engine: Engine, tensor_map: TensorMap, rows: Sequence[Row], decoded: int
-) -> list[Logits]:
     decoder = StaticDecoder(engine, tensor_map, len(rows))
     found = []
     for place, row in enumerate(rows):
@@ -43,17 +34,6 @@ def _static(
         for place, logits in enumerate(decoder.decode(column[:, 0])):
             found[place].append(logits[None].copy())
     return [np.concatenate(parts) for parts in found]
-
-
-def _growing(
-    engine: Engine, tensor_map: TensorMap, rows: Sequence[Row], decoded: int
-) -> list[Logits]:
-    decoder = GrowingDecoder(engine, tensor_map, len(rows))
-    ids, mask = left_pad([row[: len(row) - decoded] for row in rows], 0)
-    steps = [decoder.step(ids, mask, keep=ids.shape[1])]
-    steps += [decoder.step(column, np.ones_like(column)) for column in _columns(rows, decoded)]
-    padded = np.concatenate(steps, axis=1)
-    return [logits[-len(row) :] for logits, row in zip(padded, rows, strict=True)]
 
 
 def _columns(rows: Sequence[Row], decoded: int) -> list[Ids]:

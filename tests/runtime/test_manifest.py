@@ -107,16 +107,16 @@ def test_a_file_is_no_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "cure"),
-    [(0, "build the engine again"), (2, "install a newer trt-lora"), (999, "install a newer")],
+    [(1, "build the engine again"), (3, "install a newer trt-lora"), (999, "install a newer")],
 )
 def test_another_schema_is_refused_with_both_versions_and_the_cure(
     tmp_path: Path, version: int, cure: str
 ) -> None:
     write_engine(tmp_path, schema_version=version)
-    assert_refused(tmp_path, f"schema version is {version}, this release reads 1; {cure}")
+    assert_refused(tmp_path, f"schema version is {version}, this release reads 2; {cure}")
 
 
-@pytest.mark.parametrize("version", ["1", 1.5, True, [2]])
+@pytest.mark.parametrize("version", ["2", 2.5, True, [2]])
 def test_a_version_that_is_no_whole_number_is_damage(tmp_path: Path, version: object) -> None:
     write_engine(tmp_path, schema_version=version)
     assert_refused(tmp_path, f"version is {version!r}, ", "build the engine again")
@@ -125,7 +125,7 @@ def test_a_version_that_is_no_whole_number_is_damage(tmp_path: Path, version: ob
 FIELDS = [field.name for field in dataclasses.fields(Manifest)]
 
 
-OPTIONAL = ("lora_plugin", "kv_cache", "max_loras")
+OPTIONAL = ("lora_plugin", "max_loras")
 PYTHONS_WORDS = ("Error", "Manifest", "BaseModel", "BindingNames", "__init__", "argument")
 
 
@@ -166,16 +166,6 @@ def test_a_part_that_is_missing_further_in_is_refused_by_name(tmp_path: Path, pl
     del inner[field]
     (tmp_path / "manifest.json").write_text(json.dumps(parts))
     assert refusal(tmp_path) == f" cannot be read: {field} is missing; build the engine again"
-
-
-def test_an_engine_that_does_not_say_has_a_cache_that_grows(tmp_path: Path) -> None:
-    write_engine(tmp_path, kv_cache=None)
-    assert read_manifest(tmp_path).kv_cache == "growing"
-
-
-def test_an_unknown_form_of_the_cache_is_refused_with_the_choices(tmp_path: Path) -> None:
-    write_engine(tmp_path, kv_cache="paged")
-    assert_refused(tmp_path, "kv_cache is 'paged', expected one of static, growing")
 
 
 def test_an_unknown_form_of_the_plugin_is_refused_with_the_choices(tmp_path: Path) -> None:

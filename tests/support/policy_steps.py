@@ -3,7 +3,7 @@
 from collections import abc
 
 from support.fakes.fake_adapter_cache import FakeAdapterCache
-from support.fakes.fake_engine import static_manifest
+from support.fakes.fake_engine import make_manifest
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence
@@ -41,8 +41,13 @@ class PolicySteps:
     def submit(self, *names: str | None, tokens: int = LONGEST, client: str | None = None) -> int:
         for name in names:
             sampling = SamplingParams(max_tokens=tokens, temperature=0)
-            sequence = new_sequence(self.next, [1], sampling, static_manifest(), None)
-            sequence.most, sequence.adapter, sequence.client = tokens, name, client
+            sequence = new_sequence([1], sampling, make_manifest(), None)
+            sequence.id, sequence.most, sequence.adapter, sequence.client = (
+                self.next,
+                tokens,
+                name,
+                client,
+            )
             self.policy.submit(sequence)
             self.sequences[self.next], self.submitted[self.next] = sequence, self.policy.steps
             self.next += 1

@@ -1,6 +1,6 @@
 """A step of a model whose KV cache has a fixed size and is written in place.
 
-Names and shapes of inputs and outputs are those of `runtime/generation/decoding/static_inputs.py`.
+Names and shapes of inputs and outputs are those of `runtime/generation/decoding/step_inputs.py`.
 """
 
 import inspect
@@ -17,8 +17,7 @@ from trt_lora.builder.export.static.static_attention import STATIC_ATTENTION
 from trt_lora.builder.export.static.static_cache import RowCache
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
 from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
-from trt_lora.runtime.generation.decoding.static_inputs import STATIC_SHAPES
-from trt_lora.runtime.generation.decoding.step_inputs import BATCH, KEPT, POSITION_IDS, cache_names
+from trt_lora.runtime.generation.decoding.step_inputs import BATCH, KEPT, TOKEN_SHAPES, cache_names
 
 
 class StaticStep(torch.nn.Module):
@@ -38,7 +37,7 @@ class StaticStep(torch.nn.Module):
         self.layouts, self.dtype, self._max_len = layouts, model.dtype, max_len
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._first_position = first_position(model)
-        self.input_names = [*STATIC_SHAPES, *cache_names(CACHE, len(layouts))]
+        self.input_names = [*TOKEN_SHAPES, *cache_names(CACHE, len(layouts))]
         self.output_names = [LOGITS, *cache_names(NEW_CACHE, len(layouts))]
 
     def forward(
@@ -55,7 +54,7 @@ class StaticStep(torch.nn.Module):
         if self._first_position:
             positions = positions + self._first_position
         cache = RowCache(caches, lengths, bound.shape[0], new_tokens)
-        optional = {POSITION_IDS: positions}
+        optional = {"position_ids": positions}
         with self._only(kept):
             out = getattr(self, WRAPPER_ATTRIBUTE)(
                 input_ids=input_ids,
@@ -103,6 +102,6 @@ class StaticStep(torch.nn.Module):
 
     def dimensions(self, name: str) -> tuple[str | None, ...]:
         """Return the names of the dimensions of an input or output; None where it is a number."""
-        if name in STATIC_SHAPES:
-            return STATIC_SHAPES[name]
+        if name in TOKEN_SHAPES:
+            return TOKEN_SHAPES[name]
         return (KEPT, None) if name == LOGITS else (BATCH, None, None, None)

@@ -7,8 +7,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from trt_lora.runtime.generation.decoding.static_inputs import BOUND, LENGTHS, STATIC_SHAPES
-from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
+from trt_lora.runtime.generation.decoding.step_inputs import BOUND, INPUT_IDS, LENGTHS, TOKEN_SHAPES
 from trt_lora.runtime.memory.dtypes import Array
 
 
@@ -29,7 +28,7 @@ def evaluated(
         LENGTHS: np.asarray(lengths, np.int64),
         BOUND: np.zeros(bound, np.bool_),
     }
-    needed = [each for each in _graph_inputs(value) if each.name in STATIC_SHAPES]
+    needed = [each for each in _graph_inputs(value) if each.name in TOKEN_SHAPES]
     if any(each.name not in given for each in _graph_inputs(value)):
         return None
     part = ir.Model(ir.convenience.extract(model.graph, needed, [value]), ir_version=10)

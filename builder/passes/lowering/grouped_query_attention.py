@@ -19,8 +19,7 @@ from onnx_ir.tape import Tape
 from trt_lora.builder.passes.lowering.attention_masks import FULL, attention_window, boolean_mask
 from trt_lora.builder.passes.lowering.rotary_embeddings import ROTARY_EMBEDDING
 from trt_lora.builder.passes.lowering.standard_attention import ATTENTION, SOFTCAP, replace_node
-from trt_lora.runtime.generation.decoding.static_inputs import BOUND
-from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
+from trt_lora.runtime.generation.decoding.step_inputs import BOUND, INPUT_IDS
 
 DOMAIN = "com.microsoft"
 OPERATOR = "GroupQueryAttention"

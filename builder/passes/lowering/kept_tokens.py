@@ -14,7 +14,7 @@ from trt_lora.builder.passes.lowering.flat_tokens import FLAT, has_tokens, is_by
 from trt_lora.builder.passes.lowering.grouped_query_attention import graph_input
 from trt_lora.builder.passes.lowering.standard_attention import replace_node
 from trt_lora.builder.passes.slots.slots_function import constant
-from trt_lora.runtime.generation.decoding.static_inputs import KEPT_PLACES
+from trt_lora.runtime.generation.decoding.step_inputs import KEPT_PLACES
 
 _SWAP = [1, 0, 2]  # [1, tokens, n] and [tokens, 1, n]
 

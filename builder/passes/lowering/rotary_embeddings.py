@@ -17,8 +17,7 @@ from onnxscript.rewriter import rewrite as apply_rules
 
 from trt_lora.builder.passes.lowering.evaluated import evaluated
 from trt_lora.plugins.contract.step import CACHE
-from trt_lora.runtime.generation.decoding.static_inputs import LENGTHS
-from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS, LENGTHS
 from trt_lora.runtime.memory.dtypes import Array
 
 ROTARY_EMBEDDING = "RotaryEmbedding"

@@ -19,8 +19,13 @@ from trt_lora.builder.passes.linears import Linear, behind_identity
 from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT, SLOT_ROWS, SLOTS
 from trt_lora.plugins.errors import ModelError
-from trt_lora.runtime.generation.decoding.static_inputs import KEPT_PLACES
-from trt_lora.runtime.generation.decoding.step_inputs import BATCH, INPUT_IDS, KEPT, SEQUENCE
+from trt_lora.runtime.generation.decoding.step_inputs import (
+    BATCH,
+    INPUT_IDS,
+    KEPT,
+    KEPT_PLACES,
+    SEQUENCE,
+)
 
 Sizes = tuple[int | str | None, ...]
 

@@ -9,7 +9,12 @@ from trt_lora.plugins.contract.step import CACHE
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
-from trt_lora.runtime.memory.host import ALIGNMENT, Blocks
+from trt_lora.runtime.memory.host import ALIGNMENT, Blocks, Memory
+from trt_lora.runtime.memory.tensor import HOST
+
+# Tokens of prompts in a step: on a GPU, about as many as take it as long as a token of each row; on
+# the host, where fewer cost more than they are worth, a piece of one prompt (see `StaticDecoder`).
+_BUDGETS = {False: 512, True: 256}
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,18 @@ def row_count(manifest: Manifest, rows: int | None, cache_bytes: int | None) -> 
             f"rows is {rows}, expected a whole number from 1 to {manifest.max_batch_size}"
         )
     return rows
+
+
+def prompt_budget(asked: int | None, memory: Memory) -> int:
+    """Return how many tokens of prompts a step runs, most; by default what the device is good for.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    budget = _BUDGETS[memory.device == HOST] if asked is None else asked
+    if budget < 1:
+        raise ConfigError(f"max_num_batched_tokens is {budget}, expected a whole number from 1 on")
+    return budget
 
 
 def check_alignment(regions: Sequence[Region], max_len: int) -> None:

@@ -6,8 +6,7 @@ from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.runtime.engines.engine import PreparedRun, PreparesRuns
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import LENGTHS
-from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS, Ids
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS, LENGTHS, Ids
 from trt_lora.runtime.generation.decoding.step_runs import StepRuns
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.memory.host import Memory

@@ -18,8 +18,7 @@ from trt_lora.runtime.engines.ranked_run import (
 )
 from trt_lora.runtime.generation.candidates import Candidates
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import LENGTHS
-from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
+from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS, LENGTHS
 from trt_lora.runtime.generation.decoding.step_runs import StepRuns
 from trt_lora.runtime.generation.next_tokens import RowCandidates
 from trt_lora.runtime.memory.host import Memory

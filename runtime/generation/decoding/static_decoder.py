@@ -12,8 +12,7 @@ from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import Executor, PreparesRuns
 from trt_lora.runtime.generation.decoding.decode_steps import DecodeSteps
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
-from trt_lora.runtime.generation.decoding.step_inputs import Ids
+from trt_lora.runtime.generation.decoding.step_inputs import Ids, token_inputs
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
 
@@ -140,7 +139,7 @@ class StaticDecoder:
         """As `execute`, in one run; no place need be kept. `slots`: if not the adapter's own."""
         count, width = ids.shape
         lengths = self.cache.lengths[first : first + count]
-        tokens = static_token_inputs(ids, lengths, kept, self._bound(lengths, width))
+        tokens = token_inputs(ids, lengths, kept, self._bound(lengths, width))
         self._map.update({name: tensor_from_numpy(array) for name, array in tokens.items()})
         self._map.update(self.cache.views(first, count))
         if LORA_SLOT in self.adapter:

@@ -8,13 +8,13 @@ import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT, SLOT_DTYPE
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import (
+from trt_lora.runtime.generation.decoding.step_inputs import (
     BOUND,
+    INPUT_IDS,
     KEPT_PLACES,
     LENGTHS,
-    static_token_inputs,
+    token_inputs,
 )
-from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
 
@@ -119,7 +119,7 @@ class StepRuns(Generic[Run]):
 
     def _prepared(self, rows: int, adapter: TensorMap, positions: int) -> Run:
         ids, lengths = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
-        tokens = static_token_inputs(ids, lengths, np.arange(rows), 0)
+        tokens = token_inputs(ids, lengths, np.arange(rows), 0)
         tensor_map = TensorMap(adapter)
         if _has_own_slots(adapter):
             tensor_map[LORA_SLOT] = tensor_from_numpy(np.full(rows, BASE_SLOT, SLOT_DTYPE))

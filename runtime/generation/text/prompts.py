@@ -9,7 +9,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.text.chat_template import Message
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.manifest import STATIC, Manifest
+from trt_lora.runtime.manifest import Manifest
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -60,33 +60,6 @@ def one_each(label: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
     return list(values)
 
 
-def encoded(
-    prompts: Sequence[Prompt], tokenizer: TextTokenizer | None, manifest: Manifest, answers: int = 1
-) -> list[list[int]]:
-    """Return the token ids of every prompt.
-
-    Args:
-        prompts: as `prompt_list` returns them.
-        tokenizer: needed where one is text.
-        manifest: of the engine that is to answer.
-        answers: to all of them, all together.
-
-    Raises:
-        ConfigError: there are more prompts, or longer ones, than the engine takes; one is empty,
-            or holds what is no token id of the model.
-    """
-    if answers > manifest.max_batch_size:
-        several = f", {answers} answers," if answers > len(prompts) else ""
-        raise ConfigError(
-            f"{len(prompts)} prompts{several} are more than this engine's batch of "
-            f"{manifest.max_batch_size}; split them, or build with a larger --max-batch-size"
-        )
-    return [
-        prompt_ids(f"prompt {index}", prompt, tokenizer, manifest)
-        for index, prompt in enumerate(prompts)
-    ]
-
-
 def prompt_ids(
     name: str, prompt: Prompt, tokenizer: TextTokenizer | None, manifest: Manifest
 ) -> list[int]:
@@ -116,9 +89,8 @@ def check_prompt(name: str, values: object, manifest: Manifest) -> list[int]:
     if not ids:
         raise ConfigError(f"{name} is empty; it needs at least one token")
     if len(ids) > manifest.longest_prompt:
-        option = "--max-seq-len" if manifest.kv_cache == STATIC else "--max-input-len"
         raise ConfigError(
             f"{name} has {len(ids)} tokens, this engine takes {manifest.longest_prompt}; "
-            f"shorten it, or build with a larger {option}"
+            f"shorten it, or build with a larger --max-seq-len"
         )
     return ids

@@ -165,7 +165,7 @@ class LoRAModelManager:
         """
         self.activate_adapter(adapter_id)
         if adapter_id not in self._pinned:
-            self.adapters.pin(self._get(adapter_id).model.adapter_name)
+            self.adapters.pin(self._get(adapter_id).model.adapter_name, allow_last=True)
             self._pinned.add(adapter_id)
         return True
 

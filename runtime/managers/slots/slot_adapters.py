@@ -1,11 +1,13 @@
 """SlotAdapters: named adapters of an engine for many, in its slots, in host memory or on disk."""
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import StateError
@@ -56,6 +58,7 @@ class SlotAdapters(AdapterCatalog):
         self._leases: dict[Lease, None] = {}
         self._background: ThreadPoolExecutor | None = None
         self._prefetched: dict[Entry, Future[None]] = {}
+        self._watchers: WeakSet[threading.Event] = WeakSet()
 
     def __repr__(self) -> str:
         """Return how many adapters it knows, and how many of them have a slot."""
@@ -140,6 +143,7 @@ class SlotAdapters(AdapterCatalog):
                 raise StateError(f"the lease of adapter {lease.name!r} was released already")
             del self._leases[lease]
             self._levels.unhold(lease.entry)
+        self._notify()
 
     @checked
     def can_lease(self, name: str) -> bool:
@@ -200,6 +204,7 @@ class SlotAdapters(AdapterCatalog):
         """
         with self._lock:
             self._levels.unpin(self._names.get(name))
+        self._notify()
 
     @checked
     def prefetch(self, name: str) -> Future[None]:
@@ -222,6 +227,17 @@ class SlotAdapters(AdapterCatalog):
             entry.moving += 1  # until the future ends, so that it is not evicted before its turn
         future.add_done_callback(lambda _: self._end_prefetch(entry))
         return future
+
+    def watch(self, event: threading.Event) -> None:
+        """Set an event whenever an adapter has come or was let go of, as long as it lives."""
+        with self._lock:
+            self._watchers.add(event)
+
+    @checked
+    def unload(self, name: str, *, expected_generation: int | None = None) -> None:
+        """Forget a name; see `AdapterCatalog.unload`."""
+        super().unload(name, expected_generation=expected_generation)
+        self._notify()
 
     @checked
     def activate(self, adapter: Lease | str) -> int:
@@ -272,6 +288,12 @@ class SlotAdapters(AdapterCatalog):
         with self._lock:
             check_integrity(self._levels, self._names.entries, self._leases)
 
+    def _notify(self) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for event in watchers:
+            event.set()
+
     def _entry_of(self, adapter: Lease | str) -> Entry:
         if not isinstance(adapter, Lease):
             return self._names.get(adapter)
@@ -319,3 +341,4 @@ class SlotAdapters(AdapterCatalog):
         with self._lock:
             self._prefetched.pop(entry, None)
             self._levels.stop_moving(entry)
+        self._notify()

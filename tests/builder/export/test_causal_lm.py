@@ -48,7 +48,7 @@ def test_an_error_that_we_do_not_know_is_one_line_with_its_cause(runs: bool) -> 
     model = random_model(LlamaConfig(**ARCHITECTURES["Llama"]))
     model.model.norm = Broken(runs=runs)
     with pytest.raises(ModelError) as refusal:
-        export_causal_lm(model, "growing", 24)
+        export_causal_lm(model, 24)
     message = str(refusal.value)
     verb = (
         "traced by torch.onnx.export"

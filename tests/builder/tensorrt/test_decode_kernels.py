@@ -21,7 +21,7 @@ from trt_lora.builder.tensorrt.build_log import Kernel
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import make_profiles
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
-from trt_lora.runtime.manifest import STATIC, Binding, Range
+from trt_lora.runtime.manifest import Binding, Range
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
 
@@ -38,14 +38,14 @@ def traced(dtype: torch.dtype) -> ir.Model:
     )
     torch.manual_seed(0)
     model: Any = LlamaForCausalLM(LlamaConfig(**fields))
-    return export_causal_lm(model.to(dtype), STATIC, MAX_LEN).model
+    return export_causal_lm(model.to(dtype), MAX_LEN).model
 
 
 def kernels(model: ir.Model, lora_plugin: str, max_loras: int = 0) -> list[Kernel]:
     """What TensorRT runs in both profiles; attention is lowered in place."""
     StandardAttention()(model)
     lora, lengths = ResolvedLoRA(TARGETS, 64, 16, max_loras), Lengths(64, MAX_LEN)
-    profiles = make_profiles(8, lengths, lora, bindings(model), STATIC)
+    profiles = make_profiles(8, lengths, lora, bindings(model))
     return built(model, lora_plugin, profiles)
 
 

@@ -21,7 +21,7 @@ from trt_lora.runtime import TensorMap, open_engine
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.engines.onnxruntime.prepared_run import OnnxRuntimePreparedRun
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -69,7 +69,7 @@ def case(engine: OnnxRuntimeEngine, tiny_engine: TinyEngine) -> Case:
 def step(cache: KVCache, lora: TensorMap, tokens: Array, done: int) -> TensorMap:
     """Everything that a step of all rows reads."""
     lengths, kept = np.full(ROWS, done, np.int64), np.arange(ROWS)
-    inputs = static_token_inputs(tokens[:, None].copy(), lengths, kept, BOUND)
+    inputs = token_inputs(tokens[:, None].copy(), lengths, kept, BOUND)
     tensors = {name: tensor_from_numpy(array) for name, array in inputs.items()}
     return TensorMap({**lora, **tensors, **cache.views(0, ROWS)})
 

@@ -22,10 +22,10 @@ from trt_lora.plugins.errors import (
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.generation.token import Token
+from trt_lora.runtime.generation.token import StepAnswers, Token
 from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.serving.scheduler import Scheduler, StepAnswers
+from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.serving.serving_config import ServingConfig
 
 NUMBERS = {"a": 1, "b": 2, "c": 3, "bad": POISON}

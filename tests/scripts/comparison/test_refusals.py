@@ -99,10 +99,6 @@ def test_what_it_cannot_be_compared_with_is_refused(
     assert "is built from another" in refused(capsys, engine, "--against", other)
     (other / MANIFEST_FILE).write_text(replace(manifest, dtype="bfloat16").to_json())
     assert "is a bfloat16 engine" in refused(capsys, engine, "--against", other)
-    (other / MANIFEST_FILE).write_text(replace(manifest, kv_cache="growing").to_json())
-    assert "has a growing KV cache, the engine a static" in refused(
-        capsys, engine, "--against", other
-    )
 
 
 def test_an_engine_that_cannot_be_compared_is_refused(

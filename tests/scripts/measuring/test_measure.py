@@ -8,7 +8,7 @@ from support.fakes.clocked_engine import ClockedEngine
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.slot_engine import number_file
-from support.fakes.tiny_engine import engine_directory, small_manifest
+from support.fakes.tiny_engine import engine_directory
 from support.fakes.tiny_static_engine import static_manifest
 
 from trt_lora.plugins.errors import ConfigError
@@ -139,15 +139,14 @@ def test_a_percentile_lies_among_the_values() -> None:
     assert percentile([1.0, 2.0], 99) <= 2.0
 
 
-@pytest.mark.parametrize("cache", ["static", "growing"])
-def test_a_gpu_is_measured_with_either_cache_and_gives_all_memory_back(
-    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_is_measured_and_gives_all_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = FakeCuda()
     cuda.install(monkeypatch)
     trt = FakeTensorRT(cuda)
     trt.install(monkeypatch)
-    manifest = static_manifest() if cache == "static" else small_manifest()
+    manifest = static_manifest()
     trt.manifest = manifest
     directory = engine_directory(tmp_path / "engine", manifest)
     with TensorRTEngine(directory, replace(manifest, max_lora_rank=4)) as engine:

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from support.fakes.fake_engine import make_manifest, static_manifest
+from support.fakes.fake_engine import make_manifest
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.scripts.measuring.workload import BatchWorkload, ranks_of, workloads
 
 
 def test_the_defaults_are_cut_to_what_an_engine_takes() -> None:
-    small = static_manifest()  # 4 rows, 32 tokens in all
+    small = make_manifest()  # 4 rows, 32 tokens in all
     assert workloads(small) == (BatchWorkload(1, 15, 17), BatchWorkload(4, 15, 17))
     large = replace(small, max_batch_size=32, max_seq_len=4096, max_input_len=1024)
     assert workloads(large) == (BatchWorkload(1, 64, 32), BatchWorkload(8, 64, 32))
@@ -39,7 +39,7 @@ def test_a_prompt_fits_into_one_step_of_a_growing_cache() -> None:
 )
 def test_what_an_engine_cannot_answer_is_refused(asked: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}$"):
-        workloads(static_manifest(), **asked)  # type: ignore[arg-type]
+        workloads(make_manifest(), **asked)  # type: ignore[arg-type]
 
 
 def test_ranks_are_those_asked_for_or_what_the_engine_takes_of_the_default() -> None:
@@ -53,7 +53,7 @@ def test_ranks_are_those_asked_for_or_what_the_engine_takes_of_the_default() -> 
 
 
 def test_prompts_are_tokens_of_the_model_and_other_ones_in_each_round() -> None:
-    manifest = static_manifest()
+    manifest = make_manifest()
     first, second = (BatchWorkload(2, 5, 2).prompts(manifest, seed) for seed in (0, 1))
     assert first != second
     assert [len(prompt) for prompt in first] == [5, 5]

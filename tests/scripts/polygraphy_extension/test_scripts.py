@@ -58,14 +58,6 @@ def test_a_sanitized_model_keeps_lora_and_computes_the_same(
     assert "Passed: 2/2 iterations" in done.text
 
 
-@pytest.fixture(scope="module")
-def growing_engine(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a cache that grows: polygraphy's own parser lacks the attribute of small attention."""
-    directory = tmp_path_factory.mktemp("tools") / "growing"
-    quick_build(tiny_config(tiny_engine.model, directory, kv_cache="growing"))
-    return directory
-
-
 @pytest.fixture
 def network(engine: Path, tmp_path: Path) -> Path:
     """A network script of the engine."""
@@ -94,19 +86,6 @@ def test_convert_makes_a_plan_with_the_plugin_and_the_engines_profiles(
     )
     (line,) = script(count, rtx=True).lines("plugin layers:")
     assert int(line.split()[-1]) == nodes(engine / ONNX_FILE).total()
-
-
-def test_convert_makes_a_native_plan_of_the_onnx_file(growing_engine: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
-    network = tmp_path / "network.py"
-    script(NETWORK, growing_engine, network)
-    done = polygraphy(
-        "convert", growing_engine / ONNX_FILE, "--trt-config-script", network, "--convert-to",
-        "trt", "-o", tmp_path / "native.plan", rtx=True,
-    )  # fmt: skip
-    assert "2 profile(s)" in done.text
-    assert not done.lines("plugin node")
-    assert (tmp_path / "native.plan").stat().st_size > 0
 
 
 def test_a_network_of_no_engine_is_refused(tmp_path: Path) -> None:

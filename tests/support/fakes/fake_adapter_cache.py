@@ -1,5 +1,6 @@
 """A cache of adapters in two levels whose loads end when a test says so."""
 
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -100,6 +101,9 @@ class FakeAdapterCache:
         if lease not in self.leases:
             raise StateError("released already")
         self.leases.remove(lease)
+
+    def watch(self, event: threading.Event) -> None:
+        """Tests make steps by themselves."""
 
     def check_integrity(self) -> None:
         assert len(self.held) <= self.count

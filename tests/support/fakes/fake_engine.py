@@ -17,39 +17,45 @@ from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_storag
 
 FACTORS: tuple[Factor, Factor] = ("A", "B")
 VOCAB = 11
-CACHE = ("batch", 2, "past", 3)
+MAX_LEN = 32
+CACHES = {"key": ("batch", 2, MAX_LEN, 3), "value": ("batch", 2, MAX_LEN, 5)}
 
 
 def make_manifest(
     *, k: int = 8, n: int = 6, dtype: str = "float32", names: BindingNames = BindingNames.LORA
 ) -> Manifest:
-    """q_proj and v_proj of two layers take LoRA up to rank 16; 32 tokens in all."""
+    """q_proj and v_proj of two layers take LoRA up to rank 16; 32 tokens in all.
+
+    Its keys and values have widths of their own.
+    """
     paths = [f"model.layers.{i}.self_attn.{p}" for i in (0, 1) for p in ("q_proj", "v_proj")]
     sites = tuple(Site(path, k, n, dtype) for path in paths)
     loras: dict[str, tuple[Site, Factor]] = {
         names.binding(f, site.path): (site, f) for site in sites for f in FACTORS
     }
-    tokens = ("input_ids", "attention_mask", "position_ids")
+    caches = [Binding(f"cache.0.{kind}", dtype, shape) for kind, shape in CACHES.items()]
     return Manifest(
         base_model=BaseModel("tiny", "TinyForCausalLM", "0" * 64, (2,), 0),
         binding_names=names,
         sites=sites,
         inputs=(
-            *(Binding(name, "int64", ("batch", "s")) for name in tokens),
-            Binding("logits_to_keep", "int64", ("keep",)),
-            *(Binding(f"past_key_values.0.{kind}", dtype, CACHE) for kind in ("key", "value")),
+            Binding("input_ids", "int64", ("batch", "sequence")),
+            Binding("lengths", "int64", ("batch",)),
+            Binding("kept", "int64", ("kept",)),
+            Binding("bound", "bool", ("bound",)),
+            *caches,
             *(Binding(name, dtype, _symbolic(names, site, f)) for name, (site, f) in loras.items()),
         ),
         outputs=(
-            Binding("logits", dtype, ("batch", "keep", VOCAB)),
-            *(Binding(f"present.0.{kind}", dtype, CACHE) for kind in ("key", "value")),
+            Binding("logits", dtype, ("kept", VOCAB)),
+            *(replace(b, name=f"new_{b.name}", in_place_of=b.name) for b in caches),
         ),
         profiles={
             "all": {b: Range(*(s.shape(f, r) for r in (1, 8, 16))) for b, (s, f) in loras.items()}
         },
         max_batch_size=4,
         max_input_len=16,
-        max_seq_len=32,
+        max_seq_len=MAX_LEN,
         max_lora_rank=16,
         opt_lora_rank=8,
         dtype=dtype,
@@ -83,7 +89,7 @@ def write_peft(directory: Path, tensors: Mapping[str, Array], **fields: object) 
 
 
 class FakeExecutor:
-    """Answers every token t with t + 1 and grows the cache."""
+    """Answers every token t with t + 1, and writes tokens to the cache."""
 
     rank_multiple = 1
 
@@ -99,16 +105,20 @@ class FakeExecutor:
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         loras = self.manifest.lora_bindings
-        feeds = {b: tensor_map[b].numpy().copy() for b in self.input_names if b not in loras}
+        feeds = {
+            b: tensor_map[b].numpy().copy()
+            for b in self.input_names
+            if b not in loras and not b.startswith("cache.")
+        }
         self.calls.append(feeds)
         ids, storage = feeds["input_ids"], storage_dtype(self.manifest.dtype)
-        kept = ids[:, feeds["logits_to_keep"]]
-        outputs = {"logits": np.eye(VOCAB, dtype=storage)[(kept + 1) % VOCAB]}
-        for name in self.output_names[1:]:
-            past = feeds[name.replace("present.", "past_key_values.")]
-            new = np.broadcast_to(ids[:, None, :, None], (len(ids), 2, ids.shape[1], 3))
-            outputs[name] = np.concatenate([past, new.astype(storage)], axis=2)
-        return {name: tensor_from_storage(o, self.manifest.dtype) for name, o in outputs.items()}
+        for name in (name for name in self.input_names if name.startswith("cache.")):
+            cache = tensor_map[name].numpy()
+            for row, (length, tokens) in enumerate(zip(feeds["lengths"], ids, strict=True)):
+                cache[row, :, length : length + len(tokens)] = tokens[None, :, None]
+        kept = ids.reshape(-1)[feeds["kept"]]
+        logits = np.eye(VOCAB, dtype=storage)[(kept + 1) % VOCAB]
+        return {"logits": tensor_from_storage(logits, self.manifest.dtype)}
 
 
 class FakeMemory:
@@ -144,30 +154,3 @@ class FakeExecutorWithMemory(FakeExecutor):
 
     def __init__(self, manifest: Manifest | None = None) -> None:
         super().__init__(manifest, FakeMemory())
-
-
-def static_manifest() -> Manifest:
-    """`make_manifest` with a static cache whose keys and values have widths of their own."""
-    growing = make_manifest()
-    loras = [binding for binding in growing.inputs if binding.name in growing.lora_bindings]
-    length = growing.max_seq_len
-    shapes = {"key": ("batch", 2, length, 3), "value": ("batch", 2, length, 5)}
-    return replace(
-        growing,
-        kv_cache="static",
-        inputs=(
-            Binding("input_ids", "int64", ("batch", "sequence")),
-            Binding("lengths", "int64", ("batch",)),
-            Binding("kept", "int64", ("kept",)),
-            Binding("bound", "bool", ("bound",)),
-            *(Binding(f"cache.0.{kind}", "float32", shape) for kind, shape in shapes.items()),
-            *loras,
-        ),
-        outputs=(
-            Binding("logits", "float32", ("kept", VOCAB)),
-            *(
-                Binding(f"new_cache.0.{kind}", "float32", shape, f"cache.0.{kind}")
-                for kind, shape in shapes.items()
-            ),
-        ),
-    )

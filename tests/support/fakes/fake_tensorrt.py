@@ -22,7 +22,6 @@ from support.fakes.tiny_engine import (
 )
 from support.fakes.tiny_static_engine import tiny_static_model
 
-from trt_lora.runtime.manifest import STATIC
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
 
@@ -332,7 +331,7 @@ class IExecutionContext:
             for block in cuda.blocks_at(address, views[name].nbytes, f"TensorRT: {name}")
         ]
 
-        is_static = self._trt.manifest.kv_cache == STATIC
+        is_static = any(output.in_place_of for output in self._trt.manifest.outputs)
         model = tiny_static_model if is_static else tiny_model
 
         def run() -> None:

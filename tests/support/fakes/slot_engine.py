@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
-from support.fakes.fake_engine import FakeExecutor, make_weights, static_manifest
+from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 
 from trt_lora.plugins.contract.slots import LORA_SLOT
 from trt_lora.plugins.errors import BackendError
@@ -25,7 +25,7 @@ _BROAD = 40  # what the logits of two tokens next to each other differ by, in pa
 
 def slot_manifest(slots: int, rows: int = 4) -> Manifest:
     """Return the manifest of the engine."""
-    base = static_manifest()
+    base = make_manifest()
     logits = replace(base.outputs[0], shape=("kept", VOCABULARY))
     return replace(
         base,

@@ -23,7 +23,7 @@ from support.fakes.tiny_engine import (
 )
 
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
-from trt_lora.runtime.manifest import STATIC, Binding, Manifest, Range
+from trt_lora.runtime.manifest import Binding, Manifest, Range
 from trt_lora.runtime.memory.dtypes import Array
 
 ROWS, PROMPT = 4, 8  # its limits
@@ -64,7 +64,6 @@ def static_manifest(max_len: int = 16, rows: int = ROWS) -> Manifest:
         max_batch_size=rows,
         max_input_len=PROMPT,
         max_seq_len=max_len,
-        kv_cache=STATIC,
     )
 
 

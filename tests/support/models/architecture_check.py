@@ -51,7 +51,6 @@ class Verdict:
     adapter_error: float = 0.0
     effect: float = 0.0  # what the adapter changes: the largest difference to the base model
     sites: int = 0
-    kv_cache: str = ""  # one of KV_CACHES
     grouped: bool = False  # ONNX Runtime's own attention, which reads what each row holds
 
     @property
@@ -124,7 +123,6 @@ def check_architecture(model_type: str, folder: Path) -> Verdict:
         adapter_error=largest_error(adapted, reference.logits("a", *batch())),
         effect=largest_error(plain, adapted),
         sites=len(manifest.sites),
-        kv_cache=manifest.kv_cache,
         grouped=ONNX_CPU_FILE in manifest.files,
     )
 

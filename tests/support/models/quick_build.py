@@ -38,11 +38,11 @@ class _Traces:
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, int], Exported] = {}
 
-    def export(self, model: Any, kv_cache: str, max_len: int) -> Exported:
+    def export(self, model: Any, max_len: int) -> Exported:
         """Return a copy of the graph, as `export_causal_lm` does; the passes change it in place."""
-        key = _digest(model), kv_cache, max_len
+        key = _digest(model), max_len
         if key not in self._found:
-            self._found[key] = export_causal_lm(model, kv_cache, max_len)
+            self._found[key] = export_causal_lm(model, max_len)
         found = self._found[key]
         return replace(found, model=found.model.clone())
 

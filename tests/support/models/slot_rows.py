@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from trt_lora.runtime import Engine, TensorMap
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -45,7 +45,7 @@ class SlotRows:
         count, width = ids.shape
         lengths = self._cache.lengths[first : first + count]
         bound = int(lengths.max()) + width
-        inputs = static_token_inputs(ids, lengths, np.arange(ids.size), bound)
+        inputs = token_inputs(ids, lengths, np.arange(ids.size), bound)
         tensor_map = TensorMap({n: tensor_from_numpy(array) for n, array in inputs.items()})
         tensor_map.update(self._cache.views(first, count))
         if self._adapters is not None:

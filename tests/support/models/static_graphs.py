@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx_ir.passes.common import ShapeInferencePass
 
-from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 
 Array = npt.NDArray[Any]
 
@@ -168,4 +168,4 @@ def step(layer: Layer, lengths: list[int], new: int) -> dict[str, Array]:
         "cache.0.value": (rows, KV_HEADS, MAX_LEN, layer.value_size),
     }
     random = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    return {**static_token_inputs(ids, filled, np.zeros(0, np.int64), bound), **random}
+    return {**token_inputs(ids, filled, np.zeros(0, np.int64), bound), **random}

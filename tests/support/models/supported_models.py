@@ -23,8 +23,7 @@ Every causal language model of that transformers, small and random, in float32: 
 transformers', and with PEFT's under a random adapter on all linears (DeepSeek: on the attention's).
 The largest differences are below.
 
-KV cache: *static* is written in place, and rows join and leave; *growing* is what a model keeps
-whose rows of different lengths would change each other. *Grouped* attention is ONNX Runtime's own
+*Grouped* attention is ONNX Runtime's own
 operator, which reads only what each row holds; the others read as far as the longest row.
 
 {built} architectures build and match. {refused} are refused before the export, with the reason. Of
@@ -32,8 +31,8 @@ operator, which reads only what each row holds; the others read as far as the lo
 
 ## Build and match
 
-| architecture | model type | KV cache | attention on a CPU | base model | adapter |
-|---|---|---|---|---|---|
+| architecture | model type | attention on a CPU | base model | adapter |
+|---|---|---|---|---|
 {built_rows}
 
 DeepSeek-V2, DeepSeek-V3 and Youtu were tried with dense layers only: with experts they are refused.
@@ -86,7 +85,7 @@ def page(content: dict[str, Any]) -> str:
 def _built_row(name: str, verdict: Verdict) -> str:
     errors = f"{verdict.base_error:.1e} | {verdict.adapter_error:.1e}"
     attention = "grouped" if verdict.grouped else "masked"
-    return f"| {verdict.architecture} | {name} | {verdict.kv_cache} | {attention} | {errors} |"
+    return f"| {verdict.architecture} | {name} | {attention} | {errors} |"
 
 
 def _refused_rows(verdicts: Iterable[Verdict]) -> Iterable[str]:

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 from support.fakes.tiny_engine import DOWN, UP, expected_logits
+from support.models import growing_steps
 
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import LoRAManager, TensorMap
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
-from trt_lora.runtime.generation.decoding.step_inputs import empty_cache, token_inputs
-from trt_lora.runtime.manifest import STATIC
+from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -55,13 +54,14 @@ def bindings_of(manager: LoRAManager, name: str = "") -> TensorMap:
 def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
     """Return the inputs of a prefill, all on the host, without LoRA bindings."""
     manifest, count = engine.manifest, len(ids)
-    if manifest.kv_cache == STATIC:
+    if any(output.in_place_of for output in manifest.outputs):
         lengths, kept = np.zeros(1, np.int64), np.arange(count)
-        inputs = static_token_inputs(ids[None], lengths, kept, bound=count)
+        inputs = token_inputs(ids[None], lengths, kept, bound=count)
         cache = KVCache(manifest, engine.memory, rows=1).views(0, 1)
     else:
-        inputs = token_inputs(ids[None], np.ones((1, count), np.int64), keep=count)
-        cache = empty_cache(manifest, batch_size=1)
+        mask = np.ones((1, count), np.int64)
+        inputs = growing_steps.token_inputs(ids[None], mask, keep=count)
+        cache = growing_steps.empty_cache(manifest, batch_size=1)
     tensors = {name: tensor_from_numpy(array) for name, array in inputs.items()}
     return TensorMap({**tensors, **cache})
 

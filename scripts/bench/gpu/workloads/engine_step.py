@@ -19,8 +19,7 @@ from trt_lora.plugins.contract.step import CACHE
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.engines.engine import PreparesRuns
-from trt_lora.runtime.generation.decoding.static_inputs import BOUND, static_token_inputs
-from trt_lora.runtime.generation.decoding.step_inputs import cache_shapes
+from trt_lora.runtime.generation.decoding.step_inputs import BOUND, cache_shapes, token_inputs
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy, tensor_from_storage
@@ -111,7 +110,7 @@ def decode_inputs(engine: Engine, m: int, rank: int, length: int) -> TensorMap:
         manager.add_weights("a", _weights(manifest, rank))
         manager.switch_weights("a")
     ids, lengths = np.arange(m)[:, None] + 3, np.full(m, length)
-    arrays = static_token_inputs(ids, lengths, np.arange(m), manifest.max_seq_len)
+    arrays = token_inputs(ids, lengths, np.arange(m), manifest.max_seq_len)
     tensors = {name: tensor_from_numpy(array) for name, array in arrays.items()}
     resident = {BOUND: tensors.pop(BOUND), **dict(_cache(manifest, m))}
     tensor_map = TensorMap(tensors | engine.memory.upload(resident))

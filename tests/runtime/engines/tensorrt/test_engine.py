@@ -16,6 +16,7 @@ from support.fakes.tiny_engine import (
     PRESENT,
     UP,
 )
+from support.models.growing_steps import GrowingDecoder
 from support.models.tiny_model_runs import (
     FIRST,
     IDS,
@@ -33,7 +34,6 @@ from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
 from trt_lora.runtime.memory.cuda import call
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy

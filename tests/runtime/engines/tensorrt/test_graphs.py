@@ -10,6 +10,7 @@ from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT, SpecializationStrategy
 from support.fakes.tiny_engine import engine_directory, small_manifest
+from support.models.growing_steps import GrowingDecoder
 from support.models.tiny_model_runs import (
     FIRST,
     IDS,
@@ -27,7 +28,6 @@ from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt import run_key
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
-from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 

@@ -13,6 +13,7 @@ from support.fakes.tiny_engine import (
     engine_directory,
     small_manifest,
 )
+from support.models.growing_steps import GrowingDecoder
 from support.models.tiny_model_runs import (
     FIRST,
     NO_ADAPTER,
@@ -26,7 +27,6 @@ from support.models.tiny_model_runs import (
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.decoding.growing_decoder import GrowingDecoder
 from trt_lora.runtime.manifest import PLAN_FILE
 
 # Lifetimes.

@@ -20,7 +20,7 @@ from trt_lora.runtime import SamplingParams, Scheduler, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
-from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
@@ -64,7 +64,7 @@ def step_inputs(engine: TensorRTEngine, rows: int) -> TensorMap:
     """The inputs of a decode step of empty rows, all of token 0."""
     cache = KVCache(engine.manifest, engine.memory, ROWS)
     ids, lengths = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
-    arrays = static_token_inputs(ids, lengths, np.arange(rows), cache.max_len)
+    arrays = token_inputs(ids, lengths, np.arange(rows), cache.max_len)
     tensor_map = TensorMap({name: tensor_from_numpy(array) for name, array in arrays.items()})
     tensor_map.update(cache.views(0, rows))
     return tensor_map

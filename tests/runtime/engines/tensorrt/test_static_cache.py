@@ -17,7 +17,7 @@ from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime import SamplingParams, TensorMap, generate
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 from trt_lora.runtime.serving.scheduler import Scheduler
 
@@ -32,9 +32,7 @@ def tokens(count: int) -> SamplingParams:
 
 def prefill(engine: TensorRTEngine, cache: KVCache, ids: Sequence[int]) -> TensorMap:
     """Return the inputs of a prompt in the first row, with all its logits."""
-    arrays = static_token_inputs(
-        np.array([ids]), np.zeros(1, np.int64), np.arange(len(ids)), len(ids)
-    )
+    arrays = token_inputs(np.array([ids]), np.zeros(1, np.int64), np.arange(len(ids)), len(ids))
     tensor_map = TensorMap({name: tensor_from_numpy(a) for name, a in arrays.items()})
     tensor_map.update(cache.views(0, 1))
     manager_of(engine).refresh_tensor_map(tensor_map)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from support.fakes.fake_engine import static_manifest
+from support.fakes.fake_engine import make_manifest
 
 from trt_lora.plugins.errors import ConfigError, StateError, TensorError
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
@@ -17,7 +17,7 @@ ROWS, LENGTH = 4, 32
 
 
 def cache(rows: int = ROWS) -> KVCache:
-    return KVCache(static_manifest(), HostMemory(), rows)
+    return KVCache(make_manifest(), HostMemory(), rows)
 
 
 def rows_of(kv: KVCache) -> dict[str, Any]:

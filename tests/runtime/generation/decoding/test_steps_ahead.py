@@ -24,7 +24,7 @@ from support.models.static_batches import (
 from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manager_of
 from support.steps import step_of
 
-from trt_lora.plugins.errors import BackendError, OutputError, StateError
+from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import MirroredBlock

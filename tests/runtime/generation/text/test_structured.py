@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fakes.fake_engine import FakeExecutor, static_manifest
+from support.fakes.fake_engine import FakeExecutor, make_manifest
 from support.steps import step_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -31,7 +31,7 @@ class RandomLogits(FakeExecutor):
     """Answers with logits that say nothing; `}`, `]` and quotes are likely, so that answers end."""
 
     def __init__(self, seed: int) -> None:
-        manifest = static_manifest()
+        manifest = make_manifest()
         fields = {**vars(manifest), "max_seq_len": LONGEST + 8}
         fields["outputs"] = tuple(
             type(o)(o.name, o.dtype, ("kept", VOCABULARY) if o.name == "logits" else o.shape)

@@ -19,7 +19,7 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import save_adapter as save_as
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.static_inputs import static_token_inputs
+from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import HostMemory
@@ -225,7 +225,7 @@ def logits_of(engine: Path, adapter: Path, ids: Array) -> Array:
         for name, tensor in KVCache(manifest, HostMemory(), rows).views(0, rows).items()
     }
     lengths, kept = np.zeros(rows, np.int64), np.arange(ids.size)
-    feeds: dict[str, Array] = {**cache, **static_token_inputs(ids, lengths, kept, width)}
+    feeds: dict[str, Array] = {**cache, **token_inputs(ids, lengths, kept, width)}
     assert feeds.keys() == {b.name for b in manifest.inputs} - manifest.lora_bindings.keys()
     session: Any = onnxruntime.InferenceSession(
         engine / "model.onnx", providers=["CPUExecutionProvider"]

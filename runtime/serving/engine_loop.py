@@ -1,0 +1,211 @@
+"""EngineLoop: a thread that owns a scheduler, and gives requests of any thread their tokens."""
+
+import gc
+import logging
+import threading
+from collections import abc, deque
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from trt_lora.plugins.errors import LoRAError, StateError
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sequence import Sequence
+from trt_lora.runtime.generation.text.prompts import Prompt
+from trt_lora.runtime.generation.token import StepAnswers
+from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.serving.scheduler import Scheduler
+
+_LOGGER = logging.getLogger(__name__)
+_MOST_ERRORS = 3  # steps in a row, after which the engine is taken for lost
+
+OnEvents = abc.Callable[[StepAnswers], None]
+
+
+@dataclass(frozen=True)
+class _Cancel:
+    request: int
+
+
+class EngineLoop:
+    """Runs the steps of a scheduler as long as there is something to do, and sleeps otherwise.
+
+    It is woken by a request, by a cancel, and by an adapter that comes or is let go of. Every
+    request that was submitted has one end: its last token or an error, unless it was cancelled.
+    Tokens that were decoded leave before prompts are run, in one call for all requests.
+
+    An error that belongs to no request, such as a failure of the device, ends those that run; the
+    next step is tried. After three in a row the loop is dead: whoever waits ends with that error,
+    and `submit` says so.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, on_events: OnEvents, *, freezes_garbage: bool = True
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            scheduler: from now on the thread's alone.
+            on_events: takes what a step gave, in the loop's thread: it had better be quick. What it
+                raises is logged, and others go on; what it was given does not come again.
+            freezes_garbage: keep what is alive now out of Python's garbage collections, which take
+                longer than a step where many adapters are loaded, and collect when idle instead;
+                it is let go of at the end.
+        """
+        self._scheduler, self._on_events = scheduler, on_events
+        self._commands: deque[Sequence | _Cancel] = deque()
+        self._freezes, self._is_collected = freezes_garbage, False
+        self._lock = threading.Lock()  # of what follows
+        self._deadline: float | None = None  # of the drain, once it is closing
+        self._error: BaseException | None = None  # that ended the loop
+        self._thread = threading.Thread(target=self._run, name="trt-lora-engine")
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        adapter: Lease | str | None = None,
+        client: abc.Hashable = None,
+        salt: str | None = None,
+    ) -> tuple[int, ...]:
+        """Submit `sampling.n` requests of one prompt from any thread; return their numbers.
+
+        The prompt is encoded and checked in the caller's thread. Arguments are those of
+        `Scheduler.submit`.
+
+        Raises:
+            ConfigError, BackendError, UnknownAdapterError: as `Scheduler.submit`.
+            StateError: the loop is closed or dead.
+        """
+        self._check_open()
+        given = {"adapter": adapter, "client": client, "salt": salt}
+        requests = self._scheduler.requests(prompt, sampling, **given)
+        with self._lock:
+            self._check_open()
+            self._commands.extend(requests)
+        self._scheduler.progress.set()
+        return tuple(request.id for request in requests)
+
+    def cancel(self, request: int) -> None:
+        """Let a request go from any thread, if it has not ended; no event of it comes afterwards.
+
+        Events of the step that is just being made may still come.
+        """
+        self._commands.append(_Cancel(request))
+        self._scheduler.progress.set()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Take nothing more, and end the thread; any thread may call it, any number of times.
+
+        Args:
+            drain_s: seconds, most, in which requests may still end; the others end with an error.
+        """
+        with self._lock:
+            if self._deadline is None:
+                self._deadline = monotonic() + drain_s
+        self._scheduler.progress.set()
+        self._thread.join()
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise StateError(f"the engine's loop has died of: {self._error}") from self._error
+        if self._deadline is not None:
+            raise StateError("the engine's loop is closed; make another one")
+
+    def _run(self) -> None:
+        if self._freezes:
+            gc.collect()
+            gc.freeze()
+        errors: list[BaseException] = []  # of the last steps, in a row
+        try:
+            while not self._is_over() and len(errors) < _MOST_ERRORS:
+                self._follow_commands()
+                if not self._scheduler or self._scheduler.is_stalled:
+                    self._sleep()
+                error = self._step()
+                errors = [] if error is None else [*errors, error]
+            self._error = errors[-1] if len(errors) == _MOST_ERRORS else None
+        except BaseException as error:  # of our own: nobody shall wait for ever
+            self._error = error
+        finally:
+            self._end()
+            if self._freezes:
+                gc.unfreeze()
+
+    def _is_over(self) -> bool:
+        """Whether it is closing, and nothing is left or the time to drain is over."""
+        if self._deadline is None:
+            return False
+        return not (self._scheduler or self._commands) or monotonic() >= self._deadline
+
+    def _follow_commands(self) -> None:
+        """Submit and cancel what other threads have asked for, in their order."""
+        while self._commands:
+            command = self._commands.popleft()
+            if isinstance(command, _Cancel):
+                if command.request in self._scheduler:
+                    self._scheduler.cancel(command.request)
+                continue
+            try:
+                self._scheduler.add(command)
+            except LoRAError as error:  # its adapter was unloaded since
+                self._deliver(StepAnswers({}, {command.id: error}))
+
+    def _sleep(self) -> None:
+        """Wait for what another thread does; collect garbage once before."""
+        if self._freezes and not self._is_collected and not self._scheduler:
+            gc.collect()
+            self._is_collected = True
+        most = None if self._deadline is None else max(self._deadline - monotonic(), 0.0)
+        if not self._commands:
+            self._scheduler.sleep(most)
+
+    def _step(self) -> Exception | None:
+        """Make a step; return the error of the engine, if it has one."""
+        if not self._scheduler:
+            self._scheduler.progress.clear()
+            return None
+        self._is_collected = False
+        try:
+            self._deliver(self._scheduler.step(self._deliver))
+        except Exception as error:
+            self._deliver(self._scheduler.fail_running(error))
+            return error
+        return None
+
+    def _deliver(self, answers: StepAnswers) -> None:
+        if not answers.tokens and not answers.failed:
+            return
+        try:
+            self._on_events(answers)
+        except Exception:
+            _LOGGER.exception("the receiver of events failed; its events are lost")
+
+    def _end(self) -> None:
+        """End whatever has not ended."""
+        with self._lock:
+            if self._deadline is None:
+                self._deadline = monotonic()  # dead: nothing more is taken
+            commands = list(self._commands)
+        error = self._error or StateError("the engine's loop was closed before the last token")
+        left = [*self._scheduler.ids, *(c.id for c in commands if isinstance(c, Sequence))]
+        try:
+            self._scheduler.clear()
+        finally:
+            self._deliver(StepAnswers({}, dict.fromkeys(left, error)))
