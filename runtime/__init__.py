@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
     from trt_lora.runtime.manifest import Manifest, read_manifest
     from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+    from trt_lora.runtime.serving.engine_loop import EngineLoop
     from trt_lora.runtime.serving.generate import Completion, generate, stream_text
     from trt_lora.runtime.serving.scheduler import Scheduler
     from trt_lora.runtime.serving.serving_config import ServingConfig
@@ -34,6 +35,7 @@ __all__ = [
     "Completion",
     "Coverage",
     "Engine",
+    "EngineLoop",
     "Executor",
     "LoRAManager",
     "Manifest",
@@ -63,6 +65,7 @@ _MODULES = {
     "Completion": "serving.generate",
     "Coverage": "adapters.fitting.coverage",
     "Engine": "engines.engine",
+    "EngineLoop": "serving.engine_loop",
     "Executor": "engines.engine",
     "LoRAManager": "managers.lora_manager",
     "Manifest": "manifest",

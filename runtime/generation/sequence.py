@@ -38,7 +38,7 @@ class Sequence:
     index: int = 0  # among the answers to one prompt
     adapter: str | None = None  # by name; None is the base model, or what all have
     generation: int | None = None  # that the adapter must have: it has given tokens already
-    client: abc.Hashable = None  # who shares the rows with others
+    client: str | None = None  # who shares the rows with others
     salt: str | None = None  # prefixes are shared among those of one salt
     arrival: int = 0  # the step before which it came
     arrived_at: float = 0.0  # the same on a monotonic clock, seconds

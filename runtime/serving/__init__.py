@@ -1,1 +1,1 @@
-"""Continuous batching: who joins when, the steps, and answers to prompts."""
+"""Continuous batching: who joins when, the steps of a batch, and answers to prompts."""

@@ -129,13 +129,13 @@ class AdmissionPolicy:
         """
         self.steps += 1
         step = ScheduledStep(free_rows, self._adapters.slots)
+        names = self._drained.preempt(self.steps, self._config.preempt_after)
+        step.preempted = [s for s in self.running if s.adapter in names]
         self._end_loads(step)
         self._admit_resident(step)
         is_due = self.steps >= self._scan.next_step or self._clock() >= self._scan.next_time
         if self._waiting and (is_due or (step.rows and not self._scan.is_full)):
             self._scan_slots(step)
-        names = self._drained.preempt(self.steps, self._config.preempt_after)
-        step.preempted = [s for s in self.running if s.adapter in names]
         return step
 
     def end(self, sequence: Sequence) -> None:

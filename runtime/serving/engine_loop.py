@@ -9,6 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sequence import Sequence
@@ -40,6 +41,7 @@ class EngineLoop:
     and `submit` says so.
     """
 
+    @checked
     def __init__(
         self, scheduler: Scheduler, on_events: OnEvents, *, freezes_garbage: bool = True
     ) -> None:
@@ -75,13 +77,14 @@ class EngineLoop:
         """Close it."""
         self.close()
 
+    @checked
     def submit(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
         adapter: Lease | str | None = None,
-        client: abc.Hashable = None,
+        client: str | None = None,
         salt: str | None = None,
     ) -> tuple[int, ...]:
         """Submit `sampling.n` requests of one prompt from any thread; return their numbers.
@@ -94,14 +97,16 @@ class EngineLoop:
             StateError: the loop is closed or dead.
         """
         self._check_open()
-        given = {"adapter": adapter, "client": client, "salt": salt}
-        requests = self._scheduler.requests(prompt, sampling, **given)
+        requests = self._scheduler.requests(
+            prompt, sampling, adapter=adapter, client=client, salt=salt
+        )
         with self._lock:
             self._check_open()
             self._commands.extend(requests)
         self._scheduler.progress.set()
         return tuple(request.id for request in requests)
 
+    @checked
     def cancel(self, request: int) -> None:
         """Let a request go from any thread, if it has not ended; no event of it comes afterwards.
 
@@ -110,6 +115,7 @@ class EngineLoop:
         self._commands.append(_Cancel(request))
         self._scheduler.progress.set()
 
+    @checked
     def close(self, drain_s: float = 0.0) -> None:
         """Take nothing more, and end the thread; any thread may call it, any number of times.
 

@@ -150,7 +150,7 @@ class Scheduler:
         sampling: SamplingParams | None = None,
         *,
         adapter: Lease | str | None = None,
-        client: abc.Hashable = None,
+        client: str | None = None,
         salt: str | None = None,
     ) -> int:
         """Let a request wait for its turn; return its number.
@@ -185,22 +185,14 @@ class Scheduler:
         sampling: SamplingParams | None = None,
         *,
         adapter: str | None = None,
-        client: abc.Hashable = None,
+        client: str | None = None,
         salt: str | None = None,
     ) -> tuple[int, ...]:
         """Submit `sampling.n` requests of one prompt, or none; return their numbers.
 
         The prompt is run once. Each draws for itself; the first as it would alone.
 
-        Args:
-            prompt: as in `submit`, and so are the others.
-            sampling: as in `submit`.
-            adapter: of all of them, by name.
-            client: as in `submit`.
-            salt: as in `submit`.
-
-        Raises:
-            ConfigError, BackendError, UnknownAdapterError: as `submit`.
+        Arguments and errors are those of `submit`; the adapter is one by name.
         """
         requests = self.requests(prompt, sampling, adapter=adapter, client=client, salt=salt)
         added: list[int] = []
@@ -214,13 +206,14 @@ class Scheduler:
             raise
         return tuple(added)
 
+    @checked
     def requests(
         self,
         prompt: Prompt,
         sampling: SamplingParams | None = None,
         *,
         adapter: Lease | str | None = None,
-        client: abc.Hashable = None,
+        client: str | None = None,
         salt: str | None = None,
     ) -> list[Sequence]:
         """Return `sampling.n` requests of one prompt for `add`; any thread may call it.
@@ -247,6 +240,7 @@ class Scheduler:
             sequence.generation = None if lease is None else lease.generation
         return found
 
+    @checked
     def add(self, request: Sequence) -> None:
         """Let a request wait for its turn.
 
@@ -257,6 +251,7 @@ class Scheduler:
         self._mend()
         self._active.add(request)
 
+    @checked
     def step(self, deliver: abc.Callable[[StepAnswers], None] | None = None) -> StepAnswers:
         """Let requests join, and give every row its next token.
 
@@ -331,15 +326,13 @@ class Scheduler:
         self._mend()
         self._active.check_integrity()
 
+    @checked
     def sleep(self, most_s: float | None = None) -> None:
-        """Sleep until `progress` is set, or a request has waited too long.
-
-        Args:
-            most_s: seconds, most.
-        """
+        """Sleep until `progress` is set or a request has waited too long, `most_s` seconds most."""
         bounds = [most_s, self._active.policy.seconds_left() if self else None]
         self.progress.wait(min((bound for bound in bounds if bound is not None), default=None))
 
+    @checked
     def fail_running(self, error: BaseException) -> StepAnswers:
         """End all requests that have a row with an error that belongs to none of them."""
         self._is_torn, self._unsettled = False, []

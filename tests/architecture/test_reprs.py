@@ -55,7 +55,7 @@ def long_build() -> builder.BuildConfig:
 
 SAMPLES: dict[str, Callable[[], object]] = {
     "Adapter": lambda: ADAPTER,
-    "BatcherConfig": lambda: runtime.BatcherConfig(10**9, 10**9, 10**9),
+    "ServingConfig": lambda: runtime.ServingConfig(10**9, 1e9, 10**9, 10**9, 10**9),
     "BuildConfig": long_build,
     "CacheConfig": lambda: runtime.CacheConfig(2**60, 2**60),
     "Completion": lambda: runtime.Completion(tuple(range(4096)), LONG, "length"),

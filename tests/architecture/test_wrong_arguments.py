@@ -12,15 +12,14 @@ import pytest
 
 import trt_lora.builder as builder
 import trt_lora.runtime as runtime
-import trt_lora.runtime.serving as serving
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.interfaces import max, trtllm, vllm
 
-PACKAGES = (runtime, serving, builder, max, trtllm, vllm)
+PACKAGES = (runtime, builder, max, trtllm, vllm)
 # Values that are looked at where they are used.
 RECORDS = {
-    *("Adapter", "Choice", "Completion", "CompletionOutput", "Coverage", "LoRALayerWeights"),
-    *("LoRAModel", "LoRAMapping", "LoRAOutcome", "Manifest", "PEFTHelper", "Request", "Running"),
+    *("Adapter", "Completion", "CompletionOutput", "Coverage", "LoRALayerWeights"),
+    *("LoRAModel", "LoRAMapping", "LoRAOutcome", "Manifest", "PEFTHelper"),
     *("PackedLoRALayerWeights", "RequestOutput", "StepAnswers", "Tensor", "Token", "TokenLogprob"),
 }
 NEEDED: dict[str, dict[str, object]] = {  # fields of what cannot be made without them

@@ -18,10 +18,10 @@ from support.models.tiny_models import save_adapter, save_model, tiny_config
 from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
 from trt_lora.runtime import (
-    Batch,
     CacheConfig,
     Engine,
     SamplingParams,
+    Scheduler,
     SlotAdapters,
     generate,
     open_engine,
@@ -154,11 +154,13 @@ class Stress:
     def _step(self, seed: int, end: float) -> int:
         """Run sequences of any adapter until the time is over; return how many tokens they had."""
         order, checked = random.Random(100 + seed), 0
-        batch = Batch(self.engine, adapters=self.cache, rows=ROWS, prefill_chunk=4)
+        batch = Scheduler(self.engine, self.cache, rows=ROWS, max_num_batched_tokens=4)
         rows: dict[int, Row] = {}
         while time.monotonic() < end:
             self._join(batch, rows, order)
-            for token in batch.step():
+            answers = batch.step()
+            assert not answers.failed
+            for token in answers.tokens.values():
                 assert token.token_id is not None
                 rows[token.row].tokens.append(token.token_id)
                 checked += 1
@@ -166,24 +168,24 @@ class Stress:
                     self.answers.check(rows.pop(token.row))
             if rows and order.random() < 0.1:
                 cancelled = order.choice(list(rows))
-                batch.remove(cancelled)
+                batch.cancel(cancelled)
                 self.answers.check(rows.pop(cancelled))
             self.cache.check_integrity()
         batch.clear()
         return checked
 
-    def _join(self, batch: Batch, rows: dict[int, Row], order: random.Random) -> None:
-        if not batch.free_rows:
+    def _join(self, batch: Scheduler, rows: dict[int, Row], order: random.Random) -> None:
+        if len(batch) == ROWS:
             return
         row = Row(order.randrange(len(PROMPTS)))
         if order.random() < 0.2:
-            rows[batch.add(PROMPTS[row.prompt], SAMPLING)] = row
+            rows[batch.submit(PROMPTS[row.prompt], SAMPLING)] = row
             return
         name = f"{order.randrange(LOADERS)}.{order.choice(NAMES)}"
         with suppress(StateError, UnknownAdapterError):
             lease = self.cache.lease(name)
             row.generation, row.content_hash = lease.generation, lease.content_hash
-            rows[batch.add(PROMPTS[row.prompt], SAMPLING, adapter=lease)] = row
+            rows[batch.submit(PROMPTS[row.prompt], SAMPLING, adapter=lease)] = row
 
 
 def _alone(engine: Engine, files: Sequence[Path]) -> Answers:

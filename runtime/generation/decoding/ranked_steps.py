@@ -1,9 +1,10 @@
 """Decode steps whose logits stay on the device; the next one is begun before one is looked at."""
 
 import contextlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from trt_lora.runtime.generation.next_tokens import RowCandidates
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import TensorMap
 
-NO_SLOTS: Mapping[Hashable, int] = {}
+NO_SLOTS: Mapping[Any, int] = {}
 
 
 @dataclass
@@ -32,8 +33,8 @@ class _Step:
     """A run under way, or its results."""
 
     run: RankedRun
-    places: Mapping[Hashable, int]  # of its sequences, as they were when it began
-    tokens: Mapping[Hashable, int] = field(default_factory=dict)  # that each was given
+    places: Mapping[Any, int]  # of its sequences, as they were when it began
+    tokens: Mapping[Any, int] = field(default_factory=dict)  # that each was given
     found: RankedRows | None = None  # once it was waited for
     is_settled: bool = False  # rows may have moved since
 
@@ -75,12 +76,12 @@ class RankedSteps:
 
     def run(
         self,
-        tokens: Mapping[Hashable, int],
-        temperatures: Mapping[Hashable, float],
+        tokens: Mapping[Any, int],
+        temperatures: Mapping[Any, float],
         adapter: TensorMap,
         *,
         ahead: bool,
-        slots: Mapping[Hashable, int] = NO_SLOTS,
+        slots: Mapping[Any, int] = NO_SLOTS,
     ) -> RowCandidates:
         """Append a token to each sequence named, and lengthen its row.
 
@@ -123,7 +124,7 @@ class RankedSteps:
         if self._last is not None:
             self._last.discard()
 
-    def _taken(self, tokens: Mapping[Hashable, int]) -> _Step | None:
+    def _taken(self, tokens: Mapping[Any, int]) -> _Step | None:
         """The step ahead, if it is the one that is asked for."""
         step = self._ahead
         if step is None:
@@ -137,10 +138,10 @@ class RankedSteps:
 
     def _begun(
         self,
-        tokens: Mapping[Hashable, int],
-        temperatures: Mapping[Hashable, float],
+        tokens: Mapping[Any, int],
+        temperatures: Mapping[Any, float],
         adapter: TensorMap,
-        slots: Mapping[Hashable, int],
+        slots: Mapping[Any, int],
     ) -> _Step:
         places = {row: self._cache.row_of(row) for row in tokens}
         count = max(places.values()) + 1
@@ -155,7 +156,7 @@ class RankedSteps:
         run.enqueue()
         return _Step(run, places)
 
-    def _begun_ahead(self, step: _Step, slots: Mapping[Hashable, int]) -> _Step | None:
+    def _begun_ahead(self, step: _Step, slots: Mapping[Any, int]) -> _Step | None:
         """The next step of the same rows, if all that it runs have room for another token."""
         lengths = step.run.inputs[LENGTHS]
         lengths[:] = self._cache.lengths[: len(lengths)]
@@ -168,9 +169,7 @@ class RankedSteps:
         return _Step(step.run, step.places)
 
 
-def _write_slots(
-    run: RankedRun, places: Mapping[Hashable, int], slots: Mapping[Hashable, int]
-) -> None:
+def _write_slots(run: RankedRun, places: Mapping[Any, int], slots: Mapping[Any, int]) -> None:
     """Say which adapter each row takes, where the run asks; an idle row takes the base model."""
     if LORA_SLOT in run.inputs:
         run.inputs[LORA_SLOT][:] = BASE_SLOT
@@ -178,7 +177,7 @@ def _write_slots(
             run.inputs[LORA_SLOT][place] = slots[row]
 
 
-def row_candidates(found: RankedRows, places: Mapping[Hashable, int]) -> RowCandidates:
+def row_candidates(found: RankedRows, places: Mapping[Any, int]) -> RowCandidates:
     """Return what is found for sequences, by their places among the rows of a run."""
     ordered = sorted(places, key=places.__getitem__)
     at = [places[row] for row in ordered]

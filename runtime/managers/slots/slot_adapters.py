@@ -228,6 +228,7 @@ class SlotAdapters(AdapterCatalog):
         future.add_done_callback(lambda _: self._end_prefetch(entry))
         return future
 
+    @checked
     def watch(self, event: threading.Event) -> None:
         """Set an event whenever an adapter has come or was let go of, as long as it lives."""
         with self._lock:

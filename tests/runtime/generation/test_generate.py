@@ -107,7 +107,6 @@ def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
-        ([[3]] * 3, "3 prompts are more than this engine's batch of 2"),
         ([[3], [3] * 65], "prompt 1 has 65 tokens, this engine takes 64"),
         ([[3], []], "prompt 1 is empty; it needs at least one token"),
         ([], "there is no prompt; a batch has at least one"),
@@ -208,7 +207,8 @@ class Spoiled(FakeExecutor):
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         outputs = super().execute(tensor_map)
         logits = outputs["logits"].numpy()
-        logits[self.calls[-1]["input_ids"][:, -1] == self.spoiled, -1, 5] = self.value
+        ids = self.calls[-1]["input_ids"].reshape(-1)[self.calls[-1]["kept"]]
+        logits[ids == self.spoiled, 5] = self.value
         return outputs
 
 
@@ -222,10 +222,6 @@ def test_a_single_value_that_is_no_number_is_an_error_of_its_prompt(
         generate(engine, [[1], [6]], sampling=sampling)
 
 
-def test_what_an_ended_sequence_goes_on_with_need_be_no_number(tmp_path: Path) -> None:
-    pad = FakeExecutor().manifest.base_model.pad_token_id
-    engine: Any = Spoiled(tmp_path, pad, np.nan)
-    sampling = SamplingParams(max_tokens=4, stop_token_ids=[7], ignore_eos=True, temperature=0)
-    ended, whole = generate(engine, [[6], [1]], sampling=sampling)
-    assert (ended.token_ids, ended.finish_reason) == ((), "stop")
-    assert (whole.token_ids, whole.finish_reason) == ((2, 3, 4, 5), "length")
+def test_any_number_of_prompts_is_answered_in_turns(engine: Engine) -> None:
+    prompts = [[3 + turn, 4, 5] for turn in range(3 * engine.manifest.max_batch_size + 1)]
+    assert tokens(engine, *prompts) == [tokens(engine, prompt)[0] for prompt in prompts]

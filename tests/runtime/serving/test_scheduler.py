@@ -198,9 +198,9 @@ def test_rows_go_on_while_an_adapter_is_read(
 def test_what_cannot_be_answered_is_refused_at_once(served: Served) -> None:
     with pytest.raises(UnknownAdapterError, match="unknown adapter 'x'; loaded: a, b, c"):
         served.scheduler.submit([4], adapter="x")
-    with pytest.raises(ConfigError, match="request 0 is empty"):
+    with pytest.raises(ConfigError, match="the prompt is empty"):
         served.scheduler.submit([])
-    with pytest.raises(ConfigError, match="request 0 has 33 tokens, this engine takes 32"):
+    with pytest.raises(ConfigError, match="the prompt has 33 tokens, this engine takes 32"):
         served.scheduler.submit([4] * 33)
     with pytest.raises(ConfigError, match="n is 2, and submit takes one request; call submit_all"):
         served.scheduler.submit([4], SamplingParams(max_tokens=64, temperature=1, n=2, seed=0))

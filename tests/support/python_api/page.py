@@ -12,10 +12,9 @@ from support.python_api.members import fields_of, members_of, names_of, signatur
 
 import trt_lora.builder as builder
 import trt_lora.runtime as runtime
-from trt_lora.runtime import serving
 from trt_lora.runtime.interfaces import max, trtllm, vllm
 
-PACKAGES = (runtime, builder, serving, max, trtllm, vllm)
+PACKAGES = (runtime, builder, max, trtllm, vllm)
 PAGE = ROOT / "docs" / "python-api.md"
 
 _HEAD = """\

@@ -9,7 +9,7 @@ from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
 from support.steps import keep_logits, step_of
 
-from trt_lora.plugins.errors import ConfigError, OutputError, StateError, UnknownAdapterError
+from trt_lora.plugins.errors import ConfigError, UnknownAdapterError
 from trt_lora.runtime import (
     LoRAManager,
     SamplingParams,
@@ -105,23 +105,25 @@ def test_prompts_are_answered_with_the_adapters_named_for_them(served: ServedLla
     assert len({completion.token_ids for completion in found}) > 1
 
 
-def test_an_adapter_in_use_stays_and_a_third_finds_no_slot(served: ServedLlama) -> None:
+def test_an_adapter_in_use_stays_and_a_third_waits_for_its_slot(served: ServedLlama) -> None:
     adapters = served.adapters()
+    for name in "ab":
+        adapters.activate(name)
     batch = Scheduler(served.engine, adapters=adapters)
     rows = [batch.submit(prompt(1), ENDLESS, adapter=name) for name in ("a", "b", "b")]
-    with pytest.raises(StateError, match=r"'c' finds all 2 slots in use by 'a' \(1 s.*wait for"):
-        batch.submit(prompt(2), adapter="c")
-    batch.submit(prompt(2))  # the base model needs none
+    waiting = batch.submit(prompt(2), ENDLESS, adapter="c")
+    batch.submit(prompt(2), ENDLESS)  # the base model needs none
     step_of(batch)
+    assert adapters.slots.keys() == {"a", "b"}
     batch.cancel(rows[0])
-    batch.submit(prompt(2), ENDLESS, adapter="c")
-    step_of(batch)
+    while not batch.tokens(waiting):
+        step_of(batch)
     assert adapters.slots.keys() == {"b", "c"}
     batch.clear()
     for name in RANKS:
         adapters.unload(name)
     adapters.check_integrity()
-    assert batch.free_rows == 5
+    assert len(batch) == batch.running == 0
 
 
 def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
@@ -135,10 +137,13 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
     tokens = [token.token_id for token in step_of(batch)]
     adapters.load_weights("a", served.paths["b"], replace=True)
     new = batch.submit(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
+    while not batch.tokens(new):
+        tokens += [token.token_id for token in step_of(batch) if token.row == old]
+    given = list(batch.tokens(new))
     adapters.unload("a")
     with pytest.raises(UnknownAdapterError):
         batch.submit(ids, adapter="a")
-    found: dict[int, list[int | None]] = {old: tokens, new: []}
+    found: dict[int, list[int | None]] = {old: tokens, new: given}
     while batch:
         for token in step_of(batch):
             found[token.row].append(token.token_id)
@@ -155,41 +160,33 @@ def test_a_lease_that_is_passed_in_belongs_to_the_sequence(served: ServedLlama) 
     batch = Scheduler(served.engine, adapters=adapters, rows=1)
     row = batch.submit(prompt(1), adapter=adapters.lease("a"))
     mine = adapters.lease("b")
-    with pytest.raises(StateError, match="all 1 rows are in use"):
-        batch.submit(prompt(1), adapter=mine)
-    adapters.release(mine)  # a sequence that is refused leaves it to its owner
+    with pytest.raises(ConfigError, match="prompt is empty"):
+        batch.submit([], adapter=mine)
+    adapters.release(mine)  # a request that is refused leaves it to its owner
+    step_of(batch)
     batch.cancel(row)
     assert adapters.stats.leased == 0
     adapters.check_integrity()
 
 
-def test_a_sequence_that_is_refused_takes_no_adapter(served: ServedLlama) -> None:
-    adapters = served.adapters()
-    batch = Scheduler(served.engine, adapters=adapters, rows=1)
-    batch.submit(prompt(1), adapter="a")
-    with pytest.raises(StateError, match="all 1 rows are in use"):
-        batch.submit(prompt(1), adapter="b")
-    adapters.unload("b")
-    with pytest.raises(UnknownAdapterError, match="unknown adapter 'b'; loaded: a, c"):
-        batch.submit(prompt(1), adapter="b")
-    all_three = served.adapters()
-    with pytest.raises(StateError, match=r"all 2 slots in use by 'a' \(1 seq"):
-        generate(
-            served.engine,
-            [prompt(1)] * 3,
-            adapters=all_three,
-            adapter_names=list(RANKS),
-        )
-    for name in RANKS:
-        all_three.unload(name)
+def test_more_adapters_than_slots_are_answered_in_turns(served: ServedLlama) -> None:
+    adapters, names = served.adapters(), [*RANKS, None] * 2
+    ids = [prompt(seed) for seed in range(len(names))]
+    sampling = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    found = generate(served.engine, ids, adapters=adapters, adapter_names=names, sampling=sampling)
+    for one, name, answer in zip(ids, names, found, strict=True):
+        logits = served.expected(name, [*one, *answer.token_ids])[len(one) - 1 : -1]
+        chosen = logits[np.arange(5), list(answer.token_ids)]
+        assert np.all(logits.max(axis=-1) - chosen < TOLERANCE)
+    assert adapters.stats.leased == 0
 
 
 def test_what_contradicts_itself_is_refused(served: ServedLlama) -> None:
     adapters, manager = served.adapters(), LoRAManager()
     with pytest.raises(ConfigError, match="manager and adapters both say"):
         Scheduler(served.engine, manager=manager, adapters=adapters)
-    with pytest.raises(ConfigError, match="all sequences of this batch have one adapter"):
-        Scheduler(served.engine).add(prompt(1), adapter="a")
+    with pytest.raises(ConfigError, match="all requests of this scheduler have one adapter"):
+        Scheduler(served.engine).submit(prompt(1), adapter="a")
     with pytest.raises(ConfigError, match="have adapters of their own"):
         Scheduler(served.engine, adapters=adapters).use_active_adapter()
     with pytest.raises(ConfigError, match="there are 1 adapter_names for 2 prompts"):
@@ -202,12 +199,15 @@ def test_logits_that_are_no_numbers_name_the_adapter_of_their_row(
     served: ServedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = Scheduler(served.engine, adapters=served.adapters())
-    batch.submit(prompt(1), ENDLESS, adapter="a")
+    good = batch.submit(prompt(1), ENDLESS, adapter="a")
     bad = batch.submit(prompt(2), ENDLESS, adapter="b")
-    step_of(batch)
-    cache = batch._rows.cache  # type: ignore[attr-defined]
-    for tensor in cache.views(1, 1).values():
-        tensor.numpy()[0, :, :2] = np.nan
-    with pytest.raises(OutputError, match=rf"prompt {bad} are NaN or infinite with adapter 'b':"):
+    while not batch.tokens(good) or not batch.tokens(bad):
         step_of(batch)
+    cache = batch._rows.cache
+    (place,) = [at for at, s in enumerate(batch._rows.sequences) if s.id == bad]
+    for tensor in cache.views(place, 1).values():
+        tensor.numpy()[0, :, :2] = np.nan
+    answers = batch.step()
+    assert answers.failed.keys() == {bad}
+    assert f"prompt {bad} are NaN or infinite with adapter 'b':" in str(answers.failed[bad])
     assert len(batch) == 1

@@ -9,9 +9,9 @@ from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
 
 from trt_lora.runtime import (
-    BatcherConfig,
     SamplingParams,
     Scheduler,
+    ServingConfig,
     SlotAdapters,
     generate,
 )
@@ -39,7 +39,7 @@ def test_more_adapters_than_slots_are_served_through_preemption_and_cancels(
         for name, path in paths.items():
             adapters.register(name, path)
         scheduler = Scheduler(
-            engine, adapters, config=BatcherConfig(drain_after=3), prefill_chunk=5
+            engine, adapters, config=ServingConfig(max_wait_steps=3), max_num_batched_tokens=5
         )
         requests = [
             scheduler.submit(prompt, SAMPLING, adapter=name)

@@ -77,7 +77,7 @@ def test_a_pinned_adapter_is_replaced_where_there_is_room_for_one_alone(
 ) -> None:
     cache = room_for(1)
     cache.load_weights("x", files["a"])
-    cache.pin("x")
+    cache.pin("x", allow_last=True)
     loads_of(cache, files["b"])[way]("x", replace=True)
     cache.check_integrity()
     assert cache.slots.keys() == {"x"}
@@ -158,7 +158,7 @@ def test_a_pin_stays_with_the_name_when_its_adapter_is_replaced(
 ) -> None:
     cache = room_for(5)
     cache.load_weights("x", files["a"])
-    cache.pin("x")
+    cache.pin("x", allow_last=True)
     loads_of(cache, files["b"])[way]("x", replace=True)
     assert (cache.stats.pinned, list(cache.slots)) == (1, ["x"])
     for name in "cdef":
@@ -179,7 +179,7 @@ def test_a_pinned_adapter_in_use_is_replaced_where_another_slot_is_free(
 ) -> None:
     cache = room_for(5)
     cache.load_weights("x", files["a"])
-    cache.pin("x")
+    cache.pin("x", allow_last=True)
     lease = cache.lease("x")
     cache.load_weights("x", files["b"], replace=True)
     assert (cache.stats.pinned, cache.stats.leased) == (1, 1)
@@ -192,7 +192,7 @@ def test_a_pinned_adapter_in_use_is_replaced_where_another_slot_is_free(
 def test_a_pin_that_finds_no_slot_is_a_replacement_that_fails(files: dict[str, Path]) -> None:
     cache = room_for(5, slots=1)
     cache.load_weights("x", files["a"])
-    cache.pin("x")
+    cache.pin("x", allow_last=True)
     lease = cache.lease("x")
     before = cache.stats, cache.generation("x")
     with pytest.raises(StateError, match=r"finds all 1 slots in use by 'x' \(1 sequence, pinned\)"):
@@ -260,7 +260,7 @@ def test_who_waits_to_be_prefetched_keeps_no_slot_from_those_before_it(
     for name in "abc":
         cache.load_weights(name, files[name])
     cache.activate("a")
-    cache.pin("b")
+    cache.pin("b", allow_last=True)
     futures = [cache.prefetch(name) for name in "ca"]  # c takes the slot of a, whose turn comes
     turns = Thread(target=background.run, daemon=True)
     turns.start()
