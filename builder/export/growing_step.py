@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from trt_lora.builder.export.attention import ATTENTION
+from trt_lora.builder.export.attention import ATTENTION, set_attention
 from trt_lora.builder.export.cache_layout import CacheLayout
-from trt_lora.builder.export.first_position import first_position
-from trt_lora.builder.export.set_attention import set_attention
+from trt_lora.builder.export.torch_modules import first_position
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
 from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.runtime.generation.decoding.step_inputs import (

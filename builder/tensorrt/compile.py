@@ -9,8 +9,8 @@ from typing import Any
 
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, with_aot_plugins
-from trt_lora.builder.tensorrt.attention_attribute import with_decomposable_attention
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
+from trt_lora.builder.tensorrt.onnx_bytes import with_decomposable_attention
 from trt_lora.builder.tensorrt.unread_inputs import unread_inputs
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError

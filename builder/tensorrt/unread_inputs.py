@@ -7,7 +7,7 @@ A parser may drop an operand without a word, as that of TensorRT-RTX 1.7.1 does 
 from collections.abc import Iterator
 from typing import Any
 
-from trt_lora.builder.tensorrt.parsed_onnx import parsed_onnx
+from trt_lora.builder.tensorrt.onnx_bytes import parsed_onnx
 
 
 def unread_inputs(network: Any, model: bytes) -> list[str]:
