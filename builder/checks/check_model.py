@@ -38,18 +38,13 @@ def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
     check_weight_names(checkpoint, lora.targets)
     # torch and transformers take seconds: not for what the files tell by themselves.
     with extra("export", "reading a model"):
-        from trt_lora.builder.checks.meta_model import (
-            find_sites,
-            meta_model,
-            usable_positions,
-            weight_bytes,
-        )
+        from trt_lora.builder.checks import meta_model as meta
         from trt_lora.builder.checks.model_config import read_config
         from trt_lora.builder.checks.unsupported import check_supported
 
     model_config = read_config(checkpoint)
-    model = meta_model(model_config, config.dtype)
+    model = meta.meta_model(model_config, config.dtype)
     check_supported(model)
-    lengths = choose_lengths(config, usable_positions(model))
-    sites = find_sites(model, lora.targets)
-    return CheckedModel(checkpoint, model_config, lengths, sites, weight_bytes(model))
+    lengths = choose_lengths(config, meta.usable_positions(model))
+    sites = meta.find_sites(model, lora.targets)
+    return CheckedModel(checkpoint, model_config, lengths, sites, meta.weight_bytes(model))

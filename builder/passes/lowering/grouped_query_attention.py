@@ -18,7 +18,7 @@ from onnx_ir.tape import Tape
 from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.builder.passes.lowering.attention_masks import FULL, attention_window, boolean_mask
 from trt_lora.builder.passes.lowering.rotary_embeddings import ROTARY_EMBEDDING
-from trt_lora.builder.passes.lowering.standard_attention import ATTENTION, SOFTCAP
+from trt_lora.builder.passes.lowering.standard_attention import ATTENTION, SOFTCAP, require_masks
 from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.runtime.generation.decoding.static_inputs import BOUND
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
@@ -55,11 +55,8 @@ class GroupQueryAttention(ir.passes.InPlacePass):
 
     def requires(self, model: ir.Model) -> None:
         """A graph with attention takes token ids and bound; attention reads a mask."""
-        nodes = [node for node in model.graph if node.op_type == ATTENTION]
-        if nodes:
+        if require_masks(model):
             gv.require_inputs(model, INPUT_IDS, BOUND)
-        has_masks = all(len(node.inputs) >= 4 and None not in node.inputs[:4] for node in nodes)
-        gv.require(has_masks, "attention lacks a mask")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; unmodified where no attention can be expressed."""

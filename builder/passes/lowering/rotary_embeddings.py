@@ -18,6 +18,7 @@ from onnxscript.rewriter import rewrite as apply_rules
 
 from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.builder.passes.lowering.evaluated import evaluated
+from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.plugins.contract.step import CACHE
 from trt_lora.runtime.generation.decoding.static_inputs import LENGTHS
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
@@ -138,12 +139,8 @@ class _Rotation(pattern.RewriteRuleClassBase):
 def _places(graph: ir.Graph, ids: ir.Value, lengths: ir.Value) -> ir.Value:
     """Compute the place of every new token [batch, s], before all else."""
     tape = Tape()
-
-    def integers(*shape: int, number: int) -> ir.Value:
-        return tape.op("Constant", [], {"value": ir.tensor(np.full(shape, number, np.int64))})
-
     new = tape.op("Squeeze", [tape.op("Shape", [ids], {"start": 1, "end": 2})])
-    steps = tape.op("Range", [integers(number=0), new, integers(number=1)])
-    places = tape.op("Add", [tape.op("Unsqueeze", [lengths, integers(1, number=1)]), steps])
+    steps = tape.op("Range", [constant(tape, 0), new, constant(tape, 1)])
+    places = tape.op("Add", [tape.op("Unsqueeze", [lengths, constant(tape, [1])]), steps])
     graph.insert_before(graph[0], gv.unnamed(tape))
     return places

@@ -24,9 +24,7 @@ class StandardAttention(ir.passes.InPlacePass):
 
     def requires(self, model: ir.Model) -> None:
         """Attention reads a mask; with a soft cap, heads and widths are numbers."""
-        for node in (node for node in model.graph if node.op_type == ATTENTION):
-            operands = node.inputs[:4]
-            gv.require(len(operands) == 4 and None not in operands, "attention lacks a mask")
+        for node in require_masks(model):
             sizes = [gv.has_size(value, axis) for value in node.inputs[:3] for axis in (1, 3)]
             is_capped = node.attributes.get_float(SOFTCAP, 0.0) > 0
             gv.require(all(sizes) or not is_capped, "heads or widths of attention are unknown")
@@ -48,6 +46,14 @@ class StandardAttention(ir.passes.InPlacePass):
         """No attention has a soft cap."""
         nodes = [node for node in model.graph if node.op_type == ATTENTION]
         gv.ensure(not any(SOFTCAP in node.attributes for node in nodes), "attention has a soft cap")
+
+
+def require_masks(model: ir.Model) -> list[ir.Node]:
+    """Return the attention of a graph; PreconditionError where one lacks query, key or mask."""
+    nodes = [node for node in model.graph if node.op_type == ATTENTION]
+    has_masks = all(len(node.inputs) >= 4 and None not in node.inputs[:4] for node in nodes)
+    gv.require(has_masks, "attention lacks a mask")
+    return nodes
 
 
 def _write_out(node: ir.Node) -> None:

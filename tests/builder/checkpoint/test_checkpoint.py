@@ -16,6 +16,7 @@ from trt_lora.builder.build import list_sites
 from trt_lora.builder.checkpoint import model_directory
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.plugins.errors import ModelError
+from trt_lora.runtime.files.json_file import read_json
 
 Opened = Counter[str]
 
@@ -24,7 +25,7 @@ Opened = Counter[str]
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     """How often every JSON file and every header of weights was opened; fills as that happens."""
     counts = Opened()
-    read_json, safe_open = model_directory.read_json, safetensors.safe_open
+    safe_open = safetensors.safe_open
 
     def counting_json(path: Path, *args: Any) -> Any:
         counts[path.name] += 1
