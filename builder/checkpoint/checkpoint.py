@@ -1,4 +1,4 @@
-"""A base model on disk: config fields, weight headers and token ids, each file read once."""
+"""A base model on disk: config fields, weight headers and token ids, each parsed once."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A checkpoint: each file of a base model is opened once in a build, whoever asks for it."""
+"""A checkpoint: a build parses each file of a base model once, but for what transformers does."""
 
 import json
 from collections import Counter
@@ -23,7 +23,7 @@ Opened = Counter[str]
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
-    """How often every JSON file and every header of weights was opened; fills as that happens."""
+    """How often we parsed every JSON file and every header of weights; fills as that happens."""
     counts = Opened()
     safe_open = safetensors.safe_open
 
@@ -41,7 +41,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 
 @pytest.mark.parametrize("run", [list_sites, quick_build])
-def test_config_and_headers_are_opened_once(
+def test_config_and_headers_are_parsed_once(
     run: Callable[..., object], model: Path, tmp_path: Path, opened: Opened
 ) -> None:
     directory = with_shards(model, tmp_path / "m", halves(model))
