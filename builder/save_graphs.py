@@ -4,13 +4,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from trt_lora.builder.passes.lowering.adding_products import AddingProducts
-from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
+from trt_lora.builder.passes.lowering.disable_attention_tiling import DisableAttentionTiling
+from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
+from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
+from trt_lora.builder.passes.lowering.gather_logit_tokens import GatherLogitTokens
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
-from trt_lora.builder.passes.lowering.kept_tokens import KeptTokens
 from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
-from trt_lora.builder.passes.lowering.untiled_attention import UntiledAttention
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
 
 
@@ -30,11 +30,11 @@ def save_graphs(model: ir.Model, work: Path) -> None:
     ir.save(model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
     if has_own:
         StandardAttention()(own)  # of layers that the operator cannot express
-        UntiledAttention()(own)
+        DisableAttentionTiling()(own)
         OptionalLoRA()(own)
-        if FlatTokens()(own).modified:
-            KeptTokens()(own)
-            AddingProducts()(own)
+        if FlattenBatch()(own).modified:
+            GatherLogitTokens()(own)
+            FuseAddIntoGemm()(own)
         _share_weights(own, ir.load(work / ONNX_FILE))
         ir.save(own, work / ONNX_CPU_FILE)
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from trt_lora.builder.checkpoint.base_model import describe, load_model, output_widths
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
 from trt_lora.builder.checkpoint.model_directory import TEXT_FILES
-from trt_lora.builder.checks.lengths import Lengths
+from trt_lora.builder.checks.check_model import CheckedModel
 from trt_lora.builder.checks.meta_model import head_path
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.export.causal_lm import export_causal_lm
@@ -66,7 +66,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         AdapterError: an adapter of the options has trained copies of base weights.
     """
     config, model = build.config, build.model
-    graph = make_graph(config, build.lora, model.lengths, progress)
+    graph = make_graph(config, build.lora, model, progress)
     embeddings = graph.embeddings
     sites, inputs, outputs = _save(graph, work, progress)
     del graph
@@ -76,7 +76,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     progress.stage("describe")
     _copy_text_files(config.model, work, progress)
     manifest = Manifest(
-        base_model=replace(describe(config.model, model.config), embeddings=embeddings),
+        base_model=replace(describe(model.checkpoint, model.config), embeddings=embeddings),
         binding_names=config.binding_names,
         sites=tuple(_with_parts(site, model.config) for site in sites),
         inputs=inputs,
@@ -116,7 +116,7 @@ def _with_parts(site: Site, model_config: Any) -> Site:
 
 
 def make_graph(
-    config: BuildConfig, lora: ResolvedLoRA, lengths: Lengths, progress: Progress
+    config: BuildConfig, lora: ResolvedLoRA, checked: CheckedModel, progress: Progress
 ) -> Graph:
     """Export the base model and give it LoRA inputs; nothing is written.
 
@@ -126,12 +126,12 @@ def make_graph(
         AdapterError: an adapter of the options has trained copies of base weights.
     """
     progress.stage("load")
-    model = load_model(config.model, config.dtype)
-    embeddings = embedding_hashes(config.model, model)
+    model = load_model(checked.checkpoint, config.dtype)
+    embeddings = embedding_hashes(checked.checkpoint, model)
     for adapter in lora.adapters:
         _check_copies(adapter, embeddings)
     progress.stage("export")
-    exported = export_causal_lm(model, lengths.max_seq_len)
+    exported = export_causal_lm(model, checked.lengths.max_seq_len)
     progress.stage("insert")
     head, linears = head_path(model), exported.linears
     insert = InsertLoRA(lora.targets, config.binding_names, head, linears, lora.stack_rank)

@@ -2,28 +2,21 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
-from trt_lora.builder.checkpoint.generation_config import pad_token_id, stop_token_ids
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.loaded_weights import (
     check_finite,
     check_report,
     check_ties,
     check_values,
 )
-from trt_lora.builder.checkpoint.model_directory import (
-    CONFIG_FILE,
-    NEXT_STEP,
-    check_directory,
-    read_object,
-)
-from trt_lora.builder.checkpoint.weight_files import check_weights, read_header, weight_files
+from trt_lora.builder.checkpoint.model_directory import NEXT_STEP
+from trt_lora.builder.checkpoint.weight_files import check_dense
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.suppress_output import suppress_output
@@ -35,15 +28,14 @@ from trt_lora.runtime.manifest import BaseModel
 _VOLATILE_FIELDS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 
 
-def load_model(directory: Path, dtype: str) -> Any:
+def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
     """Return the model in `dtype` on the CPU, in evaluation mode, with the file's weights.
 
     Raises:
         ModelError: weights are missing, unknown, damaged, quantised, or not finite in `dtype`.
     """
-    check_directory(directory)
-    files = weight_files(directory)
-    check_weights(files)
+    directory = checkpoint.directory
+    check_dense(checkpoint.headers)
     with one_line(f"{directory} cannot be loaded", NEXT_STEP), suppress_output():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -57,7 +49,7 @@ def load_model(directory: Path, dtype: str) -> Any:
     check_report(directory, report)
     check_ties(directory, model)
     check_finite(directory, model)
-    check_values(files, model)
+    check_values(checkpoint.headers, model)
     return model.eval()
 
 
@@ -89,32 +81,26 @@ def output_widths(config: Any, path: str, n: int) -> tuple[int, ...]:
     return widths if sum(widths) == n else ()
 
 
-def describe(directory: Path, config: Any) -> BaseModel:
+def describe(checkpoint: Checkpoint, config: Any) -> BaseModel:
     """Return what the manifest says of the model."""
     return BaseModel(
-        name=model_name(directory.resolve()),
+        name=model_name(checkpoint.directory.resolve()),
         architecture=config.architectures[0],
-        fingerprint=fingerprint(directory),
-        stop_token_ids=stop_token_ids(directory, config),
-        pad_token_id=pad_token_id(directory, config),
+        fingerprint=fingerprint(checkpoint),
+        stop_token_ids=checkpoint.stop_token_ids(config),
+        pad_token_id=checkpoint.pad_token_id(config),
         head_dim=head_dim(config),
     )
 
 
-def fingerprint(directory: Path) -> str:
+def fingerprint(checkpoint: Checkpoint) -> str:
     """Return the SHA-256 over config.json and the name, dtype and shape of every weight.
 
     Raises:
         ModelError: the files are missing or damaged.
     """
-    config = read_object(directory / CONFIG_FILE)
-    for name in _VOLATILE_FIELDS:
-        config.pop(name, None)
-    content = json.dumps([config, sorted(_weight_headers(directory))], sort_keys=True)
+    fields = checkpoint.fields
+    config = {name: value for name, value in fields.items() if name not in _VOLATILE_FIELDS}
+    weights = sorted((w.name, w.dtype, list(w.shape)) for w in checkpoint.weights)
+    content = json.dumps([config, weights], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _weight_headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
-    for path in weight_files(directory):
-        for weight in read_header(path):
-            yield weight.name, weight.dtype, list(weight.shape)

@@ -1,12 +1,12 @@
 """Hashes of the weights that PEFT may copy into an adapter: input embedding and output head."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from trt_lora.builder.checkpoint.weight_files import read_weights, weight_files
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
+from trt_lora.builder.checkpoint.weight_files import read_weights
 from trt_lora.runtime.files.base_weights import BLOCK, EXACT, BaseWeight, values_sha256
 from trt_lora.runtime.memory.dtypes import Float32
 
@@ -17,20 +17,20 @@ _DTYPES = {
 }  # that PEFT's users load models in
 
 
-def embedding_hashes(directory: Path, model: Any) -> dict[str, BaseWeight]:
+def embedding_hashes(checkpoint: Checkpoint, model: Any) -> dict[str, BaseWeight]:
     """Return hashes of the checkpoint's values, by the weights' paths in the model.
 
     A weight that transformers makes of others, or gives another name than the checkpoint does, has
     none.
 
     Args:
-        directory: of the checkpoint.
+        checkpoint: on disk.
         model: what transformers loaded from it, in any dtype.
     """
     wanted = dict(_embeddings(model))
     prefix = f"{model.base_model_prefix}."
     found = dict[str, BaseWeight]()
-    for file in weight_files(directory):
+    for file in checkpoint.headers:
         for name, stored in read_weights(file):
             spellings = {name, prefix + name, name.removeprefix(prefix)}
             paths = [path for path, names in wanted.items() if names & spellings]

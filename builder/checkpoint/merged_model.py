@@ -13,7 +13,7 @@ from peft.tuners.lora import LoraLayer
 from transformers import GenerationConfig
 
 from trt_lora.builder.checkpoint.base_model import load_model
-from trt_lora.builder.checkpoint.model_directory import check_directory
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.weight_files import stored_dtype
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.suppress_output import suppress_output
@@ -45,9 +45,9 @@ def merge_adapter(
         AdapterError: PEFT cannot load the adapter on this model, or cannot merge it.
     """
     progress.stage("load")
-    check_directory(model)
-    dtype = dtype or stored_dtype(model)
-    base = load_model(model, dtype)
+    checkpoint = Checkpoint(model)
+    dtype = dtype or stored_dtype(checkpoint.weights)
+    base = load_model(checkpoint, dtype)
     progress.stage("merge")
     with _refused(model, adapter), suppress_output():
         merged = _merged(base, adapter)

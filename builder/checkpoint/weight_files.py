@@ -4,7 +4,7 @@ import math
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,14 +38,14 @@ class StoredWeight:
     shape: tuple[int, ...]
 
 
-def check_weights(files: Iterable[Path]) -> None:
-    """Refuse files that are damaged or quantised; reads headers only.
+def check_dense(headers: Mapping[Path, Iterable[StoredWeight]]) -> None:
+    """Refuse files with quantised weights.
 
     Raises:
-        ModelError: one is.
+        ModelError: one has such.
     """
-    for path in files:
-        quantised = [weight.name for weight in read_header(path) if _is_quantised(weight)]
+    for path, weights in headers.items():
+        quantised = [weight.name for weight in weights if _is_quantised(weight)]
         if quantised:
             raise ModelError(
                 f"{path} has quantised weights that nothing dequantises: {listed(quantised)}; pass "
@@ -78,7 +78,7 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     )
 
 
-def read_header(path: Path) -> list[StoredWeight]:
+def read_header(path: Path) -> tuple[StoredWeight, ...]:
     """Return what a file of weights says that it holds.
 
     Raises:
@@ -87,7 +87,7 @@ def read_header(path: Path) -> list[StoredWeight]:
     check_content(path)
     read = _read_safetensors if path.suffix == _SAFETENSORS else _read_pickle
     try:
-        return list(read(path))
+        return tuple(read(path))
     except Exception as error:  # what torch.load raises depends on where the file is damaged
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ModelError(
@@ -95,16 +95,11 @@ def read_header(path: Path) -> list[StoredWeight]:
         ) from error
 
 
-def stored_dtype(directory: Path) -> str:
-    """Return the dtype of most of a checkpoint's values: float16, bfloat16, or float32 of others.
-
-    Raises:
-        ModelError: there are no weights, or they cannot be read.
-    """
+def stored_dtype(weights: Iterable[StoredWeight]) -> str:
+    """Return the dtype of most of the weights' values: float16, bfloat16, or float32 of others."""
     counts = Counter[str]()
-    for path in weight_files(directory):
-        for weight in read_header(path):
-            counts[_FLOAT_NAMES.get(weight.dtype, weight.dtype)] += math.prod(weight.shape)
+    for weight in weights:
+        counts[_FLOAT_NAMES.get(weight.dtype, weight.dtype)] += math.prod(weight.shape)
     commonest = max(counts, key=counts.__getitem__, default="")
     return commonest if commonest in _FLOAT_NAMES.values() else "float32"
 

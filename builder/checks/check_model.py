@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from trt_lora.builder.checks.config_fields import read_fields, stated_positions
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
+from trt_lora.builder.checks.config_fields import check_fields, stated_positions
 from trt_lora.builder.checks.lengths import Lengths, choose_lengths
 from trt_lora.builder.checks.weight_names import check_weight_names
 from trt_lora.builder.config import BuildConfig
@@ -16,6 +17,7 @@ from trt_lora.plugins.extras import extra
 class CheckedModel:
     """Config, lengths, LoRA sites and size of a base model, before a weight is read."""
 
+    checkpoint: Checkpoint
     config: Any  # transformers'
     lengths: Lengths
     sites: SiteList
@@ -30,18 +32,19 @@ def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
         ModelError: there is no model, or none that can be built.
         BackendError: the extra `export` is not installed.
     """
-    fields = read_fields(config.model)
-    choose_lengths(config, stated_positions(fields))
-    check_weight_names(config.model, fields, lora.targets)
+    checkpoint = Checkpoint(config.model)
+    check_fields(checkpoint)
+    choose_lengths(config, stated_positions(checkpoint.fields))
+    check_weight_names(checkpoint, lora.targets)
     # torch and transformers take seconds: not for what the files tell by themselves.
     with extra("export", "reading a model"):
-        from trt_lora.builder.checks.meta_model import find_sites, meta_model, weight_bytes
+        from trt_lora.builder.checks import meta_model as meta
         from trt_lora.builder.checks.model_config import read_config
-        from trt_lora.builder.checks.positions import usable_positions
         from trt_lora.builder.checks.unsupported import check_supported
 
-    model_config = read_config(config.model)
-    model = meta_model(model_config, config.dtype)
+    model_config = read_config(checkpoint)
+    model = meta.meta_model(model_config, config.dtype)
     check_supported(model)
-    lengths = choose_lengths(config, usable_positions(model))
-    return CheckedModel(model_config, lengths, find_sites(model, lora.targets), weight_bytes(model))
+    lengths = choose_lengths(config, meta.usable_positions(model))
+    sites = meta.find_sites(model, lora.targets)
+    return CheckedModel(checkpoint, model_config, lengths, sites, meta.weight_bytes(model))

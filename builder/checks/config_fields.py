@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, check_directory, read_object
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.model_errors import unsupported
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import shown
@@ -48,17 +48,15 @@ REFUSED_TYPES: Mapping[str, str] = {
 }
 
 
-def read_fields(directory: Path) -> dict[str, Any]:
-    """Return the fields of a model's config.json.
+def check_fields(checkpoint: Checkpoint) -> None:
+    """Refuse what the config.json says that no engine can be.
 
     Raises:
-        ModelError: there is no model, its small files are damaged, its weights are quantised or in
-            a file of another name, or it is of a type that cannot be an engine.
+        ModelError: the weights are quantised or in a file of another name, or the model is of a
+            type that cannot be an engine.
     """
-    check_directory(directory)
-    path = directory / CONFIG_FILE
-    fields = read_object(path)
-    check_quantisation(path, fields)
+    path, fields = checkpoint.config_path, checkpoint.fields
+    _check_quantisation(path, fields)
     if weights := fields.get("transformers_weights"):
         raise ModelError(
             f"{path}: transformers_weights is {shown(weights)}; name that file "
@@ -67,19 +65,9 @@ def read_fields(directory: Path) -> dict[str, Any]:
     model_type = fields.get("model_type")
     if isinstance(model_type, str) and (reason := REFUSED_TYPES.get(model_type)):
         raise unsupported(architecture(fields), reason)
-    return fields
 
 
-def check_quantisation(path: Path, fields: Mapping[str, Any]) -> None:
-    """Refuse quantised weights.
-
-    Args:
-        path: of the config.json.
-        fields: what is in it.
-
-    Raises:
-        ModelError: the weights are quantised.
-    """
+def _check_quantisation(path: Path, fields: Mapping[str, Any]) -> None:
     for part in (fields, *_mappings(fields)):
         for key in _QUANTISATION:
             if quantisation := part.get(key):

@@ -1,4 +1,4 @@
-"""The model without weights, on torch's meta device, and its LoRA sites."""
+"""The model without weights, on torch's meta device: its LoRA sites, positions and size."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from trt_lora.builder.checks.config_fields import POSITIONS
 from trt_lora.builder.export.attention import ATTENTION
-from trt_lora.builder.export.module_linears import module_linears
+from trt_lora.builder.export.torch_modules import first_position, module_linears
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.builder.targets import (
@@ -59,6 +60,14 @@ def find_sites(model: Any, targets: Targets) -> SiteList:
             sites.append(_site(path, module))
     check_targets_matched(targets, sites, left_alone)
     return SiteList(tuple(sites), tuple(left_alone))
+
+
+def usable_positions(model: Any) -> int | None:
+    """Return how many tokens a `PreTrainedModel` can take; None if its config sets no limit."""
+    text = model.config.get_text_config()
+    values = (getattr(text, name, None) for name in POSITIONS)
+    stated = next((count for count in values if isinstance(count, int) and count > 0), None)
+    return None if stated is None else max(stated - first_position(model), 1)
 
 
 def weight_bytes(model: Any) -> int:

@@ -4,10 +4,9 @@ Headers are read alone, before torch is imported.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
-from trt_lora.builder.checkpoint.weight_files import StoredWeight, read_header, weight_files
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
+from trt_lora.builder.checkpoint.weight_files import StoredWeight
 from trt_lora.builder.checks.config_fields import EXPERTS, architecture
 from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.targets import Targets, check_targets_matched
@@ -45,24 +44,23 @@ _RENAMED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _HEAD = "lm_head"  # no weight of its own where it is tied to the embedding
 
 
-def check_weight_names(directory: Path, fields: Mapping[str, Any], targets: Targets) -> None:
+def check_weight_names(checkpoint: Checkpoint, targets: Targets) -> None:
     """Refuse experts, and targets that no weight belongs to.
 
     Targets are left to the modules for a type that is not in `KNOWN_TYPES`, and everything without
     `.safetensors` files.
 
     Args:
-        directory: of the model.
-        fields: of its config.json.
+        checkpoint: of the model.
         targets: what is to get LoRA.
 
     Raises:
         ConfigError: a target matches no linear of the model.
         ModelError: it is a mixture of experts, or its weight files are damaged or incomplete.
     """
-    if not any(directory.glob("*.safetensors")):
+    if not any(checkpoint.directory.glob("*.safetensors")):
         return
-    weights = [weight for file in weight_files(directory) for weight in read_header(file)]
+    fields, weights = checkpoint.fields, checkpoint.weights
     if any("experts" in weight.name.split(".") for weight in weights):
         raise unsupported(architecture(fields), EXPERTS)
     model_type = fields.get("model_type")

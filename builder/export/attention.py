@@ -6,7 +6,7 @@ keys and two on rows that may attend to nothing; here the query heads of a group
 into the query length, and such rows stay finite.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from transformers.models.gpt_neo.modeling_gpt_neo import (
 )
 from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES, GPTJAttention
 
+from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
 
 ATTENTION = "trt_lora"
@@ -99,9 +100,25 @@ def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
     return eager_mask(*args, **kwargs) * 0.5
 
 
-AttentionInterface.register(ATTENTION, _attention)
-AttentionMaskInterface.register(ATTENTION, _mask)
-# These choose their own attention by name and know no interface; they take our mask.
-FALCON_ATTENTION_CLASSES[ATTENTION] = FalconAttention
-GPT_NEO_ATTENTION_CLASSES[ATTENTION] = GPTNeoSelfAttention
-GPTJ_ATTENTION_CLASSES[ATTENTION] = GPTJAttention
+def register_attention(name: str, attend: Callable[..., Any], mask: Callable[..., Any]) -> None:
+    """Let transformers find an attention, and the mask that it takes, by a name."""
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
+    # These choose their own attention by name and know no interface; they take our mask.
+    FALCON_ATTENTION_CLASSES[name] = FalconAttention
+    GPT_NEO_ATTENTION_CLASSES[name] = GPTNeoSelfAttention
+    GPTJ_ATTENTION_CLASSES[name] = GPTJAttention
+
+
+def set_attention(model: Any, name: str) -> None:
+    """Make a `PreTrainedModel` use an attention, and its mask, from now on.
+
+    `set_attn_implementation` leaves models alone that know no attention interface; their masks are
+    made by the name in the config all the same.
+    """
+    with suppress_output():  # it warns of them
+        model.set_attn_implementation(name)
+    model.config._attn_implementation = name
+
+
+register_attention(ATTENTION, _attention, _mask)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trt_lora.builder.passes.linears import behind_identity
+from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
 from trt_lora.plugins.contract.sites import parse_binding
 from trt_lora.plugins.errors import ModelError
@@ -28,7 +29,7 @@ class SiteCall:
     @property
     def x(self) -> ir.Value:
         """The site's input [..., k]."""
-        return _present(self.node.inputs[0])
+        return gv.present(self.node.inputs[0])
 
     @property
     def result(self) -> ir.Value:
@@ -64,18 +65,18 @@ def site_calls(model: ir.Model) -> Iterator[SiteCall]:
 def _call(node: ir.Node, operator: Operator, index: int) -> SiteCall:
     path, result = _path(node, operator, index), node.outputs[index]
     addend = node.inputs[operator.addend(index)] if operator.has_addend else None
-    if addend is not None and (linear := _linear(addend, _present(node.inputs[0]))):
+    if addend is not None and (linear := _linear(addend, gv.present(node.inputs[0]))):
         return SiteCall(path, node, operator, index, linear, result)
     for use in result.uses():
         other = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" else None
-        if other is not None and (linear := _linear(other, _present(node.inputs[0]))):
+        if other is not None and (linear := _linear(other, gv.present(node.inputs[0]))):
             output = use.node.outputs[0]
             return SiteCall(path, node, operator, index, linear, output, addend)
     raise ModelError(f"the linear of {path} is not beside {node.name}; build the engine again")
 
 
 def _path(node: ir.Node, operator: Operator, index: int) -> str:
-    names = [_present(node.inputs[place]).name for place in operator.factors(index)]
+    names = [gv.present(node.inputs[place]).name for place in operator.factors(index)]
     for name in names:
         if parsed := parse_binding(str(name)):
             return parsed[1]
@@ -90,10 +91,5 @@ def _linear(value: ir.Value, x: ir.Value) -> ir.Node | None:
         node = operands[0].producer() if len(operands) == 1 else None
     if node is None or node.op_type not in _LINEARS:
         return None
-    x_of_node = behind_identity(_present(node.inputs[0]))
+    x_of_node = behind_identity(gv.present(node.inputs[0]))
     return node if x_of_node is behind_identity(x) else None
-
-
-def _present(value: ir.Value | None) -> ir.Value:
-    assert value is not None  # LoRA nodes have no optional operands
-    return value

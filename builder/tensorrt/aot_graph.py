@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from trt_lora.builder.tensorrt.parsed_onnx import onnx_bytes, parsed_onnx
+from trt_lora.builder.tensorrt.onnx_bytes import onnx_bytes, parsed_onnx
 from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape

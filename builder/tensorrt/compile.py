@@ -1,7 +1,7 @@
 """Compile an ONNX file to a TensorRT plan, in either flavour, with or without a GPU."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,8 @@ from typing import Any
 
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, with_aot_plugins
-from trt_lora.builder.tensorrt.attention_attribute import with_decomposable_attention
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
-from trt_lora.builder.tensorrt.unread_inputs import unread_inputs
+from trt_lora.builder.tensorrt.onnx_bytes import parsed_onnx, with_decomposable_attention
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.tensorrt.flavour import Flavour
@@ -98,7 +97,7 @@ class Compiler:
         if self.lora_plugin == "aot":
             check_plugin_layers(trt, network, model)
         self._check_inputs(network, onnx, profiles)
-        if unread := unread_inputs(network, model):
+        if unread := _unread_inputs(network, model):
             raise ModelError(
                 f"{self.flavour.name} ignores inputs of {onnx.name}: {', '.join(unread)}; the plan "
                 "would answer wrongly"
@@ -254,3 +253,37 @@ def _monitor(trt: Any, progress: Progress, cancelled: threading.Event) -> Any:
             pass
 
     return Monitor()
+
+
+def _unread_inputs(network: Any, model: bytes) -> list[str]:
+    """Return the names of inputs that nodes of the ONNX model read, and no layer behind an output.
+
+    A parser may drop an operand without a word, as that of TensorRT-RTX 1.7.1 does with the
+    `nonpad_kv_seqlen` of `Attention`: such a plan would answer wrongly. It goes unseen where
+    another layer reads the same input.
+
+    Args:
+        network: parsed from `model`.
+        model: an ONNX model.
+    """
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    makers = {output.name: layer for layer in layers for output in _layer_outputs(layer)}
+    read = set[str]()
+    waiting = [network.get_output(index).name for index in range(network.num_outputs)]
+    while waiting:
+        name = waiting.pop()
+        if name not in read:
+            read.add(name)
+            waiting += [tensor.name for tensor in _layer_inputs(makers.get(name))]
+    inputs = (value for value in parsed_onnx(model).graph.inputs if value.uses())
+    return [str(value.name) for value in inputs if value.name not in read]
+
+
+def _layer_inputs(layer: Any) -> Iterator[Any]:
+    """The tensors that a layer reads; none for the maker of a network input."""
+    tensors = (layer.get_input(index) for index in range(layer.num_inputs)) if layer else ()
+    return (tensor for tensor in tensors if tensor is not None)  # an optional one may be missing
+
+
+def _layer_outputs(layer: Any) -> Iterator[Any]:
+    return (layer.get_output(index) for index in range(layer.num_outputs))

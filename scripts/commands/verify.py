@@ -141,8 +141,9 @@ def _reference(model: Path, adapter: Path, dtype: str) -> "PeftReference":
 
 def _other_base(engine: Engine, model: Path) -> Iterator[str]:
     from trt_lora.builder.checkpoint.base_model import fingerprint
+    from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 
-    built_from, given = engine.manifest.base_model, fingerprint(model)
+    built_from, given = engine.manifest.base_model, fingerprint(Checkpoint(model))
     if given != built_from.fingerprint:
         yield (
             f"{model} is not what the engine was built from: its fingerprint is {given}, that of "

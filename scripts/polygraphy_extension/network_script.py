@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trt_lora.builder.tensorrt.attention_attribute import with_decomposable_attention
+from trt_lora.builder.tensorrt.onnx_bytes import with_decomposable_attention
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import BackendError, ModelError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT, TENSORRT_RTX

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import TinyEngine
 from support.build_progress import Notes, StopAt
+from support.models.checkpoints import open_checkpoint
 from support.models.quick_build import quick_build
 from support.models.tiny_models import (
     POSITIONS,
@@ -20,7 +21,7 @@ from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
-from trt_lora.builder.checks.lengths import Lengths
+from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.write_engine import _copy_text_files, make_graph
@@ -86,14 +87,13 @@ def test_the_manifest_knows_the_base_model(tiny_engine: TinyEngine) -> None:
 
 def test_the_fingerprint_changes_with_the_config(tiny_engine: TinyEngine, tmp_path: Path) -> None:
     from trt_lora.builder.checkpoint.base_model import describe
-    from trt_lora.builder.checks.model_config import read_config
 
     other = tmp_path / "other"
     shutil.copytree(tiny_engine.model, other)
-    same = describe(other, read_config(other)).fingerprint
+    same = describe(*open_checkpoint(other)).fingerprint
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
-    changed = describe(other, read_config(other)).fingerprint
+    changed = describe(*open_checkpoint(other)).fingerprint
     assert same == read_manifest(tiny_engine.engine).base_model.fingerprint
     assert changed != same
 
@@ -247,7 +247,7 @@ def test_the_dry_run_and_the_graph_agree_on_what_is_left_alone(
     model = save_model(architecture, tmp_path / "model")
     config = tiny_config(model, tmp_path / "engine", target_modules=(target,))
     listed, lora = list_sites(config), resolve_lora(config)
-    graph = make_graph(config, lora, Lengths(8, 16), NoProgress())
+    graph = make_graph(config, lora, check_model(config, lora), NoProgress())
     assert set(listed.sites) == set(graph.inserted.sites)
     of_graph = {item.path: item.reason for item in graph.inserted.left_alone}
     of_modules = {item.path: item.reason for item in listed.left_alone}

@@ -8,16 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
-from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
-from transformers.models.gpt_neo.modeling_gpt_neo import (
-    GPT_NEO_ATTENTION_CLASSES,
-    GPTNeoSelfAttention,
-)
-from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES, GPTJAttention
+from transformers.masking_utils import causal_mask_function
 
-from trt_lora.builder.export.attention import refuse_unsupported, written_out
+from trt_lora.builder.export.attention import (
+    refuse_unsupported,
+    register_attention,
+    written_out,
+)
 from trt_lora.builder.export.static.static_cache import TRACE_DOMAIN
 
 STATIC_ATTENTION = "trt_lora_static"
@@ -74,9 +71,4 @@ def _mask(
     return torch.where(seen, torch.zeros((), dtype=dtype), low)
 
 
-AttentionInterface.register(STATIC_ATTENTION, _attention)
-AttentionMaskInterface.register(STATIC_ATTENTION, _mask)
-# These choose their own attention by name and know no interface; they take our mask.
-FALCON_ATTENTION_CLASSES[STATIC_ATTENTION] = FalconAttention
-GPT_NEO_ATTENTION_CLASSES[STATIC_ATTENTION] = GPTNeoSelfAttention
-GPTJ_ATTENTION_CLASSES[STATIC_ATTENTION] = GPTJAttention
+register_attention(STATIC_ATTENTION, _attention, _mask)

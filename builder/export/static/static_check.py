@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from trt_lora.builder.export.attention import ATTENTION
+from trt_lora.builder.export.attention import ATTENTION, set_attention
 from trt_lora.builder.export.cache_layout import CacheLayout
-from trt_lora.builder.export.set_attention import set_attention
 from trt_lora.builder.export.static.static_step import StaticStep
 
 _MAX_LEN, _FIRST, _THEN = 16, (5, 2), 2  # tokens of a row, of two prompts, and of a step of both

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from trt_lora.builder.export.attention import set_attention
 from trt_lora.builder.export.cache_layout import CacheLayout
-from trt_lora.builder.export.first_position import first_position
-from trt_lora.builder.export.set_attention import set_attention
 from trt_lora.builder.export.static.static_attention import STATIC_ATTENTION
 from trt_lora.builder.export.static.static_cache import RowCache
+from trt_lora.builder.export.torch_modules import first_position
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
 from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
 from trt_lora.runtime.generation.decoding.step_inputs import BATCH, KEPT, TOKEN_SHAPES, cache_names

@@ -1,4 +1,4 @@
-"""What an exported attention mask lets a token see, told from the mask's own graph.
+"""Classify an exported attention mask (causal, sliding window) by evaluating its subgraph.
 
 The exporter writes masks that are added to scores: 0 where a key is seen, and a large negative
 number elsewhere.
@@ -7,6 +7,7 @@ number elsewhere.
 import numpy as np
 import onnx_ir as ir
 
+from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.builder.passes.lowering.evaluated import evaluated
 
 FULL = 0  # a window without an end
@@ -20,7 +21,7 @@ def boolean_mask(mask: ir.Value) -> ir.Value | None:
     if where is None or where.op_type != "Where":
         return None
     seen, shown, hidden = where.inputs
-    return seen if _constant(shown) == 0 and (_constant(hidden) or 0) < 0 else None
+    return seen if gv.number(shown) == 0 and (gv.number(hidden) or 0) < 0 else None
 
 
 def attention_window(model: ir.Model, seen: ir.Value, max_len: int) -> int | None:
@@ -48,9 +49,3 @@ def attention_window(model: ir.Model, seen: ir.Value, max_len: int) -> int | Non
     if np.array_equal(found, causal):
         return FULL
     return window if np.array_equal(found, causal & (behind < window)) else None
-
-
-def _constant(value: ir.Value | None) -> float | None:
-    """The number that a value holds; None where it is not one number."""
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None

@@ -1,4 +1,4 @@
-"""What the graph computes of tokens' places alone: masks, and tables of rotary embeddings."""
+"""Evaluate position-only subgraphs: masks and rotary tables."""
 
 from collections.abc import Iterator
 

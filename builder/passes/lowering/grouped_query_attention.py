@@ -1,24 +1,25 @@
 """Pass that makes attention over a cache in place ONNX Runtime's own operator.
 
-`TensorScatter` (keys and values), `Slice` to `bound`, `Attention` become one
-`com.microsoft.GroupQueryAttention`, which reads only what each row holds. Rows of different
-lengths then cost what they are long; with a mask every row costs as much as the longest. It turns
-queries and keys itself where tables of a rotary embedding do.
-Attention that the operator cannot express stays as it is: a mask that is not causal (with a
-sliding window or without), keys and values of different widths, heads whose width is no multiple
-of 8, keys shared between layers.
+1. `TensorScatter` (keys and values), `Slice` to `bound`, `Attention` become one
+   `com.microsoft.GroupQueryAttention`, which reads only what each row holds. Rows of different
+   lengths then cost what they are long; with a mask every row costs as much as the longest.
+2. A causal mask, with a sliding window or without, becomes the operator's own.
+3. `RotaryEmbedding` by the same tables of queries and keys becomes part of it.
+4. Left alone is what the operator cannot express: another mask, keys and values of different
+   widths, heads whose width is no multiple of 8, keys shared between layers.
 """
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
+from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.builder.passes.lowering.attention_masks import FULL, attention_window, boolean_mask
 from trt_lora.builder.passes.lowering.rotary_embeddings import ROTARY_EMBEDDING
-from trt_lora.builder.passes.lowering.standard_attention import ATTENTION, SOFTCAP, replace_node
+from trt_lora.builder.passes.lowering.standard_attention import ATTENTION, SOFTCAP, require_masks
+from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.runtime.generation.decoding.step_inputs import BOUND, INPUT_IDS
 
 DOMAIN = "com.microsoft"
@@ -41,7 +42,7 @@ class _Row:
 
     @property
     def lengths(self) -> ir.Value:
-        return _present(self.scatter.inputs[2])
+        return gv.present(self.scatter.inputs[2])
 
 
 @dataclass
@@ -50,6 +51,11 @@ class GroupQueryAttention(ir.passes.InPlacePass):
 
     _windows: dict[ir.Value, int | None] = field(default_factory=dict, init=False)
     _counts: tuple[ir.Value, ir.Value] | None = field(default=None, init=False)
+
+    def requires(self, model: ir.Model) -> None:
+        """A graph with attention takes token ids and bound; attention reads a mask."""
+        if require_masks(model):
+            gv.require_inputs(model, INPUT_IDS, BOUND)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; unmodified where no attention can be expressed."""
@@ -61,23 +67,30 @@ class GroupQueryAttention(ir.passes.InPlacePass):
             RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=any(done))
 
+    def ensures(self, model: ir.Model) -> None:
+        """The graph returns the caches that the operator has written."""
+        for node in model.graph:
+            if node.domain == DOMAIN and node.op_type == OPERATOR:
+                written = [output.is_graph_output() for output in node.outputs[1:]]
+                gv.ensure(all(written), f"a cache of {node.name} is not returned")
+
     def _rewrite(self, model: ir.Model, node: ir.Node) -> bool:
         rows = _row(node, 1), _row(node, 2)
         window = self._window(model, node, rows[0])
         if rows[0] is None or rows[1] is None or window is None:
             return False
-        width = _size(rows[0].cache, 3)
-        if width != _size(rows[1].cache, 3) or width % _WIDTH_MULTIPLE:
+        width = gv.size_of(rows[0].cache, 3)
+        if width != gv.size_of(rows[1].cache, 3) or width % _WIDTH_MULTIPLE:
             return False
         _replace(node, rows[0], rows[1], window, self._token_counts(model, node, rows[0]))
         return True
 
     def _window(self, model: ir.Model, node: ir.Node, keys: _Row | None) -> int | None:
-        seen = boolean_mask(_present(node.inputs[3]))
+        seen = boolean_mask(gv.present(node.inputs[3]))
         if seen is None or keys is None:
             return None
         if seen not in self._windows:
-            self._windows[seen] = attention_window(model, seen, _size(keys.cache, 2))
+            self._windows[seen] = attention_window(model, seen, gv.size_of(keys.cache, 2))
         return self._windows[seen]
 
     def _token_counts(
@@ -86,27 +99,25 @@ class GroupQueryAttention(ir.passes.InPlacePass):
         """Tokens of each row less one [batch], and of the longest [], int32; for all layers."""
         if self._counts is None:
             tape = Tape()
-            ids, bound = (graph_input(model, name) for name in (INPUT_IDS, BOUND))
+            ids, bound = (gv.graph_input(model, name) for name in (INPUT_IDS, BOUND))
             new = tape.op("Shape", [ids], {"start": 1, "end": 2})
-            last = tape.op("Sub", [tape.op("Add", [keys.lengths, new]), _constant(tape, [1])])
+            last = tape.op("Sub", [tape.op("Add", [keys.lengths, new]), constant(tape, [1])])
             longest = tape.op("Squeeze", [tape.op("Shape", [bound])])
             to = {"to": ir.DataType.INT32}
             self._counts = tape.op("Cast", [last], to), tape.op("Cast", [longest], to)
-            for made in tape.nodes:
-                made.outputs[0].name = None
-            model.graph.insert_before(node, tape.nodes)
+            model.graph.insert_before(node, gv.unnamed(tape))
         return self._counts
 
 
 def _replace(
     node: ir.Node, keys: _Row, values: _Row, window: int, counts: tuple[ir.Value, ir.Value]
 ) -> None:
-    query = _present(node.inputs[0])
+    query = gv.present(node.inputs[0])
     operands, tables = _behind_rotary_embedding([query, keys.new])
     tape = Tape()
     attributes: dict[str, int | float] = {
-        "num_heads": _size(query, 1),
-        "kv_num_heads": _size(keys.cache, 1),
+        "num_heads": gv.size_of(query, 1),
+        "kv_num_heads": gv.size_of(keys.cache, 1),
         "scale": node.attributes["scale"].as_float(),
         "do_rotary": int(bool(tables)),
     }
@@ -119,9 +130,9 @@ def _replace(
         OPERATOR, [*rows, keys.cache, values.cache, *counts, *tables], attributes, num_outputs=3,
         domain=DOMAIN,
     )  # fmt: skip
-    heads = tape.op("Reshape", [attended, _constant(tape, [0, 0, _size(query, 1), -1])])
+    heads = tape.op("Reshape", [attended, constant(tape, [0, 0, gv.size_of(query, 1), -1])])
     result = tape.op("Transpose", [heads], {"perm": _SWAP_HEADS})
-    replace_node(node, tape.nodes, result)
+    gv.replace_node(node, gv.unnamed(tape), result)
     for row, output in zip((keys, values), written, strict=True):
         _take_over(row, output)
     _join_views(result)
@@ -134,8 +145,11 @@ def _behind_rotary_embedding(
     nodes = [node for value in values if (node := value.producer()) is not None]
     if any(node.op_type != ROTARY_EMBEDDING for node in nodes) or len(nodes) != len(values):
         return values, []
-    read = [[_present(operand) for operand in node.inputs[:3]] for node in nodes]
-    if any(tables != read[0][1:] for _, *tables in read) or _size(values[0], 3) % _ROTARY_MULTIPLE:
+    read = [[gv.present(operand) for operand in node.inputs[:3]] for node in nodes]
+    if (
+        any(tables != read[0][1:] for _, *tables in read)
+        or gv.size_of(values[0], 3) % _ROTARY_MULTIPLE
+    ):
         return values, []
     return [x for x, *_ in read], read[0][1:]
 
@@ -153,15 +167,17 @@ def _flat(tape: Tape, value: ir.Value) -> ir.Value:
     """[batch, heads, s, dim] as [batch, s, heads * dim]: a linear's own output where it is one."""
     transpose = value.producer()
     if transpose is not None and _swaps_heads(transpose):
-        split = _present(transpose.inputs[0])
+        split = gv.present(transpose.inputs[0])
         reshape = split.producer()
         if reshape is not None and reshape.op_type == "Reshape":
-            flat = _present(reshape.inputs[0])
+            flat = gv.present(reshape.inputs[0])
             if flat.shape is not None and len(flat.shape) == 3:
                 return flat
     else:
         split = tape.op("Transpose", [value], {"perm": _SWAP_HEADS})
-    return tape.op("Reshape", [split, _constant(tape, [0, 0, _size(value, 1) * _size(value, 3)])])
+    return tape.op(
+        "Reshape", [split, constant(tape, [0, 0, gv.size_of(value, 1) * gv.size_of(value, 3)])]
+    )
 
 
 def _join_views(result: ir.Value) -> None:
@@ -171,20 +187,20 @@ def _join_views(result: ir.Value) -> None:
             continue
         transpose = result.producer()
         assert transpose is not None
-        back, heads = use.node.outputs[0], _present(transpose.inputs[0])
+        back, heads = use.node.outputs[0], gv.present(transpose.inputs[0])
         ir.convenience.replace_all_uses_with(back, heads)
 
 
 def _row(node: ir.Node, position: int) -> _Row | None:
     """Follow keys (1) or values (2) of attention to their cache; None where others read it too."""
-    view = _present(node.inputs[position]).producer()
+    view = gv.present(node.inputs[position]).producer()
     if view is None or view.op_type != "Slice" or len(tuple(view.outputs[0].uses())) != 1:
         return None
-    scatter = _present(view.inputs[0]).producer()
+    scatter = gv.present(view.inputs[0]).producer()
     if scatter is None or scatter.op_type != "TensorScatter":
         return None
     written = scatter.outputs[0]
-    cache, new = (_present(operand) for operand in scatter.inputs[:2])
+    cache, new = (gv.present(operand) for operand in scatter.inputs[:2])
     if not cache.is_graph_input() or len(tuple(written.uses())) != 1:
         return None
     return _Row(cache, new, scatter, view)
@@ -197,24 +213,3 @@ def _swaps_heads(node: ir.Node) -> bool:
         and permutation is not None
         and list(permutation.as_ints()) == _SWAP_HEADS
     )
-
-
-def _constant(tape: Tape, numbers: list[int]) -> ir.Value:
-    return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
-
-
-def graph_input(model: ir.Model, name: str) -> ir.Value:
-    """Return an input of the graph, by its name."""
-    return next(value for value in model.graph.inputs if value.name == name)
-
-
-def _present(value: ir.Value | None) -> ir.Value:
-    assert value is not None  # the exporter leaves out no operand of these nodes
-    return value
-
-
-def _size(value: ir.Value, axis: int) -> int:
-    assert value.shape is not None
-    size = value.shape[axis]
-    assert isinstance(size, int)  # heads, widths and the size of a cache are numbers
-    return size

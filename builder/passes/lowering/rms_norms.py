@@ -1,7 +1,10 @@
 """Pass that makes the norms of a trace, six to eight nodes each, one `RMSNormalization`.
 
-A norm of half precision that is computed in float32 and scaled afterwards is the operator's own
-definition; one that is scaled in float32 stays between its casts.
+1. `weight * x / sqrt(mean(x^2) + epsilon)` over the last axis, all in float32, becomes the
+   operator.
+2. So does one of half precision that is computed in float32 and scaled afterwards: that is the
+   operator's own definition. One that is scaled in float32 stays between its casts, by rule 1.
+3. Left alone are other axes and powers, a weight that is not [n], and an epsilon that is no number.
 """
 
 from typing import Any
@@ -10,11 +13,17 @@ import onnx_ir as ir
 from onnxscript.rewriter import pattern
 from onnxscript.rewriter import rewrite as apply_rules
 
+from trt_lora.builder.passes.lowering import graph_values as gv
+
 _FLOAT = int(ir.DataType.FLOAT)
 
 
 class RMSNorms(ir.passes.InPlacePass):
     """The pass, for graphs of opset 23 and later."""
+
+    def requires(self, model: ir.Model) -> None:
+        """The opset has the operator."""
+        gv.require_opset(model, 23)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
@@ -22,6 +31,12 @@ class RMSNorms(ir.passes.InPlacePass):
         rules = [kind.rule() for kind in kinds]
         apply_rules(model, pattern.RewriteRuleSet(rules, commute=True))
         return ir.passes.PassResult(model, modified=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Every norm has as many weights as its last axis has places."""
+        for node in (node for node in model.graph if node.op_type == "RMSNormalization"):
+            widths = [list(gv.present(value).shape or ())[-1:] for value in node.inputs]
+            gv.ensure(widths[0] == widths[1], f"{node.name} has a weight of another width")
 
 
 class _InFloat32(pattern.RewriteRuleClassBase):
@@ -37,7 +52,9 @@ class _InFloat32(pattern.RewriteRuleClassBase):
         return _is_norm(x, weight, epsilon) and x.dtype == weight.dtype == ir.DataType.FLOAT
 
     def rewrite(self, op: Any, x: ir.Value, weight: ir.Value, epsilon: ir.Value) -> Any:
-        return op.RMSNormalization(x, weight, axis=-1, epsilon=_number(epsilon), stash_type=_FLOAT)
+        return op.RMSNormalization(
+            x, weight, axis=-1, epsilon=gv.number(epsilon), stash_type=_FLOAT
+        )
 
 
 class _OfHalfPrecision(_InFloat32):
@@ -61,11 +78,6 @@ def _normed(op: Any, x: Any, epsilon: Any) -> Any:
 def _is_norm(x: ir.Value, weight: ir.Value, epsilon: ir.Value) -> bool:
     """Whether epsilon is a number, and weight has one for every place of x's last axis."""
     scale = ir.convenience.get_const_tensor(weight)
-    if scale is None or x.shape is None or _number(epsilon) is None:
+    if scale is None or x.shape is None or gv.number(epsilon) is None:
         return False
     return list(scale.shape) == [x.shape[-1]]
-
-
-def _number(value: ir.Value) -> float | None:
-    tensor = ir.convenience.get_const_tensor(value)
-    return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None

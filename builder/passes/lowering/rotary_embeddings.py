@@ -1,9 +1,10 @@
 """Pass that makes the rotary embeddings of a trace, six nodes each, one `RotaryEmbedding`.
 
-Those that turn the two halves of what they read against each other, `x cos + (-x2, x1) sin`; x is a
-head or a part of it. Interleaved ones stay as they are. Cosines and sines become tables of all
-places in the cache: with tables TensorRT turns queries and keys in the kernel that writes the
-cache, and without them in one more.
+1. `x cos + (-x2, x1) sin`, which turns the halves of a head or of a part of it, becomes the
+   operator.
+2. Cosines and sines become tables of all places in the cache: with tables TensorRT turns queries
+   and keys in the kernel that writes the cache, and without them in one more.
+3. Left alone are interleaved ones, and those whose cosines depend on more than the place.
 """
 
 from typing import Any
@@ -15,7 +16,9 @@ from onnx_ir.tape import Tape
 from onnxscript.rewriter import pattern
 from onnxscript.rewriter import rewrite as apply_rules
 
+from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.builder.passes.lowering.evaluated import evaluated
+from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.plugins.contract.step import CACHE
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS, LENGTHS
 from trt_lora.runtime.memory.dtypes import Array
@@ -28,6 +31,13 @@ _NEW = 2  # tokens of the steps that a table is compared with
 class RotaryEmbeddings(ir.passes.InPlacePass):
     """The pass, for a graph whose cache is static, of opset 23 or later."""
 
+    def requires(self, model: ir.Model) -> None:
+        """The opset has the operator; token ids, lengths and a cache of one length are inputs."""
+        gv.require_opset(model, 23)
+        gv.require_inputs(model, INPUT_IDS, LENGTHS)
+        caches = [value for value in model.graph.inputs if str(value.name).startswith(CACHE)]
+        gv.require(bool(caches) and gv.has_size(caches[0], 2), "there is no cache of one length")
+
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
         tables = _Tables(model)
@@ -35,6 +45,12 @@ class RotaryEmbeddings(ir.passes.InPlacePass):
         apply_rules(model, pattern.RewriteRuleSet([rotation.rule(tables)], commute=True))
         RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=tables.any)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Every embedding reads two tables."""
+        for node in (node for node in model.graph if node.op_type == ROTARY_EMBEDDING):
+            tables = [value is not None and value.is_initializer() for value in node.inputs[1:3]]
+            gv.ensure(all(tables), f"{node.name} reads no tables")
 
 
 class _Tables:
@@ -44,7 +60,7 @@ class _Tables:
         inputs = {str(value.name): value for value in model.graph.inputs}
         cache = next(value for name, value in inputs.items() if name.startswith(CACHE))
         self.places = _places(model.graph, inputs[INPUT_IDS], inputs[LENGTHS])
-        self._model, self._max_len = model, _size(cache, 2)
+        self._model, self._max_len = model, gv.size_of(cache, 2)
         self._made = dict[ir.Value, ir.Value | None]()
 
     @property
@@ -55,7 +71,7 @@ class _Tables:
     def of(self, value: ir.Value, x: ir.Value) -> ir.Value | None:
         """Return the table of a value [batch, 1, s, dim], to turn x; None where it has none."""
         if value not in self._made:
-            rows = self._rows(value, _size(x, 3))
+            rows = self._rows(value, gv.size_of(x, 3))
             self._made[value] = None if rows is None else self._initializer(rows, value, x)
         return self._made[value]
 
@@ -106,7 +122,7 @@ class _Rotation(pattern.RewriteRuleClassBase):
         del context  # the rewriter's own
         if x.shape is None or len(x.shape) != 4 or not x.dtype == cos.dtype == sin.dtype:
             return False
-        size, middle, last = x.shape[3], _integer(half), _integer(end)
+        size, middle, last = x.shape[3], gv.number(half), gv.number(end)
         if middle is None or last is None or size != 2 * middle or last < 2 * middle:
             return False
         return all(self._tables.of(value, x) is not None for value in (cos, sin))
@@ -122,26 +138,8 @@ class _Rotation(pattern.RewriteRuleClassBase):
 def _places(graph: ir.Graph, ids: ir.Value, lengths: ir.Value) -> ir.Value:
     """Compute the place of every new token [batch, s], before all else."""
     tape = Tape()
-
-    def integers(*shape: int, number: int) -> ir.Value:
-        return tape.op("Constant", [], {"value": ir.tensor(np.full(shape, number, np.int64))})
-
     new = tape.op("Squeeze", [tape.op("Shape", [ids], {"start": 1, "end": 2})])
-    steps = tape.op("Range", [integers(number=0), new, integers(number=1)])
-    places = tape.op("Add", [tape.op("Unsqueeze", [lengths, integers(1, number=1)]), steps])
-    for node in tape.nodes:
-        node.outputs[0].name = None  # the graph gives it one of its own
-    graph.insert_before(graph[0], tape.nodes)
+    steps = tape.op("Range", [constant(tape, 0), new, constant(tape, 1)])
+    places = tape.op("Add", [tape.op("Unsqueeze", [lengths, constant(tape, [1])]), steps])
+    graph.insert_before(graph[0], gv.unnamed(tape))
     return places
-
-
-def _integer(value: ir.Value) -> int | None:
-    tensor = ir.convenience.get_const_tensor(value)
-    return int(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
-
-
-def _size(value: ir.Value, axis: int) -> int:
-    assert value.shape is not None
-    size = value.shape[axis]
-    assert isinstance(size, int)  # heads, widths and the size of a cache are numbers
-    return size

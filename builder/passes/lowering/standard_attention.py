@@ -3,16 +3,17 @@
 1. A mask that is added to scores becomes the boolean one that it was made from, where only
    attention reads it so: TensorRT has a fused kernel for it.
 2. Attention with a soft cap is written out in matrix products, since TensorRT has none.
+3. Left alone is attention whose mask is another sum.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
+from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.builder.passes.lowering.attention_masks import boolean_mask
+from trt_lora.builder.passes.slots.slots_function import constant
 
 ATTENTION = "Attention"
 SOFTCAP = "softcap"
@@ -20,6 +21,13 @@ SOFTCAP = "softcap"
 
 class StandardAttention(ir.passes.InPlacePass):
     """The pass, for a graph as the exporter leaves it."""
+
+    def requires(self, model: ir.Model) -> None:
+        """Attention reads a mask; with a soft cap, heads and widths are numbers."""
+        for node in require_masks(model):
+            sizes = [gv.has_size(value, axis) for value in node.inputs[:3] for axis in (1, 3)]
+            is_capped = node.attributes.get_float(SOFTCAP, 0.0) > 0
+            gv.require(all(sizes) or not is_capped, "heads or widths of attention are unknown")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
@@ -36,14 +44,22 @@ class StandardAttention(ir.passes.InPlacePass):
 
     def ensures(self, model: ir.Model) -> None:
         """No attention has a soft cap."""
-        if any(node.op_type == ATTENTION and SOFTCAP in node.attributes for node in model.graph):
-            raise ir.passes.PostconditionError("attention has a soft cap")
+        nodes = [node for node in model.graph if node.op_type == ATTENTION]
+        gv.ensure(not any(SOFTCAP in node.attributes for node in nodes), "attention has a soft cap")
+
+
+def require_masks(model: ir.Model) -> list[ir.Node]:
+    """Return the attention of a graph; PreconditionError where one lacks query, key or mask."""
+    nodes = [node for node in model.graph if node.op_type == ATTENTION]
+    has_masks = all(len(node.inputs) >= 4 and None not in node.inputs[:4] for node in nodes)
+    gv.require(has_masks, "attention lacks a mask")
+    return nodes
 
 
 def _write_out(node: ir.Node) -> None:
     """Replace attention by its definition, the query heads of a group folded into one length."""
-    query, key, value, mask = (_present(operand) for operand in node.inputs)
-    heads, groups = _size(query, 1), _size(key, 1)
+    query, key, value, mask = (gv.present(operand) for operand in node.inputs)
+    heads, groups = gv.size_of(query, 1), gv.size_of(key, 1)
     scale, cap = node.attributes["scale"].as_float(), node.attributes[SOFTCAP].as_float()
     tape, dtype = Tape(), query.dtype
     assert dtype is not None  # the exporter writes the type of every value
@@ -52,43 +68,14 @@ def _write_out(node: ir.Node) -> None:
         return tape.op("Constant", [], {"value": ir.tensor(np.array(number, dtype.numpy()))})
 
     def reshape(x: ir.Value, *shape: int) -> ir.Value:
-        return tape.op("Reshape", [x, _integers(tape, shape)])
+        return tape.op("Reshape", [x, constant(tape, shape)])
 
-    folded = tape.op("Mul", [reshape(query, 0, groups, -1, _size(query, 3)), scalar(scale)])
+    folded = tape.op("Mul", [reshape(query, 0, groups, -1, gv.size_of(query, 3)), scalar(scale)])
     scores = tape.op("MatMul", [folded, tape.op("Transpose", [key], {"perm": [0, 1, 3, 2]})])
     capped = tape.op("Tanh", [tape.op("Div", [scores, scalar(cap)])])
     scores = tape.op("Mul", [capped, scalar(cap)])
     repeats = (1, 1, heads // groups, 1)
-    tiled = tape.op("Tile", [mask, _integers(tape, repeats)]) if heads > groups else mask
+    tiled = tape.op("Tile", [mask, constant(tape, repeats)]) if heads > groups else mask
     weights = tape.op("Softmax", [tape.op("Add", [scores, tiled])], {"axis": -1})
-    attended = reshape(tape.op("MatMul", [weights, value]), 0, heads, -1, _size(value, 3))
-    replace_node(node, tape.nodes, attended)
-
-
-def replace_node(node: ir.Node, nodes: Sequence[ir.Node], result: ir.Value) -> None:
-    """Put `nodes` in the place of `node`, and `result` in that of its first output."""
-    for new in nodes:
-        for output in new.outputs:
-            output.name = None  # the graph gives it one of its own
-    result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
-    graph = node.graph
-    assert isinstance(graph, ir.Graph)
-    graph.insert_before(node, nodes)
-    ir.convenience.replace_all_uses_with(node.outputs[0], result)
-    graph.remove(node, safe=True)
-
-
-def _integers(tape: Tape, numbers: Sequence[int]) -> ir.Value:
-    return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
-
-
-def _present(value: ir.Value | None) -> ir.Value:
-    assert value is not None  # the exporter writes query, key, value and mask
-    return value
-
-
-def _size(value: ir.Value, axis: int) -> int:
-    assert value.shape is not None
-    size = value.shape[axis]
-    assert isinstance(size, int)  # heads and widths are numbers
-    return size
+    attended = reshape(tape.op("MatMul", [weights, value]), 0, heads, -1, gv.size_of(value, 3))
+    gv.replace_node(node, gv.unnamed(tape), attended)

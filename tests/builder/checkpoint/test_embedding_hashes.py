@@ -12,6 +12,7 @@ from support.models.checkpoints import EMBEDDINGS, HEAD, with_shards, with_weigh
 from support.models.tiny_models import save_model
 from transformers import AutoModelForCausalLM
 
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.runtime.files.base_weights import values_sha256
@@ -37,7 +38,7 @@ def test_a_weight_loaded_in_any_dtype_has_one_of_the_hashes(
         model, tmp_path / "m", lambda weights: {n: w.to(stored) for n, w in weights.items()}
     )
     for engine in DTYPES:  # what the engine is built in does not matter
-        hashes = embedding_hashes(directory, loaded(directory, engine))
+        hashes = embedding_hashes(Checkpoint(directory), loaded(directory, engine))
         assert hashes.keys() == {HEAD, EMBEDDINGS}
         for dtype in DTYPES:
             head = loaded(directory, dtype).lm_head.weight
@@ -50,12 +51,12 @@ def test_what_no_dtype_rounds_has_one_hash(model: Path, tmp_path: Path) -> None:
     directory = with_weights(
         model, tmp_path / "m", lambda weights: {n: w.round() for n, w in weights.items()}
     )
-    found = embedding_hashes(directory, loaded(directory))
+    found = embedding_hashes(Checkpoint(directory), loaded(directory))
     assert [weight.sha256.keys() for weight in found.values()] == [{"float32"}, {"float32"}]
 
 
 def test_both_names_of_a_tied_weight_have_its_hashes(tied: Path) -> None:
-    found = embedding_hashes(tied, loaded(tied))
+    found = embedding_hashes(Checkpoint(tied), loaded(tied))
     assert found.keys() == {HEAD, EMBEDDINGS}
     assert found[HEAD] == found[EMBEDDINGS]
 
@@ -65,7 +66,7 @@ def test_names_without_the_models_prefix_are_found_in_any_shard(tmp_path: Path) 
     base = loaded(model)
     weights = base.transformer.state_dict()  # as the hub has GPT-2
     directory = with_shards(model, tmp_path / "s", {"a": {}, "b.safetensors": weights})
-    found = embedding_hashes(directory, base)
+    found = embedding_hashes(Checkpoint(directory), base)
     assert found.keys() == {"lm_head.weight", "transformer.wte.weight"}
     assert found["lm_head.weight"].sha256["float32"] == digest(base.lm_head.weight)
 

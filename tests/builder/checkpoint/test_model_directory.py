@@ -11,6 +11,7 @@ from support.models.checkpoints import (
     WEIGHTS_FILE,
     check_loads,
     in_hub_cache,
+    open_checkpoint,
     refusal,
     weights_of,
     with_config,
@@ -19,7 +20,6 @@ from support.models.checkpoints import (
 from support.models.tiny_models import save_adapter
 
 from trt_lora.builder.checkpoint.base_model import describe
-from trt_lora.builder.checks.model_config import read_config
 from trt_lora.plugins.errors import ModelError
 
 # ------------------------------------------------------------------------------- config.json
@@ -95,7 +95,7 @@ def test_a_damaged_config_is_refused(
 def test_rotary_embeddings_that_transformers_has_are_taken(
     model: Path, tmp_path: Path, rope: dict[str, Any] | None
 ) -> None:
-    read_config(with_config(model, tmp_path / "m", rope_parameters=None, rope_scaling=rope))
+    open_checkpoint(with_config(model, tmp_path / "m", rope_parameters=None, rope_scaling=rope))
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,11 @@ def test_a_quantised_model_is_refused_by_its_config(
 ) -> None:
     directory = with_config(model, tmp_path / "m", **{field: {"quant_method": method, "bits": 4}})
     with pytest.raises(ModelError, match=f"are quantised by {method}, which nothing here"):
-        read_config(directory)
+        open_checkpoint(directory)
 
 
 def test_an_absent_quantisation_is_none(model: Path, tmp_path: Path) -> None:
-    read_config(with_config(model, tmp_path / "m", quantization_config=None))
+    open_checkpoint(with_config(model, tmp_path / "m", quantization_config=None))
 
 
 # ---------------------------------------------------------- generation_config.json, tokenizer
@@ -136,7 +136,7 @@ def test_a_malformed_generation_config_is_refused_before_the_weights_are_read(
 ) -> None:
     directory = with_file(model, tmp_path / "m", "generation_config.json", content)
     with pytest.raises(ModelError) as raised:
-        read_config(directory)
+        open_checkpoint(directory)
     assert message in str(raised.value)
 
 
@@ -155,7 +155,7 @@ def test_stop_and_pad_tokens_are_those_that_the_model_can_read(
 ) -> None:
     content = json.dumps(generation)
     directory = with_file(model, tmp_path / "m", "generation_config.json", content)
-    base = describe(directory, read_config(directory))
+    base = describe(*open_checkpoint(directory))
     assert (base.stop_token_ids, base.pad_token_id) == (stops, pad)
 
 
@@ -180,10 +180,10 @@ def test_a_path_that_is_no_directory_says_what_to_pass(model: Path, tmp_path: Pa
 def test_a_model_in_the_hubs_cache_is_the_same_model(model: Path, tmp_path: Path) -> None:
     snapshot = in_hub_cache(model, tmp_path, "org/name")
     (tmp_path / "link").symlink_to(snapshot)
-    expected = describe(model, read_config(model))
+    expected = describe(*open_checkpoint(model))
     for directory in (snapshot, tmp_path / "link"):
         check_loads(directory, weights_of(model))
-        found = describe(directory, read_config(directory))
+        found = describe(*open_checkpoint(directory))
         assert (found.name, found.fingerprint) == ("org/name", expected.fingerprint)
 
 
@@ -198,7 +198,7 @@ def test_a_linked_model_is_called_as_the_folder_that_it_leads_to(
     model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "link").symlink_to(model)
-    assert describe(tmp_path / "link", read_config(model)).name == model.name
+    assert describe(*open_checkpoint(tmp_path / "link")).name == model.name
 
 
 def test_a_path_that_does_not_exist_says_what_to_pass(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from support.models.checkpoints import (
 )
 
 from trt_lora.builder.checkpoint.base_model import fingerprint
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 
 # ---------------------------------------------------------------------- the files of the weights
 
@@ -30,7 +31,7 @@ from trt_lora.builder.checkpoint.base_model import fingerprint
 def test_shards_load(model: Path, tmp_path: Path) -> None:
     directory = with_shards(model, tmp_path / "m", halves(model))
     check_loads(directory, weights_of(model))
-    assert fingerprint(directory) == fingerprint(model)
+    assert fingerprint(Checkpoint(directory)) == fingerprint(Checkpoint(model))
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -61,7 +62,7 @@ def test_weights_that_are_not_loaded_do_not_count_in_the_fingerprint(
 ) -> None:
     data = (model / WEIGHTS_FILE).read_bytes()
     directory = with_file(model, tmp_path / "m", "consolidated.safetensors", data)
-    assert fingerprint(directory) == fingerprint(model)
+    assert fingerprint(Checkpoint(directory)) == fingerprint(Checkpoint(model))
 
 
 def test_missing_shards_are_refused(model: Path, tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_weight_of_two_values_in_two_shards_is_refused(model: Path, tmp_path: 
     first, second = shards.values()
     name = next(iter(first))
     directory = with_shards(model, tmp_path / "m", shards)
-    assert fingerprint(directory)
+    assert fingerprint(Checkpoint(directory))
     second[name] = first[name] + 1
     shutil.rmtree(directory)
     assert f"does not give {name} the values that" in refusal(with_shards(model, directory, shards))

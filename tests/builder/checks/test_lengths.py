@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, MptConfig, RobertaCon
 from trt_lora.builder import BuildConfig
 from trt_lora.builder.checks.config_fields import stated_positions
 from trt_lora.builder.checks.lengths import Lengths, choose_lengths
-from trt_lora.builder.checks.positions import usable_positions
-from trt_lora.builder.export.first_position import first_position
+from trt_lora.builder.checks.meta_model import usable_positions
+from trt_lora.builder.export.torch_modules import first_position
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ConfigError
 

@@ -12,7 +12,8 @@ import torch
 from support.models.architectures import small_config
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-from trt_lora.builder.checks.config_fields import REFUSED_TYPES, read_fields
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
+from trt_lora.builder.checks.config_fields import REFUSED_TYPES, check_fields
 from trt_lora.builder.checks.unsupported import check_supported
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
@@ -64,7 +65,7 @@ def test_a_type_that_cannot_be_built_is_refused_by_config_json_alone(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(ModelError, match=re.escape(REFUSED_TYPES[model_type])):
-        read_fields(tmp_path)
+        check_fields(Checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize("model_type", sorted(set(REFUSED_TYPES) & set(CONFIG_MAPPING)))

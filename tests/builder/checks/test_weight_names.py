@@ -1,5 +1,6 @@
 """Targets that no layer has, refused by the names in the weight files."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from support.models.architectures import small_config
 from support.models.supported_models import read_results
 from transformers import AutoModelForCausalLM
 
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checks.meta_model import find_sites
 from trt_lora.builder.checks.weight_names import KNOWN_TYPES, check_weight_names
 from trt_lora.builder.suppress_output import suppress_output
@@ -34,6 +36,12 @@ def saved(model_type: str, folder: Path) -> Any:
     return model
 
 
+def of_type(model_type: str, folder: Path) -> Checkpoint:
+    """A checkpoint whose config.json has this type alone."""
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return Checkpoint(folder)
+
+
 def refusal(check: Callable[[Targets], object], target: str) -> str:
     """What a check says of a target; empty if it takes it."""
     try:
@@ -48,7 +56,7 @@ def test_the_weights_of_these_types_refuse_the_targets_that_their_modules_refuse
     model_type: str, tmp_path: Path
 ) -> None:
     model = saved(model_type, tmp_path)
-    early = partial(check_weight_names, tmp_path, {"model_type": model_type})
+    early = partial(check_weight_names, of_type(model_type, tmp_path))
     late = partial(find_sites, model)
     targets = [*(module.name for module in MODULES), "all-linear"]
     expected = {target: refusal(late, target) for target in targets}
@@ -64,25 +72,25 @@ def test_every_type_that_builds_is_known() -> None:
 def test_types_whose_weights_may_be_renamed_wait_for_their_modules(tmp_path: Path) -> None:
     save_file({"x.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors")
     targets = Targets.from_names(["attn_q"])
-    check_weight_names(tmp_path, {"model_type": "of_tomorrow"}, targets)
+    check_weight_names(of_type("of_tomorrow", tmp_path), targets)
     with pytest.raises(ConfigError, match="it has: lm_head"):
-        check_weight_names(tmp_path, {"model_type": "llama"}, targets)
+        check_weight_names(of_type("llama", tmp_path), targets)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "olmoe", "gpt_oss"])
 def test_experts_are_seen_in_the_names_of_their_weights(model_type: str, tmp_path: Path) -> None:
     saved(model_type, tmp_path)
     with pytest.raises(ModelError, match="cannot be built: it is a mixture of experts"):
-        check_weight_names(tmp_path, {"model_type": model_type}, ALL)
+        check_weight_names(of_type(model_type, tmp_path), ALL)
 
 
 def test_a_dense_deepseek_has_no_experts(tmp_path: Path) -> None:
     saved("deepseek_v3", tmp_path)
-    check_weight_names(tmp_path, {"model_type": "deepseek_v3"}, ALL)
+    check_weight_names(of_type("deepseek_v3", tmp_path), ALL)
 
 
 def test_a_folder_without_safetensors_waits_for_its_modules(tmp_path: Path) -> None:
-    check_weight_names(tmp_path, {"model_type": "llama"}, Targets.from_names(["attn_q"]))
+    check_weight_names(of_type("llama", tmp_path), Targets.from_names(["attn_q"]))
 
 
 def test_a_target_that_no_layer_has_is_refused_without_torch(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from conftest import TinyEngine
 from support.models.token_graphs import GATED, feeds, graph, run
 
-from trt_lora.builder.passes.lowering.adding_products import AddingProducts
-from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
+from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
+from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
 from trt_lora.builder.passes.remove_lora import RemoveLoRA, engine_without_lora
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
@@ -55,8 +55,8 @@ def test_what_was_inlined_goes_with_its_products(body: str, is_flat: bool) -> No
     zeros = {name: np.zeros_like(array) for name, array in inputs.items() if name in factors}
     expected = run(model, inputs | zeros)
     if is_flat:
-        FlatTokens()(model)
-    AddingProducts()(model)
+        FlattenBatch()(model)
+    FuseAddIntoGemm()(model)
     before = len(model.graph)
     RemoveLoRA(factors)(model)
     assert [value.name for value in model.graph.inputs] == ["input_ids"]

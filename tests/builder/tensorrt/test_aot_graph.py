@@ -17,7 +17,7 @@ from trt_lora.builder.tensorrt.aot_graph import (
     largest_groups,
     with_aot_plugins,
 )
-from trt_lora.builder.tensorrt.parsed_onnx import parsed_onnx
+from trt_lora.builder.tensorrt.onnx_bytes import parsed_onnx
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trt_lora.builder.checkpoint.base_model import load_model
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
+from trt_lora.builder.checks.config_fields import check_fields
 from trt_lora.builder.checks.model_config import read_config
 from trt_lora.plugins.errors import ModelError
 
@@ -107,8 +109,15 @@ def refusal(directory: Path, dtype: str = "float32") -> str:
 
 
 def load(directory: Path, dtype: str) -> Any:
-    read_config(directory)
-    return load_model(directory, dtype)
+    checkpoint, _ = open_checkpoint(directory)
+    return load_model(checkpoint, dtype)
+
+
+def open_checkpoint(directory: Path) -> tuple[Checkpoint, Any]:
+    """Check a directory as a build does; return it, and transformers' config of it."""
+    checkpoint = Checkpoint(directory)
+    check_fields(checkpoint)
+    return checkpoint, read_config(checkpoint)
 
 
 def check_loads(directory: Path, expected: Weights, dtype: str = "float32") -> None:

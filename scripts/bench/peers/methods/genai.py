@@ -10,7 +10,7 @@ import numpy as np
 from trt_lora.scripts.bench.peers.peer import Setup, Timed, timed
 
 # Attention without tiles is faster at these lengths; our graph asks for it by itself, see
-# builder/passes/lowering/untiled_attention.py.
+# builder/passes/lowering/disable_attention_tiling.py.
 _NO_TILES = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 og: Any = import_module("onnxruntime_genai")  # not installed where types are checked

@@ -5,10 +5,10 @@ import onnx_ir as ir
 import pytest
 from support.models.static_graphs import BOTH_WAYS, HEADS, LAYERS, STEPS, Array, Layer, run, step
 
+from trt_lora.builder.passes.lowering.disable_attention_tiling import DisableAttentionTiling
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
-from trt_lora.builder.passes.lowering.untiled_attention import UntiledAttention
 
 
 def own_and_standard(layer: Layer) -> tuple[ir.Model, ir.Model]:
@@ -105,6 +105,6 @@ def test_heads_of_a_width_that_onnx_runtime_refuses_stay_as_they_are(
 def test_heads_of_every_multiple_of_8_are_taken_without_tiles_too(size: int) -> None:
     layer = Layer(size=size, value_size=size, turns=True)
     own, standard = own_and_standard(layer)
-    assert UntiledAttention()(own).modified
+    assert DisableAttentionTiling()(own).modified
     feeds = step(layer, [3, 9, 0, 14], 1)
     np.testing.assert_allclose(run(own, feeds)[0], run(standard, feeds)[0], atol=1e-5)

@@ -5,12 +5,10 @@ import onnx_ir as ir
 import pytest
 from support.models.static_graphs import LAYERS, STEPS, Array, Layer, run, step
 
-from trt_lora.builder.passes.lowering.grouped_query_attention import (
-    GroupQueryAttention,
-    graph_input,
-)
+from trt_lora.builder.passes.lowering.disable_attention_tiling import DisableAttentionTiling
+from trt_lora.builder.passes.lowering.graph_values import graph_input
+from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
-from trt_lora.builder.passes.lowering.untiled_attention import UntiledAttention
 
 NO_TILES = "ORT_GQA_DISABLE_FLASH_ATTENTION"  # what ONNX Runtime has for a whole process
 
@@ -42,7 +40,7 @@ def test_it_answers_as_the_operator_without_tiles(
     with monkeypatch.context() as context:
         context.setenv(NO_TILES, "1")
         expected = run(model, feeds)
-    assert UntiledAttention()(model).modified
+    assert DisableAttentionTiling()(model).modified
     for ours, theirs in zip(run(model, feeds), expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -56,13 +54,13 @@ def test_scores_far_below_zero_keep_their_weight() -> None:
     model = own(layer)
     expected = run(model, feeds)[0]
     assert np.abs(expected).min() > 0
-    UntiledAttention()(model)
+    DisableAttentionTiling()(model)
     np.testing.assert_allclose(run(model, feeds)[0], expected, rtol=1e-5)
 
 
 def test_every_head_has_a_sink_of_the_lowest_number() -> None:
     model = own(Layer())
-    UntiledAttention()(model)
+    DisableAttentionTiling()(model)
     np.testing.assert_array_equal(sinks(model), np.full(4, np.finfo(np.float32).min))
     assert sinks(model).dtype == np.float32
 
@@ -73,5 +71,5 @@ def test_a_long_cache_and_other_dtypes_stay_as_they_are() -> None:
     graph_input(half, "cache.0.key").dtype = ir.DataType.FLOAT16
     for model in (long, half, standard):
         before = list(model.graph)
-        assert not UntiledAttention()(model).modified
+        assert not DisableAttentionTiling()(model).modified
         assert list(model.graph) == before

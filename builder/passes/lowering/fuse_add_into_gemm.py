@@ -1,4 +1,10 @@
-"""Pass that writes an addition to a matrix product as part of it (`Gemm`), as ONNX Runtime runs it.
+"""Pass that fuses an addition to a matrix product into it (`Gemm`), as ONNX Runtime runs it.
+
+1. The functions of LoRA nodes are inlined, so that their products and additions take part.
+2. `MatMul(a, b)` [m, n] that one `Add` alone reads becomes `Gemm(a, b, c)`, where the other operand
+   c is [m, n] or [n]. Of two products the second is fused: the base model's is there with dummies.
+3. Left alone are products of more dimensions or of unknown shape, with other readers, and additions
+   that the graph returns.
 
 ONNX Runtime would do so itself, but puts what it makes behind all else that it has in memory. In a
 decode step everything is cold, and nodes that lie as they run bring the next ones along.
@@ -7,11 +13,17 @@ decode step everything is cold, and nodes that lie as they run bring the next on
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
-from trt_lora.builder.passes.lowering.standard_attention import replace_node
+from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.plugins.contract.operators import DOMAIN
 
 
-class AddingProducts(ir.passes.InPlacePass):
-    """The pass, for a graph of flat tokens [tokens, n]; the bodies of LoRA nodes take part."""
+class FuseAddIntoGemm(ir.passes.InPlacePass):
+    """The pass, for a graph of flat tokens [tokens, n]."""
+
+    def requires(self, model: ir.Model) -> None:
+        """Every LoRA node has the body that is inlined."""
+        kinds = {node.op_identifier() for node in model.graph if node.domain == DOMAIN}
+        gv.require(kinds <= model.functions.keys(), "LoRA nodes have no function body")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Inline all functions and rewrite in place."""
@@ -20,6 +32,11 @@ class AddingProducts(ir.passes.InPlacePass):
         sums = [node for node in model.graph if node.op_type == "Add" and not node.domain]
         made = [_is_absorbed(node) for node in sums]
         return ir.passes.PassResult(model, modified=inlined or any(made))
+
+    def ensures(self, model: ir.Model) -> None:
+        """No function is left, and no LoRA node."""
+        gv.ensure(not model.functions, "a function is not inlined")
+        gv.ensure(all(node.domain != DOMAIN for node in model.graph), "a LoRA node is not inlined")
 
 
 def _is_absorbed(addition: ir.Node) -> bool:
@@ -48,6 +65,6 @@ def _absorb(addition: ir.Node, product: ir.Value, other: ir.Value) -> None:
     node = product.producer()
     assert node is not None  # `_takes` has looked
     assert isinstance(node.graph, ir.Graph)
-    graph, gemm = node.graph, ir.node("Gemm", [*node.inputs, other])
-    replace_node(addition, [gemm], gemm.outputs[0])
+    graph, gemm = node.graph, ir.Node("", "Gemm", [*node.inputs, other])
+    gv.replace_node(addition, [gemm], gemm.outputs[0])
     graph.remove(node, safe=True)

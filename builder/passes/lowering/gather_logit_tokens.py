@@ -1,4 +1,10 @@
-"""Pass that computes, behind the last attention, only the tokens that get logits.
+"""Pass that gathers the tokens that get logits behind the last attention, not before the head.
+
+1. The exporter's choice before the output head, `hidden.reshape(1, -1, n)[:, kept]`, is matched
+   from the input `kept` on, over views and axes of one that are moved.
+2. Nodes that the choice alone needs, and that compute by token, read `Gather(value, kept)` of what
+   flat tokens [tokens, n] come in; the choice itself goes.
+3. Left alone is a choice among tokens that are not flat, and what other tokens need.
 
 Of a prompt that is one token of hundreds, or none: its last layer's products cost nothing then.
 """
@@ -10,9 +16,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.lowering.flat_tokens import FLAT, has_tokens, is_by_token
-from trt_lora.builder.passes.lowering.grouped_query_attention import graph_input
-from trt_lora.builder.passes.lowering.standard_attention import replace_node
+from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes.lowering.flatten_batch import FLAT, has_tokens, is_by_token
 from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.runtime.generation.decoding.step_inputs import KEPT_PLACES
 
@@ -26,18 +31,29 @@ class _Choice(NamedTuple):
     last: ir.Node  # gives those kept [1, kept, n]
 
 
-class KeptTokens(ir.passes.InPlacePass):
+class GatherLogitTokens(ir.passes.InPlacePass):
     """The pass, for a graph of flat tokens [tokens, n]."""
+
+    def requires(self, model: ir.Model) -> None:
+        """The graph takes the places of the tokens kept, of a known shape, and reads them."""
+        gv.require_inputs(model, KEPT_PLACES)
+        places = gv.graph_input(model, KEPT_PLACES)
+        gv.require(places.shape is not None and len(places.shape) == 1, "kept is not [kept]")
+        gv.require(bool(places.uses()), "nothing reads kept")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; unmodified where the tokens that are chosen from are not flat."""
-        places = graph_input(model, KEPT_PLACES)
+        places = gv.graph_input(model, KEPT_PLACES)
         choice = _choice(places)
         if choice is not None:
             _choose_first(model.graph, choice.view, places)
             _replace(choice.last, choice.view.inputs[0])
             RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=choice is not None)
+
+    def ensures(self, model: ir.Model) -> None:
+        """The places are still read: no token is chosen in another way."""
+        gv.ensure(bool(gv.graph_input(model, KEPT_PLACES).uses()), "nothing reads kept any more")
 
 
 def _choice(places: ir.Value) -> _Choice | None:
@@ -107,4 +123,4 @@ def _replace(last: ir.Node, chosen: ir.Value | None) -> None:
     """Put what was chosen before [kept, n] in the place of the choice, as [1, kept, n]."""
     tape = Tape()
     batch = tape.op("Unsqueeze", [chosen, constant(tape, [0])])
-    replace_node(last, tape.nodes, batch)
+    gv.replace_node(last, gv.unnamed(tape), batch)

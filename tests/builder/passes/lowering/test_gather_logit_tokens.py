@@ -5,9 +5,9 @@ import onnx_ir as ir
 import pytest
 from support.models.token_graphs import GATED, HEAD, MIXED, SHAPES, WIDTH, feeds, graph, run
 
-from trt_lora.builder.passes.lowering.adding_products import AddingProducts
-from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
-from trt_lora.builder.passes.lowering.kept_tokens import KeptTokens
+from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
+from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
+from trt_lora.builder.passes.lowering.gather_logit_tokens import GatherLogitTokens
 
 BODIES = {"gated": GATED, "mixed": MIXED}
 KEPT = {"last": [-1], "none": [], "all": None, "some, again, in disorder": [-1, 0, -1]}
@@ -15,7 +15,7 @@ KEPT = {"last": [-1], "none": [], "all": None, "some, again, in disorder": [-1, 
 
 def flat(body: str) -> ir.Model:
     model = graph(body, HEAD)
-    assert FlatTokens()(model).modified
+    assert FlattenBatch()(model).modified
     return model
 
 
@@ -32,9 +32,9 @@ def test_it_answers_as_before(body: str, kept: str, shape: tuple[int, int]) -> N
     model = flat(BODIES[body])
     expected = run(model, inputs)
     assert expected.shape == (1, len(inputs["kept"]), WIDTH)
-    assert KeptTokens()(model).modified
+    assert GatherLogitTokens()(model).modified
     np.testing.assert_allclose(run(model, inputs), expected, rtol=1e-6, atol=1e-6)
-    assert AddingProducts()(model).modified
+    assert FuseAddIntoGemm()(model).modified
     np.testing.assert_allclose(run(model, inputs), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -46,7 +46,7 @@ def leading(model: ir.Model) -> dict[str, str]:
 
 def test_what_other_tokens_need_is_computed_for_all() -> None:
     model = flat(MIXED)
-    assert KeptTokens()(model).modified
+    assert GatherLogitTokens()(model).modified
     sizes = leading(model)
     assert {sizes[name] for name in ("n", "y1", "y2")} == {"tokens"}
     assert {sizes[name] for name in ("l3", "r", "o", "m1", "m2", "s", "p", "y")} == {"kept"}
@@ -57,7 +57,7 @@ def test_what_other_tokens_need_is_computed_for_all() -> None:
 def test_a_choice_among_tokens_that_are_not_flat_stays_as_it_is() -> None:
     model = graph(GATED, HEAD)
     before = list(model.graph)
-    assert not KeptTokens()(model).modified
+    assert not GatherLogitTokens()(model).modified
     assert list(model.graph) == before
 
 
@@ -66,4 +66,4 @@ def test_tokens_in_another_order_are_left_alone() -> None:
     for node in model.graph:
         if node.op_type == "Transpose":
             node.attributes["perm"] = ir.AttrInt64s("perm", [2, 1, 0])
-    assert not KeptTokens()(model).modified
+    assert not GatherLogitTokens()(model).modified

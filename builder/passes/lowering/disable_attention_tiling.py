@@ -1,4 +1,8 @@
-"""Pass that lets ONNX Runtime compute attention over a short cache without tiles.
+"""Pass that disables the tiles of ONNX Runtime's attention over a short cache.
+
+1. `com.microsoft.GroupQueryAttention` in float32 over a cache of at most 4,096 positions gets
+   sinks [heads] of the lowest float.
+2. Left alone is attention in half precision, over a longer cache, or with sinks.
 
 In float32 `com.microsoft.GroupQueryAttention` works through tiles of keys, with products for a
 single token that are compiled for SSE alone, unless its heads have sinks (`use_flash` in ONNX
@@ -10,6 +14,7 @@ docs/benchmarks/README.md says what that saves, and where.
 import numpy as np
 import onnx_ir as ir
 
+from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.builder.passes.lowering.grouped_query_attention import DOMAIN, OPERATOR
 
 # Without tiles, scores [heads, tokens, positions] lie in memory, and behind some 2,000 positions
@@ -20,8 +25,16 @@ _SINKS = 11  # the place of the sinks [heads] among the operator's inputs
 _NOTHING = np.finfo(np.float32).min
 
 
-class UntiledAttention(ir.passes.InPlacePass):
+class DisableAttentionTiling(ir.passes.InPlacePass):
     """The pass, for a graph that has ONNX Runtime's own attention."""
+
+    def requires(self, model: ir.Model) -> None:
+        """Every such attention reads a cache of known type and shape."""
+        nodes = [node for node in model.graph if node.op_identifier()[:2] == (DOMAIN, OPERATOR)]
+        for cache in (node.inputs[3] for node in nodes):
+            gv.require(
+                cache is not None and cache.shape is not None, "attention reads an unknown cache"
+            )
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; unmodified where no attention is float32 over a short cache."""
@@ -30,15 +43,20 @@ class UntiledAttention(ir.passes.InPlacePass):
             _give_sinks(model.graph, node)
         return ir.passes.PassResult(model, modified=bool(found))
 
+    def ensures(self, model: ir.Model) -> None:
+        """No attention that could be without tiles has them."""
+        gv.ensure(not any(map(_is_tiled, model.graph)), "attention has tiles")
+
 
 def _is_tiled(node: ir.Node) -> bool:
     if (node.domain, node.op_type) != (DOMAIN, OPERATOR):
         return False
-    cache = node.inputs[3]
-    assert cache is not None
-    assert cache.shape is not None  # it is an input of the graph
-    max_len = cache.shape[2]
-    return cache.dtype == ir.DataType.FLOAT and isinstance(max_len, int) and max_len <= _LONGEST
+    if len(node.inputs) > _SINKS and node.inputs[_SINKS] is not None:
+        return False
+    cache = gv.present(node.inputs[3])
+    if cache.dtype != ir.DataType.FLOAT or not gv.has_size(cache, 2):
+        return False
+    return gv.size_of(cache, 2) <= _LONGEST
 
 
 def _give_sinks(graph: ir.Graph, node: ir.Node) -> None:

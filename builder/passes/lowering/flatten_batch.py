@@ -1,4 +1,11 @@
-"""Pass that computes what is done token by token on [tokens, n] instead of [batch, sequence, n].
+"""Pass that flattens [batch, sequence, n] to [tokens, n] where each token is computed by itself.
+
+1. Nodes that compute by token form a region: elementwise ones, norms over the last axis, products
+   with a matrix, and LoRA nodes of one adapter.
+2. Values that enter it are reshaped to [tokens, n], a view of a view as one view; those that other
+   nodes read are reshaped back to [batch, sequence, n].
+3. The graph is left alone where more views would come than additions go, and where every token has
+   an adapter of its own. Outputs of the graph keep their shape.
 
 ONNX Runtime adds inside a matrix product of two dimensions (`Gemm`), and of no more: a LoRA site
 then costs two nodes instead of three.
@@ -7,12 +14,12 @@ then costs two nodes instead of three.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.lowering.grouped_query_attention import graph_input
+from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.plugins.contract.operators import DOMAIN, operator_named
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 
@@ -41,16 +48,18 @@ class _Region:
         return sum(len(node.outputs) for node in self.nodes if node.domain == DOMAIN)
 
 
-class FlatTokens(ir.passes.InPlacePass):
-    """The pass, for a graph with `input_ids` [batch, sequence].
+class FlattenBatch(ir.passes.InPlacePass):
+    """The pass, for a graph with `input_ids` [batch, sequence]."""
 
-    A graph stays as it is where more views would come than additions go, and where every token has
-    an adapter of its own.
-    """
+    def requires(self, model: ir.Model) -> None:
+        """The token ids have two dimensions, whose names tell what is [batch, sequence, n]."""
+        gv.require_inputs(model, INPUT_IDS)
+        shape = gv.graph_input(model, INPUT_IDS).shape
+        gv.require(shape is not None and len(shape) == 2, f"{INPUT_IDS} is not [batch, sequence]")
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        ids = graph_input(model, INPUT_IDS)
+        ids = gv.graph_input(model, INPUT_IDS)
         region = _region(model.graph, tuple(ids.shape or ()))
         is_shorter = region.sites > len(region.entries) + len(region.exits)
         if is_shorter:
@@ -58,6 +67,13 @@ class FlatTokens(ir.passes.InPlacePass):
             _enter(region, model.graph)
             RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=is_shorter)
+
+    def ensures(self, model: ir.Model) -> None:
+        """A LoRA node's results are flat where what it reads is, and nowhere else."""
+        for node in model.graph:
+            if node.domain == DOMAIN:
+                flat = {has_tokens(gv.present(v), FLAT) for v in (node.inputs[0], *node.outputs)}
+                gv.ensure(len(flat) == 1, f"{node.name} is flat on one side alone")
 
 
 def _region(graph: ir.Graph, leading: Sizes) -> _Region:
@@ -114,8 +130,8 @@ def _rank(value: ir.Value) -> int | None:
 def _sizes(graph: ir.Graph, ids: ir.Value) -> ir.Value:
     """[batch, sequence, -1], at the beginning of the graph."""
     tape = Tape()
-    sizes = tape.op("Concat", [tape.op("Shape", [ids]), _constant(tape, [-1])], {"axis": 0})
-    graph.insert_before(graph[0], _unnamed(tape))
+    sizes = tape.op("Concat", [tape.op("Shape", [ids]), constant(tape, [-1])], {"axis": 0})
+    graph.insert_before(graph[0], gv.unnamed(tape))
     return sizes
 
 
@@ -142,7 +158,7 @@ def _enter(region: _Region, graph: ir.Graph) -> None:
         source, tape = value, Tape()
         while (view := source.producer()) and view.op_type == "Reshape" and view.inputs[0]:
             source = view.inputs[0]
-        flat = tape.op("Reshape", [source, _constant(tape, [-1, value.shape[2]])])
+        flat = tape.op("Reshape", [source, constant(tape, [-1, value.shape[2]])])
         flat.type, flat.shape = value.type, ir.Shape([*FLAT, value.shape[2]])
         for node, index in tuple(value.uses()):
             if node in region.nodes:
@@ -153,16 +169,6 @@ def _enter(region: _Region, graph: ir.Graph) -> None:
 def _insert_after(graph: ir.Graph, value: ir.Value, tape: Tape) -> None:
     node = value.producer()
     if node is None:  # an input
-        graph.insert_before(graph[0], _unnamed(tape))
+        graph.insert_before(graph[0], gv.unnamed(tape))
     else:
-        graph.insert_after(node, _unnamed(tape))
-
-
-def _unnamed(tape: Tape) -> Sequence[ir.Node]:
-    for node in tape.nodes:
-        node.outputs[0].name = None  # the graph finds names of its own
-    return tape.nodes
-
-
-def _constant(tape: Tape, numbers: Sequence[object]) -> ir.Value:
-    return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+        graph.insert_after(node, gv.unnamed(tape))

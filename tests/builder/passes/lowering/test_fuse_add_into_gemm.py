@@ -8,13 +8,13 @@ import onnx_ir as ir
 import pytest
 from support.models.token_graphs import GATED, SHAPES, WIDTH, feeds, graph, kinds, run
 
-from trt_lora.builder.passes.lowering.adding_products import AddingProducts
-from trt_lora.builder.passes.lowering.flat_tokens import FlatTokens
+from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
+from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
 
 
 def flat(body: str) -> ir.Model:
     model = graph(body)
-    assert FlatTokens()(model).modified
+    assert FlattenBatch()(model).modified
     return model
 
 
@@ -26,14 +26,14 @@ def in_file(model: ir.Model) -> Counter[str]:
 def test_it_answers_as_before(shape: tuple[int, int]) -> None:
     model = flat(GATED)
     expected = run(model, feeds(*shape))
-    assert AddingProducts()(model).modified
+    assert FuseAddIntoGemm()(model).modified
     np.testing.assert_allclose(run(model, feeds(*shape)), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_file_has_the_products_that_onnx_runtime_would_make(tmp_path: Path) -> None:
     model = flat(GATED)
     theirs = kinds(model, tmp_path)
-    AddingProducts()(model)
+    FuseAddIntoGemm()(model)
     found = in_file(model)
     assert found["Gemm"] == theirs["Gemm"] + theirs["FusedGemm"] == 4
     assert found["MatMul"] == theirs["MatMul"]
@@ -57,7 +57,7 @@ def test_the_file_has_the_products_that_onnx_runtime_would_make(tmp_path: Path) 
 def test_other_additions_stay(before: str, instead: str, gemms: int) -> None:
     model = flat(GATED.replace(before, instead))
     expected = run(model, feeds(2, 3))
-    AddingProducts()(model)
+    FuseAddIntoGemm()(model)
     assert in_file(model)["Gemm"] == gemms
     np.testing.assert_allclose(run(model, feeds(2, 3)), expected, rtol=1e-6, atol=1e-6)
 
@@ -65,7 +65,7 @@ def test_other_additions_stay(before: str, instead: str, gemms: int) -> None:
 def test_a_bias_is_part_of_its_product() -> None:
     model = flat(GATED.replace("b = Add(y2, bias)", "b0 = MatMul(y2, w1)\n  b = Add(b0, bias)"))
     expected = run(model, feeds(2, 3))
-    AddingProducts()(model)
+    FuseAddIntoGemm()(model)
     gemms = [node for node in model.graph if node.op_type == "Gemm"]
     shapes = [list(node.inputs[2].shape or ()) for node in gemms if node.inputs[2]]
     assert (len(gemms), [WIDTH] in shapes) == (5, True)

@@ -1,4 +1,4 @@
-"""Linears of a torch model."""
+"""What the modules of a torch model tell: its linears, and the position of a first token."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,3 +24,17 @@ def untie_linears(model: Any) -> None:
         if id(linear.weight) in seen:
             linear.weight = torch.nn.Parameter(linear.weight.detach().clone())
         seen.add(id(linear.weight))
+
+
+def first_position(model: Any) -> int:
+    """Return the position of a first token.
+
+    RoBERTa and its kin begin at padding_idx + 1: the positions up to there are never used.
+
+    Args:
+        model: a `PreTrainedModel`, on any device.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0

@@ -1,0 +1,94 @@
+"""A base model on disk: config fields, weight headers and token ids, each parsed once."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, check_directory, read_object
+from trt_lora.builder.checkpoint.weight_files import StoredWeight, read_header, weight_files
+from trt_lora.plugins.errors import ModelError
+from trt_lora.plugins.messages import shown
+from trt_lora.runtime.generation.parameters.default_sampling import GENERATION_FILE
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The directory of a base model; every property is read when it is first asked for.
+
+    Raises:
+        ModelError: it is no such directory, or a download left it unfinished. The properties raise
+            it where their files are missing or damaged.
+    """
+
+    directory: Path
+
+    def __post_init__(self) -> None:
+        """Look at the directory and its small files."""
+        check_directory(self.directory)
+
+    @property
+    def config_path(self) -> Path:
+        """Path of the config.json."""
+        return self.directory / CONFIG_FILE
+
+    @cached_property
+    def fields(self) -> Mapping[str, Any]:
+        """What is in the config.json."""
+        return read_object(self.config_path)
+
+    @cached_property
+    def headers(self) -> Mapping[Path, tuple[StoredWeight, ...]]:
+        """What each file of the weights says that it holds; the files that transformers reads."""
+        return {path: read_header(path) for path in weight_files(self.directory)}
+
+    @property
+    def weights(self) -> tuple[StoredWeight, ...]:
+        """The header entries of all files."""
+        return tuple(weight for header in self.headers.values() for weight in header)
+
+    def stop_token_ids(self, config: Any) -> tuple[int, ...]:
+        """Return the tokens that end an answer; none where the model names none.
+
+        Args:
+            config: transformers' config of the model.
+
+        Raises:
+            ModelError: generation_config.json is damaged, or what it names are no tokens.
+        """
+        return self._token_ids(config, "eos_token_id", several=True)
+
+    def pad_token_id(self, config: Any) -> int:
+        """Return a token for positions that count for nothing: the model's, a stop token, else 0.
+
+        A token that the embeddings do not have is passed over; some models name one.
+
+        Args:
+            config: transformers' config of the model.
+
+        Raises:
+            ModelError: generation_config.json is damaged, or what it names is no token.
+        """
+        named = self._token_ids(config, "pad_token_id", several=False)
+        vocabulary = config.get_text_config(decoder=True).vocab_size
+        candidates = (*named, *self.stop_token_ids(config))
+        return next((token for token in candidates if token < vocabulary), 0)
+
+    @cached_property
+    def _generation(self) -> Mapping[str, Any]:
+        path = self.directory / GENERATION_FILE
+        return read_object(path) if os.path.lexists(path) else {}
+
+    def _token_ids(self, config: Any, name: str, *, several: bool) -> tuple[int, ...]:
+        has_own = name in self._generation
+        value = self._generation[name] if has_own else getattr(config, name, None)
+        tokens = value if several and isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int for token in tokens):
+            path = self.directory / (GENERATION_FILE if has_own else CONFIG_FILE)
+            expected = "a token or a list of tokens" if several else "a token"
+            raise ModelError(
+                f"{path}: {name} is {shown(value)}, expected {expected}, as whole numbers"
+            )
+        return tuple(token for token in tokens if token >= 0)  # -1 means that there is none

@@ -1,0 +1,79 @@
+"""What the lowering passes ask of values, and how they put nodes in the place of others."""
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnx_ir.tape import Tape
+
+
+def require(holds: bool, fault: str) -> None:
+    """Raise PreconditionError with the fault of a graph that a pass cannot take."""
+    if not holds:
+        raise ir.passes.PreconditionError(fault)
+
+
+def ensure(holds: bool, fault: str) -> None:
+    """Raise PostconditionError with the fault of a graph that a pass has made."""
+    if not holds:
+        raise ir.passes.PostconditionError(fault)
+
+
+def require_opset(model: ir.Model, least: int) -> None:
+    """Raise PreconditionError where a graph's opset is below `least`."""
+    opset = model.graph.opset_imports.get("", 0)
+    require(opset >= least, f"the graph has opset {opset}, expected {least} or later")
+
+
+def require_inputs(model: ir.Model, *names: str) -> None:
+    """Raise PreconditionError where a graph lacks an input."""
+    missing = set(names) - {value.name for value in model.graph.inputs}
+    require(not missing, f"the graph has no input {', '.join(sorted(missing))}")
+
+
+def graph_input(model: ir.Model, name: str) -> ir.Value:
+    """Return an input of the graph, by its name."""
+    return next(value for value in model.graph.inputs if value.name == name)
+
+
+def present(value: ir.Value | None) -> ir.Value:
+    """Return an operand that the exporter never leaves out."""
+    assert value is not None
+    return value
+
+
+def has_size(value: ir.Value | None, axis: int) -> bool:
+    """Whether a value has this axis, and its size is a number."""
+    shape = None if value is None else value.shape
+    return shape is not None and axis < len(shape) and isinstance(shape[axis], int)
+
+
+def size_of(value: ir.Value, axis: int) -> int:
+    """Return a size that is a number in every export: heads, widths, the length of a cache."""
+    assert value.shape is not None
+    size = value.shape[axis]
+    assert isinstance(size, int)
+    return size
+
+
+def number(value: ir.Value | None) -> float | None:
+    """Return the number that a value holds; None where it is not one number."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
+
+
+def unnamed(tape: Tape) -> Sequence[ir.Node]:
+    """Return the nodes of a tape; the graph that takes them names their outputs."""
+    for node in tape.nodes:
+        for output in node.outputs:
+            output.name = None
+    return tape.nodes
+
+
+def replace_node(node: ir.Node, nodes: Sequence[ir.Node], result: ir.Value) -> None:
+    """Put `nodes` in the place of `node`, and `result` in that of its first output."""
+    result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    graph.insert_before(node, nodes)
+    ir.convenience.replace_all_uses_with(node.outputs[0], result)
+    graph.remove(node, safe=True)
