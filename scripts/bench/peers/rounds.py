@@ -1,5 +1,6 @@
 """Rounds in which the peers take turns, as many as the time allows."""
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,21 @@ class Results:
             for cell, answers in cells.items():
                 mine.setdefault(cell, []).extend(answers)
         self.errors |= others.errors
+
+    def rounds(self, cell: Cell) -> dict[str, int]:
+        """Return how many rounds each peer has answered."""
+        return {name: len(cells[cell]) for name, cells in self.answers.items()}
+
+    def medians(self, cell: Cell) -> dict[str, tuple[float, float]]:
+        """Return the median seconds of prompt and decode of each peer that has answered."""
+        return {
+            name: (
+                statistics.median(answer.prompt for answer in cells[cell]),
+                statistics.median(answer.decode for answer in cells[cell]),
+            )
+            for name, cells in self.answers.items()
+            if cells[cell]
+        }
 
 
 @dataclass(frozen=True)
