@@ -20,7 +20,7 @@ Call = Callable[[int], Tensors]  # makes one of the calls; returns every linear'
 
 
 @dataclass(frozen=True)
-class Cell:
+class GroupCell:
     """What is called: a group of linears, rows, rank, and which adapters the rows take."""
 
     group: str
@@ -56,7 +56,7 @@ class GroupCalls:
     """So many calls with adapters of their own each, which a replay does not find in the cache."""
 
     def __init__(
-        self, device: Device, cell: Cell, linears: Sequence[LinearShape], calls: int
+        self, device: Device, cell: GroupCell, linears: Sequence[LinearShape], calls: int
     ) -> None:
         """Make the tensors; the rows take the slots of the cell's mix.
 

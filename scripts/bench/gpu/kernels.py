@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from trt_lora.scripts.bench.gpu.device import CudaDevice, Device
-from trt_lora.scripts.bench.gpu.group_calls import Cell, GroupCalls
+from trt_lora.scripts.bench.gpu.group_calls import GroupCalls, GroupCell
 from trt_lora.scripts.bench.gpu.row_mixes import MIXES
 from trt_lora.scripts.bench.llama import LLAMA_3_8B, LayerShape, LinearShape
 from trt_lora.scripts.measuring.report import ResultRow
@@ -49,20 +49,20 @@ def check(row: ResultRow) -> None:
         raise WrongResultError(f"{row.name}: the worst row differs by {worst}, allowed {AGREES}")
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[GroupCell]:
     """Yield what matters most first: a deadline cuts the end."""
     for m, group in itertools.product(_ROWS, _GROUPS):
-        yield Cell(group, m, _RANKS[0])
+        yield GroupCell(group, m, _RANKS[0])
     for m, rank, name, group in itertools.product(_MIXED_ROWS, _MIXED_RANKS, MIXES, _GROUPS):
-        yield Cell(group, m, rank, name)
+        yield GroupCell(group, m, rank, name)
     for m, group in itertools.product(_MORE_ROWS, _GROUPS):
-        yield Cell(group, m, _RANKS[0])
+        yield GroupCell(group, m, _RANKS[0])
     for rank, m, group in itertools.product(_RANKS[1:], _ROWS, _GROUPS):
-        yield Cell(group, m, rank)
+        yield GroupCell(group, m, rank)
 
 
 def measure(
-    device: Device, cell: Cell, model: LayerShape = LLAMA_3_8B, rounds: int = ROUNDS
+    device: Device, cell: GroupCell, model: LayerShape = LLAMA_3_8B, rounds: int = ROUNDS
 ) -> ResultRow:
     """Time one cell: ours, cuBLAS, and ours with one adapter where the rows have many."""
     linears = model.groups[cell.group]
@@ -86,7 +86,7 @@ def measure(
     )
 
 
-def _calls(device: Device, cell: Cell, linears: Sequence[LinearShape]) -> int:
+def _calls(device: Device, cell: GroupCell, linears: Sequence[LinearShape]) -> int:
     """How many calls have adapters that do not stay in the level-2 cache until a replay."""
     one = _ITEM_BYTES * cell.rank * sum(linear.k + linear.n for linear in linears)
     return max(_LEAST_CALLS, min(_MOST_CALLS, -(-3 * device.l2_bytes // one)))

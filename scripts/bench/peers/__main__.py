@@ -10,7 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
 from trt_lora.scripts.bench.peers.process import PeerError, PeerProcess
-from trt_lora.scripts.bench.peers.rounds import Cell, Results, Rounds
+from trt_lora.scripts.bench.peers.rounds import TIMES, Cell, Results, Rounds
 from trt_lora.scripts.measuring.machine import machine_of
 from trt_lora.scripts.measuring.report import Report, ResultRow, row_lines
 
@@ -35,14 +35,17 @@ Told = dict[str, dict[str, Any]]  # of each peer: title, versions, what went wro
 
 
 def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS) -> None:
-    """Measure, print the rows, write JSON."""
+    """Measure, print the rows, write JSON as `trt-lora report --peers` reads it."""
     args = _arguments(argv, entries)
     peers, results = measure(args, entries)
-    report, found = Report(args.output), list(result_rows(results, peers, args.steps))
     settings = {name: getattr(args, name) for name in ("threads", "steps", "openings")}
-    report.put(settings=settings, machine=machine_of(HOST), rows=[row.to_json() for row in found])
-    for row in report.content["rows"]:
-        print("\n".join(row_lines(row)))
+    cells = [
+        {**cell._asdict(), "peers": results.medians(cell, args.steps)} for cell in results.cells
+    ]
+    machine = machine_of(HOST)
+    Report(args.output).put(settings=settings, machine=machine, peers=peers, cells=cells)
+    for row in result_rows(results, peers, args.steps):
+        print("\n".join(row_lines(row.to_json())))
 
 
 def rows() -> Iterator[ResultRow]:
@@ -75,33 +78,23 @@ def measure(args: argparse.Namespace, entries: Sequence[PeerEntry]) -> tuple[Tol
 def result_rows(results: Results, peers: Told, steps: int) -> Iterator[ResultRow]:
     """Yield a row for each cell, and one for each peer with its versions or what went wrong.
 
-    Above 1 a peer's prompt or step takes longer than ours.
+    Ratios above 1: a peer's decode is faster than ours, and its prompt slower.
     """
-    for cell in next(iter(results.answers.values()), {}):
-        seconds = results.medians(cell)
-        ours = seconds.get(OURS)
+    for cell in results.cells:
+        medians = results.medians(cell, steps)
+        ours = medians.get(OURS)
         yield ResultRow(
             str(cell),
-            {"rows": cell.batch, "prompt": cell.context, "rounds": results.rounds(cell)},
-            {f"{name} prompt, ms": prompt * 1e3 for name, (prompt, _) in seconds.items()}
-            | {
-                f"{name} decode, tokens/s": cell.batch * steps / decode
-                for name, (_, decode) in seconds.items()
+            {"rounds": {name: row["rounds"] for name, row in medians.items()}},
+            {f"{name} {what}": row[what] for name, row in medians.items() for what in TIMES},
+            {
+                f"{name} {what} / ours": row[what] / ours[what]
+                for name, row in medians.items()
+                for what in TIMES
+                if ours and name != OURS
             },
-            _ratios(seconds, ours) if ours else {},
         )
     yield from (ResultRow(name, notes=told) for name, told in peers.items())
-
-
-def _ratios(
-    seconds: Mapping[str, tuple[float, float]], ours: tuple[float, float]
-) -> dict[str, float]:
-    others = {name: each for name, each in seconds.items() if name != OURS}
-    return {
-        f"{name} {what} / ours": each[index] / ours[index]
-        for name, each in others.items()
-        for index, what in enumerate(("prompt", "decode"))
-    }
 
 
 def _rounds(args: argparse.Namespace, cells: tuple[Cell, ...]) -> Rounds:

@@ -12,6 +12,7 @@ from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError
 
 VOCABULARY = 40_000  # ids below it are words of the demo model
 _FIRST_WORD = 100
+TIMES = DECODE, PROMPT = "decode, tokens/s", "prompt, ms"
 
 
 class Cell(NamedTuple):
@@ -53,17 +54,19 @@ class Results:
                 mine.setdefault(cell, []).extend(answers)
         self.errors |= others.errors
 
-    def rounds(self, cell: Cell) -> dict[str, int]:
-        """Return how many rounds each peer has answered."""
-        return {name: len(cells[cell]) for name, cells in self.answers.items()}
+    @property
+    def cells(self) -> list[Cell]:
+        """Those that were to be answered."""
+        return list(next(iter(self.answers.values()), ()))
 
-    def medians(self, cell: Cell) -> dict[str, tuple[float, float]]:
-        """Return the median seconds of prompt and decode of each peer that has answered."""
+    def medians(self, cell: Cell, steps: int) -> dict[str, dict[str, float]]:
+        """Return what each peer took that has answered, and how many rounds it did."""
         return {
-            name: (
-                statistics.median(answer.prompt for answer in cells[cell]),
-                statistics.median(answer.decode for answer in cells[cell]),
-            )
+            name: {
+                DECODE: cell.batch * steps / statistics.median(a.decode for a in cells[cell]),
+                PROMPT: statistics.median(a.prompt for a in cells[cell]) * 1e3,
+                "rounds": len(cells[cell]),
+            }
             for name, cells in self.answers.items()
             if cells[cell]
         }

@@ -11,7 +11,13 @@ from support.fakes.cpu_device import TINY, CpuDevice
 
 from trt_lora.scripts.bench.gpu import device as gpu_device
 from trt_lora.scripts.bench.gpu import kernels
-from trt_lora.scripts.bench.gpu.group_calls import ONE_ADAPTER, SLOTS, Cell, GroupCalls, worst_row
+from trt_lora.scripts.bench.gpu.group_calls import (
+    ONE_ADAPTER,
+    SLOTS,
+    GroupCalls,
+    GroupCell,
+    worst_row,
+)
 from trt_lora.scripts.bench.gpu.row_mixes import MIXES, mix
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.worker import WrongResultError
@@ -50,7 +56,7 @@ def test_a_mix_gives_rows_what_its_name_says() -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", [ONE_ADAPTER, *MIXES])
 def test_every_method_gives_each_row_its_adapter(name: str) -> None:
-    row = kernels.measure(CpuDevice(), Cell("qkv", 8, 16, name), TINY, rounds=1)
+    row = kernels.measure(CpuDevice(), GroupCell("qkv", 8, 16, name), TINY, rounds=1)
     methods = {"ours", "cublas"} | ({"one_adapter"} if name != ONE_ADAPTER else set())
     assert {variant.partition(",")[0] for variant in row.variants} == methods
     for method in methods:
@@ -63,7 +69,7 @@ def test_every_method_gives_each_row_its_adapter(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("group", ["gate_up", "o"])
 def test_rows_of_the_base_model_keep_every_bit(group: str) -> None:
-    row = kernels.measure(CpuDevice(), Cell(group, 1, 16, "all base"), TINY, rounds=1)
+    row = kernels.measure(CpuDevice(), GroupCell(group, 1, 16, "all base"), TINY, rounds=1)
     assert worst(row) == worst(row, "cublas") == 0.0
 
 
@@ -71,7 +77,7 @@ def test_rows_of_the_base_model_keep_every_bit(group: str) -> None:
 def test_ours_is_timed_in_the_forms_that_the_builder_inserts() -> None:
     device = CpuDevice()
     for group in TINY.groups:
-        kernels.measure(device, Cell(group, 8, 16, "uniform"), TINY, rounds=1)
+        kernels.measure(device, GroupCell(group, 8, 16, "uniform"), TINY, rounds=1)
     shapes = {
         (len(shape.sites), shape.has_addend, shape.stacks is not None)
         for shape in device.kernels.shapes
@@ -82,7 +88,7 @@ def test_ours_is_timed_in_the_forms_that_the_builder_inserts() -> None:
 
 @needs_compiler
 def test_a_row_with_anothers_adapter_is_found() -> None:
-    calls = GroupCalls(CpuDevice(), Cell("qkv", 8, 16, "distinct"), TINY.groups["qkv"], CALLS)
+    calls = GroupCalls(CpuDevice(), GroupCell("qkv", 8, 16, "distinct"), TINY.groups["qkv"], CALLS)
     wanted = calls.slot.clone()
     assert calls.worst_row(calls.methods["ours"], wanted) < 2e-3
     calls.slot[5] = (wanted[5] + 1) % SLOTS

@@ -12,6 +12,7 @@ from trt_lora.scripts.bench.peers import __main__ as bench_peers
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
 from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError, PeerProcess
 from trt_lora.scripts.bench.peers.rounds import WARM_UP, Cell, Rounds, random_prompts
+from trt_lora.scripts.report.speed_charts import peer_charts
 
 FAKES = Path(fake_peers.__file__).parent
 SMALL, LARGE = Cell(1, 4), Cell(2, 4)
@@ -19,16 +20,6 @@ SMALL, LARGE = Cell(1, 4), Cell(2, 4)
 
 def entry(name: str, place: str) -> PeerEntry:
     return PeerEntry(name, f"{name} title", place, ("numpy",))
-
-
-def cells_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of cells, before those of the peers."""
-    return [row for row in report["rows"] if row["sizes"]]
-
-
-def told_of(report: dict[str, Any]) -> dict[str, Any]:
-    """What is said of each peer."""
-    return {row["name"]: row["notes"] for row in report["rows"] if not row["sizes"]}
 
 
 def measure(
@@ -51,16 +42,20 @@ def test_peers_take_turns_and_are_compared_with_ours(
 ) -> None:
     entries = entry(OURS, "fake_peers:Ours"), entry("slow", "fake_peers:Slower")
     report = measure(tmp_path, monkeypatch, *entries)
-    cells = cells_of(report)
-    assert [cell["name"] for cell in cells] == [str(SMALL), str(LARGE)]
-    for cell in cells:
-        assert cell["variants"]["ours decode, tokens/s"] == cell["sizes"]["rows"] * 3 / 0.5
-        assert cell["variants"]["ours prompt, ms"] == 1000
-        assert cell["ratios"]["slow decode / ours"]["value"] == fake_peers.SLOW
-        assert cell["ratios"]["slow prompt / ours"]["value"] == fake_peers.SLOW
-        assert cell["sizes"]["rounds"] == {OURS: 2, "slow": 2}
-    assert told_of(report)["slow"]["tokens as ours"] == "9 of 9"
-    assert "slow decode / ours = 2" in capsys.readouterr().out
+    assert [(cell["batch"], cell["context"]) for cell in report["cells"]] == [SMALL, LARGE]
+    for cell in report["cells"]:
+        ours, slow = cell["peers"][OURS], cell["peers"]["slow"]
+        assert ours["decode, tokens/s"] == cell["batch"] * 3 / 0.5
+        assert ours["prompt, ms"] == 1000
+        assert slow["decode, tokens/s"] == ours["decode, tokens/s"] / fake_peers.SLOW
+        assert slow["prompt, ms"] == ours["prompt, ms"] * fake_peers.SLOW
+        assert ours["rounds"] == slow["rounds"] == 2
+    assert report["peers"]["slow"]["tokens as ours"] == "9 of 9"
+    printed = capsys.readouterr().out
+    assert "slow decode, tokens/s / ours = 0.5" in printed
+    assert "slow prompt, ms / ours = 2" in printed
+    charts = peer_charts(tmp_path / "peers.json")
+    assert [chart.title for chart in charts][:1] == ["Decode, tokens/s, 1 x 4 tokens"]
 
 
 def test_every_opening_loads_the_peers_anew_and_its_rounds_count(
@@ -77,10 +72,10 @@ def test_every_opening_loads_the_peers_anew_and_its_rounds_count(
     entries = entry(OURS, "fake_peers:Ours"), entry("one", "fake_peers:OnlyOneRow")
     report = measure(tmp_path, monkeypatch, *entries, options=("--openings", "3"))
     assert started == [OURS, "one"] * 3
-    small, large = cells_of(report)
-    assert small["sizes"]["rounds"] == {OURS: 6, "one": 3}  # one fails in each
-    assert large["sizes"]["rounds"][OURS] == 6
-    assert told_of(report)["one"]["error"].endswith("ValueError: one row at a time")
+    small, large = report["cells"]
+    assert [row["rounds"] for row in small["peers"].values()] == [6, 3]  # one fails in each
+    assert large["peers"][OURS]["rounds"] == 6
+    assert report["peers"]["one"]["error"].endswith("ValueError: one row at a time")
     assert report["settings"]["openings"] == 3
 
 
@@ -101,7 +96,7 @@ def test_every_turn_begins_with_an_answer_that_does_not_count(
     assert question == [[7, 8]]
     assert [Cell(len(ids), len(ids[0])) for ids in turns] == [WARM_UP] * 4
     assert len({tuple(ids[0][:2]) for ids in turns}) == 4  # none that a peer remembers
-    assert [cell["sizes"]["rounds"][OURS] for cell in cells_of(report)] == [2]
+    assert [cell["peers"][OURS]["rounds"] for cell in report["cells"]] == [2]
 
 
 def test_a_peer_that_is_not_installed_fails_or_dies_has_a_row_that_says_so(
@@ -119,7 +114,7 @@ def test_a_peer_that_is_not_installed_fails_or_dies_has_a_row_that_says_so(
     )
     options = ("--python", f"no-python={tmp_path}/none")
     report = measure(tmp_path, monkeypatch, *entries, options=options)
-    errors = {name: peer["error"] for name, peer in told_of(report).items() if "error" in peer}
+    errors = {name: peer["error"] for name, peer in report["peers"].items() if "error" in peer}
     assert set(errors) == {"missing", "no-python", "one", "short", "dying", "no-files"}
     assert errors["missing"].startswith("not installed: No module named 'no_such_package'")
     assert errors["no-python"].startswith("not installed: ")
@@ -127,12 +122,11 @@ def test_a_peer_that_is_not_installed_fails_or_dies_has_a_row_that_says_so(
     assert errors["short"] == "RuntimeError: rows of [1] tokens, expected 9"
     assert errors["dying"] == "its process ended: out of luck"
     assert errors["no-files"].startswith("not measured: --no-files-files is not given")
-    small, large = cells_of(report)
-    assert set(small["ratios"]) == {
-        f"{name} {what} / ours" for name in ("one", "inert") for what in ("prompt", "decode")
-    }
-    assert set(large["ratios"]) == {"inert prompt / ours", "inert decode / ours"}
-    assert told_of(report)["inert"]["tokens as ours"] == "1 of 9"
+    assert [set(cell["peers"]) for cell in report["cells"]] == [
+        {OURS, "one", "inert"},
+        {OURS, "inert"},
+    ]
+    assert report["peers"]["inert"]["tokens as ours"] == "1 of 9"
     printed = capsys.readouterr().out
     assert all(f"title: {e.title}" in printed for e in entries)
 
