@@ -2,7 +2,7 @@
 
 import pytest
 
-from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
+from trt_lora.scripts.terminal.printing import byte_size
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,16 @@
-"""Grid of an engine's sites, a row a module and a column a layer: what an adapter binds where."""
+"""An adapter's coverage: a grid of modules and layers, or a line for every tensor."""
 
+import importlib.util
+import re
 import string
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from trt_lora.plugins.contract.sites import parse_binding, split_at_layer
-from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
 
 DUMMY, REFUSED, OTHER = ".", "x", "+"
@@ -79,3 +84,68 @@ def _refused_paths(coverage: Coverage) -> Iterator[str]:
             modules |= {module} if len(modules) < _REFUSED_ROWS and module.isprintable() else set()
             if module in modules:
                 yield found[1]
+
+
+_KINDS = 3  # of what is not bound, most
+_STYLES = {DUMMY: "dim", REFUSED: "bold red"}
+
+
+def print_grid(coverage: Coverage, manifest: Manifest) -> None:
+    """Print what an adapter binds where, and the kinds of tensors that are not bound or ignored."""
+    grid = site_grid(coverage, manifest)
+    for label, glyphs in grid.lines():
+        _print_glyphs(f"{label}  ", glyphs)
+    print("   ".join(f"{glyph} {text}" for glyph, text in grid.legend.items()))
+    for what, names in (("not bound", coverage.unexpected_keys), ("ignored", coverage.ignored)):
+        for line in _kinds(names):
+            print(f"{what}: {line}")
+
+
+def _print_glyphs(label: str, glyphs: str) -> None:
+    if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
+        print(label + glyphs)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    runs = ("".join(run) for _, run in groupby(glyphs))
+    styled = [(run, _STYLES.get(run[0], "green" if run[0].isalpha() else "")) for run in runs]
+    Console().print(Text.assemble(label, *styled), soft_wrap=True)
+
+
+def _kinds(reasons: Mapping[str, str]) -> Iterator[str]:
+    """A line for tensors that are alike but for the layer, and how many kinds more there are."""
+    kinds = Counter((_any_layer(name), _any_layer(reason)) for name, reason in reasons.items())
+    for (name, reason), count in list(kinds.items())[:_KINDS]:
+        yield f"{name} x {count}: {reason}" if count > 1 else f"{name}: {reason}"
+    if len(kinds) > _KINDS:
+        yield f"{len(kinds) - _KINDS} kinds more; --full lists every tensor"
+
+
+def _any_layer(text: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", text)
+
+
+def print_tensors(coverage: Coverage, manifest: Manifest) -> None:
+    """Print what is bound to what, with ranks, scales and casts; what is not bound, and why."""
+    for site in coverage.adapted:
+        print(_site_line(site))
+        for binding in manifest.binding_names.pair(site.path):
+            print(f"  {binding} <- {', '.join(coverage.bindings[binding])}")
+    for site in coverage.sites:
+        if not site.rank:
+            print(f"{site.path}: dummy")
+    for name, reason in coverage.unexpected_keys.items():
+        print(f"not bound: {name}: {reason}")
+    for name, reason in coverage.ignored.items():
+        print(f"ignored: {name}: {reason}")
+
+
+def _site_line(site: SiteCoverage) -> str:
+    scales = ", ".join(f"{scale:.6g}" for scale in site.scales)
+    line = f"{site.path}: rank {site.rank}, scale {scales}, {site.nbytes} bytes"
+    if (site.dtype,) != site.source_dtypes:
+        line += f", {' and '.join(site.source_dtypes)} -> {site.dtype}"
+    if site.rounding_error:
+        line += f", rounded by at most {site.rounding_error:.2g}"
+    return line + (f", {site.flushed} values became 0" if site.flushed else "")

@@ -1,14 +1,14 @@
 """Argument parser of all commands: suggestions for misspelled words, `--version`, completion."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import trt_lora
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.extras import extra
 from trt_lora.plugins.messages import did_you_mean
-from trt_lora.scripts.terminal.parsing.completion import SHELLS, PrintCompletion
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -80,3 +80,41 @@ def add_program_options(parser: CommandParser) -> None:
         choices=SHELLS,
         help="print a script that lets a shell complete this command, and exit",
     )
+
+
+SHELLS = ("bash", "zsh", "tcsh")
+_DIRECTORIES = ("DIR", "ENGINE", "FOLDER")  # how usage calls what is a directory
+
+
+class PrintCompletion(argparse.Action):
+    """Prints the script and exits; options of type `Path` complete the names of files."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Print it.
+
+        Raises:
+            BackendError: shtab is not installed.
+        """
+        with extra("completion", "--print-completion"):
+            import shtab
+        for action in _all_actions(parser):
+            if action.type is Path:
+                kind = shtab.DIRECTORY if action.metavar in _DIRECTORIES else shtab.FILE
+                action.complete = kind  # type: ignore[attr-defined]
+        print(shtab.complete(parser, values))
+        parser.exit()
+
+
+def _all_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The options and arguments of a parser and of its subcommands."""
+    for action in parser._actions:  # argparse has no public list of them
+        yield action
+        if isinstance(action.choices, dict):
+            for subparser in action.choices.values():
+                yield from _all_actions(subparser)

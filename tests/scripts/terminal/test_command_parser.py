@@ -9,7 +9,7 @@ from support.commands import trt_lora
 
 import trt_lora as package
 from trt_lora.scripts import build_engine, trt_lora_command
-from trt_lora.scripts.terminal.parsing.completion import SHELLS
+from trt_lora.scripts.terminal.command_parser import SHELLS
 
 HEAVY = {
     *("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "rich", "peft"),

@@ -15,8 +15,7 @@ from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.terminal.coverage_report.print_grid import print_grid
-from trt_lora.scripts.terminal.coverage_report.site_grid import SiteGrid, site_grid
+from trt_lora.scripts.terminal.coverage_report import SiteGrid, print_grid, site_grid
 
 
 def pair(path: str, rank: int, k: int = 8, n: int = 6) -> dict[str, Array]:

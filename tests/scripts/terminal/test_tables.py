@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from trt_lora.scripts.terminal.console import print_table
-from trt_lora.scripts.terminal.printing.facts import print_facts
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import print_facts, print_json
 
 
 class Terminal(io.StringIO):

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from trt_lora.scripts.build_engine import main
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
-from trt_lora.scripts.terminal.config_file.file_options import file_options, kind_of
-from trt_lora.scripts.terminal.config_file.print_config import config_text
-from trt_lora.scripts.terminal.config_file.read_config import read_config
+from trt_lora.scripts.terminal.config_file import config_text, file_options, kind_of, read_config
 from trt_lora.scripts.terminal.trtllm_options import IGNORED, REFUSED
 
 OPTIONS = file_options(build_parser())
