@@ -49,8 +49,8 @@ def activation(cache: SlotAdapters, files: Sequence[Path]) -> Results:
     for number, path in enumerate(files):
         cache.load_weights(f"a{number}", path)
     names = [name for _ in range(4) for name in cache.names]  # none is in a slot when it is wanted
-    on_host = [seconds_of(partial(cache.activate, name)).wall for name in names][SLOTS:]
-    in_slot = [seconds_of(lambda: cache.activate(names[-1])).wall for _ in range(1000)]
+    on_host = [seconds_of(partial(cache.activate, name)) for name in names][SLOTS:]
+    in_slot = [seconds_of(lambda: cache.activate(names[-1])) for _ in range(1000)]
     on_disk = list(_from_disk(cache, files[0]))
     return {
         "activation in its slot, us": statistics.median(in_slot) * 1e6,
@@ -62,7 +62,7 @@ def activation(cache: SlotAdapters, files: Sequence[Path]) -> Results:
 def _from_disk(cache: SlotAdapters, path: Path) -> Iterator[float]:
     for _ in range(20):
         cache.register("fresh", path)
-        yield seconds_of(lambda: cache.activate("fresh")).wall
+        yield seconds_of(lambda: cache.activate("fresh"))
         cache.unload("fresh")
 
 
@@ -72,7 +72,7 @@ def zipf(cache: SlotAdapters, files: Sequence[Path]) -> Results:
         cache.register(f"a{number}", files[number % FILES])
     weights = 1 / np.arange(1, MANY + 1) ** SKEW
     wanted = np.random.default_rng(0).choice(MANY, REQUESTS, p=weights / weights.sum())
-    times = [seconds_of(partial(cache.activate, f"a{n}")).wall for n in wanted.tolist()]
+    times = [seconds_of(partial(cache.activate, f"a{n}")) for n in wanted.tolist()]
     stats, quantiles = cache.stats, statistics.quantiles(times, n=100)
     return {
         f"Zipf of {MANY} adapters: found in one of {SLOTS} slots, %": stats.hits / REQUESTS * 100,
@@ -88,7 +88,7 @@ def loads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
     """Load 1,000 adapters, then unload them, then replace one 1,000 times."""
     cache.load_weights("warm", files[0])
     times = [
-        seconds_of(partial(cache.load_weights, f"a{n}", files[n % FILES])).wall for n in range(MANY)
+        seconds_of(partial(cache.load_weights, f"a{n}", files[n % FILES])) for n in range(MANY)
     ]
     last = statistics.median(times[-EDGE:]) / statistics.median(times[:EDGE])
     before, resident = cache.stats.host_bytes, resident_bytes()

@@ -2,11 +2,13 @@
 
 import statistics
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime import Executor, LoRAManager, TensorMap, open_engine
+from trt_lora.scripts.bench.gpu.llama_engines import build
 from trt_lora.scripts.bench.gpu.tensorrt_probe import running_flavour
 from trt_lora.scripts.bench.llama import LLAMA_3_8B
 from trt_lora.scripts.measuring.benchmark import ContestantTimes, WorkloadTimes
@@ -15,6 +17,7 @@ from trt_lora.scripts.measuring.measure import measure
 from trt_lora.scripts.measuring.random_weights import random_weights
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.turns import Spread
+from trt_lora.scripts.measuring.worker import Skipped
 from trt_lora.scripts.measuring.workload import ranks_of, workloads
 from trt_lora.scripts.terminal.adapters import activate, manager_of, timed_switch
 
@@ -38,12 +41,13 @@ def gpu_rows() -> Iterator[ResultRow]:
     """Build plans of a few Llama-3-8B layers and measure each: our plugin, native, no LoRA.
 
     Raises:
-        Skipped: no TensorRT runs here.
+        Skipped: no TensorRT runs here, or nothing builds engines.
     """
-    from trt_lora.scripts.bench.gpu.llama_engines import build  # a machine may have no builder
-
+    flavour = running_flavour()
+    if find_spec("transformers") is None:
+        raise Skipped("plans are built with transformers, which is not installed")
     with TemporaryDirectory() as scratch:
-        for name, directory in build(Path(scratch), running_flavour(), LLAMA_3_8B).items():
+        for name, directory in build(Path(scratch), flavour, LLAMA_3_8B).items():
             with open_engine(directory, "tensorrt") as engine:
                 yield from rows(name, engine, {})
 

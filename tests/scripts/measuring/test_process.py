@@ -30,9 +30,7 @@ def test_memory_of_a_process_lies_below_its_peak_and_is_nothing_after_its_end() 
     assert resident_bytes(child.pid) == 0
 
 
-def test_a_call_takes_seconds_of_the_clock_and_of_processors() -> None:
+def test_a_call_is_made_once_and_timed() -> None:
     calls: list[int] = []
-    wall, processors = seconds_of(lambda: calls.append(sum(range(10**6))))
+    assert seconds_of(lambda: calls.append(sum(range(10**6)))) > 0
     assert len(calls) == 1
-    assert wall > 0
-    assert processors > 0
