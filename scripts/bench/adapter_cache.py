@@ -92,16 +92,16 @@ def loads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
     ]
     last = statistics.median(times[-EDGE:]) / statistics.median(times[:EDGE])
     before, resident = cache.stats.host_bytes, resident_bytes()
-    one = before // (MANY + 1)
-    for number in range(MANY // 2):
+    one, half = before // (MANY + 1), MANY // 2
+    for number in range(half):
         cache.unload(f"a{number}")
     given_back = before - cache.stats.host_bytes
     results = {
-        "the last of 1,000 loads / the first (target: 1.2 or less)": last,
-        "bytes of 500 unloaded adapters / given back (target: 1)": 500 * one / given_back,
+        f"the last of {MANY} loads / the first (target: 1.2 or less)": last,
+        f"bytes of {half} unloaded adapters / given back (target: 1)": half * one / given_back,
         "the same, resident memory of the process": (resident - resident_bytes()) / given_back,
     }
-    for number in range(MANY // 2, MANY):
+    for number in range(half, MANY):
         cache.unload(f"a{number}")
     return results | reloads(cache, files)
 
@@ -118,7 +118,7 @@ def reloads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
     before = resident_bytes()
     replaced(MANY)
     return {
-        "memory after 1,000 hot reloads, more than before, MB": (resident_bytes() - before) / 1e6
+        f"memory after {MANY} hot reloads, more than before, MB": (resident_bytes() - before) / 1e6
     }
 
 
