@@ -73,16 +73,17 @@ docs: $(VENV)/ready        ## the pages as a site in build/site; a page or link 
 fuzz: $(VENV)/ready        ## throw damaged files at every reader, then stress threads and rewritten files
 	$(BIN)/python tests/hostile/fuzz.py
 
-bench: $(VENV)/ready       ## measure, print tables, write docs/benchmarks/*.json
-	$(BIN)/python -m trt_lora.scripts.bench.cpu
+# Options for it: make bench BENCH='--only plan host-step'.
+bench: $(VENV)/ready       ## measure on the CPU, write docs/benchmarks/cpu-*.json
+	$(BIN)/python -m trt_lora.scripts.bench cpu $(BENCH)
 
 # In the virtual environment if there is one, else with $(PYTHON) as it is: needs torch, numpy,
-# safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only decode-step'.
+# safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only kernels'.
 gpu:                       ## check and measure on an NVIDIA GPU, write docs/benchmarks/gpu-*.json
 	mkdir -p build/typing/trt_lora
 	ln -sfn $(PACKAGE:%=$(CURDIR)/%) build/typing/trt_lora/
 	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
-	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench.gpu.main $(GPU)
+	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench gpu $(GPU)
 
 # Where there is docker; test_containers.py and hadolint read the files elsewhere.
 docker:                    ## build the images, run the demo in one

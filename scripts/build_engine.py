@@ -11,10 +11,9 @@ from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Manifest
 from trt_lora.scripts.terminal.adapters import previewed
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
-from trt_lora.scripts.terminal.config_file.print_config import config_text
-from trt_lora.scripts.terminal.config_file.read_config import read_config
+from trt_lora.scripts.terminal.config_file import config_text, read_config
 from trt_lora.scripts.terminal.console import note, run
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.site_report import print_sites, sites_as_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.terminal.trtllm_options import without_trtllm_options

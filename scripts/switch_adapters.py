@@ -14,9 +14,9 @@ from trt_lora.scripts.terminal.adapters import (
     timed_switch,
 )
 from trt_lora.scripts.terminal.answering_options import add_sampling_options, sampling_params
+from trt_lora.scripts.terminal.command_parser import CommandParser
 from trt_lora.scripts.terminal.console import run
-from trt_lora.scripts.terminal.parsing.command_parser import CommandParser
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import print_json
 
 
 def main(argv: Sequence[str] | None = None) -> None:

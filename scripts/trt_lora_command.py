@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 
+from trt_lora.scripts.terminal.command_parser import CommandParser, add_program_options
 from trt_lora.scripts.terminal.console import run
-from trt_lora.scripts.terminal.parsing.command_parser import CommandParser, add_program_options
 
 _FOLDER = "trt_lora.scripts.commands"
 # By subcommand: the module with its options, and its line of `--help`.

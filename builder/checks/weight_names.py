@@ -15,7 +15,7 @@ from trt_lora.plugins.contract.sites import Site
 # Types whose output head has no name of the table.
 _OTHER_HEADS = (
     *("bert", "bert-generation", "big_bird", "biogpt", "camembert", "data2vec-text", "electra"),
-    *("ernie", "modernbert-decoder", "roberta", "roberta-prelayernorm", "roformer", "xlm-roberta"),
+    *("ernie", "modernbert-decoder", "roberta", "roberta-prelayernorm", "xlm-roberta"),
     *("xlm-roberta-xl", "xmod"),
 )
 # Types whose linears the names of their weights tell. transformers may rename any weight of another
@@ -26,9 +26,9 @@ KNOWN_TYPES = (
     *("ctrl", "cwm", "deepseek_v2", "deepseek_v3", "diffllama", "ernie4_5", "exaone4", "falcon"),
     *("fuyu", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4", "gemma4_text"),
     *("gemma4_unified", "gemma4_unified_text", "glm", "glm4", "got_ocr2", "gpt2", "gpt_bigcode"),
-    *("gpt_neo", "gpt_neox", "gpt_neox_japanese", "gptj", "granite", "helium", "hrm_text"),
+    *("gpt_neox", "gpt_neox_japanese", "gptj", "granite", "helium", "hrm_text"),
     *("hunyuan_v1_dense", "hyperclovax", "internlm3", "iquestcoder", "jais2", "lfm3", "llama"),
-    *("minicpm3", "ministral", "ministral3", "mistral", "moshi", "moss_transcribe_diarize"),
+    *("minicpm3", "ministral", "ministral3", "mistral", "moshi"),
     *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi", "phi3"),
     *("phi4_multimodal", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
     *("vaultgemma", "xglm", "youtu"),

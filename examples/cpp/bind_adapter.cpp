@@ -30,7 +30,6 @@ void* zeros(const nvinfer1::Dims& dims) {
 void run(const std::string& directory, const std::string& file) {
   const trt_lora::Manifest manifest = trt_lora::readManifest(directory);
   const auto adapter = trt_lora::fit(trt_lora::readAdapter(file), manifest);
-  check(manifest.kvCache == "static", "build the engine with --kv-cache static");
   check(manifest.loraPlugin != "plugin", "build the engine with --lora-plugin native or aot");
 
   Logger logger;

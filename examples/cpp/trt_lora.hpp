@@ -57,7 +57,7 @@ struct Manifest {
   std::map<std::string, Site> sites;  // by path
   std::map<std::string, std::string> inPlaceOf;  // output -> the input whose memory it takes
   std::int64_t maxLoraRank, rankMultiple, maxLoras;
-  std::string loraPlugin, kvCache;
+  std::string loraPlugin;
 };
 
 inline void check(bool done, const std::string& otherwise) {
@@ -73,7 +73,7 @@ inline std::vector<char> readFile(const std::string& path) {
 inline Manifest readManifest(const std::string& directory) {
   const std::vector<char> text = readFile(directory + "/manifest.json");
   const Json json = Json::parse({text.data(), text.size()});
-  check(json.at("schema_version").number() == 1, directory + " has another schema_version");
+  check(json.at("schema_version").number() == 2, directory + " has another schema_version");
   Manifest result;
   result.fingerprint = json.at("base_model").at("fingerprint").text();
   for (const Json& site : json.at("sites").items()) {
@@ -88,7 +88,6 @@ inline Manifest readManifest(const std::string& directory) {
   result.maxLoras = json.at("max_loras").number();
   result.loraPlugin = json.at("lora_plugin").text();
   result.rankMultiple = result.loraPlugin == "native" ? 1 : kRankMultiple;
-  result.kvCache = json.at("kv_cache").text();
   return result;
 }
 

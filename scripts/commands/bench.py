@@ -15,7 +15,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
 from trt_lora.scripts.terminal.console import print_table
-from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
+from trt_lora.scripts.terminal.printing import byte_size
 
 if TYPE_CHECKING:
     from trt_lora.scripts.measuring.benchmark import Benchmark, ContestantTimes

@@ -26,12 +26,14 @@ from trt_lora.scripts.terminal.adapters import (
     manager_of,
     name_and_path,
 )
-from trt_lora.scripts.terminal.answering_options import add_answering_options, sampling_params
+from trt_lora.scripts.terminal.answering_options import (
+    add_answering_options,
+    sampling_params,
+    standard_input,
+)
 from trt_lora.scripts.terminal.console import FAILED
 from trt_lora.scripts.terminal.line_editor import LineEditor
-from trt_lora.scripts.terminal.printing.escapes import visible, visible_lines
-from trt_lora.scripts.terminal.printing.json_output import print_error, print_json
-from trt_lora.scripts.terminal.prompt_sources import standard_input
+from trt_lora.scripts.terminal.printing import print_error, print_json, visible, visible_lines
 
 HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
 /load NAME=PATH      load one more

@@ -8,8 +8,7 @@ from pathlib import Path
 from trt_lora.runtime.engines.engine_files import EngineFiles, compare_files
 from trt_lora.runtime.manifest import Manifest, load_manifest
 from trt_lora.scripts.terminal.console import print_table
-from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import byte_size, print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 
 

@@ -19,7 +19,7 @@ from trt_lora.scripts.comparison.references import Reference
 from trt_lora.scripts.comparison.report import print_rows, write_json
 from trt_lora.scripts.comparison.shell_commands import require_tools
 from trt_lora.scripts.terminal.adapters import adapter_paths
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.verification.tolerances import chosen_tolerance
 

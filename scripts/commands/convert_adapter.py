@@ -19,8 +19,8 @@ from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
-from trt_lora.scripts.terminal.hub import hub_path
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.adapters import hub_path
+from trt_lora.scripts.terminal.printing import print_json
 
 _OUT = "directory to make; for onnxruntime a file, NAME.onnx_adapter"
 

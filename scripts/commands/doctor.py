@@ -15,8 +15,7 @@ from typing import Any
 from trt_lora.runtime.manifest import Manifest, load_manifest
 from trt_lora.scripts.diagnosis.machine import FlavourState, Gpu, Machine, describe_machine
 from trt_lora.scripts.diagnosis.places import Place, places
-from trt_lora.scripts.terminal.printing.facts import Fact, print_facts
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import Fact, print_facts, print_json
 
 _NO_DRIVER = "none; a GPU needs NVIDIA's (nvidia.com/drivers), the CPU needs none"
 

@@ -28,12 +28,13 @@ from trt_lora.scripts.terminal.adapters import (
     manager_of,
 )
 from trt_lora.scripts.terminal.answering_options import (
+    STDIN,
     add_answering_options,
     add_several_answers_options,
+    prompts_of,
     sampling_params,
 )
-from trt_lora.scripts.terminal.printing.escapes import visible
-from trt_lora.scripts.terminal.prompt_sources import STDIN, prompts_of
+from trt_lora.scripts.terminal.printing import visible
 
 _SHOWN = 70  # characters of a prompt before its answer
 

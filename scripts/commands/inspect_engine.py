@@ -14,13 +14,11 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.scripts.terminal.adapters import hub_path
 from trt_lora.scripts.terminal.console import print_table
-from trt_lora.scripts.terminal.coverage_report.print_grid import print_grid
-from trt_lora.scripts.terminal.coverage_report.print_tensors import print_tensors
+from trt_lora.scripts.terminal.coverage_report import print_grid, print_tensors
 from trt_lora.scripts.terminal.engine_facts import engine_facts
-from trt_lora.scripts.terminal.hub import hub_path
-from trt_lora.scripts.terminal.printing.facts import print_facts
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import print_facts, print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from trt_lora.scripts.diagnosis.folder import (
     Unreadable,
 )
 from trt_lora.scripts.terminal.console import INTERRUPTED, note, print_table, say, warn
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import print_json
 
 MOST = 10_000  # folders to look into: five seconds where their names are in memory
 EVERY = 1_000  # of them, say where it is

@@ -12,8 +12,8 @@ from trt_lora.builder.config import DTYPES
 from trt_lora.plugins.atomic_files import publish_directory
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
-from trt_lora.scripts.terminal.hub import hub_path
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.adapters import hub_path
+from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.verification.require_peft import require_peft
 

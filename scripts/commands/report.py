@@ -16,7 +16,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option, previewed
-from trt_lora.scripts.terminal.printing.json_output import print_json
+from trt_lora.scripts.terminal.printing import print_json
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -14,10 +14,9 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import Engine, LoRAManager, open_engine
 from trt_lora.runtime.engines.open_engine import BACKENDS
 from trt_lora.runtime.memory.tensor import HOST
-from trt_lora.scripts.terminal.adapters import activate
-from trt_lora.scripts.terminal.hub import hub_path
-from trt_lora.scripts.terminal.printing.json_output import print_json
-from trt_lora.scripts.terminal.prompt_sources import prompt_lines
+from trt_lora.scripts.terminal.adapters import activate, hub_path
+from trt_lora.scripts.terminal.answering_options import prompt_lines
+from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
 from trt_lora.scripts.verification.deltas import (
     delta_errors,

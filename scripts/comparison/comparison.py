@@ -13,8 +13,13 @@ from trt_lora.scripts.comparison.bisect import SiteFault, first_fault
 from trt_lora.scripts.comparison.comparison_setup import ComparisonSetup
 from trt_lora.scripts.comparison.files import load_accuracy, load_outputs, same_outputs
 from trt_lora.scripts.comparison.references import ENGINE, ComparisonCase, run_model, write_variant
-from trt_lora.scripts.comparison.report import ComparisonRow, file_hashes, report, write_commands
-from trt_lora.scripts.comparison.runners import compared_row
+from trt_lora.scripts.comparison.report import (
+    ComparisonRow,
+    compared_row,
+    file_hashes,
+    report,
+    write_commands,
+)
 from trt_lora.scripts.comparison.shell_commands import Command, run_command
 from trt_lora.scripts.terminal.stage_progress import TurnProgress
 

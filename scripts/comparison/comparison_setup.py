@@ -9,14 +9,7 @@ from trt_lora.plugins.errors import BackendError, ConfigError, LoRAError
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, Manifest, read_manifest
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.comparison.files import save_inputs
-from trt_lora.scripts.comparison.references import (
-    ONNXRT,
-    ComparisonCase,
-    NativePlan,
-    OtherEngine,
-    Reference,
-    Variant,
-)
+from trt_lora.scripts.comparison.references import ComparisonCase, Reference
 from trt_lora.scripts.verification.example_inputs import InputSpec, make_inputs
 from trt_lora.scripts.verification.tolerances import TOLERANCES
 
@@ -34,20 +27,19 @@ class ComparisonSetup:
     places: dict[str, Path]  # ENGINE, and OTHER
 
     @property
-    def other(self) -> Manifest | None:
-        """The manifest of the other engine, if that is the reference."""
-        return self.reference.manifest if isinstance(self.reference, OtherEngine) else None
-
-    @property
     def runs_plan(self) -> bool:
         """Whether TensorRT runs the engine, which takes no cache but a whole one."""
-        return self.reference.engine_runner != ONNXRT
+        return bool(self.reference.flavour)
 
     @property
     def tolerance(self) -> float:
         """The absolute tolerance that the coarser of the two dtypes needs."""
-        manifests = [self.manifest] if self.other is None else [self.manifest, self.other]
-        return max(TOLERANCES[manifest.dtype].logit for manifest in manifests)
+        return max(TOLERANCES[manifest.dtype].logit for manifest in self.manifests)
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The engine's, and that of the other engine if there is one."""
+        return [m for m in (self.manifest, self.reference.other) if m is not None]
 
 
 def check_setup(engine: Path, against: str, *, bisect: bool) -> ComparisonSetup:
@@ -66,9 +58,9 @@ def check_setup(engine: Path, against: str, *, bisect: bool) -> ComparisonSetup:
             "--lora-target-modules"
         )
     places, reference = {"ENGINE": engine.resolve()}, _reference(against, manifest)
-    if bisect and isinstance(reference, NativePlan):
+    if bisect and reference.flavour:
         raise ConfigError("--bisect needs tensors that a plan does not show; use --against merged")
-    if isinstance(reference, OtherEngine):
+    if reference.other:
         places["OTHER"] = Path(against).resolve()
         if places["OTHER"] == places["ENGINE"]:
             raise ConfigError(
@@ -92,7 +84,7 @@ def _runnable(engine: Path) -> Manifest:
 
 def _reference(against: str, manifest: Manifest) -> Reference:
     if against == "merged":
-        return Variant("merged", "merged", "merged weights")
+        return Reference("merged", "merged weights", "merged")
     if against == "native":
         return _native(manifest)
     if (Path(against) / MANIFEST_FILE).is_file():
@@ -106,12 +98,12 @@ def _reference(against: str, manifest: Manifest) -> Reference:
 def _native(manifest: Manifest) -> Reference:
     obstacle = "the engine has no plan" if manifest.flavour == "none" else cuda_obstacle()
     if not obstacle:
-        return NativePlan(manifest.flavour)
-    return Variant(
+        return Reference("native", "LoRA as matrix products", flavour=manifest.flavour)
+    return Reference(
         "native",
-        "float64",
         "LoRA in float64",
-        note=f"native: no plan runs here ({obstacle}); ONNX Runtime is compared with itself, the "
+        "float64",
+        f"native: no plan runs here ({obstacle}); ONNX Runtime is compared with itself, the "
         "LoRA nodes in float64",
     )
 
@@ -129,7 +121,7 @@ def _other(engine: Path, manifest: Manifest) -> Reference:
     same = (other.inputs, other.rank_multiple) == (manifest.inputs, manifest.rank_multiple)
     weights = [{n: r for n, r in m.files.items() if ONNX_FILE in n} for m in (other, manifest)]
     graph = "an equal file" if weights[0] == weights[1] else "the other engine"
-    return OtherEngine(other, graph, has_inputs=not same)
+    return Reference("other", graph, other=other, has_inputs=not same)
 
 
 # ------------------------------------------------------------------------------------------- inputs
@@ -156,8 +148,8 @@ def write_inputs(
             spec = InputSpec(adapter, prompt, shape, seed, whole_cache=setup.runs_plan)
             steps = make_inputs(setup.places["ENGINE"], setup.manifest, spec)
             save_inputs(steps, folder / case.inputs)
-            if isinstance(setup.reference, OtherEngine) and setup.reference.has_inputs:
-                steps = make_inputs(setup.places["OTHER"], setup.reference.manifest, spec)
+            if setup.reference.other and setup.reference.has_inputs:
+                steps = make_inputs(setup.places["OTHER"], setup.reference.other, spec)
                 save_inputs(steps, folder / setup.reference.inputs(case))
     except LoRAError:
         shutil.rmtree(folder / "inputs", ignore_errors=True)
@@ -168,6 +160,6 @@ def write_inputs(
 
 def _shape(setup: ComparisonSetup) -> tuple[int, int]:
     """Batch and length of random prompts that every engine takes."""
-    manifests = [m for m in (setup.manifest, setup.other) if m is not None]
+    manifests = setup.manifests
     length = min(min(m.max_input_len, m.max_seq_len - 1) for m in manifests)
     return min(2, *(m.max_batch_size for m in manifests)), min(_TOKENS, length)

@@ -52,15 +52,6 @@ def load_inputs(folder: Path) -> Iterator[dict[str, Any]]:
     yield from map(_load, sorted(folder.glob("*.json")))
 
 
-def save_outputs(steps: Iterable[Mapping[str, Array]], runner: str, path: Path) -> None:
-    """Write the outputs of every step as `--load-outputs` reads them."""
-    from polygraphy.comparator import RunResults
-
-    results = RunResults()
-    results.add([dict(step) for step in steps], runner_name=runner)
-    _save(results, path)
-
-
 def load_outputs(path: Path) -> list[dict[str, Array]]:
     """Return the outputs of every step of the only runner in a file of `--save-outputs`."""
     ((_, steps),) = _load(path).items()

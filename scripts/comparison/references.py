@@ -1,7 +1,6 @@
 """References of `trt-lora compare`, as the commands that compute their outputs."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest
@@ -33,38 +32,10 @@ class ComparisonCase:
         """The file of polygraphy's comparison."""
         return f"accuracy/{self.name}.json"
 
-    def model(self, kind: str, *, sites: bool) -> str:
-        """Return the file of a variant of the engine's ONNX graph."""
+    def model(self, kind: str, *, sites: bool, folder: str = "models") -> str:
+        """Return the file of a variant of an engine's ONNX graph."""
         name = f"{kind}-{self.name}" if kind == "merged" else kind  # the others serve every case
-        return f"models/{name}{'-sites' if sites else ''}.onnx"
-
-
-class Reference(Protocol):
-    """One thing to compare with."""
-
-    @property
-    def name(self) -> str:
-        """How tables and files call it."""
-        ...
-
-    @property
-    def engine_runner(self) -> str:
-        """The option of `polygraphy run` that runs the engine beside it."""
-        ...
-
-    @property
-    def graph(self) -> str:
-        """What its runner ran, where that is not the engine itself; may be empty."""
-        ...
-
-    @property
-    def note(self) -> str:
-        """What the reader must know of it here; may be empty."""
-        ...
-
-    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
-        """Return what writes `case.outputs(self.name)`; each command writes its last word."""
-        ...
+        return f"{folder}/{name}{'-sites' if sites else ''}.onnx"
 
 
 def run_model(
@@ -75,74 +46,50 @@ def run_model(
     return Command((*words, "--save-outputs", outputs), tuple(environment.items()))
 
 
-def write_variant(case: ComparisonCase, kind: str, *, sites: bool) -> Command:
-    """Return the command that writes a variant of the engine's ONNX graph."""
+def write_variant(case: ComparisonCase, kind: str, *, sites: bool, place: str = ENGINE) -> Command:
+    """Return the command that writes a variant of an engine's ONNX graph, the last word."""
     more = ["--inputs", case.inputs] if kind == "merged" else []
     more += ["--sites"] if sites else []
-    output = case.model(kind, sites=sites)
-    return python_command(ONNX_VARIANTS, kind, ENGINE, *more, "--output", output)
+    # Each engine has a folder of its own: its weights are not the other's.
+    output = case.model(kind, sites=sites, folder="models" if place == ENGINE else "models.other")
+    return python_command(ONNX_VARIANTS, kind, place, *more, "--output", output)
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A variant of the engine's ONNX graph on ONNX Runtime."""
+class Reference:
+    """What an engine is compared with: a variant of its graph, its native plan, another engine."""
 
-    name: str
-    kind: str
-    graph: str
-    note: str = ""
-    engine_runner: str = ONNXRT
+    name: str  # how tables and files call it
+    graph: str  # what its runner runs
+    kind: str = "engine"  # of the variant that ONNX Runtime runs
+    note: str = ""  # what the reader must know of it here
+    flavour: str = ""  # of the plan that TensorRT runs instead, LoRA as matrix products, on a GPU
+    other: Manifest | None = None  # of the other engine
+    has_inputs: bool = False  # whether the other engine takes other names or dtypes
 
-    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
-        """Return what writes the variant and runs it."""
-        model, outputs = case.model(self.kind, sites=sites), case.outputs(self.name, sites=sites)
-        return [
-            write_variant(case, self.kind, sites=sites),
-            run_model(model, ONNXRT, case.inputs, outputs=outputs),
-        ]
-
-
-@dataclass(frozen=True)
-class NativePlan:
-    """The engine's LoRA nodes as TensorRT's own matrix products, beside the plugin, on a GPU."""
-
-    flavour: str
-    name: str = "native"
-    graph: str = "LoRA as matrix products"
-    note: str = ""
-    engine_runner: str = TRT_LORA
-
-    def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
-        """Return what builds the native plan and runs it; polygraphy builds one per command."""
-        assert not sites  # a plan has no tensors but its outputs
-        is_rtx = self.flavour == TENSORRT_RTX.name
-        rtx = {"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if is_rtx else {}
-        model, outputs = f"{ENGINE}/{ONNX_FILE}", case.outputs(self.name)
-        # --lora-use makes the extension set the engine's profiles; the inputs are those of the file
-        return [run_model(model, TRT, case.inputs, "--lora-use", "none", outputs=outputs, **rtx)]
-
-
-@dataclass(frozen=True)
-class OtherEngine:
-    """Another engine directory, on inputs of its own where it takes other names or dtypes."""
-
-    manifest: Manifest
-    graph: str
-    has_inputs: bool
-    name: str = "other"
-    note: str = ""
-    engine_runner: str = ONNXRT
+    @property
+    def engine_runner(self) -> str:
+        """The option of `polygraphy run` that runs the engine beside it."""
+        return TRT_LORA if self.flavour else ONNXRT
 
     def inputs(self, case: ComparisonCase) -> str:
         """Return the folder of its inputs."""
         return f"{case.inputs}.{self.name}" if self.has_inputs else case.inputs
 
     def commands(self, case: ComparisonCase, *, sites: bool = False) -> list[Command]:
-        """Return what runs it."""
+        """Return what writes `case.outputs(self.name)`; each command writes its last word."""
         outputs = case.outputs(self.name, sites=sites)
-        folder = f"models.{self.name}"  # its weights are not the engine's
-        model, more = (f"{folder}/sites.onnx", ["--sites"]) if sites else (f"{folder}/all.onnx", [])
-        return [
-            python_command(ONNX_VARIANTS, "engine", OTHER, *more, "--output", model),
-            run_model(model, ONNXRT, self.inputs(case), outputs=outputs),
-        ]
+        if self.flavour:
+            assert not sites  # a plan has no tensors but its outputs
+            return [self._run_plan(case, outputs)]
+        place = OTHER if self.other else ENGINE
+        variant = write_variant(case, self.kind, sites=sites, place=place)
+        return [variant, run_model(variant.words[-1], ONNXRT, self.inputs(case), outputs=outputs)]
+
+    def _run_plan(self, case: ComparisonCase, outputs: str) -> Command:
+        """Build the native plan and run it; polygraphy builds one per command."""
+        is_rtx = self.flavour == TENSORRT_RTX.name
+        rtx = {"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if is_rtx else {}
+        # --lora-use makes the extension set the engine's profiles; the inputs are those of the file
+        more = (case.inputs, "--lora-use", "none")
+        return run_model(f"{ENGINE}/{ONNX_FILE}", TRT, *more, outputs=outputs, **rtx)

@@ -6,21 +6,25 @@ import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trt_lora.plugins.extras import installed_versions
+from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.files.file_record import sha256_of
+from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.comparison.bisect import SiteFault
-from trt_lora.scripts.comparison.files import STEPS, OutputDifference
+from trt_lora.scripts.comparison.files import STEPS, Accuracy, check_complete
+from trt_lora.scripts.comparison.references import Reference
 from trt_lora.scripts.comparison.shell_commands import Command
 from trt_lora.scripts.terminal.console import print_table
 
 REPORT_FILE, COMMANDS_FILE = "report.json", "commands.sh"
 
-_TOOLS = ("trt-lora", "polygraphy", "onnxruntime", "onnx", "onnx-ir", "numpy", "peft", "torch")
+_TOOLS = ("trt-lora", "polygraphy", "onnxruntime", "onnx", "onnx-ir", "numpy")
 
 
 @dataclass(frozen=True)
@@ -43,20 +47,41 @@ class ComparisonRow:
         return not self.first_out_of_tolerance
 
 
-def row_of(
-    engine: str, reference: str, adapter: str, errors: Sequence[OutputDifference]
+def compared_row(
+    accuracy: Accuracy, reference: Reference, manifest: Manifest, adapter: str
 ) -> ComparisonRow:
-    """Return the row of what polygraphy compared."""
-    wrong = next((error for error in errors if not error.within), None)
+    """Return the row of what polygraphy compared, once it is sure that this was everything.
+
+    Raises:
+        BackendError: an output was not compared.
+    """
+    check_complete(accuracy, [output.name for output in manifest.outputs])
+    engine, other = (runner_text(name, manifest) for name in accuracy.runners)
+    wrong = next((error for error in accuracy.errors if not error.within), None)
     return ComparisonRow(
         engine,
-        reference,
+        f"{reference.graph}, {other}",
         adapter,
-        len(errors),
-        float(np.max([error.largest for error in errors])),
-        float(np.mean([error.mean for error in errors])),
+        len(accuracy.errors),
+        float(np.max([error.largest for error in accuracy.errors])),
+        float(np.mean([error.mean for error in accuracy.errors])),
         f"{wrong.name} ({STEPS[wrong.step % 2]})" if wrong else "",
     )
+
+
+def runner_text(recorded: str, manifest: Manifest) -> str:
+    """Return what ran, with its version and device.
+
+    Args:
+        recorded: name of a runner of polygraphy in a file of outputs.
+        manifest: of the engine, which knows the flavour of its plan.
+    """
+    kind = recorded.partition("-runner-")[0]
+    if kind == "onnxrt":  # polygraphy asks for no other provider by itself
+        return f"ONNX Runtime {version('onnxruntime')} (CPU)"
+    plugin = " with the LoRA plugin" if kind == "trt-lora" else ""
+    trt = flavour_named(manifest.flavour).load()
+    return f"{manifest.flavour} {trt.__version__}{plugin} (GPU)"
 
 
 def print_rows(rows: Sequence[ComparisonRow]) -> None:

@@ -13,11 +13,6 @@ def peak_resident_bytes() -> int:
     return _status_bytes("self", "VmHWM:")
 
 
-def proportional_bytes() -> int:
-    """Return what this process has in RAM, with a file that it maps twice counted once."""
-    return _field(Path("/proc/self/smaps_rollup").read_text(), "\nPss:")
-
-
 def _status_bytes(pid: int | str, field: str) -> int:
     try:
         status = Path(f"/proc/{pid}/status").read_text()

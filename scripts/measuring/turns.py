@@ -35,14 +35,7 @@ class Times:
 
     def ratios(self, name: str, base: str) -> list[float]:
         """Return `name / base` of every round."""
-        return [a / b for a, b in self._pairs(name, base)]
-
-    def overhead_percent(self, name: str, base: str) -> Spread:
-        """Return what `name` takes more than `base`, in percent of it, round by round."""
-        return _spread([100 * (a / b - 1) for a, b in self._pairs(name, base)])
-
-    def _pairs(self, name: str, base: str) -> list[tuple[float, float]]:
-        return list(zip(self.samples[name], self.samples[base], strict=True))
+        return [a / b for a, b in zip(self.samples[name], self.samples[base], strict=True)]
 
 
 def orders(names: Sequence[str], rounds: int) -> Iterator[Sequence[str]]:
@@ -50,12 +43,16 @@ def orders(names: Sequence[str], rounds: int) -> Iterator[Sequence[str]]:
     return (names if index % 2 == 0 else names[::-1] for index in range(rounds))
 
 
-def alternate(names: Sequence[str], sample: Sample, rounds: int = ROUNDS) -> Times:
+def alternate(
+    names: Sequence[str], sample: Sample, rounds: int = ROUNDS, *, warm_up: int = 0
+) -> Times:
     """Time versions against each other: A B C, C B A, A B C, ...
 
     A drift of the clock then meets both of a pair alike, and so does what the version before leaves
-    in the caches.
+    in the caches. The rounds that warm up come first and do not count.
     """
+    for _ in range(warm_up):
+        sample(names)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for order in orders(names, rounds):
         for name, us in zip(order, sample(order), strict=True):

@@ -8,7 +8,7 @@ from polygraphy.logger import G_LOGGER
 
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.manifest import read_manifest
-from trt_lora.scripts.terminal.warnings_shown import warnings_shown
+from trt_lora.scripts.terminal.console import warnings_shown
 from trt_lora.scripts.verification.example_inputs import Inputs, InputSpec, make_inputs
 
 

@@ -14,7 +14,7 @@ from trt_lora.scripts.report.bars import Bar, Chart
 from trt_lora.scripts.report.site_grid import EngineGrid, site_grid
 from trt_lora.scripts.report.speed_charts import benchmark_charts
 from trt_lora.scripts.terminal.engine_facts import engine_facts
-from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
+from trt_lora.scripts.terminal.printing import byte_size
 
 _TEMPLATE = "page.html.jinja"
 

@@ -18,8 +18,8 @@ from trt_lora.builder.config import (
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.files.hub_cache import model_name
-from trt_lora.scripts.terminal.hub import hub_path
-from trt_lora.scripts.terminal.parsing.command_parser import CommandParser, add_program_options
+from trt_lora.scripts.terminal.adapters import hub_path
+from trt_lora.scripts.terminal.command_parser import CommandParser, add_program_options
 
 ENGINES = Path("engines")  # where an engine goes that has no --output
 

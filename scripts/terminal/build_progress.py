@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from trt_lora.scripts.terminal.printing.escapes import visible
+from trt_lora.scripts.terminal.printing import visible
 
 
 class BuildProgress:

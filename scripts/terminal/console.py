@@ -2,9 +2,11 @@
 
 import errno
 import io
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,13 +19,11 @@ from trt_lora.scripts.terminal.interrupts import (
     noted_interrupts,
     sigterm_raises,
 )
-from trt_lora.scripts.terminal.printing.escapes import visible, visible_lines
-from trt_lora.scripts.terminal.printing.json_output import print_error
-from trt_lora.scripts.terminal.printing.rich_console import rich_console
-from trt_lora.scripts.terminal.warnings_shown import warnings_shown
+from trt_lora.scripts.terminal.printing import print_error, rich_console, visible, visible_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
+
 
 FAILED = 2  # the exit status of every error that is not a defect of the package
 UNREAD = 141  # when nobody reads what is printed: what a shell says of a process that SIGPIPE ended
@@ -52,6 +52,32 @@ class _Failure(NamedTuple):
         say("\n".join([f"error: {self.message}", *self.hints]))
         if as_json:
             print_error(self.kind, self.message)
+
+
+class _Shown(logging.Handler):
+    """Hands every message to a function, as one line, each once."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        super().__init__(logging.WARNING)
+        self._show = show
+        self._known: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = " ".join(record.getMessage().splitlines())
+        if line not in self._known:
+            self._known.add(line)
+            self._show(line)
+
+
+@contextmanager
+def warnings_shown(show: Callable[[str], object]) -> Iterator[None]:
+    """Hand the warnings of the log `trt_lora` to `show` while the block runs, each as one line."""
+    handler, log = _Shown(show), logging.getLogger("trt_lora")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 @warnings_shown(warn)

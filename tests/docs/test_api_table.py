@@ -70,7 +70,7 @@ def test_the_test_of_a_row_is_there(test: str) -> None:
 
 
 def test_a_member_that_is_not_there_would_be_seen() -> None:
-    for wrong in ("runtime.Batch.fly", "runtime.nowhere"):
+    for wrong in ("runtime.Scheduler.fly", "runtime.nowhere"):
         with pytest.raises(AttributeError):
             resolve(wrong)
 

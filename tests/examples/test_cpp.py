@@ -145,7 +145,7 @@ def test_a_damaged_file_is_refused(printed: Print, tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"max_loras": 2}, "the engine has slots, whose inputs are stacks"),
-        ({"schema_version": 2}, "another schema_version"),
+        ({"schema_version": 3}, "another schema_version"),
     ],
 )
 def test_an_engine_that_the_header_does_not_know_is_refused(

@@ -4,9 +4,9 @@ import pytest
 from kernels.calls import Sizes
 
 from trt_lora.plugins.kernels.launch_plan import Chip
-from trt_lora.runtime.memory.cuda import call, cuda_obstacle
-from trt_lora.scripts.bench.gpu.workloads.gpu_tests import FAMILIES, REST, kernel_family
-from trt_lora.scripts.bench.gpu.workloads.tensorrt_probe import Answer, ask
+from trt_lora.runtime.memory.cuda import cuda_obstacle
+from trt_lora.scripts.bench.gpu.gpu_tests import FAMILIES, REST, current_chip, kernel_family
+from trt_lora.scripts.bench.gpu.tensorrt_probe import Answer, ask
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,13 +41,6 @@ def gpu() -> Chip:
     if obstacle := cuda_obstacle():
         pytest.skip(obstacle)
     return current_chip()
-
-
-def current_chip() -> Chip:
-    """What the kernels are planned for; makes a CUDA context."""
-    call("cudaFree", call("cudaMalloc", 256))  # the context that the driver's calls ask for
-    properties = call("cudaGetDeviceProperties", int(call("cudaGetDevice")))
-    return Chip((properties.major, properties.minor), properties.multiProcessorCount)
 
 
 @pytest.fixture(scope="session")

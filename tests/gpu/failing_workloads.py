@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.scripts.bench.gpu.report import ResultRow
-from trt_lora.scripts.bench.gpu.worker import Skipped, WrongResultError
+from trt_lora.scripts.measuring.report import ResultRow
+from trt_lora.scripts.measuring.worker import Skipped, WrongResultError
 
 
 def good(names: tuple[str, ...], seconds: float = 0.0) -> Iterator[ResultRow]:

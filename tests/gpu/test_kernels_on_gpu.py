@@ -13,7 +13,7 @@ from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches, workspace_
 from trt_lora.plugins.kernels.launcher import Kernels
 from trt_lora.runtime.memory.cuda import call, constant
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.bench.gpu.workloads.gpu_tests import WORST
+from trt_lora.scripts.bench.gpu.gpu_tests import WORST
 
 pytestmark = pytest.mark.gpu
 

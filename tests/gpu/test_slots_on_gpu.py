@@ -14,8 +14,8 @@ from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.launcher import Kernels
 from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.bench.gpu.layers.row_mixes import MIXES, mix
-from trt_lora.scripts.bench.gpu.workloads.gpu_tests import WORST
+from trt_lora.scripts.bench.gpu.gpu_tests import WORST
+from trt_lora.scripts.bench.gpu.row_mixes import MIXES, mix
 
 pytestmark = pytest.mark.gpu
 

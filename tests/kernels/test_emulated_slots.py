@@ -17,7 +17,7 @@ from trt_lora.plugins.kernels.launch_plan import Chip, Launch
 from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
-from trt_lora.scripts.bench.gpu.layers.row_mixes import MIXES, mix
+from trt_lora.scripts.bench.gpu.row_mixes import MIXES, mix
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")
 

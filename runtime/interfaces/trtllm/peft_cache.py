@@ -56,7 +56,7 @@ class PeftCacheManager:
 
         Returns:
             What the sequence is added with, `Scheduler.submit(..., adapter=lease)` or
-            `Batch.add`, and owns from then on; None is the base model.
+            `Scheduler.submit`, and owns from then on; None is the base model.
 
         Raises:
             PeftTaskNotCachedError: (a KeyError) the task is not cached and no weights came.

@@ -38,7 +38,7 @@ class SlotAdapters(AdapterCatalog):
     Threads: every method may be called from any thread. Files are read and adapters copied into
     slots without holding up a thread that wants other adapters. A step reads slots as long as it
     runs: whoever runs steps while other threads load takes a lease of each adapter in them, or
-    lets a `Batch` do so.
+    lets a `Scheduler` do so.
     """
 
     @checked

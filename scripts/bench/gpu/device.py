@@ -12,10 +12,6 @@ import torch
 
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels.launcher import Kernels
-from trt_lora.scripts.bench.gpu.elementwise_kernels import (
-    CudaElementwiseKernels,
-    ElementwiseKernels,
-)
 
 _CUDA: Any = torch.cuda  # half of it has no types
 
@@ -60,8 +56,8 @@ class Device(Protocol):
         ...
 
     @property
-    def elementwise(self) -> ElementwiseKernels:
-        """What lies between the products of a layer."""
+    def l2_bytes(self) -> int:
+        """Size of the level-2 cache."""
         ...
 
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -76,14 +72,6 @@ class Device(Protocol):
         """Return the handle of the current stream."""
         ...
 
-    def on_second_stream(self) -> contextlib.AbstractContextManager[None]:
-        """Enqueue the block on a second stream, after what is enqueued so far."""
-        ...
-
-    def wait_for_second_stream(self) -> None:
-        """Let the current stream wait for the second one."""
-        ...
-
     def capture(self, run: Callable[[], object]) -> Replay:
         """Run once, which loads kernels and sizes workspaces, and capture a second run."""
         ...
@@ -94,10 +82,6 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait for everything."""
-        ...
-
-    def free_bytes(self) -> int:
-        """Return how much memory is free."""
         ...
 
 
@@ -122,11 +106,9 @@ class CudaDevice:
         self.dtype = dtype
         self.where = torch.device("cuda", _CUDA.current_device())
         self.kernels: Launcher = Kernels()
-        self._main, self._side = _CUDA.Stream(), _CUDA.Stream()
+        self.l2_bytes = int(_CUDA.get_device_properties(self.where).L2_cache_size)
+        self._stream = _CUDA.Stream()
         self.empty(1)  # makes the context current for the driver's own calls
-        self.elementwise: ElementwiseKernels = CudaElementwiseKernels(
-            dtype, _CUDA.get_device_capability()
-        )
 
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
         """See `Device`."""
@@ -141,21 +123,10 @@ class CudaDevice:
         """See `Device`."""
         return int(_CUDA.current_stream().cuda_stream)
 
-    @contextlib.contextmanager
-    def on_second_stream(self) -> Iterator[None]:
-        """See `Device`."""
-        self._side.wait_stream(_CUDA.current_stream())
-        with _CUDA.stream(self._side):
-            yield
-
-    def wait_for_second_stream(self) -> None:
-        """See `Device`."""
-        _CUDA.current_stream().wait_stream(self._side)
-
     def capture(self, run: Callable[[], object]) -> CudaReplay:
         """See `Device`."""
         _CUDA.synchronize()  # tensors were made on the default stream
-        with _CUDA.stream(self._main):
+        with _CUDA.stream(self._stream):
             run()
             _CUDA.synchronize()
             graph = _CUDA.CUDAGraph(keep_graph=True)  # kept so that its nodes can be counted
@@ -170,7 +141,7 @@ class CudaDevice:
 
     def times_us(self, replays: Sequence[Replay]) -> list[float]:
         """See `Device`."""
-        with _CUDA.stream(self._main):
+        with _CUDA.stream(self._stream):
             marks = [_CUDA.Event(enable_timing=True) for _ in range(len(replays) + 1)]
             marks[0].record()
             for replay, mark in zip(replays, marks[1:], strict=True):
@@ -182,11 +153,6 @@ class CudaDevice:
     def synchronize(self) -> None:
         """See `Device`."""
         _CUDA.synchronize()
-
-    def free_bytes(self) -> int:
-        """See `Device`."""
-        _CUDA.empty_cache()
-        return int(_CUDA.mem_get_info()[0])
 
 
 @contextlib.contextmanager

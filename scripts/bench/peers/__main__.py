@@ -7,22 +7,21 @@ missing has a row that says so. docs/benchmarks/peers.md tells how the peers' fi
 """
 
 import argparse
-import json
-import os
-import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
 from trt_lora.scripts.bench.peers.process import PeerError, PeerProcess
-from trt_lora.scripts.bench.peers.report import cell_rows, markdown
-from trt_lora.scripts.bench.peers.rounds import Cell, Results, Rounds
+from trt_lora.scripts.bench.peers.rounds import TIMES, Cell, Results, Rounds
+from trt_lora.scripts.measuring.machine import machine_of
+from trt_lora.scripts.measuring.report import Report, ResultRow, row_lines
 
 OUTPUT = Path("docs/benchmarks/peers.json")
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout
@@ -30,14 +29,40 @@ PACKAGES = ("builder", "plugins", "runtime", "scripts")
 CHECK = "What is the capital of Portugal?"
 CHECK_STEPS = 8
 LOAD_SECONDS, ANSWER_SECONDS = 120.0, 240.0
+SECONDS = 180.0  # of the rounds, where the peers are one workload among others
+
+Told = dict[str, dict[str, Any]]  # of each peer: title, versions, what went wrong
 
 
 def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS) -> None:
-    """Measure, print Markdown, write JSON."""
+    """Measure, print the rows, write JSON as `trt-lora report --peers` reads it."""
     args = _arguments(argv, entries)
+    peers, results = measure(args, entries)
+    settings = {name: getattr(args, name) for name in ("threads", "steps", "openings")}
+    cells = [
+        {**cell._asdict(), "peers": results.medians(cell, args.steps)} for cell in results.cells
+    ]
+    machine = machine_of(HOST)
+    Report(args.output).put(settings=settings, machine=machine, peers=peers, cells=cells)
+    for row in result_rows(results, peers, args.steps):
+        print("\n".join(row_lines(row.to_json())))
+
+
+def rows() -> Iterator[ResultRow]:
+    """Measure the peers that are installed here: ours on the demo's engine, PEFT, merged."""
+    from trt_lora.scripts.demo.__main__ import ENGINE
+
+    words = ["--ours-files", str(ENGINE), "--seconds", str(SECONDS)]
+    args = _arguments(words, PEERS)
+    peers, results = measure(args, PEERS)
+    yield from result_rows(results, peers, args.steps)
+
+
+def measure(args: argparse.Namespace, entries: Sequence[PeerEntry]) -> tuple[Told, Results]:
+    """Load every peer and let them take turns, as often as they are to be loaded anew."""
     cells = tuple(Cell(batch, context) for batch in args.batch for context in args.context)
-    peers: dict[str, dict[str, Any]] = {entry.name: {"title": entry.title} for entry in entries}
-    results, busy, own = Results(), _BusyProcessors(), 0.0
+    peers: Told = {entry.name: {"title": entry.title} for entry in entries}
+    results = Results()
     with tempfile.TemporaryDirectory() as name:
         _link_packages(Path(name))
         for _ in range(args.openings):
@@ -45,22 +70,31 @@ def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS
                 processes = _start(args, entries, Path(name), peers, stack)
                 _check(processes, args.prompt_ids or _prompt_ids(args), peers)
                 results.add(_rounds(args, cells).run(processes, _tell))
-                own += sum(process.cpu_seconds for process in processes.values())
-        others = busy.others(own)
     for name, error in results.errors.items():
         peers[name]["error"] = error
-    report = {
-        "settings": {
-            **{name: getattr(args, name) for name in ("threads", "steps", "openings")},
-            "dtype": "float32",
-        },
-        "machine": _machine() | {"cores used by others": others},
-        "peers": peers,
-        "cells": cell_rows(results, args.steps),
-    }
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(markdown(report, entries))
+    return peers, results
+
+
+def result_rows(results: Results, peers: Told, steps: int) -> Iterator[ResultRow]:
+    """Yield a row for each cell, and one for each peer with its versions or what went wrong.
+
+    Ratios above 1: a peer's decode is faster than ours, and its prompt slower.
+    """
+    for cell in results.cells:
+        medians = results.medians(cell, steps)
+        ours = medians.get(OURS)
+        yield ResultRow(
+            str(cell),
+            {"rounds": {name: row["rounds"] for name, row in medians.items()}},
+            {f"{name} {what}": row[what] for name, row in medians.items() for what in TIMES},
+            {
+                f"{name} {what} / ours": row[what] / ours[what]
+                for name, row in medians.items()
+                for what in TIMES
+                if ours and name != OURS
+            },
+        )
+    yield from (ResultRow(name, notes=told) for name, told in peers.items())
 
 
 def _rounds(args: argparse.Namespace, cells: tuple[Cell, ...]) -> Rounds:
@@ -117,7 +151,7 @@ def _start(
     args: argparse.Namespace,
     entries: Sequence[PeerEntry],
     folder: Path,
-    peers: Mapping[str, dict[str, Any]],
+    peers: Told,
     stack: ExitStack,
 ) -> dict[str, PeerProcess]:
     """Start and load one after another; say of each what came of it."""
@@ -155,9 +189,7 @@ def _process(
     return stack.enter_context(PeerProcess(entry, python, setup, folder, log))
 
 
-def _check(
-    processes: dict[str, PeerProcess], ids: list[int], peers: Mapping[str, dict[str, Any]]
-) -> None:
+def _check(processes: dict[str, PeerProcess], ids: list[int], peers: Told) -> None:
     """Note how many tokens of one answer are ours; an adapter without effect shows here."""
     answers = {}
     for name, process in list(processes.items()):
@@ -181,34 +213,6 @@ def _link_packages(folder: Path) -> None:
     (folder / "trt_lora").mkdir()
     for package in PACKAGES:
         (folder / "trt_lora" / package).symlink_to(ROOT / package)
-
-
-def _machine() -> dict[str, Any]:
-    model = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return {"cpu": model[0] if model else platform.machine(), "cores": os.cpu_count()}
-
-
-class _BusyProcessors:
-    """Processor time that others took meanwhile (Linux)."""
-
-    def __init__(self) -> None:
-        self._start, self._busy = time.monotonic(), _busy_seconds()
-        self._own = time.process_time()
-
-    def others(self, own: float) -> float:
-        """Return how many processors were busy with other things than `own` seconds of ours."""
-        mine = own + time.process_time() - self._own
-        return (_busy_seconds() - self._busy - mine) / (time.monotonic() - self._start)
-
-
-def _busy_seconds() -> float:
-    first, _, _ = Path("/proc/stat").read_text().partition("\n")
-    ticks = [int(word) for word in first.split()[1:9]]
-    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # less idle and waiting
 
 
 if __name__ == "__main__":

@@ -60,7 +60,6 @@ class PeerProcess:
         except OSError as error:
             raise PeerError(f"not installed: {python} cannot be started: {error}") from error
         self._unread = b""
-        self.cpu_seconds = 0.0  # of the process until its last answer
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +108,6 @@ class PeerProcess:
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
-        self.cpu_seconds = answer["cpu"]
         if "error" in answer:
             raise PeerError(answer["error"])
         return answer

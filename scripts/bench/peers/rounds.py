@@ -1,5 +1,6 @@
 """Rounds in which the peers take turns, as many as the time allows."""
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError
 
 VOCABULARY = 40_000  # ids below it are words of the demo model
 _FIRST_WORD = 100
+TIMES = DECODE, PROMPT = "decode, tokens/s", "prompt, ms"
 
 
 class Cell(NamedTuple):
@@ -51,6 +53,23 @@ class Results:
             for cell, answers in cells.items():
                 mine.setdefault(cell, []).extend(answers)
         self.errors |= others.errors
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Those that were to be answered."""
+        return list(next(iter(self.answers.values()), ()))
+
+    def medians(self, cell: Cell, steps: int) -> dict[str, dict[str, float]]:
+        """Return what each peer took that has answered, and how many rounds it did."""
+        return {
+            name: {
+                DECODE: cell.batch * steps / statistics.median(a.decode for a in cells[cell]),
+                PROMPT: statistics.median(a.prompt for a in cells[cell]) * 1e3,
+                "rounds": len(cells[cell]),
+            }
+            for name, cells in self.answers.items()
+            if cells[cell]
+        }
 
 
 @dataclass(frozen=True)

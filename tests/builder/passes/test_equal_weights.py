@@ -72,7 +72,7 @@ def test_linears_that_share_one_parameter_have_sites_of_their_own() -> None:
     for layer in model.model.layers:
         layer.self_attn.v_proj.weight = layer.self_attn.k_proj.weight
         layer.mlp.up_proj.weight = layer.mlp.gate_proj.weight
-    exported = export_causal_lm(model, "static", 16)
+    exported = export_causal_lm(model, 16)
     paths = [linear.path for linear in find_linears(exported.model) if not linear.refusal]
     linears = [path for path, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
     assert sorted(paths) == sorted(linears)

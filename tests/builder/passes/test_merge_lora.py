@@ -13,7 +13,7 @@ from trt_lora.builder.passes.site_calls import site_calls
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
+from trt_lora.scripts.bench.llama import llama_manifest
 
 W = np.arange(9, dtype=np.float32).reshape(3, 3)
 X, A, B = map(np.random.default_rng(0).standard_normal, [(2, 3), (3, 2), (2, 3)])

@@ -19,7 +19,7 @@ from trt_lora.plugins.kernels.launch_plan import (
     workspace_bytes,
 )
 from trt_lora.plugins.kernels.nvrtc import KERNELS
-from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B as MODEL
+from trt_lora.scripts.bench.llama import LLAMA_3_8B as MODEL
 
 H200 = Chip((9, 0), 132)
 A100 = Chip((8, 0), 108)

@@ -14,7 +14,7 @@ from trt_lora.plugins.kernels.launch_plan import ITEM_BYTES, Chip, plan_launches
 from trt_lora.plugins.kernels.launcher import group_of
 from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
-from trt_lora.scripts.bench.gpu.model_shapes import LLAMA_3_8B as MODEL
+from trt_lora.scripts.bench.llama import LLAMA_3_8B as MODEL
 
 H200 = Chip((9, 0), 132)
 

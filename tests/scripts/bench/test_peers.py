@@ -12,6 +12,7 @@ from trt_lora.scripts.bench.peers import __main__ as bench_peers
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
 from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError, PeerProcess
 from trt_lora.scripts.bench.peers.rounds import WARM_UP, Cell, Rounds, random_prompts
+from trt_lora.scripts.report.speed_charts import peer_charts
 
 FAKES = Path(fake_peers.__file__).parent
 SMALL, LARGE = Cell(1, 4), Cell(2, 4)
@@ -46,11 +47,15 @@ def test_peers_take_turns_and_are_compared_with_ours(
         ours, slow = cell["peers"][OURS], cell["peers"]["slow"]
         assert ours["decode, tokens/s"] == cell["batch"] * 3 / 0.5
         assert ours["prompt, ms"] == 1000
-        assert slow["decode, tokens/s / ours"] == 1 / fake_peers.SLOW
-        assert slow["prompt, ms / ours"] == fake_peers.SLOW
+        assert slow["decode, tokens/s"] == ours["decode, tokens/s"] / fake_peers.SLOW
+        assert slow["prompt, ms"] == ours["prompt, ms"] * fake_peers.SLOW
         assert ours["rounds"] == slow["rounds"] == 2
     assert report["peers"]["slow"]["tokens as ours"] == "9 of 9"
-    assert "| slow title | 3.0 (0.50) | 6.0 (0.50) |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "slow decode, tokens/s / ours = 0.5" in printed
+    assert "slow prompt, ms / ours = 2" in printed
+    charts = peer_charts(tmp_path / "peers.json")
+    assert [chart.title for chart in charts][:1] == ["Decode, tokens/s, 1 x 4 tokens"]
 
 
 def test_every_opening_loads_the_peers_anew_and_its_rounds_count(
@@ -123,7 +128,7 @@ def test_a_peer_that_is_not_installed_fails_or_dies_has_a_row_that_says_so(
     ]
     assert report["peers"]["inert"]["tokens as ours"] == "1 of 9"
     printed = capsys.readouterr().out
-    assert all(f"{e.title} |" in printed for e in entries)
+    assert all(f"title: {e.title}" in printed for e in entries)
 
 
 class Sleeper:

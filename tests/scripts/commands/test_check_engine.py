@@ -10,7 +10,7 @@ from support.commands import streams, trt_lora
 from support.fakes.fake_cuda import FakeCuda
 
 from trt_lora.runtime.manifest import ONNX_FILE, ONNX_WEIGHTS_FILE, read_manifest
-from trt_lora.scripts.terminal.printing.byte_sizes import byte_size
+from trt_lora.scripts.terminal.printing import byte_size
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_what_rounding_takes_from_a_small_delta_beside_a_large_residual_is_no_fa
 
 def _manifest_of(path: str) -> Any:
     from trt_lora.plugins.contract.sites import Site
-    from trt_lora.scripts.bench.gpu.layers.llama_manager import llama_manifest
+    from trt_lora.scripts.bench.llama import llama_manifest
 
     return dataclasses.replace(llama_manifest("float32"), sites=(Site(path, 1, 1, "float32"),))
 

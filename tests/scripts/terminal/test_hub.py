@@ -9,8 +9,7 @@ from conftest import TinyEngine
 from support.commands import trt_lora
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.scripts.terminal.adapters import name_and_path
-from trt_lora.scripts.terminal.hub import hub_path
+from trt_lora.scripts.terminal.adapters import hub_path, name_and_path
 
 COMMITS = {"main": "a" * 40, "v1": "b" * 40}
 

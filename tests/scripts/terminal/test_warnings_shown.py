@@ -13,7 +13,7 @@ from support.models.quick_build import shared_traces
 
 from trt_lora.scripts import build_engine, switch_adapters, trt_lora_command
 from trt_lora.scripts.polygraphy_extension import data_script as polygraphy_data
-from trt_lora.scripts.terminal.warnings_shown import warnings_shown
+from trt_lora.scripts.terminal.console import warnings_shown
 
 WEIGHTS = "adapter_model.safetensors"
 LOST = "model.layers.1.self_attn.q_proj"

@@ -110,7 +110,7 @@ TRTLLM = Document(
             "runtime/serving/test_scheduler.py::"
             "test_every_request_is_answered_as_alone_with_its_adapter",
             "in Python: requests join and leave at every step, each with its own adapter; a "
-            "`Batch` takes the lease of a task",
+            "`Scheduler` takes the lease of a task",
         ),
         present(
             "Triton multi-LoRA",

@@ -101,7 +101,7 @@ VLLM_API = Document(
         ),
         different(
             "`download_lora_adapter(path)`",
-            "scripts.terminal.hub.hub_path",
+            "scripts.terminal.adapters.hub_path",
             "scripts/terminal/test_hub.py::test_a_name_is_where_the_cache_has_it",
             "the commands take org/name; the runtime, which has no network, takes paths",
         ),

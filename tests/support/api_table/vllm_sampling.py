@@ -50,7 +50,7 @@ THEIRS: dict[str, object] = {
 
 # What to know of a field that does what vLLM's does.
 _NOTES = {
-    "n": "with `LLM`, `generate` and `Batch.add_all`; a `Scheduler` takes one answer a request",
+    "n": "with `LLM`, `generate` and `Scheduler.submit_all`",
     "temperature": "up to any number; vLLM refuses more than 2, and raises those below 0.01",
     "seed": "64 bits; an answer depends on seed, prompt and adapter alone, whatever runs beside it",
     "stop_token_ids": "the stop token is not among the tokens of an answer",

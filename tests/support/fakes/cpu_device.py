@@ -1,9 +1,8 @@
 """The benchmark's device on a CPU: torch, and our kernels by emulation, at tiny sizes."""
 
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,11 +14,10 @@ from trt_lora.plugins.kernels.launcher import group_of
 from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.scripts.bench.gpu.device import Replay
-from trt_lora.scripts.bench.gpu.elementwise_kernels import Tensors
-from trt_lora.scripts.bench.gpu.model_shapes import ModelShape
+from trt_lora.scripts.bench.llama import LayerShape
 
 H200 = Chip((9, 0), 132)
-TINY = ModelShape(hidden=64, keys=16, inner=128, vocabulary=96, layers=2)
+TINY = LayerShape(hidden=64, keys=16, inner=128)
 ANYWHERE = emulator.Range(1, 2**62, 1)
 
 
@@ -37,44 +35,6 @@ class EmulatedKernels:
             group = group_of(shape, buffers, launch.splits)
             library = emulator.load(has_slots=launch.kernel in SLOT_KERNELS)
             emulator.emulate(library, launch, group, [ANYWHERE])
-
-
-class TorchElementwiseKernels:
-    """What the kernels between the products compute, by torch."""
-
-    def __init__(self) -> None:
-        self.nodes = 0
-
-    def rms_norm(
-        self,
-        residual: torch.Tensor,
-        product: torch.Tensor | None,
-        weight: torch.Tensor,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        """Write the norm."""
-        if product is not None:
-            residual.copy_(residual.float() + product.float())
-        values = residual.float()
-        scale = torch.rsqrt(values.pow(2).mean(dim=1, keepdim=True) + 1e-5)
-        return out.copy_(values * scale * weight.float())
-
-    def split(self, y: Tensors, deltas: Tensors, outs: Tensors) -> Tensors:
-        """Write the sums."""
-        for index, (each, out) in enumerate(zip(y, outs, strict=True)):
-            out.copy_(each.float() + deltas[index].float() if deltas else each)
-        return outs
-
-    def gated(self, y: Tensors, deltas: Tensors, out: torch.Tensor) -> torch.Tensor:
-        """Write SiLU(gate) * up."""
-        gate, up = (each.float() for each in y)
-        if deltas:
-            gate, up = gate + deltas[0].float(), up + deltas[1].float()
-        return out.copy_(torch.nn.functional.silu(gate) * up)
-
-    def nothing(self, *, clusters: bool = False) -> None:
-        """Count."""
-        self.nodes += 1
 
 
 @dataclass(frozen=True)
@@ -96,9 +56,7 @@ class CpuDevice:
         self.dtype = dtype
         self.where = torch.device("cpu")
         self.kernels = EmulatedKernels()
-        self.elementwise = TorchElementwiseKernels()
-        self.order: list[str] = []  # of forks and joins
-        self.memory_bytes = 1 << 40
+        self.l2_bytes = 1
 
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
         """Return normally distributed values."""
@@ -111,17 +69,6 @@ class CpuDevice:
     def stream(self) -> int:
         """Return the default stream."""
         return 0
-
-    @contextlib.contextmanager
-    def on_second_stream(self) -> Iterator[None]:
-        """Note the fork."""
-        self.order.append("fork")
-        yield
-
-    def wait_for_second_stream(self) -> None:
-        """Note the join."""
-        assert self.order[-1:] == ["fork"]
-        self.order.append("join")
 
     def capture(self, run: Callable[[], object]) -> CpuReplay:
         """Run once."""
@@ -138,7 +85,3 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Nothing is under way."""
-
-    def free_bytes(self) -> int:
-        """Return what the test says."""
-        return self.memory_bytes

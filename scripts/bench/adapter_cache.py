@@ -1,0 +1,150 @@
+"""Adapter cache at the demo engine's sizes: activation by level, Zipf, 1,000 loads and reloads.
+
+No step is run: stacks of eight slots are made from the manifest of the demo's engine. Copies of a
+demo adapter with other values are the other adapters.
+"""
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from trt_lora.runtime import CacheConfig, Manifest, SlotAdapters, read_manifest
+from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
+from trt_lora.runtime.memory.host import HostMemory
+from trt_lora.scripts.bench.llama import IdleEngine
+from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE
+from trt_lora.scripts.measuring.process_memory import resident_bytes
+from trt_lora.scripts.measuring.report import ResultRow
+from trt_lora.scripts.measuring.seconds import seconds_of
+
+ADAPTER = "json"
+SLOTS, MANY, FILES, ON_HOST = 8, 1000, 16, 100
+REQUESTS = 5000
+SKEW = 1.1  # Zipf: the n-th adapter is wanted n**-1.1 times as often as the first
+EDGE = 50  # loads, the first and the last of many
+
+Results = dict[str, float]
+
+
+def make_files(adapter: Path, folder: Path) -> list[Path]:
+    """Write adapters of the sizes of one."""
+    made = [folder / f"f{number}" for number in range(FILES)]
+    tensors = load_file(adapter / WEIGHTS_FILE)
+    for number, path in enumerate(made):
+        shutil.copytree(adapter, path)
+        rng = np.random.default_rng(number)
+        save_file({n: rng.permutation(t) for n, t in tensors.items()}, path / WEIGHTS_FILE)
+    return made
+
+
+def activation(cache: SlotAdapters, files: Sequence[Path]) -> Results:
+    """Activate an adapter that is in a slot, on the host, and on disk alone."""
+    for number, path in enumerate(files):
+        cache.load_weights(f"a{number}", path)
+    names = [name for _ in range(4) for name in cache.names]  # none is in a slot when it is wanted
+    on_host = [seconds_of(partial(cache.activate, name)) for name in names][SLOTS:]
+    in_slot = [seconds_of(lambda: cache.activate(names[-1])) for _ in range(1000)]
+    on_disk = list(_from_disk(cache, files[0]))
+    return {
+        "activation in its slot, us": statistics.median(in_slot) * 1e6,
+        "activation from the host, ms": statistics.median(on_host) * 1e3,
+        "activation from disk, ms": statistics.median(on_disk) * 1e3,
+    }
+
+
+def _from_disk(cache: SlotAdapters, path: Path) -> Iterator[float]:
+    for _ in range(20):
+        cache.register("fresh", path)
+        yield seconds_of(lambda: cache.activate("fresh"))
+        cache.unload("fresh")
+
+
+def zipf(cache: SlotAdapters, files: Sequence[Path]) -> Results:
+    """Ask for 1,000 registered adapters, one a step."""
+    for number in range(MANY):
+        cache.register(f"a{number}", files[number % FILES])
+    weights = 1 / np.arange(1, MANY + 1) ** SKEW
+    wanted = np.random.default_rng(0).choice(MANY, REQUESTS, p=weights / weights.sum())
+    times = [seconds_of(partial(cache.activate, f"a{n}")) for n in wanted.tolist()]
+    stats, quantiles = cache.stats, statistics.quantiles(times, n=100)
+    return {
+        f"Zipf of {MANY} adapters: found in one of {SLOTS} slots, %": stats.hits / REQUESTS * 100,
+        f"found among {ON_HOST} on the host or in a slot, %": (
+            (1 - stats.disk_loads / REQUESTS) * 100
+        ),
+        "activation under Zipf, p50, ms": quantiles[49] * 1e3,
+        "activation under Zipf, p99, ms": quantiles[98] * 1e3,
+    }
+
+
+def loads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
+    """Load 1,000 adapters, then unload them, then replace one 1,000 times."""
+    cache.load_weights("warm", files[0])
+    times = [
+        seconds_of(partial(cache.load_weights, f"a{n}", files[n % FILES])) for n in range(MANY)
+    ]
+    last = statistics.median(times[-EDGE:]) / statistics.median(times[:EDGE])
+    before, resident = cache.stats.host_bytes, resident_bytes()
+    one, half = before // (MANY + 1), MANY // 2
+    for number in range(half):
+        cache.unload(f"a{number}")
+    given_back = before - cache.stats.host_bytes
+    results = {
+        f"the last of {MANY} loads / the first (target: 1.2 or less)": last,
+        f"bytes of {half} unloaded adapters / given back (target: 1)": half * one / given_back,
+        "the same, resident memory of the process": (resident - resident_bytes()) / given_back,
+    }
+    for number in range(half, MANY):
+        cache.unload(f"a{number}")
+    return results | reloads(cache, files)
+
+
+def reloads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
+    """Replace one adapter that is in a slot again and again."""
+
+    def replaced(count: int) -> None:
+        for number in range(count):
+            cache.load_weights("warm", files[number % FILES], replace=True)
+            cache.activate("warm")
+
+    replaced(20)
+    before = resident_bytes()
+    replaced(MANY)
+    return {
+        f"memory after {MANY} hot reloads, more than before, MB": (resident_bytes() - before) / 1e6
+    }
+
+
+def measured(
+    manifest: Manifest, part: Callable[[SlotAdapters, Sequence[Path]], Results], files: list[Path]
+) -> Results:
+    """Run one part on a cache of its own."""
+    limit = ON_HOST * _size(manifest, files[0])
+    config = CacheConfig(host_memory=limit) if part is zipf else None
+    with SlotAdapters(IdleEngine(manifest, HostMemory()), config) as cache:
+        results = part(cache, files)
+        cache.check_integrity()
+    return results
+
+
+def rows() -> Iterator[ResultRow]:
+    """Activate, load, replace and unload adapters in slots, in host memory and on disk."""
+    manifest = replace(read_manifest(ENGINE), max_loras=SLOTS)
+    with tempfile.TemporaryDirectory() as scratch:
+        files = make_files(ADAPTERS / ADAPTER, Path(scratch))
+        sizes = {"adapter, MB": _size(manifest, files[0]) / 1e6, "slots": SLOTS}
+        for part in (activation, zipf, loads):
+            yield ResultRow(part.__name__, sizes, measured(manifest, part, files))
+
+
+def _size(manifest: Manifest, path: Path) -> int:
+    with SlotAdapters(IdleEngine(manifest, HostMemory())) as cache:
+        cache.load_weights("one", path)
+        return cache.stats.host_bytes

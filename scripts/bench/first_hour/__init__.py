@@ -1,1 +1,0 @@
-"""Start-up times of the commands that a new user types first."""

@@ -1,0 +1,126 @@
+"""Tests marked `gpu`, by kernel family, in a subprocess each."""
+
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trt_lora.plugins.kernels.group_call import GroupShape
+from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
+from trt_lora.runtime.memory.cuda import call
+from trt_lora.scripts.measuring.report import ResultRow
+from trt_lora.scripts.measuring.worker import Skipped, WrongResultError
+
+FAMILIES = ("decode", "fused", "fused_tiles", "shrink+expand", "shrink_tiles+expand_tiles")
+REST = "none"  # the tests that are of no family
+WORST = "worst element / allowed"  # the error of an output in parts of what rounding explains
+ROOT = Path(__file__).resolve().parents[3]  # of the checkout
+FOLDER = ROOT / "tests" / "gpu"
+TESTS_SECONDS = 150
+
+
+def current_chip() -> Chip:
+    """Return what the kernels are planned for on the current GPU; makes a CUDA context."""
+    call("cudaFree", call("cudaMalloc", 256))  # the context that the driver's calls ask for
+    properties = call("cudaGetDeviceProperties", int(call("cudaGetDevice")))
+    return Chip((properties.major, properties.minor), properties.multiProcessorCount)
+
+
+def families(chip: Chip) -> tuple[str, ...]:
+    """Return the families that a chip gets: one kernel alone needs clusters."""
+    return FAMILIES if chip.cluster > 1 else tuple(name for name in FAMILIES if "+" in name)
+
+
+def rows_of_family(family: str) -> Iterator[ResultRow]:
+    """Run the tests of one family of kernels on the current GPU.
+
+    Raises:
+        Skipped: the GPU has no such kernels.
+        WrongResultError: one failed, or they took too long.
+    """
+    chip = current_chip()
+    if family not in families(chip):
+        raise Skipped(f"a GPU of compute capability {chip.compute_capability} runs no {family}")
+    yield from rows(family)
+
+
+def kernel_family(shape: GroupShape, chip: Chip, *, aligned: bool) -> str:
+    """Return which of `FAMILIES` computes a call on a chip."""
+    names = [launch.kernel for launch in plan_launches(shape, chip, aligned=aligned)]
+    return "+".join(name.partition(f"_{shape.dtype}")[0] for name in names)
+
+
+def rows(part: str, seconds: float = TESTS_SECONDS, folder: Path = FOLDER) -> Iterator[ResultRow]:
+    """Run one part of the tests; a row for all of it, and one for each kernel.
+
+    Args:
+        part: one of `FAMILIES`, or `REST`.
+        seconds: after which they are ended.
+        folder: where the tests are.
+
+    Raises:
+        Skipped: the folder is not there.
+        WrongResultError: one failed, or they took too long.
+    """
+    if not folder.is_dir():
+        raise Skipped(f"{folder} is not there: this is no checkout")
+    with TemporaryDirectory() as scratch:
+        results = Path(scratch) / "results.xml"
+        start = time.monotonic()
+        output = _pytest(folder, part, results, seconds)
+        counts, kernels = _counts(results), list(_kernel_rows(results))
+    yield ResultRow(
+        f"tests of {part}" if part in FAMILIES else "tests of the rest",
+        {"seconds": round(time.monotonic() - start, 1)},
+        notes=counts | ({"output": output[-40:]} if counts["wrong"] else {}),
+    )
+    yield from kernels
+    if counts["wrong"] or not counts["tests"]:
+        raise WrongResultError("\n".join(output[-5:]))
+
+
+def _pytest(folder: Path, part: str, results: Path, seconds: float) -> list[str]:
+    # Nothing of the suite's own conftest, which needs all that builds a model; and a warning of
+    # another release of numpy or torch is no error on a machine that has what it has.
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default"]
+    command += ["-p", "no:cacheprovider", f"--confcutdir={folder}", f"--kernels={part}"]
+    command += [f"--junitxml={results}", str(folder)]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise WrongResultError(f"the tests did not end within {seconds:.0f} s") from None
+    return (done.stdout + done.stderr).splitlines()
+
+
+def _counts(results: Path) -> dict[str, int]:
+    if not results.is_file():
+        return {"tests": 0, "wrong": 1, "skipped": 0}
+    suites = list(ET.parse(results).getroot().iter("testsuite"))
+
+    def total(kind: str) -> int:
+        return sum(int(suite.get(kind, 0)) for suite in suites)
+
+    return {
+        "tests": total("tests"),
+        "wrong": total("failures") + total("errors"),
+        "skipped": total("skipped"),
+    }
+
+
+def _kernel_rows(results: Path) -> Iterator[ResultRow]:
+    """One row for each kernel, or two that follow one another, compared with float64."""
+    if not results.is_file():
+        return
+    errors: dict[str, list[float]] = defaultdict(list)
+    for case in ET.parse(results).getroot().iter("testcase"):
+        noted = {each.get("name"): each.get("value") for each in case.iter("property")}
+        if noted.get("kernels"):
+            errors[str(noted["kernels"])].append(float(str(noted[WORST])))
+    for kernels, worst in sorted(errors.items()):
+        yield ResultRow(kernels, {"calls": len(worst)}, ratios={WORST: max(worst)})

@@ -1,1 +1,0 @@
-"""Parts of a measured step: decoder layers, LoRA methods, engines, adapters."""

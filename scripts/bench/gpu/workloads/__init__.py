@@ -1,1 +1,0 @@
-"""Workloads of the GPU benchmark, one file each."""

@@ -1,0 +1,96 @@
+"""Llama-3-8B without its weights: the shapes of its linears, and the manifest of an engine of it.
+
+Nothing of the builder is imported here: a machine with a GPU need not have what builds a model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from trt_lora.plugins.contract.sites import BindingNames, Site
+from trt_lora.runtime.manifest import BaseModel, Manifest
+from trt_lora.runtime.memory.host import Memory
+
+LAYERS = 32
+_MODULES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """`y [m, n] = x [m, k] @ W`, with A [k, rank] and B [rank, n] beside it."""
+
+    name: str
+    k: int
+    n: int
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The widths of a decoder layer."""
+
+    hidden: int = 4096
+    keys: int = 1024  # width of k and of v
+    inner: int = 14336
+
+    @property
+    def groups(self) -> Mapping[str, tuple[LinearShape, ...]]:
+        """Linears by group, in the order in which a layer runs them."""
+        hidden, keys, inner = self.hidden, self.keys, self.inner
+        return MappingProxyType(
+            {
+                "qkv": (
+                    LinearShape("q", hidden, hidden),
+                    LinearShape("k", hidden, keys),
+                    LinearShape("v", hidden, keys),
+                ),
+                "o": (LinearShape("o", hidden, hidden),),
+                "gate_up": (LinearShape("gate", hidden, inner), LinearShape("up", hidden, inner)),
+                "down": (LinearShape("down", inner, hidden),),
+            }
+        )
+
+
+LLAMA_3_8B = LayerShape()
+
+
+def llama_manifest(dtype: str) -> Manifest:
+    """Return a manifest with the seven linears of 32 layers: 448 bindings."""
+    linears = [linear for group in LLAMA_3_8B.groups.values() for linear in group]
+    sites = tuple(
+        Site(f"model.layers.{layer}.{_MODULES[linear.name]}", linear.k, linear.n, dtype)
+        for layer in range(LAYERS)
+        for linear in linears
+    )
+    base = BaseModel("Llama-3-8B", "LlamaForCausalLM", "", (), 0, 128)
+    return Manifest(
+        base, BindingNames.LORA, sites, (), (), {},
+        max_batch_size=1, max_input_len=1, max_seq_len=2, max_lora_rank=512, opt_lora_rank=16,
+        dtype=dtype, flavour="none", versions={}, files={},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class IdleEngine:
+    """All that holders of adapters ask of an executor; it runs nothing."""
+
+    manifest: Manifest
+    memory: Memory
+    rank_multiple: int = 1
+    input_names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+
+    def release_inputs(self) -> None:
+        """Nothing has run."""
+
+    def execute(self, tensor_map: object) -> Any:
+        """Nothing is run here."""
+        raise NotImplementedError

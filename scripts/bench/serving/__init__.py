@@ -1,1 +1,0 @@
-"""Measurements of what serves many adapters: the cache, the scheduler."""

@@ -1,0 +1,55 @@
+"""All workloads of all benchmarks, most important first: a deadline cuts the end."""
+
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+
+from trt_lora.scripts.bench.gpu.gpu_tests import FAMILIES, REST
+from trt_lora.scripts.measuring.report import ResultRow
+from trt_lora.scripts.measuring.worker import Workload
+
+
+def rows_at(place: str, *arguments: object) -> Iterator[ResultRow]:
+    """Yield the rows of a workload; its module is imported by the process that runs it.
+
+    Args:
+        place: MODULE:FUNCTION, below this package.
+        arguments: of the function.
+    """
+    module, _, function = place.partition(":")
+    yield from getattr(import_module(f"trt_lora.scripts.bench.{module}"), function)(*arguments)
+
+
+def _workload(name: str, question: str, weight: float, place: str, *arguments: object) -> Workload:
+    return Workload(name, question, weight, partial(rows_at, place, *arguments))
+
+
+# The weight is the share of the time, in seconds where all need all of theirs.
+CPU = (
+    _workload("plan", "What does LoRA add to an answer, and a switch cost?", 240, "plan:demo_rows"),
+    _workload("host-step", "What does a step cost the host?", 60, "host_step:rows"),
+    _workload("scheduling", "What does choosing who joins cost?", 30, "scheduling:rows"),
+    _workload("adapter-cache", "What does an adapter cost by where it lies?", 90,
+              "adapter_cache:rows"),
+    _workload("peers", "How fast are transformers, PEFT and we?", 300, "peers.__main__:rows"),
+)  # fmt: skip
+GPU = (
+    _workload("compilation", "Does every kernel compile?", 40,
+              "gpu.kernel_compilation:rows_on_gpu"),
+    *(
+        _workload(
+            f"correctness:{family}",
+            "Are its results those of float64, and memory around them untouched?",
+            12,
+            "gpu.gpu_tests:rows_of_family",
+            family,
+        )
+        for family in FAMILIES
+    ),
+    _workload("tests", "Do the other tests marked gpu pass?", 90, "gpu.gpu_tests:rows", REST),
+    _workload("tensorrt", "Does TensorRT, or TensorRT-RTX, run here?", 20,
+              "gpu.tensorrt_probe:rows"),
+    _workload("kernels", "What do the kernels cost beside cuBLAS?", 130, "gpu.kernels:rows"),
+    _workload("plan", "What does LoRA add to a plan's answer, and a switch cost?", 90,
+              "plan:gpu_rows"),
+)  # fmt: skip

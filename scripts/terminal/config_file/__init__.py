@@ -1,1 +1,0 @@
-"""Options of `build-engine` in a TOML file."""

@@ -1,1 +1,0 @@
-"""Reports of an adapter's coverage: a grid of sites, or a line for every tensor."""

@@ -1,1 +1,0 @@
-"""The argument parser of all commands."""

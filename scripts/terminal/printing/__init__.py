@@ -1,1 +1,0 @@
-"""Results on standard output: for a terminal, for a pipe, for scripts."""

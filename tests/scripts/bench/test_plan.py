@@ -1,0 +1,119 @@
+"""An engine's step and switch, and the host's part of a step, as workloads: on fakes."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.tiny_engine import engine_directory
+from support.fakes.tiny_static_engine import static_manifest
+
+from trt_lora.builder import BuildConfig, build_engine
+from trt_lora.builder.progress import NoProgress
+from trt_lora.builder.tensorrt.compile import Compiler
+from trt_lora.plugins.errors import StateError
+from trt_lora.plugins.tensorrt.flavour import flavour_named
+from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
+from trt_lora.scripts.bench import host_step, plan
+from trt_lora.scripts.bench.gpu import llama_engines
+from trt_lora.scripts.bench.llama import LLAMA_3_8B
+from trt_lora.scripts.measuring.worker import Skipped
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TensorRTEngine]:
+    """The fake TensorRT's tiny engine, on a GPU on which a test must leave nothing behind."""
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    trt = FakeTensorRT(cuda)
+    trt.install(monkeypatch)
+    trt.manifest = static_manifest()
+    directory = engine_directory(tmp_path / "engine", trt.manifest)
+    with TensorRTEngine(directory, trt.manifest) as opened:
+        yield opened
+    cuda.check()
+
+
+def test_a_plan_is_measured_with_every_adapter_and_its_switch(engine: TensorRTEngine) -> None:
+    *answers, switch = plan.rows("tiny", engine, {}, rounds=1)
+    assert [row.name for row in answers][:2] == ["tiny m1 (base)", "tiny m1 random, rank 4"]
+    assert all(row.variants["token, ms"] > 0 for row in answers)
+    assert switch.name == "tiny switch"
+    assert switch.sizes["bindings"] == len(engine.manifest.lora_bindings)
+    assert switch.variants["median, us"] > 0
+
+
+def test_a_switch_that_moves_tensors_is_an_error(
+    engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointers = iter(range(100))
+    monkeypatch.setattr(plan, "_pointers", lambda manager, name: [next(pointers)])
+    with pytest.raises(StateError, match="500 switches have moved the tensors"):
+        list(plan.rows("tiny", engine, {}, rounds=1))
+
+
+def test_every_plan_of_a_gpu_is_measured(
+    engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "running_flavour", lambda: "tensorrt-rtx")
+    monkeypatch.setattr(plan, "build", lambda *_: dict.fromkeys(("plugin", "base"), Path()))
+    monkeypatch.setattr(plan, "open_engine", lambda directory, backend: nullcontext(engine))
+    names = [row.name for row in plan.gpu_rows()]
+    assert [name.partition(" ")[0] for name in names[:: len(names) // 2]] == ["plugin", "base"]
+
+
+def test_where_nothing_builds_engines_plans_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "running_flavour", lambda: "tensorrt-rtx")
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    with pytest.raises(Skipped, match="transformers, which is not installed"):
+        next(plan.gpu_rows())
+
+
+@pytest.mark.slow
+def test_a_plan_decodes_on_one_stream_and_prefills_on_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer of the real sizes."""
+    flavour = flavour_named("tensorrt-rtx")
+    if not flavour.installed:
+        pytest.skip("TensorRT-RTX is not installed")
+    monkeypatch.setattr(llama_engines, "LAYERS", 1)
+    model = llama_engines.save_model(tmp_path / "model", LLAMA_3_8B)
+    options: dict[str, Any] = {"flavour": "none", "lora_plugin": "plugin", "dtype": "float16"}
+    options |= {"max_input_len": llama_engines.MAX_PROMPT, "max_seq_len": llama_engines.MAX_TOKENS}
+    build_engine(BuildConfig(model, tmp_path / "engine", ("all-linear",), **options))
+    manifest, onnx = read_manifest(tmp_path / "engine"), tmp_path / "engine" / ONNX_FILE
+    kernels = Compiler(flavour, NoProgress(), "plugin").kernels(
+        onnx.read_bytes(), onnx, manifest.profiles
+    )
+    streams = {
+        profile: [k.stream for k in kernels if k.profile == index and k.kind == "custom_layer"]
+        for index, profile in enumerate(manifest.profiles)
+    }
+    assert streams == {"decode": [0, 0, 0, 0], "prefill": [1, 1, 1, 1]}
+
+
+@pytest.mark.parametrize("way", host_step.WAYS)
+@pytest.mark.parametrize("logits", host_step.PEAKS)
+def test_the_hosts_part_of_a_step_is_measured_without_the_engines(way: str, logits: str) -> None:
+    row = host_step.measure(2, way, logits, steps=3)
+    assert row.name == f"2 rows, {way}, {logits}"
+    assert 0 < row.variants["step, ms"] <= row.variants["slowest step, ms"]
+
+
+def test_time_inside_the_engine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    class Slow(host_step.StubEngine):
+        def execute(self, tensor_map):  # type: ignore[no-untyped-def]
+            clock[0] += 5
+            self.seconds += 5
+            return super().execute(tensor_map)
+
+    monkeypatch.setattr(host_step, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(host_step, "StubEngine", Slow)
+    assert host_step.measure(2, "greedy", "peaked", steps=3).variants["slowest step, ms"] == 0
