@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.runtime.generation.candidates import Candidates, ranked
+from trt_lora.runtime.generation.candidates import Candidates, ranked, total, vocabulary_weights
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.race import race_of_some, race_of_vocabulary
 
@@ -23,9 +23,6 @@ Keys = npt.NDArray[np.uint64]  # [rows], one a token; unused where greedy
 UNDECIDED = -1  # in place of a token, where more candidates have to decide, or none can be chosen
 _FEW = 256  # candidates to begin with: as many as a GPU finds, and nearly always enough
 _MORE = 8  # times as many where they were not
-# Differences of logits are multiplied by no more than 1 / 1e-30, which float32 holds. Only logits
-# that are as near to each other as that would be told apart by a smaller temperature.
-_COLDEST = 1e-30
 
 
 def generator(
@@ -131,7 +128,7 @@ def choose_beyond(
     if not _is_cut(params, logits.size):  # those that raced as one have won
         rest = logits.copy()
         rest[candidates] = -np.inf
-        return race_of_vocabulary(_vocabulary_weights(rest, params), key)
+        return race_of_vocabulary(vocabulary_weights(rest, params.temperature), key)
     count, token = len(candidates), UNDECIDED
     while token == UNDECIDED and count < logits.size:
         count *= _MORE
@@ -158,7 +155,7 @@ def _total(logits: Logits, params: SamplingParams) -> float:
     """What all tokens weigh; NaN where top-k or min-p makes that unimportant."""
     if 0 < params.top_k < logits.size or params.min_p:
         return np.nan
-    return float(_vocabulary_weights(logits, params).sum(dtype=np.float64))
+    return float(total(logits, params.temperature))
 
 
 def _parameters(
@@ -186,14 +183,3 @@ def _weights(logits: Logits, temperature: npt.NDArray[np.float64]) -> npt.NDArra
     with np.errstate(over="ignore"):  # so far below the first that its probability is 0
         scores = (logits.astype(np.float64) - logits[:, :1]) / temperature[:, None]
     return np.asarray(np.exp(scores))
-
-
-def _vocabulary_weights(logits: Logits, params: SamplingParams) -> Logits:
-    """Probability of each token [vocab] in parts of the greatest, in float32.
-
-    Float64 takes 13 times as long, and the logits are no more exact.
-    """
-    with np.errstate(over="ignore"):  # so far below the greatest that its probability is 0
-        weights: Logits = logits - logits.max()
-        weights *= np.float32(1 / max(params.temperature, _COLDEST))
-    return np.exp(weights, out=weights)

@@ -10,7 +10,7 @@ _Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 def logprobs_of_row(logits: npt.NDArray[np.float32], token: int, count: int) -> Logprobs:
-    """Return them from all logits of a row.
+    """Return them from all logits of a row, within 1e-6 of its log softmax in float64.
 
     Args:
         logits: [vocab] of the engine.
@@ -19,10 +19,9 @@ def logprobs_of_row(logits: npt.NDArray[np.float32], token: int, count: int) -> 
     """
     wanted = logits.size if count < 0 else min(count, logits.size)
     best = ranked(logits, max(wanted, 1))[:wanted]
-    above = logits > logits[token]
-    above[:token] |= logits[:token] == logits[token]
     base = _base(logits.max(), total(logits, 1.0))
-    ranks = {token: int(above.sum()) + 1} | {int(t): n for n, t in enumerate(best, 1)}
+    ranks = {token: 0} | {int(t): n for n, t in enumerate(best, 1)}
+    ranks[token] = ranks[token] or _rank(logits, token)
     return {t: Logprob(float(logits[t]) - base, rank) for t, rank in ranks.items()}
 
 
@@ -44,6 +43,12 @@ def logprobs_of_candidates(
     base = _base(logits[0], total_mass)
     found = dict.fromkeys([int(places[0]), *range(count)])
     return {int(tokens[at]): Logprob(float(logits[at]) - base, at + 1) for at in found}
+
+
+def _rank(logits: npt.NDArray[np.float32], token: int) -> int:
+    """Return a token's place, from 1: behind the greater, and of equal ones behind lower ids."""
+    greater = np.count_nonzero(logits > logits[token])
+    return 1 + greater + np.count_nonzero(logits[:token] == logits[token])
 
 
 def _base(greatest: np.float32, total_mass: float) -> float:
