@@ -58,6 +58,7 @@ class EngineLoop:
         self._scheduler, self._on_events = scheduler, on_events
         self._commands: deque[Sequence | _Cancel] = deque()
         self._freezes, self._is_collected = freezes_garbage, False
+        self._errors: list[Exception] = []  # of the engine, since it last gave a token
         self._lock = threading.Lock()  # of what follows
         self._deadline: float | None = None  # of the drain, once it is closing
         self._error: BaseException | None = None  # that ended the loop
@@ -138,15 +139,14 @@ class EngineLoop:
         if self._freezes:
             gc.collect()
             gc.freeze()
-        errors: list[BaseException] = []  # of the last steps, in a row
         try:
-            while not self._is_over() and len(errors) < _MOST_ERRORS:
+            while not self._is_over() and len(self._errors) < _MOST_ERRORS:
                 self._follow_commands()
                 if not self._scheduler or self._scheduler.is_stalled:
                     self._sleep()
-                error = self._step()
-                errors = [] if error is None else [*errors, error]
-            self._error = errors[-1] if len(errors) == _MOST_ERRORS else None
+                self._step()
+            if len(self._errors) == _MOST_ERRORS:
+                self._error = self._errors[-1]
         except BaseException as error:  # of our own: nobody shall wait for ever
             self._error = error
         finally:
@@ -182,22 +182,23 @@ class EngineLoop:
         if not self._commands:
             self._scheduler.sleep(most)
 
-    def _step(self) -> Exception | None:
-        """Make a step; return the error of the engine, if it has one."""
+    def _step(self) -> None:
+        """Make a step; note the error of the engine, if it has one."""
         if not self._scheduler:
             self._scheduler.progress.clear()
-            return None
+            return
         self._is_collected = False
         try:
             self._deliver(self._scheduler.step(self._deliver))
         except Exception as error:
+            self._errors.append(error)
             self._deliver(self._scheduler.fail_running(error))
-            return error
-        return None
 
     def _deliver(self, answers: StepAnswers) -> None:
         if not answers.tokens and not answers.failed:
             return
+        if answers.tokens:
+            self._errors.clear()
         try:
             self._on_events(answers)
         except Exception:

@@ -36,7 +36,7 @@ class _Traces:
     """What has been traced in this process, by all that a trace depends on."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str, int], Exported] = {}
+        self._found: dict[tuple[str, int], Exported] = {}
 
     def export(self, model: Any, max_len: int) -> Exported:
         """Return a copy of the graph, as `export_causal_lm` does; the passes change it in place."""

@@ -139,7 +139,7 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
     new = batch.submit(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
     while not batch.tokens(new):
         tokens += [token.token_id for token in step_of(batch) if token.row == old]
-    given = list(batch.tokens(new))
+    given: list[int | None] = list(batch.tokens(new))
     adapters.unload("a")
     with pytest.raises(UnknownAdapterError):
         batch.submit(ids, adapter="a")

@@ -212,7 +212,7 @@ def test_one_that_cannot_go_on_ends_alone_and_is_named(
         ),
     )
     step_of(batch)
-    constraint = batch._sequences[row].constraint
+    constraint = batch._active[row].constraint
     assert constraint is not None
     constraint.accept([BYTES.index("z")])  # what no mask would allow
     answers = batch.step()
