@@ -79,7 +79,7 @@ def total(logits: npt.NDArray[np.float32], temperature: float) -> np.float64:
     At temperature 1 its logarithm is right within 1e-6: a difference of logits below 16 is rounded
     by 4.8e-7 at most, its exponential by 3e-7, and who is farther off weighs nearly nothing.
     """
-    return vocabulary_weights(logits, temperature).sum(dtype=np.float64)
+    return np.float64(vocabulary_weights(logits, temperature).sum(dtype=np.float64))
 
 
 def _falling(values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

@@ -48,7 +48,7 @@ def logprobs_of_candidates(
 def _rank(logits: npt.NDArray[np.float32], token: int) -> int:
     """Return a token's place, from 1: behind the greater, and of equal ones behind lower ids."""
     greater = np.count_nonzero(logits > logits[token])
-    return 1 + greater + np.count_nonzero(logits[:token] == logits[token])
+    return int(1 + greater + np.count_nonzero(logits[:token] == logits[token]))
 
 
 def _base(greatest: np.float32, total_mass: float) -> float:

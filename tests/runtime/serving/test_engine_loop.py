@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Served:
             self.steps += 1
             return step(*args)
 
-        self.scheduler.step = counted  # type: ignore[method-assign]
+        self.scheduler.step = counted  # type: ignore[method-assign, assignment]
         self.loop = EngineLoop(self.scheduler, self.take)
 
     def take(self, answers: StepAnswers) -> None:
@@ -72,6 +73,10 @@ class Served:
     def submit(self, *args: Any, **options: Any) -> int:
         (number,) = self.loop.submit(*args, **options)
         return number
+
+
+def has_ended(served: Served, request: int) -> bool:
+    return request in served.ends
 
 
 @pytest.fixture
@@ -222,7 +227,7 @@ def test_requests_cancelled_and_failed_at_random_have_one_end_each(served: Serve
             for _ in range(2):
                 last = served.submit([turn], LONG)
                 asked[last] = [turn], 0
-                assert eventually(lambda last=last: last in served.ends)
+                assert eventually(partial(has_ended, served, last))
         time.sleep(order.random() * 0.003)
     assert eventually(lambda: served.ends.keys() >= asked.keys() - cancelled)
     served.loop.close(60.0)
