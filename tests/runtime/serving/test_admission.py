@@ -267,3 +267,64 @@ def test_numbers_without_a_meaning_are_refused() -> None:
         ServingConfig(max_wait_steps=-1)
     with pytest.raises(ConfigError, match="prefetch_depth is 0"):
         ServingConfig(prefetch_depth=0)
+
+
+def test_who_can_never_have_a_slot_fails_at_once_by_name() -> None:
+    served = PolicySteps("ABC", slots=2)
+    served.cache.pins |= {("A", 1), ("B", 1)}
+    with pytest.raises(StateError, match=r"'C' can have no slot: 'A', 'B' are pinned in all 2"):
+        served.submit("C")
+    served.submit("A")  # it has one
+    served.cache.pins.clear()
+    number = served.submit("C")
+    served.cache.pins |= {("A", 1), ("B", 1)}  # pinned since it waits
+    served.step(3)
+    assert "'C' can have no slot" in str(served.failed[number])
+
+
+def test_clients_share_rows_and_a_flood_delays_no_other_by_more_than_a_turn() -> None:
+    served = PolicySteps("A", slots=1, rows=2)
+    for _ in range(200):
+        served.submit(None, tokens=8, client="flood")
+    served.step(20)
+    other = served.submit(None, tokens=8, client="other")
+    served.step(2 * 8)
+    assert served.waits[other] <= 8
+
+
+def test_a_client_that_comes_back_has_saved_nothing_up() -> None:
+    served = PolicySteps("A", slots=1, rows=1)
+    for _ in range(10):
+        served.submit(None, tokens=4, client="a")
+    served.step(12)
+    for _ in range(5):
+        served.submit(None, tokens=4, client="b")
+    turns = []
+    for _ in range(24):
+        turns += [served.sequences[number].client for number in served.joined()]
+    assert "a" in turns[:3]
+    assert "b" in turns[:3]
+
+
+def test_a_slot_is_taken_from_long_answers_after_a_bound() -> None:
+    served = PolicySteps("AB", slots=1, preempt_after=3)
+    long = served.submit("A", tokens=1000)
+    served.step(3)
+    number = served.submit("B", tokens=5)
+    served.step(DRAIN_AFTER + 3 + 6)
+    assert served.waits[number] <= DRAIN_AFTER + 3 + 3
+    assert served.preempted[0] == long
+    served.step(3 * (DRAIN_AFTER + 6))
+    assert long in served.left  # it goes on
+
+
+def test_who_waits_is_late_after_a_time_too() -> None:
+    served = PolicySteps("AB", slots=1, max_wait_steps=10_000, preempt_after=0)
+    served.submit("A", tokens=1000)
+    served.step(3)
+    number = served.submit("B", tokens=5)
+    served.step(20)
+    assert number not in served.waits
+    served.now += 2.5
+    served.step(20)
+    assert number in served.waits
