@@ -7,17 +7,19 @@ from time import sleep, thread_time
 
 import numpy as np
 
+from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.weight import zeros
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.manifest import Binding
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.serving.admission import AdmissionPolicy
 from trt_lora.scripts.bench.llama import IdleEngine, llama_manifest
 from trt_lora.scripts.measuring.report import ResultRow
 
-ROWS, ADAPTERS, QUEUE = 64, 200, 256
+ROWS, ADAPTERS, QUEUE, VOCABULARY = 64, 200, 256, 32_000
 SLOTS = (8, 32)  # of an engine; the fewer, the more of the rows stay empty
 ROUNDS, STEPS = 10, 200
 TOKENS = (32, 96)  # of an answer, from and to
@@ -36,7 +38,8 @@ class Clients:
         self._names = adapters.names
         self._adapters, self._policy = adapters, AdmissionPolicy(adapters)
         self._ends: dict[Sequence, int] = {}  # the step at which each that runs does
-        self._manifest = llama_manifest("float16")
+        outputs = (Binding(LOGITS, "float32", ("kept", VOCABULARY)),)
+        self._manifest = replace(llama_manifest("float16"), outputs=outputs)
         self._rng, self._next = np.random.default_rng(0), 0
         shares = 1 / np.arange(1, len(self._names) + 1)
         self._shares = shares / shares.sum()
@@ -48,13 +51,16 @@ class Clients:
         begin = thread_time()
         step = self._policy.schedule(ROWS - self.running)
         seconds = thread_time() - begin
+        for sequence in step.preempted:
+            del self._ends[sequence]
+            self._release(sequence)
+            self._policy.preempt(sequence)
         for joined in step.joined:
             self._ends[joined] = self._policy.steps + joined.left
         ended = [s for s, last in self._ends.items() if last <= self._policy.steps]
         for sequence in ended:
             del self._ends[sequence]
-            if sequence.lease is not None:
-                self._adapters.release(sequence.lease)
+            self._release(sequence)
         begin = thread_time()
         for sequence in ended:
             self._policy.end(sequence)
@@ -65,12 +71,18 @@ class Clients:
         """How many rows are in use."""
         return len(self._policy.running)
 
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.lease is not None:
+            self._adapters.release(sequence.lease)
+            sequence.lease = None
+
     def _submit(self) -> None:
         is_base = self._rng.random() < BASE_SHARE
         name = None if is_base else str(self._rng.choice(self._names, p=self._shares))
-        sampling = SamplingParams(max_tokens=int(self._rng.integers(*TOKENS)), temperature=0)
+        tokens = int(self._rng.integers(*TOKENS))
+        sampling = SamplingParams(max_tokens=tokens, temperature=0)
         sequence = new_sequence([1], sampling, self._manifest, None)
-        sequence.id, sequence.adapter = self._next, name
+        sequence.id, sequence.adapter, sequence.most = self._next, name, tokens
         self._policy.submit(sequence)
         self._next += 1
 

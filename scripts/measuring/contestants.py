@@ -72,7 +72,7 @@ class SharedContest:
         else:
             self._manager.reset_weights()
         if rows not in self._batches:
-            self._batches = {rows: Scheduler(self._engine, manager=self._manager, rows=rows)}
+            self._batches = {rows: whole_prompts(self._engine, rows, manager=self._manager)}
         self._batches[rows].use_active_adapter()
         return self._batches[rows]
 
@@ -112,13 +112,31 @@ class SlotContest:
         for name in contestant.adapters[:rows]:
             self._adapters.activate(name)
         if rows not in self._batches:
-            self._batches = {rows: Scheduler(self._engine, adapters=self._adapters, rows=rows)}
+            self._batches = {rows: whole_prompts(self._engine, rows, adapters=self._adapters)}
         return self._batches[rows]
 
     def adapter_of(self, contestant: Contestant, row: int) -> str | None:
         """Its adapters, in turn."""
         names = contestant.adapters
         return names[row % len(names)] if names else None
+
+
+def whole_prompts(
+    engine: Executor,
+    rows: int,
+    *,
+    manager: LoRAManager | None = None,
+    adapters: SlotAdapters | None = None,
+) -> Scheduler:
+    """Return a scheduler that runs every prompt whole, in one step with the others, and again."""
+    return Scheduler(
+        engine,
+        adapters,
+        manager=manager,
+        rows=rows,
+        max_num_batched_tokens=rows * engine.manifest.max_input_len,
+        shares_prefixes=False,
+    )
 
 
 def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> Contest:

@@ -246,7 +246,7 @@ def test_ctrl_c_ends_a_conversation_that_comes_from_a_pipe(
         yield "half"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trt_lora.scripts.commands.chat.stream_text", interrupted)
+    monkeypatch.setattr("trt_lora.scripts.commands.chat.stream_from", interrupted)
     assert talk(engine, ["w5", "w6"], capsys, expected=INTERRUPTED) == ["(base)> half"]
 
 
