@@ -5,7 +5,6 @@ PYTHON ?= python3
 comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGE := __init__.py __main__.py builder plugins runtime scripts
 # One process more than processors, up to 5: tests also wait, for builds of each other and for
 # deadlines. One thread of torch a process.
 WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 5)))
@@ -80,9 +79,7 @@ bench: $(VENV)/ready       ## measure on the CPU, write docs/benchmarks/cpu-*.js
 # In the virtual environment if there is one, else with $(PYTHON) as it is: needs torch, numpy,
 # safetensors, pytest and cuda-python, and no network. Options for it: make gpu GPU='--only kernels'.
 gpu:                       ## check and measure on an NVIDIA GPU, write docs/benchmarks/gpu-*.json
-	mkdir -p build/typing/trt_lora
-	ln -sfn $(PACKAGE:%=$(CURDIR)/%) build/typing/trt_lora/
-	PYTHONPATH=$(CURDIR)/build/typing$${PYTHONPATH:+:$$PYTHONPATH} \
+	PYTHONPATH=$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH} \
 	  $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m trt_lora.scripts.bench gpu $(GPU)
 
 # Where there is docker; test_containers.py and hadolint read the files elsewhere.
@@ -100,9 +97,7 @@ $(VENV)/demo: pyproject.toml
 	$(BIN)/pip install --quiet --no-compile -e '.[demo$(if $(NVIDIA),$(comma)rtx)]'
 	touch $@
 
-# The tools of development, and the link tree that type checkers read.
+# The tools of development.
 $(VENV)/ready: $(VENV)/demo
 	$(BIN)/pip install --quiet -e '.[dev]'
-	mkdir -p build/typing/trt_lora
-	ln -sfn $(PACKAGE:%=$(CURDIR)/%) build/typing/trt_lora/
 	touch $@

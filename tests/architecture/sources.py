@@ -4,7 +4,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("builder", "plugins", "runtime", "scripts")
-OWN = ("__init__.py", "__main__.py")  # of the package `trt_lora` itself, which is the checkout
+PACKAGE = "src/trt_lora"  # whose subpackages are links to the folders above
+OWN = (f"{PACKAGE}/__init__.py", f"{PACKAGE}/__main__.py")
+TYPED = f"{PACKAGE}/py.typed"
 
 
 def files(*patterns: str) -> list[Path]:
@@ -21,12 +23,19 @@ def product_files() -> list[Path]:
 def data_files() -> list[Path]:
     """Return what the wheel holds beside Python: kernel sources, templates, the mark of types."""
     kinds = ("**/*.cu", "**/*.cuh", "**/*.jinja")
-    return files("py.typed", *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
+    return files(TYPED, *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
 
 
 def checkout_files() -> list[Path]:
     """Return every file that belongs to the project, tests and documents included."""
-    top = ("*.py", "*.md", "*.toml", "*.y*ml", "py.typed", "LICENSE", "MANIFEST.in", "*file")
+    top = (*OWN, TYPED, "*.md", "*.toml", "*.y*ml", "LICENSE", "MANIFEST.in", "*file")
     hidden = (".gitignore", ".dockerignore", ".ci/run", "engines/README.md", "engines/.gitignore")
     folders = (*PACKAGES, "docs", "examples", "tests")
     return files(*top, *hidden, *(f"{folder}/**/*" for folder in folders))
+
+
+def installed(path: Path) -> Path:
+    """Return where a file of the product lies below `src`, and in a wheel; others stay."""
+    if path.parts[0] in PACKAGES:
+        return Path("trt_lora", path)
+    return path.relative_to("src") if path.parts[0] == "src" else path

@@ -1,4 +1,4 @@
-"""The sdist is the checkout; the wheel that it builds holds every package, and no benchmark."""
+"""The sdist is the checkout without its links; the wheel holds every package, and no benchmark."""
 
 import email
 import email.message
@@ -11,7 +11,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from architecture.sources import ROOT, checkout_files, data_files, product_files
+from architecture.sources import (
+    PACKAGE,
+    PACKAGES,
+    ROOT,
+    checkout_files,
+    data_files,
+    installed,
+    product_files,
+)
 
 import trt_lora
 
@@ -33,6 +41,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in checkout_files():
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, source / path)
+    for package in PACKAGES:
+        shutil.copy(ROOT / PACKAGE / package, source / PACKAGE, follow_symlinks=False)
     for left in ("build/lib/trt_lora/x.py", "engines/x/x.py", "tests/__pycache__/x.pyc"):
         (source / left).parent.mkdir(parents=True)
         (source / left).touch()
@@ -71,13 +81,6 @@ def metadata(wheel: Path) -> email.message.Message:
         return email.message_from_bytes(archive.read(name))
 
 
-def test_the_listed_packages_are_the_folders_with_an_init() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = {path.parent for path in product_files() if path.name == "__init__.py"}
-    expected = {".".join(("trt_lora", *f.parts)) for f in folders if not is_outside(f / "x")}
-    assert sorted(settings["packages"]) == sorted(expected)
-
-
 def test_every_folder_with_python_files_has_an_init() -> None:
     folders = {path.parent for path in product_files()}
     assert [f for f in folders if not (ROOT / f / "__init__.py").is_file()] == []
@@ -86,14 +89,17 @@ def test_every_folder_with_python_files_has_an_init() -> None:
 def test_the_sdist_is_the_checkout_and_holds_nothing_that_tools_left_there(sdist: Path) -> None:
     packed = {p.relative_to(sdist).as_posix() for p in sdist.rglob("*") if p.is_file()}
     packed = {name for name in packed if ".egg-info/" not in name} - MADE
-    assert packed == {path.as_posix() for path in checkout_files()}
+    expected = ((path, installed(path)) for path in checkout_files())
+    assert packed == {
+        str(path if path == place else Path("src", place)) for path, place in expected
+    }
 
 
 def test_the_wheel_holds_every_module_and_kernel_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     shipped = [path for path in (*product_files(), *data_files()) if not is_outside(path)]
-    assert packed == {f"trt_lora/{path.as_posix()}" for path in shipped}
+    assert packed == {str(installed(path)) for path in shipped}
     assert any(name.endswith(".cu") for name in packed)
 
 

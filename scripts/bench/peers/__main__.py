@@ -25,7 +25,6 @@ from trt_lora.scripts.measuring.report import Report, ResultRow, row_lines
 
 OUTPUT = Path("docs/benchmarks/peers.json")
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout
-PACKAGES = ("builder", "plugins", "runtime", "scripts")
 CHECK = "What is the capital of Portugal?"
 CHECK_STEPS = 8
 LOAD_SECONDS, ANSWER_SECONDS = 120.0, 240.0
@@ -64,7 +63,6 @@ def measure(args: argparse.Namespace, entries: Sequence[PeerEntry]) -> tuple[Tol
     peers: Told = {entry.name: {"title": entry.title} for entry in entries}
     results = Results()
     with tempfile.TemporaryDirectory() as name:
-        _link_packages(Path(name))
         for _ in range(args.openings):
             with ExitStack() as stack:
                 processes = _start(args, entries, Path(name), peers, stack)
@@ -186,7 +184,7 @@ def _process(
     logs.mkdir(parents=True, exist_ok=True)
     python = args.pythons.get(entry.name, Path(sys.executable))
     log = logs / f"{entry.name}.log"
-    return stack.enter_context(PeerProcess(entry, python, setup, folder, log))
+    return stack.enter_context(PeerProcess(entry, python, setup, ROOT / "src", log))
 
 
 def _check(processes: dict[str, PeerProcess], ids: list[int], peers: Told) -> None:
@@ -206,13 +204,6 @@ def _check(processes: dict[str, PeerProcess], ids: list[int], peers: Told) -> No
 
 def _prompt_ids(args: argparse.Namespace) -> list[int]:
     return list(TextTokenizer(args.model).encode(CHECK))
-
-
-def _link_packages(folder: Path) -> None:
-    """Make the namespace `trt_lora` of this checkout, for interpreters that do not have it."""
-    (folder / "trt_lora").mkdir()
-    for package in PACKAGES:
-        (folder / "trt_lora" / package).symlink_to(ROOT / package)
 
 
 if __name__ == "__main__":

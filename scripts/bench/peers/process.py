@@ -40,7 +40,7 @@ class PeerProcess:
             entry: which peer.
             python: its interpreter.
             setup: what it loads, as `worker.main` reads it.
-            path: folder with the namespace `trt_lora`.
+            path: folder of the package `trt_lora`.
             log: what it prints goes there.
 
         Raises:
