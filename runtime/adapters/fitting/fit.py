@@ -59,15 +59,18 @@ def fit_adapter(
     return Fitted(tensors, coverage)
 
 
-def preview_adapter(adapter: Adapter, manifest: Manifest, *, strict: bool = True) -> Coverage:
+def preview_adapter(
+    adapter: Adapter, manifest: Manifest, *, strict: bool = True, rank_multiple: int = 1
+) -> Coverage:
     """Return the coverage of `fit_adapter` without what casts do: no value of a factor is read.
 
     Raises:
         AdapterError: as `match_adapter`.
     """
     weights, unexpected_keys = match_adapter(adapter, manifest, strict=strict)
+    held = _with_padded_ranks(adapter, weights, manifest, rank_multiple)
     dtypes = {name: manifest.lora_bindings[name][0].dtype for name in weights}
-    tensors = {name: Tensor(0, weight.shape, dtypes[name]) for name, weight in weights.items()}
+    tensors = {name: Tensor(0, weight.shape, dtypes[name]) for name, weight in held.items()}
     return _coverage(adapter, manifest, weights, unexpected_keys, tensors, {})
 
 

@@ -150,7 +150,7 @@ def slot_tensors(manifest: Manifest) -> dict[str, Tensor]:
     if not manifest.max_loras:
         raise ConfigError(
             f"this engine of {manifest.base_model.name} takes one adapter at a time: it has no "
-            "slots; build one with --max-loras 8, or use a LoRAManager"
+            "slots; build one with --max-loras 8"
         )
     rank = manifest.max_lora_rank
     tensors = {

@@ -1,4 +1,4 @@
-"""Adapters in host memory within a budget of bytes, the least recently used leaving first.
+"""MemoryLevel: LRU of adapters in memory, within a budget of bytes.
 
 An adapter whose weights came in memory cannot be read again, so it leaves only once the one that
 takes its place is there: what is read to take it may turn out to be damaged. Until then the budget
@@ -9,15 +9,15 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from trt_lora.plugins.errors import StateError
-from trt_lora.runtime.managers.slots.cache.entry import Entry
+from trt_lora.runtime.store.entry import Entry
 
 
-class HostStore:
-    """Who is in host memory; its caller holds the cache's lock."""
+class MemoryLevel:
+    """The adapters that are in memory; its caller holds the store's lock."""
 
-    def __init__(self, limit: int | None) -> None:
-        """Take the budget in bytes; None is no limit."""
-        self.limit = limit
+    def __init__(self, limit: int | None, option: str) -> None:
+        """Take the budget in bytes, None for no limit, and the `StoreConfig` option it is from."""
+        self.limit, self._option = limit, option
         self.used = 0
         self.entries: OrderedDict[Entry, None] = OrderedDict()  # least recently used first
 
@@ -45,17 +45,17 @@ class HostStore:
             return
         if entry.nbytes > self.limit:
             raise StateError(
-                f"adapter {entry.name!r} takes {entry.nbytes:,} bytes, and the host memory for "
-                f"adapters is {self.limit:,}; give the cache a larger host_memory"
+                f"adapter {entry.name!r} takes {entry.nbytes:,} bytes, and the memory for "
+                f"adapters is {self.limit:,}; give StoreConfig a larger {self._option}"
             )
         others = [other for other in self.entries if other is not entry]
         stay = [other for other in others if not _leaves(other, replaced)]
         if (held := sum(other.nbytes for other in stay)) + entry.nbytes > self.limit:
-            holders = ", ".join(other.described() for other in stay)
+            holders = ", ".join(other.describe() for other in stay)
             raise StateError(
-                f"adapter {entry.name!r} takes {entry.nbytes:,} bytes of host memory; of "
+                f"adapter {entry.name!r} takes {entry.nbytes:,} bytes of memory; of "
                 f"{self.limit:,} bytes {held:,} are held by {holders}; release or unpin "
-                "one, or give the cache a larger host_memory"
+                f"one, or give StoreConfig a larger {self._option}"
             )
 
     def shrink(self, entry: Entry) -> list[Entry]:
@@ -64,6 +64,11 @@ class HostStore:
         for victim in leaving:
             self.remove(victim)
         return leaving
+
+    def resize(self, entry: Entry, nbytes: int) -> None:
+        """Take note of the size of an entry that could not be known before it was made."""
+        self.used += nbytes - entry.nbytes
+        entry.nbytes = nbytes
 
     def touch(self, entry: Entry) -> None:
         """Make an entry the last one used."""
@@ -87,11 +92,11 @@ class HostStore:
         for other in list(self.entries):
             if missing <= 0:
                 return
-            if other not in (entry, replaced) and other.may_leave:
+            if other not in (entry, replaced) and other.is_evictable:
                 yield other
                 missing -= other.nbytes
 
 
 def _leaves(entry: Entry, replaced: Entry | None) -> bool:
     """Whether an entry can be evicted; one that is replaced loses its pin."""
-    return entry.may_leave or (entry is replaced and not entry.leases and not entry.moving)
+    return entry.is_evictable or (entry is replaced and not entry.leases and not entry.moving)

@@ -1,1 +1,0 @@
-"""Resident adapters and the active one."""

@@ -1,1 +1,0 @@
-"""The adapter cache: which generation of an adapter lies at which level."""

@@ -1,0 +1,85 @@
+"""BufferLevel: adapters in buffers of their own on the engine's device, and rank-1 dummies."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from trt_lora.plugins.contract.sites import MIN_RANK
+from trt_lora.plugins.errors import StateError
+from trt_lora.runtime.adapters.fitting.fit import Fitted
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.memory.host import Stream
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap, ZeroMemory
+from trt_lora.runtime.store.entry import Entry, Loaded
+
+
+class BufferLevel:
+    """An engine for one adapter at a time: a step binds pointers, and ranks are dynamic."""
+
+    def __init__(self, executor: Executor) -> None:
+        """Make the zero buffer that all dummies alias.
+
+        Raises:
+            BackendError: the device is out of memory.
+        """
+        self._memory, self._release_inputs = executor.memory, executor.release_inputs
+        self.dummies = _dummies(executor)
+        zeros = next(iter(self.dummies.values()))
+        self.zero = replace(zeros, shape=(1,), dtype=executor.manifest.dtype)
+
+    @property
+    def count(self) -> None:
+        """There are no slots."""
+        return
+
+    def load(self, fitted: Fitted, stream: Stream) -> Loaded:
+        """Return an adapter in the engine's memory, in one buffer; on the host it stays in place.
+
+        Raises:
+            TensorError: a tensor is on another device.
+            BackendError: the device is out of memory.
+        """
+        tensors = self._memory.upload(fitted.tensors, stream)
+        return Loaded(replace(fitted, tensors=tensors), TensorMap(self.dummies | tensors))
+
+    def check_room(self, entry: Entry, held: Collection[Entry]) -> None:
+        """As many adapters can be held as memory has room for."""
+
+    def leave(self, entry: Entry) -> None:
+        """Let the engine go of its last inputs, or the memory would wait for its next run."""
+        del entry
+        self._release_inputs()
+
+    clear = leave
+
+    def rows(self, entries: Sequence[Entry | None], *, all_slots: bool) -> TensorMap:
+        """Return the LoRA inputs of rows that all have one adapter; None is the base model.
+
+        Raises:
+            StateError: they have several; see `AdapterStore.groups`.
+        """
+        del all_slots
+        first, *others = dict.fromkeys(entries) or [None]
+        if others:
+            raise StateError(
+                f"{len(others) + 1} adapters in one run, and this engine takes one at a time; run "
+                "each of `AdapterStore.groups` by itself, or build with --max-loras"
+            )
+        if first is None:
+            return self.dummies
+        assert first.in_memory is not None  # it is held
+        bindings = first.in_memory.result().bindings
+        assert bindings is not None
+        return bindings
+
+
+def _dummies(executor: Executor) -> TensorMap:
+    """A [k, 1] and B [1, n] of every site, in one zero buffer."""
+    sites = executor.manifest.lora_bindings
+    shapes = {name: site.shape(factor, MIN_RANK) for name, (site, factor) in sites.items()}
+    empty = {name: Tensor(0, shape, sites[name][0].dtype) for name, shape in shapes.items()}
+    zeros = executor.memory.zeros(max((tensor.nbytes for tensor in empty.values()), default=1))
+    owner = ZeroMemory(zeros)
+    return TensorMap(
+        (name, replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=owner))
+        for name, tensor in empty.items()
+    )

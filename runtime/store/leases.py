@@ -1,0 +1,180 @@
+"""Leases: who holds which version; StepBindings: what a run of the engine binds of the adapters."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from threading import Event
+
+from trt_lora.plugins.checked import checked
+from trt_lora.plugins.errors import StateError
+from trt_lora.runtime.memory.tensor import TensorMap
+from trt_lora.runtime.store.entry import Entry, Lease
+from trt_lora.runtime.store.levels import Levels
+
+AdapterOfRow = Lease | str | None  # None is the base model
+
+
+class Leases:
+    """Every lease that was given and not given back; its caller holds the store's lock."""
+
+    def __init__(self, levels: Levels) -> None:
+        """Begin without any."""
+        self._levels = levels
+        self.given: dict[Lease, None] = {}
+
+    def add(self, entry: Entry) -> Lease:
+        """Return a new lease of an entry.
+
+        Raises:
+            StateError: others hold all slots.
+        """
+        self._levels.hold(entry)
+        lease = Lease(entry)
+        self.given[lease] = None
+        return lease
+
+    def add_all(self, entries: Collection[Entry]) -> list[Lease]:
+        """Return leases of all entries, or raise and hold none."""
+        leases: list[Lease] = []
+        try:
+            leases.extend(map(self.add, entries))
+        except BaseException:
+            for lease in leases:
+                self.remove(lease)
+            raise
+        return leases
+
+    def remove(self, lease: Lease) -> None:
+        """Take a lease back.
+
+        Raises:
+            StateError: it was given back already.
+        """
+        self.check(lease)
+        del self.given[lease]
+        self._levels.unhold(lease.entry)
+
+    def check(self, lease: Lease) -> None:
+        """Refuse a lease that was given back.
+
+        Raises:
+            StateError: it was.
+        """
+        if lease not in self.given:
+            raise StateError(f"the lease of adapter {lease.name!r} was released already")
+
+
+class StepBindings:
+    """The LoRA inputs of runs; any thread may call it."""
+
+    def __init__(self, levels: Levels, leases: Leases) -> None:
+        """Take what the store knows."""
+        self._levels, self._leases = levels, leases
+
+    @property
+    def resident(self) -> AbstractSet[str]:
+        """The names whose adapters a step can bind at once: in slots, or in the engine's memory."""
+        with self._levels.lock:
+            return {entry.name for entry in self._levels.names if self._levels.is_resident(entry)}
+
+    @property
+    def slots(self) -> Mapping[str, int]:
+        """The slot of every name that has one."""
+        with self._levels.lock:
+            slots = self._levels.slots
+            places = {} if slots is None else slots.places
+            return {entry.name: slot for entry, slot in places.items() if entry.is_named}
+
+    @property
+    def slot_count(self) -> int | None:
+        """How many slots there are; None on an engine for one adapter at a time."""
+        return self._levels.device.count
+
+    @checked
+    def activate(self, adapter: Lease | str) -> None:
+        """Bring an adapter to where a run can bind it: into a slot, where there are some.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            StateError: sequences hold all slots, memory has no room, or the lease was released.
+            AdapterError: its files are needed, and are gone, damaged or changed.
+        """
+        with self._levels.moving(lambda: self._entry_of(adapter)) as entry:
+            self._levels.to_device(entry)
+
+    @checked
+    def groups(self, adapters: Sequence[AdapterOfRow]) -> list[list[int]]:
+        """Return the rows that one run can take together, by their places, in their order.
+
+        With slots these are all of them; without, those of each adapter.
+        """
+        if self._levels.slots is not None:
+            return [list(range(len(adapters)))]
+        groups: dict[Entry | None, list[int]] = {}
+        with self._levels.lock:
+            for row, adapter in enumerate(adapters):
+                groups.setdefault(self._entry_of(adapter) if adapter else None, []).append(row)
+        return list(groups.values())
+
+    @checked
+    def rows(self, adapters: Sequence[AdapterOfRow], *, all_slots: bool = False) -> TensorMap:
+        """Return the LoRA inputs of a run of rows.
+
+        With slots: the stacks, and the slot of each row; on the host the stacks begin and end with
+        the slots that the rows take. Without: the tensors of the one adapter that all rows take,
+        and rank-1 dummies elsewhere.
+
+        Args:
+            adapters: of each row; None is the base model.
+            all_slots: bind every slot on the host too, at the cost of all of them. From rank 32 on
+                the bits of a row with an adapter may depend on how many are bound; then they depend
+                on nothing that the other rows take.
+
+        Returns:
+            The same object as before for the same rows; it is not to be written to.
+
+        Raises:
+            UnknownAdapterError, AdapterError: as `activate`.
+            StateError: the rows take more adapters than there are slots, or others hold them; or
+                they take several without slots.
+        """
+        with self._levels.lock:
+            entries = [None if adapter is None else self._entry_of(adapter) for adapter in adapters]
+            wanted = dict.fromkeys(entry for entry in entries if entry is not None)
+            if self._levels.find(wanted):
+                return self._levels.device.rows(entries, all_slots=all_slots)
+        with self._held(wanted):
+            for entry in wanted:
+                self._levels.to_device(entry)
+            with self._levels.lock:
+                return self._levels.device.rows(entries, all_slots=all_slots)
+
+    def _entry_of(self, adapter: Lease | str) -> Entry:
+        if not isinstance(adapter, Lease):
+            return self._levels.names.get(adapter)
+        self._leases.check(adapter)
+        return adapter.entry
+
+    @checked
+    def watch(self, event: Event) -> None:
+        """Set an event whenever an adapter has come or was let go of, as long as it lives."""
+        self._levels.watch(event)
+
+    @contextmanager
+    def _held(self, entries: Collection[Entry]) -> Iterator[None]:
+        """Hold all adapters of a run while they are brought to where it can bind them."""
+        slots = self._levels.slots
+        if slots is not None and len(entries) > slots.count:
+            raise StateError(
+                f"{len(entries)} adapters in one step are more than this engine's {slots.count} "
+                "slots; split the rows, or build with a larger --max-loras"
+            )
+        with self._levels.lock:
+            leases = self._leases.add_all(entries)
+        try:
+            yield
+        finally:
+            with self._levels.lock:
+                for lease in leases:
+                    self._leases.remove(lease)
+            self._levels.notify()

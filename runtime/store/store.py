@@ -1,0 +1,388 @@
+"""AdapterStore: the adapters of one engine, by name, in versions, wherever each of them lies."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+
+from trt_lora.plugins.checked import checked
+from trt_lora.plugins.errors import StateError
+from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.adapters.load import files_fingerprint
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.memory.host import Stream, free_host_memory
+from trt_lora.runtime.memory.tensor import Tensor
+from trt_lora.runtime.store.blend_source import BlendSource, coverage_of
+from trt_lora.runtime.store.buffer_level import BufferLevel
+from trt_lora.runtime.store.catalog import Catalog, logged
+from trt_lora.runtime.store.config import StoreConfig, bytes_of
+from trt_lora.runtime.store.entry import Entry, Lease
+from trt_lora.runtime.store.integrity import check_integrity
+from trt_lora.runtime.store.leases import Leases, StepBindings
+from trt_lora.runtime.store.levels import Levels
+from trt_lora.runtime.store.memory_level import MemoryLevel
+from trt_lora.runtime.store.names import Names, check_parts
+from trt_lora.runtime.store.prefetcher import Prefetcher
+from trt_lora.runtime.store.slot_level import SlotLevel
+from trt_lora.runtime.store.source import FileSource, Fit, content_hash
+from trt_lora.runtime.store.stats import AdapterInfo, StoreStats
+
+
+class AdapterStore:
+    """Named adapters of a running engine: on disk, in memory, and where a step can bind them.
+
+    On an engine for many adapters those lie in *slots*, copied from host memory; on one for one
+    adapter at a time in buffers of their own on its device, and a switch binds pointers. What is
+    used stays: where memory or a slot is wanted, the adapter that was used least recently leaves,
+    unless it is leased or pinned. One that was loaded from disk is read again when it is wanted
+    again, and must be the same then.
+
+    A name means one *version* of an adapter at a time. Loading with `replace` makes a new one;
+    leases of the old one keep it, and its memory is free when the last is released. A blend, and an
+    adapter at another strength ("json@0.5" wherever a name is taken), are made of versions when
+    they are wanted, can be evicted like all, and lose their names with any of their parts.
+
+    Threads: every method may be called from any thread. Files are read and adapters copied without
+    holding up a thread that wants other adapters. A step reads slots as long as it runs: where
+    other threads load meanwhile, it needs a lease of each of its adapters, as a `Scheduler` has.
+    """
+
+    @checked
+    def __init__(self, executor: Executor, config: StoreConfig | None = None) -> None:
+        """Allocate the engine's slots, or the zero buffer of its dummies.
+
+        Raises:
+            ConfigError: a limit has room for no slot.
+            BackendError: the device is out of memory.
+        """
+        config, self.manifest = config or StoreConfig(), executor.manifest
+        slots = SlotLevel(executor, config.device_memory) if self.manifest.max_loras else None
+        buffers = None if slots else BufferLevel(executor)
+        limit = bytes_of(config.device_memory, executor.memory.free_bytes)
+        memory = MemoryLevel(limit, "device_memory")
+        if slots:
+            limit = bytes_of(config.host_memory, free_host_memory)
+            memory = MemoryLevel(limit, "host_memory")
+        self._fit = Fit(self.manifest, 1 if slots else executor.rank_multiple)
+        self._names = Names(self._fit)
+        self._levels = Levels(slots, buffers, memory, self._names)
+        self._lock, self._leases = self._levels.lock, Leases(self._levels)
+        self._catalog, self._prefetcher = Catalog(self._levels), Prefetcher(self._levels)
+        self.bindings = StepBindings(self._levels, self._leases)
+
+    def __repr__(self) -> str:
+        """Return how many adapters it knows, and how many of them a step can bind at once."""
+        return (
+            f"<AdapterStore of {len(self.names)} adapters, {len(self.bindings.resident)} resident>"
+        )
+
+    def close(self) -> None:
+        """Drop what waits to be prefetched, and end the thread that does it."""
+        self._prefetcher.close()
+
+    @property
+    def zero(self) -> Tensor:
+        """A zero of shape [1] in the engine's memory, which no run writes to."""
+        return self._levels.device.zero
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The adapters, in the order of loading."""
+        with self._lock:
+            return tuple(self._names.entries)
+
+    @property
+    def pinned(self) -> AbstractSet[str]:
+        """The adapters that are pinned."""
+        with self._lock:
+            return {entry.name for entry in self._names if entry.is_pinned}
+
+    @property
+    def stats(self) -> StoreStats:
+        """What is where, and what has happened."""
+        with self._lock:
+            return self._levels.stats(registered=len(self._names.entries))
+
+    @checked
+    def info(self, name: str) -> AdapterInfo:
+        """Return what is known of an adapter now; see `AdapterInfo`.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._lock:
+            entry = self._names.get(name)
+            return AdapterInfo(
+                entry.name,
+                entry.version,
+                entry.content_hash,
+                entry.nbytes,
+                entry.is_loaded,
+                self._levels.is_resident(entry),
+                entry.is_pinned,
+                entry.leases,
+            )
+
+    @checked
+    def get_coverage(self, name: str) -> Coverage:
+        """Return what became of an adapter's tensors; its headers are read again if need be.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            AdapterError: its files are needed, and cannot be read.
+        """
+        with self._lock:
+            entry = self._names.get(name)
+        return coverage_of(entry)
+
+    @checked
+    def load(
+        self,
+        name: str,
+        path: str | Path,
+        *,
+        strict: bool = True,
+        replace: bool = False,
+        expected_version: int | None = None,
+        stream: Stream = None,
+    ) -> Coverage:
+        """Read an adapter into memory.
+
+        Args:
+            name: what it is called from then on.
+            path: what `load_adapter` reads.
+            strict: False leaves tensors without a binding out and lists them, instead of refusing
+                the adapter.
+            replace: take the place of an adapter of that name, if there is one, and its pin. Leases
+                of it keep it; until they end, both are in memory.
+            expected_version: replace this version and no other; 0 is no adapter at all.
+            stream: CUDA stream of the copy to the device, without slots.
+
+        Raises:
+            AdapterError: the name is taken or is no name, the adapter cannot be read, or the engine
+                cannot take it. What had the name before keeps it.
+            StateError: the name means another version, memory has no room, or what it replaces is
+                pinned and sequences hold all slots.
+        """
+        self._catalog.check_new(name, replace=replace, expected_version=expected_version)
+        source = FileSource(self._fit, Path(path).absolute(), strict)
+        adapter = source.open()
+        nbytes = self._fit.preview(adapter, strict=strict).nbytes
+        entry = self._catalog.entry(name, source, nbytes)
+        read = partial(self._fit.read, adapter, strict=strict)
+        with self._levels.moving(lambda: entry):
+            naming = self._catalog.naming(entry, replace=replace, expected_version=expected_version)
+            loaded = self._levels.to_memory(entry, read, naming, stream)
+            self._place_pinned(entry)
+        return logged(loaded.fitted.coverage)
+
+    @checked
+    def register(self, name: str, path: str | Path, *, strict: bool = True) -> Coverage:
+        """Check an adapter, and read its values when they are wanted for the first time.
+
+        Then its files have to be what they are now, by their sizes and a sample of their bytes.
+
+        Raises:
+            AdapterError: as `load`.
+        """
+        self._catalog.check_new(name, replace=False, expected_version=None)
+        path = Path(path).absolute()
+        fingerprint = files_fingerprint(path)  # before it is opened: a change after it is seen
+        source = FileSource(self._fit, path, strict, fingerprint)
+        coverage = source.preview()
+        entry = self._catalog.entry(name, source, coverage.nbytes)
+        with self._lock:
+            self._catalog.publish(entry, replace=False, expected_version=None)
+        return logged(coverage)
+
+    @checked
+    def add(
+        self,
+        name: str,
+        adapter: Adapter,
+        *,
+        strict: bool = True,
+        replace: bool = False,
+        expected_version: int | None = None,
+    ) -> Coverage:
+        """Keep an adapter whose weights are in memory; once evicted it must be added again.
+
+        Raises:
+            AdapterError, StateError: as `load`.
+        """
+        self._catalog.check_new(name, replace=replace, expected_version=expected_version)
+        fitted = self._fit.read(adapter, strict=strict)
+        entry = self._catalog.entry(name, None, fitted.coverage.nbytes)
+        entry.content_hash = content_hash(fitted)
+        loaded = self._levels.device.load(fitted, None)
+        with self._levels.moving(lambda: entry):
+            naming = self._catalog.naming(entry, replace=replace, expected_version=expected_version)
+            self._levels.put(entry, loaded, naming)
+            self._place_pinned(entry)
+        return logged(fitted.coverage)
+
+    @checked
+    def blend(
+        self, name: str, parts: Mapping[str, float], *, replace: bool = False, at_once: bool = False
+    ) -> Coverage:
+        """Let a name mean a weighted sum of adapters, which is made when it is wanted.
+
+        Exact but for one rounding of each scaled B to the engine's dtype: the ranks of a site add
+        up. It has memory of its own, and is gone when a part is unloaded or replaced.
+
+        Args:
+            name: what the sum is called from then on.
+            parts: adapter -> weight, such as `{"a": 0.7, "b": 0.3}`.
+            replace: as `load`.
+            at_once: make it now, so that values beyond the engine's dtype are refused now.
+
+        Raises:
+            UnknownAdapterError: no adapter has the name of a part.
+            AdapterError: the name is taken, is no name or that of a part, a weight is no finite
+                number, there are no parts, or a site's ranks add up to more than the engine's
+                maximum.
+        """
+        self._catalog.check_new(name, replace=replace, expected_version=None)
+        weights = check_parts(name, parts)
+        with self._lock:
+            entries = tuple(self._names.get(part) for part in parts)
+        source = BlendSource(self._fit, name, tuple(zip(entries, weights, strict=True)))
+        coverage = source.preview()
+        entry = self._catalog.entry(name, source, coverage.nbytes, entries)
+        if at_once:
+            with self._levels.moving(lambda: entry):
+                naming = self._catalog.naming(entry, replace=replace, expected_version=None)
+                coverage = self._levels.to_memory(entry, naming=naming).fitted.coverage
+        else:
+            with self._lock:
+                self._catalog.publish(entry, replace=replace, expected_version=None)
+        return logged(coverage)
+
+    @checked
+    def unload(self, name: str, *, expected_version: int | None = None) -> None:
+        """Forget an adapter, and what was made of it: no name means them any more.
+
+        Memory is free when the last lease is released, at once if there is none. A pin ends.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            StateError: the name means another version.
+        """
+        with self._lock:
+            self._levels.retire(self._names.get(name, expected_version))
+        self._levels.notify()
+
+    @checked
+    def lease(self, name: str, *, expected_version: int | None = None) -> Lease:
+        """Keep an adapter loaded, and in its slot once it has one, until `release`.
+
+        It is read from disk if it is only there; `prefetch` does that in the background.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+            StateError: the name means another version, others hold all slots, or memory has no
+                room.
+            AdapterError: its files are needed, and are gone, damaged or changed.
+        """
+        with self._lock:
+            lease = self._leases.add(self._names.get(name, expected_version))
+        try:
+            self._levels.to_memory(lease.entry)
+        except BaseException:
+            self.release(lease)
+            raise
+        return lease
+
+    @checked
+    def release(self, lease: Lease) -> None:
+        """Give back a lease.
+
+        Raises:
+            StateError: it was given back already.
+        """
+        with self._lock:
+            self._leases.remove(lease)
+            self._catalog.drop_idle_strength()
+        self._levels.notify()
+
+    @checked
+    def can_lease(self, name: str) -> bool:
+        """Whether a lease finds the adapter in memory, and room for it in the slots.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._lock:
+            entry, held = self._names.get(name), self._levels.held
+            slots = self.bindings.slot_count
+            return entry.is_loaded and (slots is None or entry in held or len(held) < slots)
+
+    @checked
+    def pin(self, name: str, *, allow_last: bool = False) -> None:
+        """Keep an adapter in a slot, or in memory, until `unpin` or `unload`.
+
+        Args:
+            name: of the adapter.
+            allow_last: take the last slot that is not pinned, too: no other adapter can be used.
+
+        Raises:
+            UnknownAdapterError, AdapterError: as `lease`.
+            StateError: as `lease`; or it is the last slot.
+        """
+        with self._lock:
+            entry = self._names.get(name)
+            others, slots = self.pinned - {entry.name}, self.bindings.slot_count
+            if not allow_last and slots == len(others) + 1:
+                raise StateError(
+                    f"adapter {name!r} would be pinned in the last of {slots} slots, and no other "
+                    f"adapter could be used; pinned are {sorted(others)}; unpin one, or pass "
+                    "allow_last=True"
+                )
+            self._levels.pin(entry)
+        try:
+            self._levels.to_device(entry)
+        except BaseException:
+            with self._lock:
+                self._levels.unpin(entry)
+            raise
+
+    @checked
+    def unpin(self, name: str) -> None:
+        """Let an adapter be evicted again.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._lock:
+            self._levels.unpin(self._names.get(name))
+        self._levels.notify()
+
+    @checked
+    def prefetch(self, name: str) -> Future[None]:
+        """Bring an adapter into memory in the background, and into a slot that is not held.
+
+        Returns:
+            What is done when it is there; it holds the error if it cannot be read or finds no room
+            in memory. That all slots are held is none.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._lock:
+            return self._prefetcher.submit(self._names.get(name))
+
+    def check_integrity(self) -> None:
+        """Check that bytes, slots and leases add up, whatever other threads are about.
+
+        Raises:
+            StateError: they do not.
+        """
+        with self._lock:
+            check_integrity(self._levels, list(self._names), self._leases.given)
+
+    def _place_pinned(self, entry: Entry) -> None:
+        """Bring an entry that has taken over a pin into its slot."""
+        if entry.is_pinned:
+            self._levels.to_device(entry)
