@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
     from trt_lora.runtime.generation.token import StepAnswers, Token
-    from trt_lora.runtime.managers.lora_manager import LoRAManager
-    from trt_lora.runtime.managers.slots.cache_config import CacheConfig
-    from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+    from trt_lora.runtime.interfaces.edgellm import LoRAManager
+    from trt_lora.runtime.store.config import StoreConfig
+    from trt_lora.runtime.store.store import AdapterStore
     from trt_lora.runtime.manifest import Manifest, read_manifest
     from trt_lora.runtime.memory.tensor import Tensor, TensorMap
     from trt_lora.runtime.serving.engine_loop import EngineLoop
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adapter",
-    "CacheConfig",
+    "StoreConfig",
     "Completion",
     "Coverage",
     "Engine",
@@ -42,7 +42,7 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "ServingConfig",
-    "SlotAdapters",
+    "AdapterStore",
     "StepAnswers",
     "StructuredOutputsParams",
     "Tensor",
@@ -61,7 +61,7 @@ __all__ = [
 
 _MODULES = {
     "Adapter": "adapters.adapter",
-    "CacheConfig": "managers.slots.cache_config",
+    "StoreConfig": "managers.slots.cache_config",
     "Completion": "serving.generate",
     "Coverage": "adapters.fitting.coverage",
     "Engine": "engines.engine",
@@ -72,7 +72,7 @@ _MODULES = {
     "SamplingParams": "generation.parameters.sampling_params",
     "Scheduler": "serving.scheduler",
     "ServingConfig": "serving.serving_config",
-    "SlotAdapters": "managers.slots.slot_adapters",
+    "AdapterStore": "managers.slots.slot_adapters",
     "StepAnswers": "generation.token",
     "StructuredOutputsParams": "generation.text.structured",
     "Tensor": "memory.tensor",

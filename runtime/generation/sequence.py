@@ -16,7 +16,7 @@ from trt_lora.runtime.generation.text.structured import Constraint
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
-from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.manifest import Manifest
 
 

@@ -1,9 +1,9 @@
 """Limits that a config states and an engine has: both say the same, or the config is refused."""
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
-from trt_lora.runtime.managers.slots.slot_stacks import slot_nbytes
+from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.store.store import AdapterStore
+from trt_lora.runtime.store.slot_stacks import slot_nbytes
 from trt_lora.runtime.manifest import Manifest
 
 
@@ -20,7 +20,7 @@ def check_rank(option: str, rank: int | None, manifest: Manifest) -> None:
         )
 
 
-def check_slots(option: str, slots: int | None, adapters: SlotAdapters) -> None:
+def check_slots(option: str, slots: int | None, adapters: AdapterStore) -> None:
     """Refuse another number of adapters on the device than there are slots.
 
     Raises:
@@ -29,7 +29,7 @@ def check_slots(option: str, slots: int | None, adapters: SlotAdapters) -> None:
     if slots not in (None, adapters.stacks.slots):
         raise ConfigError(
             f"{option} is {slots}, these adapters have {adapters.stacks.slots} slots; make them by "
-            f"SlotAdapters(engine, config.cache_config(engine.manifest)), or build an engine with "
+            f"AdapterStore(engine, config.cache_config(engine.manifest)), or build an engine with "
             f"--max-loras {slots}"
         )
 
@@ -50,10 +50,10 @@ def memory_of_slots(option: str, slots: int | None, manifest: Manifest) -> int |
     return slots * slot_nbytes(manifest)
 
 
-def cache_of_slots(option: str, slots: int | None, manifest: Manifest) -> CacheConfig:
+def cache_of_slots(option: str, slots: int | None, manifest: Manifest) -> StoreConfig:
     """Return the cache config of so many slots and a host without limit.
 
     Raises:
         ConfigError: the engine has fewer.
     """
-    return CacheConfig(device_memory=memory_of_slots(option, slots, manifest))
+    return StoreConfig(device_memory=memory_of_slots(option, slots, manifest))

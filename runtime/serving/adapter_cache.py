@@ -6,12 +6,12 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
-from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.store.entry import Lease
 
 
 @runtime_checkable
 class AdapterCache(Protocol):
-    """Named adapters on disk, on the host, and some of them in slots; see `SlotAdapters`."""
+    """Named adapters on disk, on the host, and some of them in slots; see `AdapterStore`."""
 
     @property
     def slots(self) -> Mapping[str, int]:
@@ -64,7 +64,7 @@ class AdapterCache(Protocol):
         """
         ...
 
-    def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
+    def lease(self, name: str, *, expected_version: int | None = None) -> Lease:
         """Keep an adapter, and in its slot once it has one, until `release`.
 
         Raises:

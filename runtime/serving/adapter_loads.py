@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from enum import Enum
 
 from trt_lora.plugins.errors import StateError
-from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.serving.adapter_cache import AdapterCache
 
 
@@ -115,7 +115,7 @@ class AdapterLoads:
             UnknownAdapterError, AdapterError: another thread has unloaded it, or lost its files.
         """
         try:
-            self._taken = lease = self._cache.lease(name, expected_generation=generation)
+            self._taken = lease = self._cache.lease(name, expected_version=generation)
         except StateError:
             if generation not in (None, self._cache.generation(name)):
                 raise

@@ -6,7 +6,7 @@ from time import monotonic
 
 from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.generation.sequence import Sequence
-from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.serving.adapter_cache import AdapterCache
 from trt_lora.runtime.serving.adapter_loads import AdapterLoads, AdapterStage
 from trt_lora.runtime.serving.drained import DrainedAdapters

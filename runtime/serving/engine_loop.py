@@ -15,7 +15,7 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.generation.sequence import Sequence
 from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.generation.token import StepAnswers
-from trt_lora.runtime.managers.slots.cache.entry import Lease
+from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.serving.scheduler import Scheduler
 
 _LOGGER = logging.getLogger(__name__)

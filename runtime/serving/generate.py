@@ -18,9 +18,9 @@ from trt_lora.runtime.generation.text.prompts import (
 )
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
-from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slots.cache.entry import Lease
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.serving.scheduler import Scheduler
 
 
@@ -43,7 +43,7 @@ def generate(
     prompts: str | Iterable[Prompt],
     *,
     manager: LoRAManager | None = None,
-    adapters: SlotAdapters | None = None,
+    adapters: AdapterStore | None = None,
     adapter_names: Sequence[str | None] | None = None,
     sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     tokenizer: TextTokenizer | None = None,
@@ -115,7 +115,7 @@ def stream_text(
     prompt: Prompt,
     *,
     manager: LoRAManager | None = None,
-    adapters: SlotAdapters | None = None,
+    adapters: AdapterStore | None = None,
     adapter: Lease | str | None = None,
     sampling: SamplingParams | None = None,
     tokenizer: TextTokenizer | None = None,

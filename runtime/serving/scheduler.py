@@ -19,9 +19,9 @@ from trt_lora.runtime.generation.step_errors import not_numbers, stuck
 from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import StepAnswers, Token
-from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slots.cache.entry import Lease
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.serving.active_sequences import ActiveSequences
 from trt_lora.runtime.serving.admission import AdmissionPolicy
 from trt_lora.runtime.serving.serving_config import ServingConfig
@@ -59,7 +59,7 @@ class Scheduler:
     def __init__(
         self,
         engine: Executor,
-        adapters: SlotAdapters | None = None,
+        adapters: AdapterStore | None = None,
         *,
         manager: LoRAManager | None = None,
         config: ServingConfig | None = None,

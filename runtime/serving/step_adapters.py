@@ -8,9 +8,9 @@ from typing import NoReturn, Protocol
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slots.cache.entry import Lease
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.runtime.serving.adapter_cache import AdapterCache
 
@@ -68,7 +68,7 @@ class SharedAdapter:
 class OwnAdapters:
     """`StepAdapters` of an engine with slots: each sequence has its own."""
 
-    def __init__(self, adapters: SlotAdapters) -> None:
+    def __init__(self, adapters: AdapterStore) -> None:
         """Take them."""
         self._adapters, self._is_bound = adapters, False
 
@@ -109,8 +109,8 @@ class _NoAdapters:
     def prefetch(self, name: str) -> Future[None]:
         _refuse(name)
 
-    def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
-        del expected_generation
+    def lease(self, name: str, *, expected_version: int | None = None) -> Lease:
+        del expected_version
         _refuse(name)
 
     def release(self, lease: Lease) -> None:
@@ -126,12 +126,12 @@ class _NoAdapters:
 def _refuse(name: str) -> NoReturn:
     raise ConfigError(
         f"adapter is {name!r}, but all requests of this scheduler have one adapter; pass "
-        "adapters=SlotAdapters(engine) to it, or switch its manager"
+        "adapters=AdapterStore(engine) to it, or switch its manager"
     )
 
 
 def step_adapters(
-    engine: Executor, manager: LoRAManager | None, adapters: SlotAdapters | None
+    engine: Executor, manager: LoRAManager | None, adapters: AdapterStore | None
 ) -> StepAdapters:
     """Return the adapters of a scheduler.
 

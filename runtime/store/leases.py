@@ -91,8 +91,8 @@ class StepBindings:
         return self._levels.device.count
 
     @checked
-    def activate(self, adapter: Lease | str) -> None:
-        """Bring an adapter to where a run can bind it: into a slot, where there are some.
+    def activate(self, adapter: Lease | str) -> int | None:
+        """Bring an adapter to where a run can bind it; return its slot, where there are some.
 
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
@@ -100,7 +100,7 @@ class StepBindings:
             AdapterError: its files are needed, and are gone, damaged or changed.
         """
         with self._levels.moving(lambda: self._entry_of(adapter)) as entry:
-            self._levels.to_device(entry)
+            return self._levels.to_device(entry)
 
     @checked
     def groups(self, adapters: Sequence[AdapterOfRow]) -> list[list[int]]:

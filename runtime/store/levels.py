@@ -249,11 +249,14 @@ class Levels:
             self._read(entry, read, future, naming, stream)
         return future.result()
 
-    def to_device(self, entry: Entry) -> None:
+    def to_device(self, entry: Entry) -> int | None:
         """Bring an adapter to where a step can bind it: into a slot, where there are some.
 
         Args:
             entry: of the adapter; held, or kept by `moving`.
+
+        Returns:
+            The slot; None without slots.
 
         Raises:
             AdapterError: as `to_memory`.
@@ -261,7 +264,7 @@ class Levels:
         """
         loaded, slots = self.to_memory(entry), self.slots
         if slots is None:
-            return
+            return None
         with self.lock:
             self.lock.wait_for(lambda: entry.in_slot is not None or self._take_slot(entry, slots))
             is_mine = entry.in_slot is None
@@ -272,7 +275,7 @@ class Levels:
             slot = slots.places[entry]
         if is_mine:
             self._copy(entry, slot, loaded.fitted, future, slots)
-        future.result()
+        return future.result()
 
     def _reserve(self, entry: Entry, naming: Naming) -> None:
         """Make room in memory, as far as others can be read again."""
@@ -322,6 +325,7 @@ class Levels:
             with self.lock:
                 entry.content_hash = digest
                 self.memory.resize(entry, fitted.coverage.nbytes)
+                self.memory.touch(entry)  # behind what it was made of
                 self._arrive(entry, naming)
                 self.counts.reads += 1
         except BaseException as error:

@@ -215,8 +215,8 @@ class AdapterStore:
         self._catalog.check_new(name, replace=replace, expected_version=expected_version)
         fitted = self._fit.read(adapter, strict=strict)
         entry = self._catalog.entry(name, None, fitted.coverage.nbytes)
+        loaded = self._levels.device.load(fitted, None)  # refuses what is on another device
         entry.content_hash = content_hash(fitted)
-        loaded = self._levels.device.load(fitted, None)
         with self._levels.moving(lambda: entry):
             naming = self._catalog.naming(entry, replace=replace, expected_version=expected_version)
             self._levels.put(entry, loaded, naming)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from trt_lora.runtime import CacheConfig, Manifest, SlotAdapters, read_manifest
+from trt_lora.runtime import StoreConfig, Manifest, AdapterStore, read_manifest
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench.llama import IdleEngine
@@ -44,7 +44,7 @@ def make_files(adapter: Path, folder: Path) -> list[Path]:
     return made
 
 
-def activation(cache: SlotAdapters, files: Sequence[Path]) -> Results:
+def activation(cache: AdapterStore, files: Sequence[Path]) -> Results:
     """Activate an adapter that is in a slot, on the host, and on disk alone."""
     for number, path in enumerate(files):
         cache.load_weights(f"a{number}", path)
@@ -59,14 +59,14 @@ def activation(cache: SlotAdapters, files: Sequence[Path]) -> Results:
     }
 
 
-def _from_disk(cache: SlotAdapters, path: Path) -> Iterator[float]:
+def _from_disk(cache: AdapterStore, path: Path) -> Iterator[float]:
     for _ in range(20):
         cache.register("fresh", path)
         yield seconds_of(lambda: cache.activate("fresh"))
         cache.unload("fresh")
 
 
-def zipf(cache: SlotAdapters, files: Sequence[Path]) -> Results:
+def zipf(cache: AdapterStore, files: Sequence[Path]) -> Results:
     """Ask for 1,000 registered adapters, one a step."""
     for number in range(MANY):
         cache.register(f"a{number}", files[number % FILES])
@@ -84,7 +84,7 @@ def zipf(cache: SlotAdapters, files: Sequence[Path]) -> Results:
     }
 
 
-def loads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
+def loads(cache: AdapterStore, files: Sequence[Path]) -> Results:
     """Load 1,000 adapters, then unload them, then replace one 1,000 times."""
     cache.load_weights("warm", files[0])
     times = [
@@ -106,7 +106,7 @@ def loads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
     return results | reloads(cache, files)
 
 
-def reloads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
+def reloads(cache: AdapterStore, files: Sequence[Path]) -> Results:
     """Replace one adapter that is in a slot again and again."""
 
     def replaced(count: int) -> None:
@@ -123,12 +123,12 @@ def reloads(cache: SlotAdapters, files: Sequence[Path]) -> Results:
 
 
 def measured(
-    manifest: Manifest, part: Callable[[SlotAdapters, Sequence[Path]], Results], files: list[Path]
+    manifest: Manifest, part: Callable[[AdapterStore, Sequence[Path]], Results], files: list[Path]
 ) -> Results:
     """Run one part on a cache of its own."""
     limit = ON_HOST * _size(manifest, files[0])
-    config = CacheConfig(host_memory=limit) if part is zipf else None
-    with SlotAdapters(IdleEngine(manifest, HostMemory()), config) as cache:
+    config = StoreConfig(host_memory=limit) if part is zipf else None
+    with AdapterStore(IdleEngine(manifest, HostMemory()), config) as cache:
         results = part(cache, files)
         cache.check_integrity()
     return results
@@ -145,6 +145,6 @@ def rows() -> Iterator[ResultRow]:
 
 
 def _size(manifest: Manifest, path: Path) -> int:
-    with SlotAdapters(IdleEngine(manifest, HostMemory())) as cache:
+    with AdapterStore(IdleEngine(manifest, HostMemory())) as cache:
         cache.load_weights("one", path)
         return cache.stats.host_bytes

@@ -12,7 +12,7 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.weight import zeros
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Binding
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.serving.admission import AdmissionPolicy
@@ -33,7 +33,7 @@ class Clients:
     Answers end by length. The time is that of this thread: another one copies adapters.
     """
 
-    def __init__(self, adapters: SlotAdapters) -> None:
+    def __init__(self, adapters: AdapterStore) -> None:
         """Take loaded adapters; nobody has asked for anything."""
         self._names = adapters.names
         self._adapters, self._policy = adapters, AdmissionPolicy(adapters)
@@ -87,12 +87,12 @@ class Clients:
         self._next += 1
 
 
-def tiny_adapters(count: int, slots: int) -> SlotAdapters:
+def tiny_adapters(count: int, slots: int) -> AdapterStore:
     """Return adapters of rank 1 at one site: their size does not matter here."""
     manifest = llama_manifest("float16")
     site = replace(manifest.sites[0], k=16, n=16)
     manifest = replace(manifest, sites=(site,), max_lora_rank=1, max_loras=slots)
-    adapters = SlotAdapters(IdleEngine(manifest, HostMemory()))
+    adapters = AdapterStore(IdleEngine(manifest, HostMemory()))
     weights = {
         name: zeros(site.shape(factor, 1), "float16")
         for name, (site, factor) in manifest.lora_bindings.items()

@@ -10,8 +10,8 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.managers.lora_manager import LoRAManager
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.scripts.measuring.random_weights import random_weights
 
@@ -91,7 +91,7 @@ class SlotContest:
         Raises:
             AdapterError: an adapter cannot be read, does not fit, or has the name of another.
         """
-        self._engine, self._adapters = engine, SlotAdapters(engine)
+        self._engine, self._adapters = engine, AdapterStore(engine)
         self._batches: dict[int, Scheduler] = {}
         for name, path in paths.items():
             self._adapters.load_weights(name, path)
@@ -126,7 +126,7 @@ def whole_prompts(
     rows: int,
     *,
     manager: LoRAManager | None = None,
-    adapters: SlotAdapters | None = None,
+    adapters: AdapterStore | None = None,
 ) -> Scheduler:
     """Return a scheduler that runs every prompt whole, in one step with the others, and again."""
     return Scheduler(

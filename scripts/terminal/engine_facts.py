@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from trt_lora.runtime.managers.slots.slot_stacks import stacks_nbytes
+from trt_lora.runtime.store.slot_stacks import stacks_nbytes
 from trt_lora.runtime.manifest import Manifest
 
 

@@ -57,7 +57,7 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "Adapter": lambda: ADAPTER,
     "ServingConfig": lambda: runtime.ServingConfig(10**9, 1e9, 10**9, 10**9, 10**9),
     "BuildConfig": long_build,
-    "CacheConfig": lambda: runtime.CacheConfig(2**60, 2**60),
+    "StoreConfig": lambda: runtime.StoreConfig(2**60, 2**60),
     "Completion": lambda: runtime.Completion(tuple(range(4096)), LONG, "length"),
     "Coverage": lambda: preview_adapter(ADAPTER, MANIFEST),
     "LoRAManager": loaded_manager,
@@ -73,7 +73,7 @@ SAMPLES: dict[str, Callable[[], object]] = {
         n=9,
         stop=LONG,
     ),
-    "SlotAdapters": lambda: runtime.SlotAdapters(FakeExecutor(slot_manifest(2))),
+    "AdapterStore": lambda: runtime.AdapterStore(FakeExecutor(slot_manifest(2))),
     "StepAnswers": lambda: runtime.StepAnswers(
         {n: runtime.Token(n, n) for n in range(256)}, {n: KeyError(LONG) for n in range(256)}
     ),

@@ -14,7 +14,7 @@ from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tin
 
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 STEPS, SLOTS, TOLERANCE = 16, 5, 1e-4
@@ -49,9 +49,9 @@ class Built:
     engine: Engine
     base: Engine
 
-    def slot_adapters(self) -> SlotAdapters:
+    def slot_adapters(self) -> AdapterStore:
         """All five adapters, in host memory."""
-        adapters = SlotAdapters(self.engine)
+        adapters = AdapterStore(self.engine)
         for name, path in self.adapters.items():
             adapters.load_weights(name, path)
         return adapters
@@ -148,7 +148,7 @@ def test_a_manager_gives_all_rows_its_active_adapter(llama: Built) -> None:
 
 
 def test_a_slot_answers_with_what_was_placed_last(llama: Built) -> None:
-    adapters = SlotAdapters(llama.engine)
+    adapters = AdapterStore(llama.engine)
     adapters.load_weights("d", llama.adapters["d"])
     ids = row_ids("r1")
     right = SlotRows(llama.engine, adapters).join("r1", "d", ids)
@@ -168,7 +168,7 @@ def test_half_precision_stays_close_to_peft(llama: Built, tmp_path: Path) -> Non
     rows = {"r1": "d", "r3": None}
     reference = PeftReference(llama.model, llama.adapters)
     with open_engine(tmp_path / "e") as engine:
-        adapters = SlotAdapters(engine)
+        adapters = AdapterStore(engine)
         adapters.load_weights("d", llama.adapters["d"])
         running = SlotRows(engine, adapters)
         for row, name in rows.items():

@@ -18,11 +18,11 @@ from support.models.tiny_models import save_adapter, save_model, tiny_config
 from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
 from trt_lora.runtime import (
-    CacheConfig,
+    AdapterStore,
     Engine,
     SamplingParams,
     Scheduler,
-    SlotAdapters,
+    StoreConfig,
     generate,
     open_engine,
 )
@@ -99,10 +99,10 @@ class Stress:
         """Ask every file alone first."""
         self.engine, self.files = engine, files
         self.answers = _alone(engine, files)
-        with SlotAdapters(engine) as probe:
+        with AdapterStore(engine) as probe:
             probe.load_weights("largest", files[-1])
             limit = SLOTS * LOADERS * probe.stats.host_bytes // 2
-        self.cache = SlotAdapters(engine, CacheConfig(host_memory=limit))
+        self.cache = AdapterStore(engine, StoreConfig(host_memory=limit))
         self.over = Event()
 
     def run(self, seconds: float) -> int:
@@ -193,7 +193,7 @@ def _alone(engine: Engine, files: Sequence[Path]) -> Answers:
     found: dict[tuple[int | None, int], Tokens] = {}
     hashes = []
     for file, path in _with_base(files):
-        adapters = SlotAdapters(engine)
+        adapters = AdapterStore(engine)
         if path is not None:
             adapters.load_weights("alone", path)
             hashes.append(adapters.content_hash("alone"))

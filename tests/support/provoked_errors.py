@@ -7,9 +7,9 @@ import numpy as np
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.runtime import (
-    CacheConfig,
+    AdapterStore,
     LoRAManager,
-    SlotAdapters,
+    StoreConfig,
     TensorMap,
     generate,
     load_adapter,
@@ -29,7 +29,7 @@ def _manager(engine: Engine) -> LoRAManager:
 
 
 def _option() -> None:
-    CacheConfig(host_memory=-1)
+    StoreConfig(host_memory=-1)
 
 
 def _model() -> None:
@@ -58,11 +58,11 @@ def _unknown_adapter() -> None:
 def _evicted() -> None:
     with open_engine("engines/many") as engine:
         both = _with_two_in_memory(engine).stats.host_bytes
-        _with_two_in_memory(engine, CacheConfig(host_memory=both - 1)).lease("first")
+        _with_two_in_memory(engine, StoreConfig(host_memory=both - 1)).lease("first")
 
 
-def _with_two_in_memory(engine: Engine, config: CacheConfig | None = None) -> SlotAdapters:
-    adapter, adapters = load_adapter(Path(_JSON)), SlotAdapters(engine, config)
+def _with_two_in_memory(engine: Engine, config: StoreConfig | None = None) -> AdapterStore:
+    adapter, adapters = load_adapter(Path(_JSON)), AdapterStore(engine, config)
     adapters.add_adapter("first", adapter)
     adapters.add_adapter("second", adapter)
     return adapters
@@ -70,7 +70,7 @@ def _with_two_in_memory(engine: Engine, config: CacheConfig | None = None) -> Sl
 
 def _task() -> None:
     with open_engine("engines/many") as engine:
-        PeftCacheManager(SlotAdapters(engine), engine.manifest).add_request_peft(
+        PeftCacheManager(AdapterStore(engine), engine.manifest).add_request_peft(
             TrtllmLoraRequest(7)
         )
 

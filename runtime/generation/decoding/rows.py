@@ -18,7 +18,7 @@ from trt_lora.runtime.generation.next_tokens import (
     SeveralRuns,
 )
 from trt_lora.runtime.generation.sequence import Sequence
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 # Prompts are run together where padding them to one length adds no more than a quarter.
@@ -46,7 +46,7 @@ class Rows:
         tensor_map: TensorMap,
         rows: int,
         *,
-        adapters: SlotAdapters | None = None,
+        adapters: AdapterStore | None = None,
         shares_prefixes: bool = True,
     ) -> None:
         """Allocate the cache.

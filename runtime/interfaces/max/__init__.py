@@ -1,4 +1,4 @@
-"""MAX's `LoRAManager` over `SlotAdapters`, by MAX's own names."""
+"""MAX's `LoRAManager` over `AdapterStore`, by MAX's own names."""
 
 from trt_lora.runtime.interfaces.max.config import LoRAConfig
 from trt_lora.runtime.interfaces.max.manager import LoRAManager

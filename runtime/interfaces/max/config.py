@@ -11,8 +11,8 @@ from trt_lora.runtime.interfaces.agreed_limits import (
     check_rank,
     check_slots,
 )
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Manifest
 
 
@@ -36,7 +36,7 @@ class LoRAConfig:
         check_fields(self)
 
     @checked
-    def cache_config(self, manifest: Manifest) -> CacheConfig:
+    def cache_config(self, manifest: Manifest) -> StoreConfig:
         """Return the cache of `max_num_loras` slots.
 
         Raises:
@@ -45,7 +45,7 @@ class LoRAConfig:
         return cache_of_slots("max_num_loras", self.max_num_loras, manifest)
 
     @checked
-    def check(self, adapters: SlotAdapters, manifest: Manifest) -> None:
+    def check(self, adapters: AdapterStore, manifest: Manifest) -> None:
         """Refuse options that these adapters do not have.
 
         Raises:

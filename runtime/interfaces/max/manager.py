@@ -17,8 +17,8 @@ from trt_lora.plugins.errors import (
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.interfaces.max.config import LoRAConfig
 from trt_lora.runtime.interfaces.max.status import LoRAOutcome, LoRAStatus
-from trt_lora.runtime.managers.slots.cache.entry import Lease
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.tensor import TensorMap
 
@@ -49,7 +49,7 @@ class LoRAManager:
     def __init__(
         self,
         config: LoRAConfig,
-        adapters: SlotAdapters,
+        adapters: AdapterStore,
         manifest: Manifest,
         *,
         zmq_endpoint_base: str | None = None,
@@ -101,7 +101,7 @@ class LoRAManager:
     @staticmethod
     @checked
     def get_lora_manager(
-        config: LoRAConfig, adapters: SlotAdapters | None, manifest: Manifest
+        config: LoRAConfig, adapters: AdapterStore | None, manifest: Manifest
     ) -> "LoRAManager | None":
         """Return the manager of an engine's adapters; None where LoRA is off."""
         if adapters is None or not config.enable_lora:
@@ -268,7 +268,7 @@ def _refuse_of_engine(**options: object) -> None:
         if value is not None:
             raise ConfigError(
                 f"{option} is {shown(value)}: that is the engine's; leave it out, and pass "
-                "adapters=SlotAdapters(engine, config.cache_config(engine.manifest)) and "
+                "adapters=AdapterStore(engine, config.cache_config(engine.manifest)) and "
                 "manifest=engine.manifest"
             )
 

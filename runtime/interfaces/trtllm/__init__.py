@@ -1,4 +1,4 @@
-"""TensorRT-LLM's LoRA requests and cache over `SlotAdapters`."""
+"""TensorRT-LLM's LoRA requests and cache over `AdapterStore`."""
 
 from trt_lora.runtime.interfaces.trtllm.cache_options import LoraCacheOptions
 from trt_lora.runtime.interfaces.trtllm.peft_cache import (

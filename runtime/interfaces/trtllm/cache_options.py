@@ -6,7 +6,7 @@ from trt_lora.plugins.checked import check_fields, checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.interfaces.agreed_limits import check_rank
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
+from trt_lora.runtime.store.config import StoreConfig
 from trt_lora.runtime.manifest import Manifest
 
 
@@ -33,8 +33,8 @@ class LoraCacheOptions:
         check_fields(self)
 
     @checked
-    def cache_config(self, manifest: Manifest) -> CacheConfig:
-        """Return the two sizes as `SlotAdapters` takes them.
+    def cache_config(self, manifest: Manifest) -> StoreConfig:
+        """Return the two sizes as `AdapterStore` takes them.
 
         Raises:
             ConfigError: an option is not what the engine has, or no size.
@@ -55,4 +55,4 @@ class LoraCacheOptions:
         if host is not None and host < 1:
             raise ConfigError(f"lora_cache_host_memory_bytes is {host}, expected 1 or more")
         share = None if fraction is None else float(fraction)  # 1 is all of it and not a byte
-        return CacheConfig(host_memory=host, device_memory=share)
+        return StoreConfig(host_memory=host, device_memory=share)

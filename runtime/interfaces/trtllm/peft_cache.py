@@ -12,9 +12,9 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.formats.trtllm import adapter_from_trtllm_arrays
 from trt_lora.runtime.interfaces.trtllm.request import TASK_IDS, TrtllmLoraRequest
-from trt_lora.runtime.managers.slots.cache.adapter_source import content_hash
-from trt_lora.runtime.managers.slots.cache.entry import Lease
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.source import content_hash
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Manifest
 
 
@@ -32,7 +32,7 @@ class PeftCacheManager:
     BASE_TASK = -1  # of `run.py --lora_task_uids`: the base model
 
     @checked
-    def __init__(self, adapters: SlotAdapters, manifest: Manifest) -> None:
+    def __init__(self, adapters: AdapterStore, manifest: Manifest) -> None:
         """Take an engine's adapters.
 
         Args:

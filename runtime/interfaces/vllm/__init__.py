@@ -1,4 +1,4 @@
-"""vLLM's LoRA classes over `SlotAdapters`, by vLLM's own names."""
+"""vLLM's LoRA classes over `AdapterStore`, by vLLM's own names."""
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig

@@ -11,8 +11,8 @@ from trt_lora.runtime.interfaces.agreed_limits import (
     check_rank,
     check_slots,
 )
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Manifest
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}  # vLLM's short names
@@ -61,7 +61,7 @@ class LoRAConfig:
                 raise ConfigError(f"{option} is {shown(value)}: {instead}")
 
     @checked
-    def cache_config(self, manifest: Manifest) -> CacheConfig:
+    def cache_config(self, manifest: Manifest) -> StoreConfig:
         """Return the cache of `max_loras` slots; `max_cpu_loras` is the manager's to hold.
 
         Raises:
@@ -70,7 +70,7 @@ class LoRAConfig:
         return cache_of_slots("max_loras", self.max_loras, manifest)
 
     @checked
-    def resolved(self, adapters: SlotAdapters, manifest: Manifest) -> "LoRAConfig":
+    def resolved(self, adapters: AdapterStore, manifest: Manifest) -> "LoRAConfig":
         """Return the config with every option as these adapters have it.
 
         Raises:

@@ -26,7 +26,7 @@ from trt_lora.runtime.interfaces.vllm.outputs import (
     TokenLogprob,
 )
 from trt_lora.runtime.interfaces.vllm.request import LoRARequest
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.serving.scheduler import Scheduler
 
@@ -87,7 +87,7 @@ class LLM:
         manifest = engine.manifest
         _check_limits(manifest, max_model_len, dtype, tensor_parallel_size)
         config = LoRAConfig(max_loras, max_lora_rank, lora_dtype, max_cpu_loras=max_cpu_loras)
-        adapters = SlotAdapters(engine, config.cache_config(manifest))
+        adapters = AdapterStore(engine, config.cache_config(manifest))
         self._adapters = self._open.enter_context(adapters)
         self._config, self._enable_lora = config.resolved(adapters, manifest), enable_lora
         self._directory, self._seed = engine.directory, seed

@@ -13,8 +13,8 @@ from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 from trt_lora.runtime.interfaces.vllm.mapping import LoRAMapping
 from trt_lora.runtime.interfaces.vllm.metrics import Mean, lora_metrics
 from trt_lora.runtime.interfaces.vllm.model import PART_SUFFIXES, LoRAModel
-from trt_lora.runtime.managers.slots.cache.entry import Lease
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import TensorMap
 
@@ -37,7 +37,7 @@ class LoRAModelManager:
     """
 
     @checked
-    def __init__(self, lora_config: LoRAConfig, adapters: SlotAdapters, manifest: Manifest) -> None:
+    def __init__(self, lora_config: LoRAConfig, adapters: AdapterStore, manifest: Manifest) -> None:
         """Take an engine's adapters.
 
         Args:
@@ -115,7 +115,7 @@ class LoRAModelManager:
         self._drop(adapter_id)
         with suppress(UnknownAdapterError, StateError):  # another thread was faster
             name = known.model.adapter_name
-            self.adapters.unload(name, expected_generation=known.generation)  # its pin ends too
+            self.adapters.unload(name, expected_version=known.generation)  # its pin ends too
         return True
 
     def remove_all_adapters(self) -> None:
@@ -241,7 +241,7 @@ class LoRAModelManager:
 
     def _activate(self, lora_id: int, known: _Registered) -> None:
         name, generation = known.model.adapter_name, known.generation
-        lease = self.adapters.lease(name, expected_generation=generation)
+        lease = self.adapters.lease(name, expected_version=generation)
         try:
             self.adapters.activate(lease)
         except BaseException:

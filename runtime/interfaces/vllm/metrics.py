@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trt_lora.runtime.managers.slots.cache.cache_stats import CacheStats
+from trt_lora.runtime.store.stats import StoreStats
 
 _MIB = 1 << 20
 
@@ -24,7 +24,7 @@ class Mean:
 
 
 def lora_metrics(
-    stats: CacheStats,
+    stats: StoreStats,
     registered: int,
     active: int,
     capacity: int,

@@ -36,7 +36,7 @@ class LoRAModel:
 
     id: int
     adapter: Adapter
-    name: str = ""  # what `SlotAdapters` calls it; by default "lora <id>"
+    name: str = ""  # what `AdapterStore` calls it; by default "lora <id>"
     path: Path | None = None  # of its files; None: its weights are in memory alone
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class LoRAModel:
             lora_dir: a directory or a file.
             expected_lora_modules: last parts of the paths that it may adapt; None is any.
             lora_model_id: its number, from 1.
-            name: what `SlotAdapters` is to call it.
+            name: what `AdapterStore` is to call it.
             manifest: of the engine; TensorRT-LLM's format needs it.
 
         Raises:
@@ -98,7 +98,7 @@ class LoRAModel:
 
     @property
     def adapter_name(self) -> str:
-        """What `SlotAdapters` calls it."""
+        """What `AdapterStore` calls it."""
         return self.name or f"lora {self.id}"
 
     @property

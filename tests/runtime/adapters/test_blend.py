@@ -25,7 +25,7 @@ from support.models.tiny_models import save_adapter, save_model
 
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, LoRAError, UnknownAdapterError
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.verification.peft_reference import PeftReference

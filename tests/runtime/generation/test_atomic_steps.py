@@ -11,8 +11,8 @@ from support.steps import step_of
 
 from trt_lora.plugins.errors import BackendError, OutputError, StateError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.store import AdapterStore
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=3, temperature=0.9, seed=4, ignore_eos=True)
@@ -33,7 +33,7 @@ class Served:
     failed: dict[int, BaseException] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.adapters = SlotAdapters(self.engine)
+        self.adapters = AdapterStore(self.engine)
         for number in (1, 2, POISON):
             self.adapters.load_weights(str(number), number_file(self.folder, number))
             self.adapters.activate(str(number))  # so that every run is of the same lines

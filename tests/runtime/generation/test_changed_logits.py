@@ -12,15 +12,15 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.store import AdapterStore
 
 PROMPT = [4, 5, 6]
 
 
 def batch_of(tokenizer: TextTokenizer | None = None) -> Scheduler:
     engine = SlotEngine(slots=1)
-    return Scheduler(engine, adapters=SlotAdapters(engine), tokenizer=tokenizer)
+    return Scheduler(engine, adapters=AdapterStore(engine), tokenizer=tokenizer)
 
 
 def tokens_of(batch: Scheduler, row: int) -> list[Token]:

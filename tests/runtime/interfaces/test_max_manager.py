@@ -209,7 +209,7 @@ def test_what_max_says_of_its_base_model_is_refused_by_name(option: str) -> None
 
 def test_maxs_positional_arguments_are_refused_with_ours() -> None:
     theirs: Any = LoRAManager
-    with pytest.raises(ConfigError, match=r"adapters is 'org/model' .*, expected SlotAdapters"):
+    with pytest.raises(ConfigError, match=r"adapters is 'org/model' .*, expected AdapterStore"):
         theirs(LoRAConfig(enable_lora=True), "org/model", "bfloat16")
     with pytest.raises(ConfigError, match=r"manifest is 'bfloat16' .*, expected Manifest"):
         theirs(LoRAConfig(enable_lora=True), slot_adapters(), "bfloat16")

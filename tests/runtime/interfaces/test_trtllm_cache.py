@@ -249,5 +249,5 @@ def test_the_tasks_of_prompts_are_names_and_minus_one_is_the_base_model(tmp_path
 
 def test_what_are_no_adapters_of_an_engine_is_refused() -> None:
     theirs: Any = PeftCacheManager
-    with pytest.raises(ConfigError, match=r"adapters is None .*, expected SlotAdapters"):
+    with pytest.raises(ConfigError, match=r"adapters is None .*, expected AdapterStore"):
         theirs(None, MANIFEST)

@@ -17,12 +17,12 @@ from trt_lora.runtime.interfaces.vllm import (
     LRUCacheLoRAModelManager,
     WorkerLoRAManager,
 )
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
+from trt_lora.runtime.store.config import StoreConfig
 
 NBYTES = sum(array.nbytes for array in weights_of("a").values())
 
 
-def manager(cache: CacheConfig | None = None, **options: Any) -> LRUCacheLoRAModelManager:
+def manager(cache: StoreConfig | None = None, **options: Any) -> LRUCacheLoRAModelManager:
     return LRUCacheLoRAModelManager(LoRAConfig(**options), slot_adapters(cache), MANIFEST)
 
 
@@ -43,7 +43,7 @@ def request(folder: Path, id: int) -> LoRARequest:
 
 
 def test_an_evicted_adapter_is_not_registered_and_may_come_again() -> None:
-    made = manager(CacheConfig(host_memory=2 * NBYTES + NBYTES // 2), max_cpu_loras=4)
+    made = manager(StoreConfig(host_memory=2 * NBYTES + NBYTES // 2), max_cpu_loras=4)
     for id in range(1, 6):
         assert made.add_adapter(model(id))
     assert list(made.list_adapters()) == [4, 5]
@@ -95,7 +95,7 @@ def test_an_adapter_replaced_behind_the_manager_is_another_one(tmp_path: Path) -
 
 
 def test_an_activation_that_fails_deactivates_nobody(tmp_path: Path) -> None:
-    room = CacheConfig(host_memory=SLOTS * NBYTES + NBYTES // 2)
+    room = StoreConfig(host_memory=SLOTS * NBYTES + NBYTES // 2)
     made = manager(room, max_cpu_loras=5)
     worker = WorkerLoRAManager(made)
     gone = request(tmp_path, 1)
@@ -125,5 +125,5 @@ def test_classes_are_called_as_vllms() -> None:
     assert repr(LoRARequest("a", 1, "/a")).startswith("LoRARequest(")
     assert repr(LoRAConfig(max_loras=3)).startswith("LoRAConfig(")
     theirs: Any = LoRAModelManager
-    with pytest.raises(ConfigError, match=r"adapters is 'model' .*, expected SlotAdapters"):
+    with pytest.raises(ConfigError, match=r"adapters is 'model' .*, expected AdapterStore"):
         theirs(LoRAConfig(), "model", MANIFEST)

@@ -30,8 +30,8 @@ from trt_lora.runtime.interfaces.vllm import (
     LRUCacheLoRAModelManager,
     WorkerLoRAManager,
 )
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
+from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.store.store import AdapterStore
 
 NAMES = dict(enumerate("abcdef", start=1))
 
@@ -183,7 +183,7 @@ def test_the_manager_knows_the_modules_of_the_engine() -> None:
     assert made.supported_lora_modules == ["q_proj", "v_proj"]
     assert made.packed_modules_mapping == {}
     fused = replace(FUSED_QKV, max_loras=SLOTS)
-    made = LoRAModelManager(LoRAConfig(), SlotAdapters(FakeExecutor(fused)), fused)
+    made = LoRAModelManager(LoRAConfig(), AdapterStore(FakeExecutor(fused)), fused)
     assert made.supported_lora_modules == ["qkv_proj"]
     assert made.packed_modules_mapping == {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
@@ -245,7 +245,7 @@ def test_an_adapter_of_a_request_is_read_again_after_it_was_evicted(tmp_path: Pa
     probe = slot_adapters()
     probe.load_weights("f", adapter_file(tmp_path, "f"))
     of_rank_1 = probe.stats.host_bytes // probe.get_coverage("f").sites[0].rank
-    cache = slot_adapters(CacheConfig(host_memory=12 * of_rank_1))  # ranks 3 to 5, without rank 2
+    cache = slot_adapters(StoreConfig(host_memory=12 * of_rank_1))  # ranks 3 to 5, without rank 2
     made = WorkerLoRAManager(LRUCacheLoRAModelManager(LoRAConfig(), cache, MANIFEST))
     for id in (1, 2, 3, 4, 1):
         made.add_adapter(request(tmp_path, id))

@@ -11,8 +11,8 @@ from support.interrupts import InterruptAtLine, InterruptedAnywhereError
 
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.store import AdapterStore
 
 FOLDERS = ("runtime/serving", "runtime/generation")
 LONG = SamplingParams(max_tokens=9, temperature=0.8, seed=1, ignore_eos=True)
@@ -25,7 +25,7 @@ class Served:
 
     def __init__(self, folder: Path, engine: SlotEngine | None = None) -> None:
         self.engine = engine or SlotEngine(slots=2)
-        self.adapters = SlotAdapters(self.engine)
+        self.adapters = AdapterStore(self.engine)
         for number in (1, 2):
             self.adapters.load_weights(str(number), number_file(folder, number))
             self.adapters.activate(str(number))

@@ -15,11 +15,11 @@ from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
 from trt_lora.plugins.errors import BackendError, ConfigError, StateError, UnknownAdapterError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.token import StepAnswers
-from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 from trt_lora.runtime.serving.engine_loop import EngineLoop
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.source import AdapterSource
+from trt_lora.runtime.store.store import AdapterStore
 
 LONG = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
@@ -43,7 +43,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.engine = FailingEngine()
-        self.adapters = SlotAdapters(self.engine)
+        self.adapters = AdapterStore(self.engine)
         for number in (1, 2, 3):
             self.adapters.load_weights(str(number), number_file(folder, number))
         self.scheduler = Scheduler(self.engine, self.adapters)

@@ -23,10 +23,10 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import StepAnswers, Token
-from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.store.source import AdapterSource
+from trt_lora.runtime.store.store import AdapterStore
 
 NUMBERS = {"a": 1, "b": 2, "c": 3, "bad": POISON}
 LONG = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0)
@@ -38,7 +38,7 @@ class Served:
 
     def __init__(self, folder: Path, slots: int = 2, **options: Any) -> None:
         self.engine = SlotEngine(slots)
-        self.adapters = SlotAdapters(self.engine)
+        self.adapters = AdapterStore(self.engine)
         for name, number in NUMBERS.items():
             self.adapters.load_weights(name, number_file(folder, number))
         self.background = DeferredExecutor()

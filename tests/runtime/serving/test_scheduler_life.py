@@ -18,11 +18,11 @@ from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
 
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.managers.slots.cache.adapter_source import AdapterSource, host_nbytes
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.store.source import AdapterSource, host_nbytes
+from trt_lora.runtime.store.store import AdapterStore
 
 SLOTS, ROWS, LONGEST = 2, 3, 6
 NAMES = st.sampled_from("abcd")
@@ -83,7 +83,7 @@ class SchedulerLife(RuleBasedStateMachine):
         manifest = self.engine.manifest
         source = AdapterSource(manifest, self.file(), strict=True)
         room = None if host is None else host * host_nbytes(source.preview(source.open()))
-        self.adapters = SlotAdapters(self.engine, CacheConfig(host_memory=room))
+        self.adapters = AdapterStore(self.engine, StoreConfig(host_memory=room))
         self.adapters._background = self.background  # type: ignore[assignment]
         config = ServingConfig(max_wait_steps=3, prefetch_depth=2, preempt_after=preempt_after)
         self.scheduler = Scheduler(

@@ -9,10 +9,10 @@ from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
 
 from trt_lora.runtime import (
+    AdapterStore,
     SamplingParams,
     Scheduler,
     ServingConfig,
-    SlotAdapters,
     generate,
 )
 
@@ -35,7 +35,7 @@ def test_more_adapters_than_slots_are_served_through_preemption_and_cancels(
     names = ["a", None, "b", "c", "a", "c", "b", None]
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, VOCABULARY, 4 + turn).tolist() for turn in range(len(names))]
-    with SlotAdapters(engine) as adapters:
+    with AdapterStore(engine) as adapters:
         for name, path in paths.items():
             adapters.register(name, path)
         scheduler = Scheduler(

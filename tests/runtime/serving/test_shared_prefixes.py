@@ -8,9 +8,9 @@ from support.steps import step_of
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.token import StepAnswers
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.store import AdapterStore
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
 PROMPT = [*range(4, 16)]
@@ -31,8 +31,8 @@ class CountingEngine(SlotEngine):
 
 
 @pytest.fixture
-def adapters(tmp_path: Path) -> SlotAdapters:
-    found = SlotAdapters(CountingEngine())
+def adapters(tmp_path: Path) -> AdapterStore:
+    found = AdapterStore(CountingEngine())
     for number in (1, 2):
         found.load_weights(str(number), number_file(tmp_path, number))
         found.activate(str(number))
@@ -49,7 +49,7 @@ def answer(scheduler: Scheduler, prompt: list[int], **options: str | None) -> li
     return found
 
 
-def test_the_next_turn_of_a_conversation_runs_what_is_new_alone(adapters: SlotAdapters) -> None:
+def test_the_next_turn_of_a_conversation_runs_what_is_new_alone(adapters: AdapterStore) -> None:
     scheduler = Scheduler(CountingEngine(), rows=1)
     said = [token or 0 for token in answer(scheduler, PROMPT)]
     turn = [*PROMPT, *said, 20, 21]
@@ -71,7 +71,7 @@ def test_the_next_turn_of_a_conversation_runs_what_is_new_alone(adapters: SlotAd
     ],
 )
 def test_a_prefix_is_shared_with_one_adapter_and_one_salt_alone(
-    adapters: SlotAdapters, first: dict[str, str], then: dict[str, str], shares: bool
+    adapters: AdapterStore, first: dict[str, str], then: dict[str, str], shares: bool
 ) -> None:
     scheduler = Scheduler(CountingEngine(), adapters)
     answer(scheduler, PROMPT, **first)
@@ -82,7 +82,7 @@ def test_a_prefix_is_shared_with_one_adapter_and_one_salt_alone(
 
 
 def test_a_replaced_adapter_shares_nothing_with_the_one_before(
-    adapters: SlotAdapters, tmp_path: Path
+    adapters: AdapterStore, tmp_path: Path
 ) -> None:
     scheduler = Scheduler(CountingEngine(), adapters)
     answer(scheduler, PROMPT, adapter="1")
@@ -97,7 +97,7 @@ def test_a_replaced_adapter_shares_nothing_with_the_one_before(
     assert scheduler.shared_tokens == 0
 
 
-def test_sharing_can_be_switched_off(adapters: SlotAdapters) -> None:
+def test_sharing_can_be_switched_off(adapters: AdapterStore) -> None:
     scheduler = Scheduler(CountingEngine(), adapters, shares_prefixes=False)
     for _ in range(2):
         assert answer(scheduler, PROMPT) == expected_answer(PROMPT, 0, GREEDY)
@@ -106,7 +106,7 @@ def test_sharing_can_be_switched_off(adapters: SlotAdapters) -> None:
 
 def test_a_row_that_is_kept_is_given_up_where_another_request_needs_it() -> None:
     engine = CountingEngine()
-    scheduler = Scheduler(engine, SlotAdapters(engine), rows=2)
+    scheduler = Scheduler(engine, AdapterStore(engine), rows=2)
     prompts = [[seed, *range(40, 50)] for seed in range(4)]
     for prompt in [*prompts, *prompts]:
         assert answer(scheduler, prompt) == expected_answer(prompt, 0, GREEDY)
@@ -121,7 +121,7 @@ def test_a_row_that_is_kept_is_given_up_where_another_request_needs_it() -> None
 def test_a_step_runs_no_more_tokens_of_prompts_than_its_budget(budget: int) -> None:
     engine = CountingEngine()
     scheduler = Scheduler(
-        engine, SlotAdapters(engine), max_num_batched_tokens=budget, shares_prefixes=False
+        engine, AdapterStore(engine), max_num_batched_tokens=budget, shares_prefixes=False
     )
     asked = [[seed, *range(20, 30)] for seed in range(3)]
     numbers = [scheduler.submit(prompt, GREEDY) for prompt in asked]
@@ -139,7 +139,7 @@ def test_a_step_runs_no_more_tokens_of_prompts_than_its_budget(budget: int) -> N
 
 def test_what_was_decoded_is_delivered_before_prompts_are_run() -> None:
     engine = CountingEngine()
-    scheduler = Scheduler(engine, SlotAdapters(engine))
+    scheduler = Scheduler(engine, AdapterStore(engine))
     running = scheduler.submit([4], GREEDY)
     scheduler.step()
     scheduler.submit(PROMPT, GREEDY)

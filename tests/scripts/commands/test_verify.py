@@ -139,7 +139,7 @@ def test_a_mistake_of_the_loader_is_caught_and_its_site_named(
     def wrong(path: Path, manifest: object) -> Adapter:
         return mistake(load_adapter(path))
 
-    monkeypatch.setattr("trt_lora.runtime.managers.lora_manager.load_adapter", wrong)
+    monkeypatch.setattr("trt_lora.runtime.interfaces.edgellm.load_adapter", wrong)
     assert exit_code(made) == 1
     errors = capsys.readouterr().err
     assert f"the delta of {named} is off by" in errors

@@ -3,7 +3,7 @@
 import numpy as np
 from support.adapters.manager_setup import SITE, refreshed
 
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.memory.dtypes import Array
 
 

@@ -8,7 +8,7 @@ from support.fakes.fake_engine import (
     make_manifest,
 )
 
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 

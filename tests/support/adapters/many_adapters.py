@@ -7,18 +7,18 @@ import numpy as np
 from safetensors.numpy import save_file
 from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 
-from trt_lora.runtime.managers.slots.cache_config import CacheConfig
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.store.store import AdapterStore
 
 SLOTS = 2
 MANIFEST = replace(make_manifest(), max_loras=SLOTS)
 A = "lora_A_model.layers.0.self_attn.q_proj"
 
 
-def slot_adapters(config: CacheConfig | None = None) -> SlotAdapters:
+def slot_adapters(config: StoreConfig | None = None) -> AdapterStore:
     """Return an empty cache of a fake engine."""
-    return SlotAdapters(FakeExecutor(MANIFEST), config or CacheConfig())
+    return AdapterStore(FakeExecutor(MANIFEST), config or StoreConfig())
 
 
 def weights_of(name: str) -> dict[str, Array]:
@@ -33,7 +33,7 @@ def adapter_file(folder: Path, name: str) -> Path:
     return path
 
 
-def lies_in(adapters: SlotAdapters, name: str, slot: int) -> bool:
+def lies_in(adapters: AdapterStore, name: str, slot: int) -> bool:
     """Return whether a slot holds the weights of a name."""
     stack, given = adapters.stacks.views(slot, 1)[A].numpy()[0], weights_of(name)[A]
     return np.array_equal(stack[:, : given.shape[1]], given)

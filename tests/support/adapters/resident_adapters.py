@@ -5,7 +5,7 @@ from pathlib import Path
 from support.eventually import eventually
 from support.fakes.fake_engine import FakeExecutor, make_manifest
 
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.scripts.measuring.process_memory import resident_bytes
 
 WIDE_MANIFEST = make_manifest(k=4096, n=4096)

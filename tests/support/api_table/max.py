@@ -52,7 +52,7 @@ MAX = Document(
             "`init_weights(model, state_dict)`",
             "builder.build_engine",
             "builder/test_build_slots.py::test_the_manifest_names_stacks_slots_and_ranks",
-            "LoRA is inserted when the engine is built; `SlotAdapters` makes its buffers",
+            "LoRA is inserted when the engine is built; `AdapterStore` makes its buffers",
         ),
         present("`is_active_lora(name)`", f"{_MANAGER}.is_active_lora", _ACTIVE),
         present("`is_lora(name)`", f"{_MANAGER}.is_lora", _PATHS),
@@ -82,7 +82,7 @@ MAX = Document(
         ),
         different(
             "`set_graph_info(...)`, eight routing tensors",
-            "runtime.managers.slots.slot_adapters.SlotAdapters.rows",
+            "runtime.managers.slots.slot_adapters.AdapterStore.rows",
             "runtime/managers/slots/test_slot_adapters.py::"
             "test_a_step_binds_the_slots_of_its_rows_and_counts_from_the_first",
             "two routing tensors, `lora_slot` and `lora_rank`, are inputs of the built graph",

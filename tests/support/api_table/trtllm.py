@@ -167,7 +167,7 @@ TRTLLM = Document(
         present("GPU cache, share of free memory", f"{_OURS}.LoraCacheOptions", _OPTIONS),
         present(
             "loaded into the GPU cache when scheduled",
-            "runtime.managers.slots.slot_adapters.SlotAdapters.activate",
+            "runtime.managers.slots.slot_adapters.AdapterStore.activate",
             _FIRST,
         ),
         present(

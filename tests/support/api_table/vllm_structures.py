@@ -9,7 +9,7 @@ _OURS = "runtime.interfaces.vllm"
 _DATA = "runtime/interfaces/test_vllm_data.py"
 _MANAGER = "runtime/interfaces/test_vllm_manager.py"
 _CACHE = "runtime/managers/slots/test_adapter_cache.py"
-_SLOTS = "runtime.managers.slots.slot_adapters.SlotAdapters"
+_SLOTS = "runtime.managers.slots.slot_adapters.AdapterStore"
 _MODEL = f"{_DATA}::test_a_model_of_a_peft_directory_has_its_layers_scale_and_rank"
 _CLONE = f"{_DATA}::test_a_clone_has_another_number_and_an_optimized_model_the_same_deltas"
 _DELTA = f"{_DATA}::test_the_delta_of_a_layer_is_the_scaled_product_before_and_after_optimize"
@@ -225,7 +225,7 @@ VLLM_STRUCTURES = Document(
         present("`PEFTHelper.scaling_factor`", f"{_OURS}.PEFTHelper.scaling_factor", _HELPER),
         different(
             "`LoRAMemoryManager` limits for GPU and CPU",
-            "runtime.managers.slots.cache_config.CacheConfig",
+            "runtime.managers.slots.cache_config.StoreConfig",
             f"{_CACHE}::test_a_share_of_the_devices_memory_makes_fewer_slots",
             "options of the one cache: `host_memory`, `device_memory`",
         ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
-from trt_lora.runtime.managers.slots.cache.entry import Entry, Lease
+from trt_lora.runtime.store.entry import Entry, Lease
 
 
 class FakeAdapterCache:
@@ -86,10 +86,10 @@ class FakeAdapterCache:
             return
         self.places[entry] = min(free) if free else self.places.pop(idle[0])
 
-    def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
+    def lease(self, name: str, *, expected_version: int | None = None) -> Lease:
         generation = self.generation(name)
-        if expected_generation not in (None, generation):
-            raise StateError(f"{name!r} is generation {generation}, not {expected_generation}")
+        if expected_version not in (None, generation):
+            raise StateError(f"{name!r} is generation {generation}, not {expected_version}")
         assert name in self.host, "a step would wait for the disk"
         if (name, generation) not in self.held and len(self.held) == self.count:
             raise StateError(f"all {self.count} slots are held")

@@ -11,7 +11,7 @@ import numpy as np
 from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
-from trt_lora.runtime import Engine, SlotAdapters, open_engine
+from trt_lora.runtime import AdapterStore, Engine, open_engine
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 
@@ -28,9 +28,9 @@ class ServedLlama:
         """PEFT with the same adapters."""
         return PeftReference(self.model, dict(self.paths))
 
-    def adapters(self) -> SlotAdapters:
+    def adapters(self) -> AdapterStore:
         """All of them loaded, none of them in a slot yet."""
-        adapters = SlotAdapters(self.engine)
+        adapters = AdapterStore(self.engine)
         for name, path in self.paths.items():
             adapters.load_weights(name, path)
         return adapters

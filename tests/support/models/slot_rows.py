@@ -8,8 +8,8 @@ import numpy.typing as npt
 from trt_lora.runtime import Engine, TensorMap
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
+from trt_lora.runtime.store.store import AdapterStore
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -18,7 +18,7 @@ Ids = npt.NDArray[np.int64]
 class SlotRows:
     """Sequences that join, decode together and leave."""
 
-    def __init__(self, engine: Engine, adapters: SlotAdapters | None) -> None:
+    def __init__(self, engine: Engine, adapters: AdapterStore | None) -> None:
         """Make an empty cache; None: the engine has no LoRA inputs."""
         self._engine, self._adapters = engine, adapters
         self._cache = KVCache(engine.manifest, engine.memory, engine.manifest.max_batch_size)

@@ -21,9 +21,9 @@ from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
+from trt_lora.runtime.store.store import AdapterStore
 
 SLOTS = 3
 WEIGHTS: dict[str | None, dict[str, Array]] = {
@@ -53,8 +53,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def loaded(engine: TensorRTEngine, files: dict[str, Path], names: str = "abcde") -> SlotAdapters:
-    adapters = SlotAdapters(engine)
+def loaded(engine: TensorRTEngine, files: dict[str, Path], names: str = "abcde") -> AdapterStore:
+    adapters = AdapterStore(engine)
     for name in names:
         adapters.load_weights(name, files[name], strict=False)
     return adapters

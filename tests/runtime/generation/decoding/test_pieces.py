@@ -16,9 +16,9 @@ from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder, _
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import Logits
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.store import AdapterStore
 
 ROWS, BEFORE, WIDTH = 2, 4, 14
 
@@ -105,7 +105,7 @@ def test_each_row_keeps_its_own_adapter_and_what_was_interrupted_begins_again(
     tmp_path: Path, interrupted: int | None
 ) -> None:
     engine, numbers = Interrupted(interrupted), {"a": 1, "b": 2, "c": 3}
-    adapters = SlotAdapters(engine)
+    adapters = AdapterStore(engine)
     for name, number in numbers.items():
         adapters.load_weights(name, number_file(tmp_path, number))
         adapters.activate(name)

@@ -9,10 +9,10 @@ from support.steps import step_of
 
 from trt_lora.plugins.errors import ConfigError, OutputError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.managers.slots.cache.entry import Lease
-from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 
 PROMPT = [4, 5, 6, 7, 8]
 DRAWN = SamplingParams(max_tokens=8, temperature=0.9, seed=3, ignore_eos=True, n=3)
@@ -38,7 +38,7 @@ def engine() -> Counted:
 
 @pytest.fixture
 def batch(engine: Counted) -> Scheduler:
-    return Scheduler(engine, adapters=SlotAdapters(engine), max_num_batched_tokens=2)
+    return Scheduler(engine, adapters=AdapterStore(engine), max_num_batched_tokens=2)
 
 
 def answers_of(batch: Scheduler, rows: tuple[int, ...]) -> list[list[int | None]]:
@@ -92,7 +92,7 @@ def test_all_leave_before_their_prompt_is_through(batch: Scheduler) -> None:
 
 
 def test_answers_have_the_adapter_of_their_prompt(engine: Counted, tmp_path: Path) -> None:
-    adapters = SlotAdapters(engine)
+    adapters = AdapterStore(engine)
     adapters.load_weights("five", number_file(tmp_path, 5))
     batch = Scheduler(engine, adapters=adapters)
     alone = batch.submit(PROMPT, ALONE)
@@ -103,13 +103,13 @@ def test_answers_have_the_adapter_of_their_prompt(engine: Counted, tmp_path: Pat
     adapters.check_integrity()
 
 
-class ReplacedBetweenLeases(SlotAdapters):
+class ReplacedBetweenLeases(AdapterStore):
     """Another thread replaces the adapter behind the first lease."""
 
     another: Path | None = None
 
-    def lease(self, name: str, *, expected_generation: int | None = None) -> Lease:
-        found = super().lease(name, expected_generation=expected_generation)
+    def lease(self, name: str, *, expected_version: int | None = None) -> Lease:
+        found = super().lease(name, expected_version=expected_version)
         if self.another is not None:
             self.load_weights(name, self.another, replace=True)
             self.another = None
@@ -132,7 +132,7 @@ def test_answers_whose_adapter_is_replaced_between_two_of_them_share_no_prompt(
 def test_logits_that_are_no_numbers_end_all_answers_of_a_prompt(
     engine: Counted, tmp_path: Path
 ) -> None:
-    adapters = SlotAdapters(engine)
+    adapters = AdapterStore(engine)
     adapters.load_weights("bad", number_file(tmp_path, POISON))
     batch = Scheduler(engine, adapters=adapters)
     rows = batch.submit_all(PROMPT, DRAWN, adapter="bad")

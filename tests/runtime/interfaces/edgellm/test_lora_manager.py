@@ -35,7 +35,7 @@ from trt_lora.plugins.errors import (
     UnknownAdapterError,
     UnknownBindingError,
 )
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from support.adapters.manager_setup import A, B, manager_with, pair, refreshed, state_of
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, UnknownAdapterError
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 
 NO_STRINGS = [None, 1, 1.5, True, b"x", Path("x"), ["x"], {"x": 1}, object()]
 NO_NUMBERS = [None, "0.5", b"1", True, np.bool_(True), 1j, Decimal(1), [0.5], np.ones(1)]

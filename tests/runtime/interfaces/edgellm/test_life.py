@@ -1,7 +1,7 @@
 """LoRAManager through any life: what it binds, and the memory that it holds, are those of a model.
 
-The law: every byte on the GPU lies in the zero buffer, in a loaded adapter, in the one strength
-that is kept, or in a map that was refreshed and still names it.
+The law: every byte on the GPU lies in the zero buffer, in a loaded adapter, in one of the strengths
+that are kept, in what is active, or in a map that was refreshed and still names it.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_engine import FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import AdapterError, StateError, UnknownAdapterError
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.memory.device import CudaMemory, MemoryOptions
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import ALIGNMENT
@@ -55,8 +55,10 @@ class Expected:
     """What a manager should know."""
 
     adapters: dict[str, Bindings] = field(default_factory=dict)
+    raw: dict[str, dict[str, Array]] = field(default_factory=dict)  # without padding
+    made_of: dict[str, set[str]] = field(default_factory=dict)  # of blends
+    strengths: dict[tuple[str, float], Bindings] = field(default_factory=dict)
     active: tuple[str, float, Bindings] | None = None
-    scaled: tuple[str, float, Bindings] | None = None
 
 
 class Life(RuleBasedStateMachine):
@@ -89,8 +91,8 @@ class Life(RuleBasedStateMachine):
             return
         self.manager.initialize_engine_bindings(executor)
         self.bound, expected = True, self.expected
-        expected.adapters = {n: self.placed(values_of(b)) for n, b in expected.adapters.items()}
-        active, expected.active, expected.scaled = expected.active, None, None
+        expected.adapters = {name: self.placed(values) for name, values in expected.raw.items()}
+        active, expected.active, expected.strengths = expected.active, None, {}
         if active:
             self.activate(active[0], active[1])
 
@@ -120,10 +122,10 @@ class Life(RuleBasedStateMachine):
 
     @rule(name=NAMES, parts=st.dictionaries(NAMES, SCALES, min_size=1), replace=st.booleans())
     def blend(self, name: str, parts: dict[str, float], replace: bool) -> None:
-        known = self.expected.adapters
+        known = self.expected.raw
         values: dict[str, Array] = {}
         for part, scale in parts.items():
-            for binding, (array, _) in known.get(part, {}).items():
+            for binding, array in known.get(part, {}).items():
                 factor = MANIFEST.lora_bindings[binding][1]
                 array = array if factor == "A" else array * np.float32(scale)
                 before = [values[binding]] if binding in values else []
@@ -131,7 +133,7 @@ class Life(RuleBasedStateMachine):
         too_wide = self.bound and any(min(array.shape) > 16 or max(array.shape) > 16
                                       for array in values.values())  # fmt: skip
         taken = name in known and not replace
-        if taken or too_wide or not parts.keys() <= known.keys():
+        if taken or too_wide or name in parts or not parts.keys() <= known.keys():
             with pytest.raises((AdapterError, UnknownAdapterError)):
                 self.manager.blend(name, parts, replace=replace)
             return
@@ -139,6 +141,8 @@ class Life(RuleBasedStateMachine):
             return  # before an engine is known; binding it would fail from then on
         self.manager.blend(name, parts, replace=replace)
         self.register(name, values)
+        if self.bound:
+            self.expected.made_of[name] = set(parts)
 
     @rule(name=NAMES, force=st.booleans())
     def unload(self, name: str, force: bool) -> None:
@@ -149,8 +153,7 @@ class Life(RuleBasedStateMachine):
                 self.manager.unload(name, force=force)
             return
         self.manager.unload(name, force=force)
-        del expected.adapters[name]
-        self.forget_strength(name)
+        self.forget(name)
         expected.active = None if is_active else expected.active
 
     @rule(name=NAMES, scale=SCALES)
@@ -199,8 +202,8 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def memory_is_conserved(self) -> None:
         expected = self.expected
-        bindings = [*expected.adapters.values(), *self.seen]
-        bindings += [each[2] for each in (expected.active, expected.scaled) if each]
+        bindings = [*expected.adapters.values(), *expected.strengths.values(), *self.seen]
+        bindings += [expected.active[2]] if expected.active else []
         buffers = {bound.buffer for each in bindings for bound in each.values()}
         zeros = max(size * 4 for site in MANIFEST.sites for size in (site.k, site.n))
         zeros = max(zeros, ALIGNMENT) if self.bound or any(self.maps) else 0
@@ -236,36 +239,47 @@ class Life(RuleBasedStateMachine):
         buffer = Buffer(sum(aligned(array) for array in padded.values()))
         return {binding: Bound(array, buffer) for binding, array in padded.items()}
 
-    def register(self, name: str, values: Mapping[str, Array]) -> None:
-        self.expected.adapters[name] = self.placed(values)
-        self.forget_strength(name)
-        if self.expected.active and self.expected.active[0] == name:
-            self.activate(name, self.expected.active[1])
+    def register(self, name: str, values: dict[str, Array]) -> None:
+        expected, order = self.expected, list(self.expected.adapters)
+        if name in order:
+            self.forget(name)
+        expected.raw[name], expected.adapters[name] = values, self.placed(values)
+        if name in order:  # in the place of the one before
+            names = [n for n in order if n in expected.adapters]
+            expected.adapters = {n: expected.adapters[n] for n in names}
+            expected.raw = {n: expected.raw[n] for n in names}
+        if expected.active and expected.active[0] == name:
+            self.activate(name, expected.active[1])
 
     def activate(self, name: str, scale: float) -> None:
         expected, bindings = self.expected, self.expected.adapters[name]
         if scale == 1:
             expected.active = name, 1.0, bindings
             return
-        if expected.scaled is None or expected.scaled[:2] != (name, scale):
-            b = {n: bound.values * np.float32(scale) for n, bound in bindings.items()
-                 if MANIFEST.lora_bindings[n][1] == "B"}  # fmt: skip
-            buffer = Buffer(sum(map(aligned, b.values())) if self.bound else 0)
-            scaled = {n: Bound(array, buffer) for n, array in b.items()}
-            expected.scaled = name, scale, {**bindings, **scaled}
-        expected.active = expected.scaled
+        if (name, scale) not in expected.strengths:
+            values = {
+                binding: array * np.float32(scale if self.is_b(binding) else 1)
+                for binding, array in expected.raw[name].items()
+            }
+            expected.strengths[name, scale] = self.placed(values)
+        expected.active = name, scale, expected.strengths[name, scale]
 
-    def forget_strength(self, name: str) -> None:
-        if self.expected.scaled and self.expected.scaled[0] == name:
-            self.expected.scaled = None
+    def is_b(self, binding: str) -> bool:
+        return MANIFEST.lora_bindings[binding][1] == "B"
+
+    def forget(self, name: str) -> None:
+        """With an adapter its strengths go, and the blends that it is a part of."""
+        expected = self.expected
+        del expected.adapters[name], expected.raw[name]
+        expected.made_of.pop(name, None)
+        expected.strengths = {key: b for key, b in expected.strengths.items() if key[0] != name}
+        for blend, parts in list(expected.made_of.items()):
+            if name in parts and blend in expected.adapters:
+                self.forget(blend)
 
 
 def aligned(array: Array) -> int:
     return -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def values_of(bindings: Bindings) -> dict[str, Array]:
-    return {binding: bound.values for binding, bound in bindings.items()}
 
 
 TestLife = Life.TestCase

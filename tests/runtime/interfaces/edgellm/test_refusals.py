@@ -21,7 +21,7 @@ from support.fakes.fake_engine import (
 )
 
 from trt_lora.plugins.errors import AdapterError, TensorError
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.memory.tensor import Tensor
 
 

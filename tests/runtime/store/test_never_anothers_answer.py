@@ -10,9 +10,9 @@ from hostile.stress_slots import Stress, prepare
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.adapters.fitting.fit import Fitted
-from trt_lora.runtime.managers.slots.cache.entry import Entry
-from trt_lora.runtime.managers.slots.cache.slot_table import SlotTable
-from trt_lora.runtime.managers.slots.slot_stacks import SlotStacks
+from trt_lora.runtime.store.entry import Entry
+from trt_lora.runtime.store.slot_level import SlotLevel
+from trt_lora.runtime.store.slot_stacks import SlotStacks
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
@@ -43,7 +43,7 @@ def test_a_slot_that_is_taken_from_a_row_under_way_is_found(
     stress = Stress(built.engine, built.files)
     may_leave = property(lambda entry: entry.in_slot is not None and entry.in_slot.done())
     monkeypatch.setattr(Entry, "may_leave_slot", may_leave)
-    monkeypatch.setattr(SlotTable, "check_room", lambda *_: None)
+    monkeypatch.setattr(SlotLevel, "check_room", lambda *_: None)
     with pytest.raises((AssertionError, StateError)):
         stress.run(20)
 

@@ -13,7 +13,7 @@ from support.fakes.fake_engine import FakeExecutor, FakeExecutorWithMemory, Fake
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.managers.lora_manager import LoRAManager
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import HostMemory, Stream
 from trt_lora.runtime.memory.tensor import Tensor

@@ -9,12 +9,12 @@ from support.adapters.many_adapters import MANIFEST, slot_adapters
 from support.adapters.trtllm_files import factors, rows_of
 from support.fakes.fake_engine import FakeExecutor, make_manifest
 
+from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.interfaces.trtllm import (
     LoraCacheOptions,
     PeftCacheManager,
     TrtllmLoraRequest,
 )
-from trt_lora.runtime.managers.lora_manager import LoRAManager
 
 pytestmark = pytest.mark.needs_torch
 

@@ -10,10 +10,10 @@ from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.fit import Fitted, fit_adapter
 from trt_lora.runtime.adapters.weight import weight_of
-from trt_lora.runtime.managers.slots.slot_stacks import SlotStacks, stacks_nbytes
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
+from trt_lora.runtime.store.slot_stacks import SlotStacks, stacks_nbytes
 
 SLOTS = 3
 MANIFEST = replace(make_manifest(), max_loras=SLOTS)
