@@ -123,18 +123,17 @@ def delta_of(lease: object) -> Array:
 
 
 def test_an_evicted_blend_is_made_again(files: dict[str, Path]) -> None:
-    config = StoreConfig(device_memory=4 * NBYTES)
+    config = StoreConfig(device_memory=6 * NBYTES)
     store = AdapterStore(FakeExecutor(MANIFESTS["buffers"]), config)
     for name in "abc":
         store.register(name, files[name])
     store.blend("ab", {"a": 1, "b": 1})
     first = delta(store, "ab")
     assert store.stats.memory_bytes == 4 * NBYTES
-    store.bindings.activate("c")
-    store.bindings.activate("c@2")
-    assert not store.info("a").is_loaded
-    store.bindings.activate("ab@2")
-    store.bindings.activate("b")
+    for scale in (1, 2, 3, 4):
+        store.bindings.activate(f"c@{scale}")
+    assert [store.info(name).is_loaded for name in ("a", "b", "ab")] == [False, False, True]
+    store.bindings.activate("c@5")
     assert not store.info("ab").is_loaded
     np.testing.assert_array_equal(delta(store, "ab"), first)
     store.check_integrity()
