@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from trt_lora.runtime.adapters.load import load_adapter
     from trt_lora.runtime.adapters.save import save_adapter
     from trt_lora.runtime.adapters.shard import shard_adapter
-    from trt_lora.runtime.engines.engine import Engine, Executor
-    from trt_lora.runtime.engines.open_engine import open_engine
+    from trt_lora.runtime.engine import Engine, open_engine
+    from trt_lora.runtime.engines.engine import Executor
     from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
     from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
     from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
     from trt_lora.runtime.generation.token import StepAnswers, Token
     from trt_lora.runtime.interfaces.edgellm import LoRAManager
-    from trt_lora.runtime.store.config import StoreConfig
-    from trt_lora.runtime.store.store import AdapterStore
     from trt_lora.runtime.manifest import Manifest, read_manifest
     from trt_lora.runtime.memory.tensor import Tensor, TensorMap
     from trt_lora.runtime.serving.engine_loop import EngineLoop
-    from trt_lora.runtime.serving.generate import Completion, generate, stream_text
+    from trt_lora.runtime.serving.generate import Completion
     from trt_lora.runtime.serving.scheduler import Scheduler
     from trt_lora.runtime.serving.serving_config import ServingConfig
+    from trt_lora.runtime.store.config import StoreConfig
+    from trt_lora.runtime.store.store import AdapterStore
 
 __all__ = [
     "Adapter",
-    "StoreConfig",
+    "AdapterStore",
     "Completion",
     "Coverage",
     "Engine",
@@ -42,37 +42,35 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "ServingConfig",
-    "AdapterStore",
     "StepAnswers",
+    "StoreConfig",
     "StructuredOutputsParams",
     "Tensor",
     "TensorMap",
     "TextTokenizer",
     "Token",
     "default_sampling",
-    "generate",
     "load_adapter",
     "open_engine",
     "read_manifest",
     "save_adapter",
     "shard_adapter",
-    "stream_text",
 ]
 
 _MODULES = {
     "Adapter": "adapters.adapter",
-    "StoreConfig": "managers.slots.cache_config",
+    "StoreConfig": "store.config",
     "Completion": "serving.generate",
     "Coverage": "adapters.fitting.coverage",
-    "Engine": "engines.engine",
+    "Engine": "engine",
     "EngineLoop": "serving.engine_loop",
     "Executor": "engines.engine",
-    "LoRAManager": "managers.lora_manager",
+    "LoRAManager": "interfaces.edgellm",
     "Manifest": "manifest",
     "SamplingParams": "generation.parameters.sampling_params",
     "Scheduler": "serving.scheduler",
     "ServingConfig": "serving.serving_config",
-    "AdapterStore": "managers.slots.slot_adapters",
+    "AdapterStore": "store.store",
     "StepAnswers": "generation.token",
     "StructuredOutputsParams": "generation.text.structured",
     "Tensor": "memory.tensor",
@@ -80,13 +78,11 @@ _MODULES = {
     "TextTokenizer": "generation.text.tokenizer",
     "Token": "generation.token",
     "default_sampling": "generation.parameters.default_sampling",
-    "generate": "serving.generate",
     "load_adapter": "adapters.load",
-    "open_engine": "engines.open_engine",
+    "open_engine": "engine",
     "read_manifest": "manifest",
     "save_adapter": "adapters.save",
     "shard_adapter": "adapters.shard",
-    "stream_text": "serving.generate",
 }
 
 

@@ -60,8 +60,8 @@ class Executor(Protocol):
 
 
 @runtime_checkable
-class Engine(Executor, Protocol):
-    """An executor as `open_engine` returns it: a context manager over an engine directory.
+class EngineExecutor(Executor, Protocol):
+    """An executor as `open_executor` returns it: a context manager over an engine directory.
 
     It is open once at a time, and may be entered again after it was left.
     """

@@ -16,8 +16,8 @@ from trt_lora.runtime.generation.text.structured import Constraint
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
-from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.store.entry import Lease
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class Sequence:
     id: int = -1  # ascends in the order of arrival, from 0 on
     index: int = 0  # among the answers to one prompt
     adapter: str | None = None  # by name; None is the base model, or what all have
-    generation: int | None = None  # that the adapter must have: it has given tokens already
+    version: int | None = None  # that the adapter must have: it has given tokens already
     client: str | None = None  # who shares the rows with others
     salt: str | None = None  # prefixes are shared among those of one salt
     arrival: int = 0  # the step before which it came

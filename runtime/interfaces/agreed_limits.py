@@ -1,10 +1,10 @@
 """Limits that a config states and an engine has: both say the same, or the config is refused."""
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.store.config import StoreConfig
-from trt_lora.runtime.store.store import AdapterStore
-from trt_lora.runtime.store.slot_stacks import slot_nbytes
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.store.slot_stacks import slot_nbytes
+from trt_lora.runtime.store.store import AdapterStore
 
 
 def check_rank(option: str, rank: int | None, manifest: Manifest) -> None:
@@ -20,18 +20,25 @@ def check_rank(option: str, rank: int | None, manifest: Manifest) -> None:
         )
 
 
-def check_slots(option: str, slots: int | None, adapters: AdapterStore) -> None:
-    """Refuse another number of adapters on the device than there are slots.
+def check_slots(option: str, slots: int | None, adapters: AdapterStore) -> int:
+    """Return how many slots there are; refuse another number of adapters on the device.
 
     Raises:
-        ConfigError: it is another.
+        ConfigError: it is another, or the engine takes one adapter at a time.
     """
-    if slots not in (None, adapters.stacks.slots):
+    count = adapters.bindings.slot_count
+    if count is None:
         raise ConfigError(
-            f"{option} is {slots}, these adapters have {adapters.stacks.slots} slots; make them by "
-            f"AdapterStore(engine, config.cache_config(engine.manifest)), or build an engine with "
+            f"this engine of {adapters.manifest.base_model.name} takes one adapter at a time: it "
+            "has no slots; build one with --max-loras 8"
+        )
+    if slots not in (None, count):
+        raise ConfigError(
+            f"{option} is {slots}, these adapters have {count} slots; make them by "
+            f"AdapterStore(engine, config.store_config(engine.manifest)), or build an engine with "
             f"--max-loras {slots}"
         )
+    return count
 
 
 def memory_of_slots(option: str, slots: int | None, manifest: Manifest) -> int | None:
@@ -50,8 +57,8 @@ def memory_of_slots(option: str, slots: int | None, manifest: Manifest) -> int |
     return slots * slot_nbytes(manifest)
 
 
-def cache_of_slots(option: str, slots: int | None, manifest: Manifest) -> StoreConfig:
-    """Return the cache config of so many slots and a host without limit.
+def limits_of_slots(option: str, slots: int | None, manifest: Manifest) -> StoreConfig:
+    """Return the limits of so many slots, and of a host without any.
 
     Raises:
         ConfigError: the engine has fewer.

@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.generation.decoding.rows import Rows
 from trt_lora.runtime.generation.sequence import Sequence
-from trt_lora.runtime.serving.adapter_cache import AdapterCache
 from trt_lora.runtime.serving.admission import AdmissionPolicy
+from trt_lora.runtime.store.store import AdapterStore
 
 
 class ActiveSequences:
@@ -18,7 +18,7 @@ class ActiveSequences:
     StateError that says so.
     """
 
-    def __init__(self, policy: AdmissionPolicy, rows: Rows, adapters: AdapterCache) -> None:
+    def __init__(self, policy: AdmissionPolicy, rows: Rows, adapters: AdapterStore) -> None:
         """Begin without requests."""
         self.policy, self.rows, self._adapters = policy, rows, adapters
         self.by_id: dict[int, Sequence] = {}

@@ -6,28 +6,28 @@ from enum import Enum
 
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.store.entry import Lease
-from trt_lora.runtime.serving.adapter_cache import AdapterCache
+from trt_lora.runtime.store.store import AdapterStore
 
 
 class AdapterStage(Enum):
     """How far an adapter has come."""
 
-    READY = "it lies in a slot that a request may take"
-    COMING = "it will lie there, or be on the host, after a while"
+    READY = "it lies where a step can bind it"
+    COMING = "it will lie there, or be in memory, after a while"
     NO_SLOT = "others hold all slots"
-    NO_MEMORY = "others hold the memory of the host"
+    NO_MEMORY = "others hold the memory for adapters"
 
 
 class AdapterLoads:
-    """What was asked of the cache for requests that wait.
+    """What was asked of the store for requests that wait.
 
     A slot that is free is reserved by a lease before the adapter is copied there, so that nobody
     takes it meanwhile; the first request that joins replaces it by its own.
     """
 
-    def __init__(self, cache: AdapterCache) -> None:
+    def __init__(self, store: AdapterStore) -> None:
         """Nothing is on its way."""
-        self._cache = cache
+        self._store = store
         self._loads: dict[str, Future[None]] = {}
         self._reserved: dict[str, Lease] = {}
         self._without_room: dict[str, StateError] = {}  # on the host, when last tried
@@ -55,7 +55,7 @@ class AdapterLoads:
 
         Args:
             name: of the adapter.
-            resident: those in slots.
+            resident: those that a step can bind at once.
             read: begin to read it if it is on disk alone.
             reserve: hold a slot for it if one is free, and begin to copy it there.
 
@@ -66,13 +66,13 @@ class AdapterLoads:
         if name in self._loads:
             return on_its_way
         self._drop_replaced(name)
-        if self._cache.can_lease(name):
+        if self._store.can_lease(name):
             return self._place(name, resident, reserve=reserve)
-        if self._cache.is_on_host(name):
+        if self._store.info(name).is_loaded:
             return AdapterStage.NO_SLOT
         if read and (name not in self._without_room or name in self._to_retry):
             self._to_retry.discard(name)
-            self._loads[name] = self._cache.prefetch(name)
+            self._loads[name] = self._store.prefetch(name)
         return on_its_way
 
     def end(self) -> dict[str, BaseException]:
@@ -100,24 +100,24 @@ class AdapterLoads:
         tried = self._without_room.keys() - self._to_retry - self._loads.keys()
         return {name: self._without_room.pop(name) for name in tried}
 
-    def take(self, name: str, generation: int | None) -> Lease | None:
+    def take(self, name: str, version: int | None) -> Lease | None:
         """Return a lease for a request; the slot is not held any more.
 
         Args:
             name: of an adapter that is ready.
-            generation: that it must have, if any.
+            version: that it must have, if any.
 
         Returns:
             None if another thread has taken the slot.
 
         Raises:
-            StateError: the name means another generation.
+            StateError: the name means another version.
             UnknownAdapterError, AdapterError: another thread has unloaded it, or lost its files.
         """
         try:
-            self._taken = lease = self._cache.lease(name, expected_version=generation)
+            self._taken = lease = self._store.lease(name, expected_version=version)
         except StateError:
-            if generation not in (None, self._cache.generation(name)):
+            if version not in (None, self._store.info(name).version):
                 raise
             return None
         self._drop(name)
@@ -130,7 +130,7 @@ class AdapterLoads:
 
     def _drop(self, name: str) -> None:
         if name in self._reserved:
-            self._cache.release(self._reserved.pop(name))
+            self._store.release(self._reserved.pop(name))
 
     def _place(self, name: str, resident: Collection[str], *, reserve: bool) -> AdapterStage:
         if name in resident:
@@ -139,14 +139,14 @@ class AdapterLoads:
             return AdapterStage.COMING
         if name not in self._reserved:
             try:
-                self._reserved[name] = self._cache.lease(name)
+                self._reserved[name] = self._store.lease(name)
             except StateError:  # another thread was faster
                 return AdapterStage.NO_SLOT
-        self._loads[name] = self._cache.prefetch(name)
+        self._loads[name] = self._store.prefetch(name)
         return AdapterStage.COMING
 
     def _drop_replaced(self, name: str) -> None:
         """Give back a slot that is held for what the name does not mean any more."""
         reserved = self._reserved.get(name)
-        if reserved is not None and reserved.generation != self._cache.generation(name):
+        if reserved is not None and reserved.version != self._store.info(name).version:
             self._drop(name)

@@ -6,13 +6,13 @@ from time import monotonic
 
 from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.generation.sequence import Sequence
-from trt_lora.runtime.store.entry import Lease
-from trt_lora.runtime.serving.adapter_cache import AdapterCache
 from trt_lora.runtime.serving.adapter_loads import AdapterLoads, AdapterStage
 from trt_lora.runtime.serving.drained import DrainedAdapters
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.serving.slot_scan import SlotScan
 from trt_lora.runtime.serving.waiting import WaitingSequences
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 
 
 @dataclass
@@ -20,7 +20,7 @@ class ScheduledStep:
     """Who joins at a step, whose row is taken, and who will never join."""
 
     rows: int  # that are left
-    resident: abc.Mapping[str, int]  # the adapters in slots when the step began
+    resident: abc.Set[str]  # the adapters that could be bound at once when the step began
     joined: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     failed: list[tuple[Sequence, BaseException]] = field(default_factory=list)
@@ -33,7 +33,7 @@ class AdmissionPolicy:
     first, and of one client the oldest. A client that comes begins with what the least served of
     those who are there has received, so that nobody saves up. At every step
 
-    1. requests of the base model and of adapters that lie in slots join while rows are free;
+    1. requests of the base model and of adapters that are resident join while rows are free;
     2. adapters without a slot are looked at, in the order of their first requests: a slot that is
        free is held for one while it is copied there, and the next ones are read from disk;
     3. where an adapter has found no slot and its first request has waited `max_wait_steps` or
@@ -59,7 +59,7 @@ class AdmissionPolicy:
 
     def __init__(
         self,
-        adapters: AdapterCache,
+        adapters: AdapterStore,
         config: ServingConfig | None = None,
         *,
         clock: abc.Callable[[], float] = monotonic,
@@ -103,7 +103,7 @@ class AdmissionPolicy:
             StateError: it can never have a slot: others are pinned in all.
         """
         if sequence.adapter is not None and sequence.lease is None:
-            self._adapters.generation(sequence.adapter)
+            self._adapters.info(sequence.adapter)
             self._check_pinned(sequence.adapter)
         active = self._waiting.clients | {running.client for running in self.running}
         if sequence.client not in active:
@@ -128,7 +128,7 @@ class AdmissionPolicy:
             are to be taken still run, until `preempt`.
         """
         self.steps += 1
-        step = ScheduledStep(free_rows, self._adapters.slots)
+        step = ScheduledStep(free_rows, self._adapters.bindings.resident)
         names = self._drained.preempt(self.steps, self._config.preempt_after)
         step.preempted = [s for s in self.running if s.adapter in names]
         self._end_loads(step)
@@ -153,7 +153,7 @@ class AdmissionPolicy:
     def preempt(self, sequence: Sequence) -> None:
         """Let a request that runs wait again, in its place by age; it has no row any more.
 
-        Where it has answered, the generation of the adapter that it did so with has to go on: if it
+        Where it has answered, the version of the adapter that it did so with has to go on: if it
         is replaced or unloaded meanwhile, the request fails.
 
         Raises:
@@ -161,7 +161,7 @@ class AdmissionPolicy:
         """
         self._stop(sequence)
         if sequence.lease is not None and sequence.answer:
-            sequence.generation = sequence.lease.generation
+            sequence.version = sequence.lease.version
         self._wait(sequence)
 
     def check_integrity(self) -> None:
@@ -270,7 +270,7 @@ class AdmissionPolicy:
         """Give a request a row; return whether it waits no more: it has one, or has failed."""
         if sequence.adapter is not None and sequence.lease is None:
             try:
-                sequence.lease = self._loads.take(sequence.adapter, sequence.generation)
+                sequence.lease = self._loads.take(sequence.adapter, sequence.version)
             except LoRAError as error:
                 step.failed.append((sequence, error))
                 self._leave(sequence)
@@ -292,12 +292,12 @@ class AdmissionPolicy:
 
     def _pinned_error(self, name: str) -> StateError | None:
         """Why an adapter can never have a slot, if it cannot."""
-        others = self._adapters.pinned - {name}
-        if name in self._adapters.pinned or len(others) < self._adapters.slot_count:
+        slots, pinned = self._adapters.bindings.slot_count, self._adapters.pinned
+        if slots is None or name in pinned or len(pinned) < slots:
             return None
         return StateError(
-            f"adapter {name!r} can have no slot: {', '.join(map(repr, sorted(others)))} are pinned "
-            f"in all {self._adapters.slot_count}; unpin one, or build with a larger --max-loras"
+            f"adapter {name!r} can have no slot: {', '.join(map(repr, sorted(pinned)))} are pinned "
+            f"in all {slots}; unpin one, or build with a larger --max-loras"
         )
 
     def _fail(self, name: str, error: BaseException, step: ScheduledStep) -> None:

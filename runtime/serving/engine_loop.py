@@ -15,8 +15,8 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.generation.sequence import Sequence
 from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.generation.token import StepAnswers
-from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.entry import Lease
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_ERRORS = 3  # steps in a row, after which the engine is taken for lost

@@ -19,13 +19,11 @@ from trt_lora.runtime.generation.step_errors import not_numbers, stuck
 from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import StepAnswers, Token
-from trt_lora.runtime.interfaces.edgellm import LoRAManager
-from trt_lora.runtime.store.entry import Lease
-from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.serving.active_sequences import ActiveSequences
 from trt_lora.runtime.serving.admission import AdmissionPolicy
 from trt_lora.runtime.serving.serving_config import ServingConfig
-from trt_lora.runtime.serving.step_adapters import step_adapters
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.store import AdapterStore
 
 
 class Scheduler:
@@ -59,49 +57,31 @@ class Scheduler:
     def __init__(
         self,
         engine: Executor,
-        adapters: AdapterStore | None = None,
-        *,
-        manager: LoRAManager | None = None,
+        adapters: AdapterStore,
         config: ServingConfig | None = None,
-        rows: int | None = None,
-        cache_bytes: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        shares_prefixes: bool = True,
+        *,
         tokenizer: TextTokenizer | None = None,
     ) -> None:
         """Make room for rows.
 
         Args:
             engine: a running engine.
-            adapters: of an engine with slots; requests name them.
-            manager: instead: its active adapter answers all; without both, the base model.
-            config: of the `AdmissionPolicy`.
-            rows: sequences at a time, most; the engine's largest batch by default.
-            cache_bytes: instead of `rows`: as many as a cache of this size holds.
-            max_num_batched_tokens: of prompts in one step, over all rows, but never less than one
-                chunk of one; 256 on the host and 512 on a GPU by default.
-            shares_prefixes: run a prefix that another request had only once.
+            adapters: its store; requests name them.
+            config: see there.
             tokenizer: of the engine's directory: tokens then come with their text. Stop strings
                 and structured output need one.
 
         Raises:
-            ConfigError: a number is beyond the engine's limits, or both `adapters` and `manager`
-                are given.
+            ConfigError: a number is beyond the engine's limits.
             BackendError: the device has no room for the cache.
         """
-        self._manifest, self._tokenizer = engine.manifest, tokenizer
-        self._adapters = step_adapters(engine, manager, adapters)
-        count = row_count(self._manifest, rows, cache_bytes)
-        self._budget = prompt_budget(max_num_batched_tokens, engine.memory)
-        self._rows = Rows(
-            engine,
-            self._adapters.bindings(),
-            count,
-            adapters=adapters,
-            shares_prefixes=shares_prefixes,
-        )
-        policy = AdmissionPolicy(self._adapters.cache, config)
-        self._active = ActiveSequences(policy, self._rows, self._adapters.cache)
+        config = config or ServingConfig()
+        self._manifest, self._tokenizer, self._adapters = engine.manifest, tokenizer, adapters
+        count = row_count(self._manifest, config.rows, config.cache_bytes)
+        self._budget = prompt_budget(config.max_num_batched_tokens, engine.memory)
+        self._rows = Rows(engine, adapters, count, shares_prefixes=config.shares_prefixes)
+        policy = AdmissionPolicy(adapters, config)
+        self._active = ActiveSequences(policy, self._rows, adapters)
         self._held: list[Token] = []  # that no step has returned yet
         self._is_returned = False  # by the last step: they have reached the caller
         self._unsettled: list[Token] = []  # chosen, and not held yet
@@ -109,7 +89,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self.is_stalled = False  # nothing can go on until `progress` is set, or `next_time`
         self.progress = threading.Event()  # set when an adapter came, or was let go of
-        self._adapters.cache.watch(self.progress)
+        adapters.bindings.watch(self.progress)
 
     def __len__(self) -> int:
         """How many requests wait or run."""
@@ -158,14 +138,14 @@ class Scheduler:
         Args:
             prompt: token ids, or with a tokenizer a user's message or a conversation.
             sampling: how its tokens are chosen; greedy and 64 tokens by default.
-            adapter: by name, or as a lease, which the request then owns; the base model by default,
-                or what all have.
+            adapter: by name, or as a lease, which the request then owns; the base model by default.
+                "json@0.5" is an adapter at another strength.
             client: whose request it is; clients share the rows by what they have received.
             salt: prefixes are shared among requests with the same one.
 
         Raises:
             ConfigError: the prompt is beyond the engine's limits, or no prompt of this model; or
-                all sequences have one adapter; or `sampling` asks for n answers, for text where
+                `sampling` asks for n answers, for text where
                 there is no tokenizer, for tokens that the model does not have, or for structured
                 output that is refused.
             BackendError: structured output is asked for, and llguidance is not installed.
@@ -230,14 +210,14 @@ class Scheduler:
                 "base model"
             )
         if name is not None and lease is None:
-            self._adapters.cache.generation(name)
+            self._adapters.info(name)
         ids = tuple(prompt_ids("the prompt", prompt, self._tokenizer, self._manifest))
         made = partial(new_sequence, ids, params, self._manifest, self._tokenizer)
         found = [made(index=index) for index in range(params.n)]
         for sequence in found:
             sequence.id, sequence.client, sequence.salt = next(self._numbers), client, salt
             sequence.adapter, sequence.lease = name, lease
-            sequence.generation = None if lease is None else lease.generation
+            sequence.version = None if lease is None else lease.version
         return found
 
     @checked
@@ -310,17 +290,6 @@ class Scheduler:
         self._mend()
         self._active.end(list(self._active.by_id.values()))
 
-    def use_active_adapter(self) -> None:
-        """Take the manager's active adapter from the next step on.
-
-        What a sequence has in the cache stays as the adapter before made it. What a step begun
-        ahead has computed with that one is forgotten.
-
-        Raises:
-            ConfigError: sequences have adapters of their own.
-        """
-        self._rows.use_adapter(self._adapters.bindings())
-
     def check_integrity(self) -> None:
         """Raise StateError if requests, rows, leases and slots do not add up."""
         self._mend()
@@ -361,8 +330,9 @@ class Scheduler:
             self._unsettled = chosen_tokens(found.only(numbers) if wrong else found)
             self._settle()
             if wrong:
-                described = self._adapters.described([sequence.adapter for sequence in wrong])
-                error = not_numbers([sequence.id for sequence in wrong], described)
+                names = dict.fromkeys(sequence.adapter for sequence in wrong)
+                described = [f"adapter {name!r}" if name else "no adapter" for name in names]
+                error = not_numbers([sequence.id for sequence in wrong], ", ".join(described))
                 self._active.end(wrong, error, clear=True)
         self._is_torn = False
 

@@ -1,4 +1,4 @@
-"""Options of serving: how long a request is passed over, and how far a step looks ahead."""
+"""ServingConfig: rows and budgets of a `Scheduler`, and the bounds of waits for a slot."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,14 @@ _LEAST = {"max_wait_steps": 0, "max_wait_s": 0, "preempt_after": 0}  # of the ot
 
 @dataclass(frozen=True)
 class ServingConfig:
-    """Bounds of the waits for a slot, and of the work that a step spends on those who wait."""
+    """How many requests run at a time, how much a step does, and how long a request waits."""
 
+    rows: int | None = None  # sequences at a time, most; None: the engine's largest batch
+    cache_bytes: int | None = None  # instead of `rows`: as many as a KV cache of this size holds
+    # Of prompts in one step, over all rows, but never less than one chunk of one. None: 256 on the
+    # host and 512 on a GPU, about what a decode step of full rows costs.
+    max_num_batched_tokens: int | None = None
+    shares_prefixes: bool = True  # run a prefix that another request had only once
     max_wait_steps: int = 32  # that a request waits for a slot before an adapter is drained for it
     max_wait_s: float = 2.0  # seconds, after which the same is done
     preempt_after: int = 64  # steps of draining, after which rows of the drained adapter are taken
@@ -22,9 +28,15 @@ class ServingConfig:
         """Refuse numbers without a meaning.
 
         Raises:
-            ConfigError: a number is too small.
+            ConfigError: a number is too small, or both `rows` and `cache_bytes` are given.
         """
         check_fields(self)
+        if self.rows is not None and self.cache_bytes is not None:
+            raise ConfigError("rows and cache_bytes both say how many sequences; pass one of them")
         for name, value in vars(self).items():
-            if not value >= (least := _LEAST.get(name, 1)):
+            if (
+                value is not None
+                and name != "shares_prefixes"
+                and not value >= (least := _LEAST.get(name, 1))
+            ):
                 raise ConfigError(f"{name} is {value!r}, expected a number from {least} on")

@@ -90,6 +90,24 @@ class StepBindings:
         """How many slots there are; None on an engine for one adapter at a time."""
         return self._levels.device.count
 
+    @property
+    def by_use(self) -> tuple[str, ...]:
+        """The adapters, the least recently used first."""
+        with self._levels.lock:
+            names = self._levels.names.entries
+            loaded = [e.name for e in self._levels.memory.entries if names.get(e.name) is e]
+            return (*(name for name in names if name not in loaded), *loaded)
+
+    @checked
+    def touch(self, name: str) -> None:
+        """Make an adapter the last one used, if it is in memory.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._levels.lock:
+            self._levels.touch(self._levels.names.get(name))
+
     @checked
     def activate(self, adapter: Lease | str) -> int | None:
         """Bring an adapter to where a run can bind it; return its slot, where there are some.
@@ -101,6 +119,21 @@ class StepBindings:
         """
         with self._levels.moving(lambda: self._entry_of(adapter)) as entry:
             return self._levels.to_device(entry)
+
+    @checked
+    def deactivate(self, name: str) -> bool:
+        """Take an adapter out of its slot; False if it has none, or is held.
+
+        Raises:
+            UnknownAdapterError: no adapter of that name is loaded.
+        """
+        with self._levels.lock:
+            entry = self._levels.names.get(name)
+            is_free = entry.in_slot is not None and entry.is_evictable_from_slot
+            if is_free:
+                self._levels.device.leave(entry)
+        self._levels.notify()
+        return is_free
 
     @checked
     def groups(self, adapters: Sequence[AdapterOfRow]) -> list[list[int]]:

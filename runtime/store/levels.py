@@ -204,11 +204,16 @@ class Levels:
         if not all(map(self.is_resident, entries)):
             return False
         for entry in entries:
-            if self.slots is not None:
-                self.slots.touch(entry)
-            self.memory.touch(entry)
+            self.touch(entry)
         self.counts.hits += len(entries)
         return True
+
+    def touch(self, entry: Entry) -> None:
+        """Make an entry the last one used, wherever it is; under `lock`."""
+        if entry.in_memory is not None:
+            self.memory.touch(entry)
+        if entry.in_slot is not None and self.slots is not None:
+            self.slots.touch(entry)
 
     def is_resident(self, entry: Entry) -> bool:
         """Whether a step can bind an adapter at once; under `lock`."""

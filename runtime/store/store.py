@@ -126,6 +126,15 @@ class AdapterStore:
             )
 
     @checked
+    def hash_of(self, adapter: Adapter) -> str:
+        """Return the SHA-256 of an adapter's weights as the engine takes them.
+
+        Raises:
+            AdapterError: the engine cannot take it.
+        """
+        return content_hash(self._fit.read(adapter, strict=True))
+
+    @checked
     def get_coverage(self, name: str) -> Coverage:
         """Return what became of an adapter's tensors; its headers are read again if need be.
 

@@ -18,8 +18,8 @@ from trt_lora.runtime.generation.next_tokens import (
     SeveralRuns,
 )
 from trt_lora.runtime.generation.sequence import Sequence
-from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.store.store import AdapterStore
 
 # Prompts are run together where padding them to one length adds no more than a quarter.
 _MOST_PADDING = 1.25
@@ -43,27 +43,24 @@ class Rows:
     def __init__(
         self,
         executor: Executor,
-        tensor_map: TensorMap,
+        adapters: AdapterStore,
         rows: int,
         *,
-        adapters: AdapterStore | None = None,
         shares_prefixes: bool = True,
     ) -> None:
         """Allocate the cache.
 
         Args:
             executor: a running engine.
-            tensor_map: holds the engine's LoRA bindings.
+            adapters: of the engine.
             rows: sequences at a time, most.
-            adapters: of the sequences, where each has its own.
             shares_prefixes: rows stay as they are when their sequences end, until others need them.
         """
-        self._decoder = StaticDecoder(executor, tensor_map, rows)
+        self._decoder = StaticDecoder(executor, adapters.bindings.rows([None]), rows)
         self.cache = self._decoder.cache
         self._most_tokens = executor.manifest.max_input_len
         self._adapters, self._shares = adapters, shares_prefixes
-        self._bound: TensorMap | None = None  # of the last step, where sequences have their own
-        self._bindings = 0  # how often all sequences were given others
+        self._bound: TensorMap | None = None  # of the last step
         self.shared_tokens = 0  # of prompts, that were not run
         self._ranker: RanksLogits | None = None
         self._steps: RankedSteps | None = None
@@ -143,16 +140,6 @@ class Rows:
         self.cache.clear()
         self._bound = None
 
-    def use_adapter(self, tensor_map: TensorMap) -> None:
-        """Take other LoRA bindings from the next step on; what is in the cache stays."""
-        if self._steps is not None:
-            self._steps.drop()
-        self._decoder.use_adapter(tensor_map)
-        self._bindings += 1
-        self.cache.forget_prefixes()
-        for sequence in self.sequences:
-            sequence.key = None  # made with two adapters, its row is like no other
-
     def _is_ready(self, sequence: Sequence) -> bool:
         return len(sequence.pending) == 1 and self._length(sequence) > 0
 
@@ -169,8 +156,7 @@ class Rows:
 
     def _key(self, sequence: Sequence) -> abc.Hashable:
         """What sequences have in common whose rows can be shared."""
-        adapter = self._bindings if sequence.lease is None else sequence.lease.key
-        return adapter, sequence.salt
+        return None if sequence.lease is None else sequence.lease.key, sequence.salt
 
     def _longest_prefix(self, sequence: Sequence) -> tuple[int | None, int]:
         """The row that begins with most tokens of a sequence, and how many; the last is run."""
@@ -253,13 +239,11 @@ class Rows:
 
     def _bind(self, sequences: abc.Sequence[Sequence | None]) -> None:
         """Give each row of the next run its adapter; None is a row that is idle."""
-        if self._adapters is None:
-            return
-        step = self._adapters.rows([None if s is None else s.lease for s in sequences])
+        step = self._adapters.bindings.rows([None if s is None else s.lease for s in sequences])
         if step is not self._bound:
             self._decoder.use_adapter(step)
             self._bound = step
-        if self._steps is not None:
+        if self._steps is not None and LORA_SLOT in step:
             for sequence, slot in zip(sequences, step[LORA_SLOT].numpy().tolist(), strict=True):
                 if sequence is not None:
                     sequence.slot = slot

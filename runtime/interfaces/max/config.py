@@ -7,13 +7,13 @@ from trt_lora.plugins.checked import check_fields, checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.interfaces.agreed_limits import (
-    cache_of_slots,
     check_rank,
     check_slots,
+    limits_of_slots,
 )
+from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.store.config import StoreConfig
 from trt_lora.runtime.store.store import AdapterStore
-from trt_lora.runtime.manifest import Manifest
 
 
 @short_repr
@@ -36,16 +36,16 @@ class LoRAConfig:
         check_fields(self)
 
     @checked
-    def cache_config(self, manifest: Manifest) -> StoreConfig:
-        """Return the cache of `max_num_loras` slots.
+    def store_config(self, manifest: Manifest) -> StoreConfig:
+        """Return the limits of `max_num_loras` slots.
 
         Raises:
             ConfigError: the engine has fewer.
         """
-        return cache_of_slots("max_num_loras", self.max_num_loras, manifest)
+        return limits_of_slots("max_num_loras", self.max_num_loras, manifest)
 
     @checked
-    def check(self, adapters: AdapterStore, manifest: Manifest) -> None:
+    def check(self, adapters: AdapterStore) -> None:
         """Refuse options that these adapters do not have.
 
         Raises:
@@ -53,5 +53,5 @@ class LoRAConfig:
         """
         if not self.enable_lora:
             raise ConfigError("enable_lora is False; pass enable_lora=True, or make no manager")
-        check_rank("max_lora_rank", self.max_lora_rank, manifest)
+        check_rank("max_lora_rank", self.max_lora_rank, adapters.manifest)
         check_slots("max_num_loras", self.max_num_loras, adapters)

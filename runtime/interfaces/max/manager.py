@@ -17,10 +17,10 @@ from trt_lora.plugins.errors import (
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.interfaces.max.config import LoRAConfig
 from trt_lora.runtime.interfaces.max.status import LoRAOutcome, LoRAStatus
+from trt_lora.runtime.manifest import Binding
+from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.store.store import AdapterStore
-from trt_lora.runtime.manifest import Binding, Manifest
-from trt_lora.runtime.memory.tensor import TensorMap
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +50,6 @@ class LoRAManager:
         self,
         config: LoRAConfig,
         adapters: AdapterStore,
-        manifest: Manifest,
         *,
         zmq_endpoint_base: str | None = None,
         base_model_path: str | None = None,
@@ -62,9 +61,8 @@ class LoRAManager:
         """Load the config's adapters, and open the endpoints of requests.
 
         Args:
-            config: see there; `adapters` are made with its `cache_config`.
+            config: see there; `adapters` are made with its `store_config`.
             adapters: of a running engine.
-            manifest: of the same engine.
             zmq_endpoint_base: such as "ipc:///run/me/lora"; None takes no requests.
             base_model_path: the engine's, as the next four are; refused.
             base_dtype: refused.
@@ -84,9 +82,8 @@ class LoRAManager:
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
         )
-        config.check(adapters, manifest)
-        self.adapters = adapters
-        self._manifest = manifest
+        config.check(adapters)
+        self.adapters, self._manifest = adapters, adapters.manifest
         self._held: dict[str, Lease] = {}  # of the rows of the last step
         for path in config.lora_paths:
             outcome = self.load(*_name_and_path(path))
@@ -100,13 +97,11 @@ class LoRAManager:
 
     @staticmethod
     @checked
-    def get_lora_manager(
-        config: LoRAConfig, adapters: AdapterStore | None, manifest: Manifest
-    ) -> "LoRAManager | None":
+    def get_lora_manager(config: LoRAConfig, adapters: AdapterStore | None) -> "LoRAManager | None":
         """Return the manager of an engine's adapters; None where LoRA is off."""
         if adapters is None or not config.enable_lora:
             return None
-        return LoRAManager(config, adapters, manifest)
+        return LoRAManager(config, adapters)
 
     @property
     def loras(self) -> list[str]:
@@ -121,7 +116,7 @@ class LoRAManager:
     @checked
     def is_active_lora(self, name: str) -> bool:
         """Return whether that adapter is in a slot of the device."""
-        return name in self.adapters.slots
+        return name in self.adapters.bindings.slots
 
     @checked
     def load_adapter(self, path: str) -> LoRAStatus:
@@ -150,7 +145,7 @@ class LoRAManager:
         try:
             if self.is_lora(name):
                 return self._loaded_before(name, path)
-            self.adapters.load_weights(name, path)
+            self.adapters.load(name, path)
         except AdapterError as error:
             return LoRAOutcome(LoRAStatus.LOAD_INVALID_ADAPTER, str(error))
         except LoRAError as error:
@@ -176,7 +171,7 @@ class LoRAManager:
             UnknownAdapterError: (a KeyError) no adapter of that name is loaded.
             StateError: sequences use all slots.
         """
-        self.adapters.activate(name)
+        self.adapters.bindings.activate(name)
 
     @checked
     def sort_lora_batch(self, context_batch: Sequence[Context]) -> list[Context]:
@@ -187,7 +182,7 @@ class LoRAManager:
         Raises:
             UnknownAdapterError: a row names an adapter that is not loaded.
         """
-        slots = self.adapters.slots
+        slots = self.adapters.bindings.slots
 
         def place(context: Context) -> int:
             name = self._adapter_of(context)
@@ -209,7 +204,9 @@ class LoRAManager:
         """
         names = [self._adapter_of(context) for context in context_batch]
         self._hold({name for name in names if name is not None})
-        return self.adapters.rows([None if name is None else self._held[name] for name in names])
+        return self.adapters.bindings.rows(
+            [None if name is None else self._held[name] for name in names]
+        )
 
     def get_symbolic_inputs(self) -> list[Binding]:
         """Return the engine's LoRA inputs: names, dtypes and shapes with symbolic dimensions."""
@@ -234,13 +231,14 @@ class LoRAManager:
 
     def _hold(self, names: set[str]) -> None:
         """Have a lease of what these names mean now, and no others."""
-        if len(names) > self.adapters.stacks.slots:
+        slots = self.adapters.bindings.slot_count or 0
+        if len(names) > slots:
             raise StateError(
-                f"{len(names)} adapters in one step are more than the {self.adapters.stacks.slots} "
-                "slots; split the batch, or build with a larger --max-loras"
+                f"{len(names)} adapters in one step are more than the {slots} slots; split the "
+                "batch, or build with a larger --max-loras"
             )
         for name, lease in list(self._held.items()):
-            if name not in names or lease.generation != self.adapters.generation(name):
+            if name not in names or lease.version != self.adapters.info(name).version:
                 self.adapters.release(self._held.pop(name))
         for name in names - self._held.keys():
             self._held[name] = self.adapters.lease(name)
@@ -268,8 +266,7 @@ def _refuse_of_engine(**options: object) -> None:
         if value is not None:
             raise ConfigError(
                 f"{option} is {shown(value)}: that is the engine's; leave it out, and pass "
-                "adapters=AdapterStore(engine, config.cache_config(engine.manifest)) and "
-                "manifest=engine.manifest"
+                "adapters=AdapterStore(engine, config.store_config(engine.manifest))"
             )
 
 

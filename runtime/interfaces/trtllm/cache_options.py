@@ -6,8 +6,8 @@ from trt_lora.plugins.checked import check_fields, checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.interfaces.agreed_limits import check_rank
-from trt_lora.runtime.store.config import StoreConfig
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.store.config import StoreConfig
 
 
 @short_repr
@@ -33,8 +33,8 @@ class LoraCacheOptions:
         check_fields(self)
 
     @checked
-    def cache_config(self, manifest: Manifest) -> StoreConfig:
-        """Return the two sizes as `AdapterStore` takes them.
+    def store_config(self, manifest: Manifest) -> StoreConfig:
+        """Return the two sizes as an `AdapterStore` takes them.
 
         Raises:
             ConfigError: an option is not what the engine has, or no size.

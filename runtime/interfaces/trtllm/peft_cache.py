@@ -9,13 +9,10 @@ from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.formats.trtllm import adapter_from_trtllm_arrays
 from trt_lora.runtime.interfaces.trtllm.request import TASK_IDS, TrtllmLoraRequest
-from trt_lora.runtime.store.source import content_hash
 from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.store.store import AdapterStore
-from trt_lora.runtime.manifest import Manifest
 
 
 class PeftTaskNotCachedError(UnknownAdapterError):
@@ -32,15 +29,13 @@ class PeftCacheManager:
     BASE_TASK = -1  # of `run.py --lora_task_uids`: the base model
 
     @checked
-    def __init__(self, adapters: AdapterStore, manifest: Manifest) -> None:
+    def __init__(self, adapters: AdapterStore) -> None:
         """Take an engine's adapters.
 
         Args:
-            adapters: made with `LoraCacheOptions.cache_config`.
-            manifest: of the same engine; its sites say how the weights are divided.
+            adapters: made with `LoraCacheOptions.store_config`.
         """
-        self.adapters = adapters
-        self._manifest = manifest
+        self.adapters, self._manifest = adapters, adapters.manifest
         self._prefix = f"peft-{secrets.token_hex(4)}"  # of names: "task 5" may be somebody's
         self._lock = Lock()  # two first requests of a task may come at once
 
@@ -85,7 +80,7 @@ class PeftCacheManager:
             AdapterError: it is no number of a task, or the adapter cannot be read or taken.
             StateError: host memory has no room.
         """
-        self.adapters.load_weights(self._name(task_id), path, replace=True)
+        self.adapters.load(self._name(task_id), path, replace=True)
 
     @checked
     def adapter_names(self, task_ids: Iterable[int]) -> list[str | None]:
@@ -95,7 +90,7 @@ class PeftCacheManager:
             task_ids: of each prompt; -1 is the base model.
 
         Returns:
-            What `generate` takes as `adapter_names`.
+            What `Engine.generate` takes as `adapter`.
 
         Raises:
             PeftTaskNotCachedError: (a KeyError) a task is not cached.
@@ -115,20 +110,20 @@ class PeftCacheManager:
 
     @checked
     def is_task_cached(self, task_id: int) -> bool:
-        """Return whether the task's weights are on the host: its id is enough."""
+        """Return whether the task's weights are in memory: its id is enough."""
         name = self._name(task_id)
-        return name in self.adapters.names and self.adapters.is_on_host(name)
+        return name in self.adapters.names and self.adapters.info(name).is_loaded
 
     @checked
     def is_task_cached_device(self, task_id: int) -> bool:
-        """Return whether the task is in a slot of the device."""
-        return self._name(task_id) in self.adapters.slots
+        """Return whether the task lies where a step can bind it."""
+        return self._name(task_id) in self.adapters.bindings.resident
 
     def _put(self, task_id: int, adapter: Adapter) -> None:
         name = self._name(task_id)
         if not self.is_task_cached(task_id):
-            self.adapters.add_adapter(name, adapter, replace=True)
-        elif self.adapters.content_hash(name) != content_hash(fit_adapter(adapter, self._manifest)):
+            self.adapters.add(name, adapter, replace=True)
+        elif self.adapters.info(name).content_hash != self.adapters.hash_of(adapter):
             raise AdapterError(
                 f"LoRA task {task_id} is cached with other weights; send them under another "
                 "lora_task_id"

@@ -7,13 +7,13 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.interfaces.agreed_limits import (
-    cache_of_slots,
     check_rank,
     check_slots,
+    limits_of_slots,
 )
+from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.store.config import StoreConfig
 from trt_lora.runtime.store.store import AdapterStore
-from trt_lora.runtime.manifest import Manifest
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}  # vLLM's short names
 _LARGEST_RANK = 512
@@ -61,22 +61,22 @@ class LoRAConfig:
                 raise ConfigError(f"{option} is {shown(value)}: {instead}")
 
     @checked
-    def cache_config(self, manifest: Manifest) -> StoreConfig:
-        """Return the cache of `max_loras` slots; `max_cpu_loras` is the manager's to hold.
+    def store_config(self, manifest: Manifest) -> StoreConfig:
+        """Return the limits of `max_loras` slots; `max_cpu_loras` is the manager's to hold.
 
         Raises:
             ConfigError: the engine has fewer.
         """
-        return cache_of_slots("max_loras", self.max_loras, manifest)
+        return limits_of_slots("max_loras", self.max_loras, manifest)
 
     @checked
-    def resolved(self, adapters: AdapterStore, manifest: Manifest) -> "LoRAConfig":
+    def resolved(self, adapters: AdapterStore) -> "LoRAConfig":
         """Return the config with every option as these adapters have it.
 
         Raises:
-            ConfigError: an option is another than theirs.
+            ConfigError: an option is another than theirs, or they have no slots.
         """
-        check_slots("max_loras", self.max_loras, adapters)
+        manifest, slots = adapters.manifest, check_slots("max_loras", self.max_loras, adapters)
         check_rank("max_lora_rank", self.max_lora_rank, manifest)
         dtype = self.effective_dtype
         if dtype not in (None, manifest.dtype):
@@ -84,7 +84,6 @@ class LoRAConfig:
                 f"lora_dtype is {shown(self.lora_dtype)}, this engine is {manifest.dtype}; "
                 f"pass 'auto', or build one with --dtype {dtype}"
             )
-        slots = adapters.stacks.slots
         registered = 2 * slots if self.max_cpu_loras is None else self.max_cpu_loras
         if registered < slots:
             raise ConfigError(f"max_cpu_loras ({registered}) must be >= max_loras ({slots})")

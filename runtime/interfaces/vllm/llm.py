@@ -1,7 +1,6 @@
 """vLLM's `LLM`: prompts in, answers out, each with the adapter of its `LoRARequest`."""
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any, Self
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
 from trt_lora.plugins.messages import shown
-from trt_lora.runtime.engines.open_engine import open_engine
+from trt_lora.runtime.engine import open_engine
 from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.chat_template import Message
@@ -26,9 +25,10 @@ from trt_lora.runtime.interfaces.vllm.outputs import (
     TokenLogprob,
 )
 from trt_lora.runtime.interfaces.vllm.request import LoRARequest
-from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.store.store import AdapterStore
 
 TextOrTokens = str | Sequence[int] | Mapping[str, Any]  # a mapping has `prompt` or its token ids
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -87,14 +87,17 @@ class LLM:
         manifest = engine.manifest
         _check_limits(manifest, max_model_len, dtype, tensor_parallel_size)
         config = LoRAConfig(max_loras, max_lora_rank, lora_dtype, max_cpu_loras=max_cpu_loras)
-        adapters = AdapterStore(engine, config.cache_config(manifest))
-        self._adapters = self._open.enter_context(adapters)
-        self._config, self._enable_lora = config.resolved(adapters, manifest), enable_lora
+        self._adapters = AdapterStore(engine.executor, config.store_config(manifest))
+        self._open.callback(self._adapters.close)
+        self._config, self._enable_lora = config.resolved(self._adapters), enable_lora
         self._directory, self._seed = engine.directory, seed
         has_tokenizer = (engine.directory / TOKENIZER_FILE).is_file()
-        self._tokenizer = TextTokenizer(engine.directory) if has_tokenizer else None
-        self._scheduler = Scheduler(engine, adapters, rows=max_num_seqs, tokenizer=self._tokenizer)
-        self._loras: OrderedDict[int, LoRARequest] = OrderedDict()  # least recently used first
+        self._tokenizer = engine.tokenizer if has_tokenizer else None
+        serving = ServingConfig(rows=max_num_seqs)
+        self._scheduler = Scheduler(
+            engine.executor, self._adapters, serving, tokenizer=self._tokenizer
+        )
+        self._loras: dict[int, LoRARequest] = {}  # what each number means
         self._answered = 0  # requests
 
     def __enter__(self) -> Self:
@@ -287,14 +290,16 @@ class LLM:
                 f"{request.lora_name!r} from {request.lora_path}; give it a number of its own"
             )
         if request.adapter_id not in self._loras:
-            self._adapters.load_weights(request.lora_name, request.lora_path)
+            self._adapters.load(request.lora_name, request.lora_path)
         self._loras[request.adapter_id] = request
-        self._loras.move_to_end(request.adapter_id)
+        self._adapters.bindings.touch(request.lora_name)
 
     def _forget_oldest(self, wanted: set[int]) -> None:
         """Unload adapters until no more are loaded than `max_cpu_loras`, but those wanted now."""
         surplus = len(self._loras) - (self._config.max_cpu_loras or 0)
-        for number in [n for n in self._loras if n not in wanted][: max(surplus, 0)]:
+        numbers = {request.lora_name: number for number, request in self._loras.items()}
+        oldest = (numbers[name] for name in self._adapters.bindings.by_use if name in numbers)
+        for number in [number for number in oldest if number not in wanted][: max(surplus, 0)]:
             self._adapters.unload(self._loras.pop(number).lora_name)
 
     def _output(

@@ -1,7 +1,6 @@
 """vLLM's `LoRAModelManager`: register, activate and remove adapters by number."""
 
 import time
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,47 +12,42 @@ from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 from trt_lora.runtime.interfaces.vllm.mapping import LoRAMapping
 from trt_lora.runtime.interfaces.vllm.metrics import Mean, lora_metrics
 from trt_lora.runtime.interfaces.vllm.model import PART_SUFFIXES, LoRAModel
-from trt_lora.runtime.store.entry import Lease
-from trt_lora.runtime.store.store import AdapterStore
-from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import TensorMap
+from trt_lora.runtime.store.store import AdapterStore
 
 
 @dataclass(frozen=True)
 class _Registered:
-    """An adapter under a number, and which generation of its name that is."""
+    """What a number means: an adapter, and which version of its name that is."""
 
     model: LoRAModel
-    generation: int
+    version: int
 
 
 class LoRAModelManager:
-    """Numbers for the adapters of an engine with slots, which hold the weights.
+    """Numbers for the adapters of an engine with slots, whose store knows all the rest.
 
-    An active adapter is one that the manager leases: it stays in its slot. One that was evicted,
-    unloaded or replaced behind the manager is not registered any more. vLLM's arguments model,
-    max_num_seqs, max_num_batched_tokens, vocab_size and device are the engine's. One thread at a
-    time may call it.
+    An active adapter is one that lies in a slot. One that was evicted, unloaded or replaced behind
+    the manager is not registered any more. vLLM's arguments model, max_num_seqs,
+    max_num_batched_tokens, vocab_size and device are the engine's. One thread at a time may call
+    it.
     """
 
     @checked
-    def __init__(self, lora_config: LoRAConfig, adapters: AdapterStore, manifest: Manifest) -> None:
+    def __init__(self, lora_config: LoRAConfig, adapters: AdapterStore) -> None:
         """Take an engine's adapters.
 
         Args:
-            lora_config: see there; `adapters` are made with its `cache_config`.
+            lora_config: see there; `adapters` are made with its `store_config`.
             adapters: of a running engine.
-            manifest: of the same engine.
 
         Raises:
-            ConfigError: an option is not what the adapters have.
+            ConfigError: an option is not what the adapters have, or the engine has no slots.
         """
-        self.lora_config = lora_config.resolved(adapters, manifest)
-        self.adapters, self.manifest = adapters, manifest
-        self._known: OrderedDict[int, _Registered] = OrderedDict()  # least recently used first
-        self._active: OrderedDict[int, Lease] = OrderedDict()  # the same
-        self._pinned: set[int] = set()
-        self._mapping: LoRAMapping | None = None
+        self.lora_config = lora_config.resolved(adapters)
+        self.adapters, self.manifest = adapters, adapters.manifest
+        self._numbers: dict[int, _Registered] = {}
+        self._mapping: LoRAMapping | None = None  # of the next step
         self._switching = Mean()
 
     @property
@@ -64,13 +58,15 @@ class LoRAModelManager:
     @property
     def lora_slots(self) -> int:
         """Adapters that can be active."""
-        return self.adapters.stacks.slots
+        return self.lora_config.max_loras or 0
 
     @property
     def lora_index_to_id(self) -> list[int | None]:
         """The id of the active adapter in every slot."""
-        slots, registered = self.adapters.slots, self._registered
-        ids = {slots.get(registered[id_].model.adapter_name): id_ for id_ in self._active}
+        slots = self.adapters.bindings.slots
+        ids = {
+            slots.get(known.model.adapter_name): id_ for id_, known in self._registered().items()
+        }
         return [ids.get(slot) for slot in range(self.lora_slots)]
 
     @property
@@ -95,65 +91,55 @@ class LoRAModelManager:
             StateError: (a RuntimeError) `capacity` adapters are registered.
             AdapterError: (a ValueError) the engine cannot take it.
         """
-        if adapter.id in self._registered:
+        if adapter.id in self._registered():
             return False
         self._make_room()
         name = adapter.adapter_name
         if adapter.path is None:
-            self.adapters.add_adapter(name, adapter.adapter)
+            self.adapters.add(name, adapter.adapter)
         else:  # so that it can be read again once it was evicted
-            self.adapters.load_weights(name, adapter.path)
-        self._known[adapter.id] = _Registered(adapter, self.adapters.generation(name))
+            self.adapters.load(name, adapter.path)
+        self._numbers[adapter.id] = _Registered(adapter, self.adapters.info(name).version)
         return True
 
     @checked
     def remove_adapter(self, adapter_id: int) -> bool:
         """Forget an adapter; False if it is not registered."""
-        known = self._registered.get(adapter_id)
-        if known is None:
+        if adapter_id not in self._registered():
             return False
-        self._drop(adapter_id)
+        known = self._numbers.pop(adapter_id)
         with suppress(UnknownAdapterError, StateError):  # another thread was faster
             name = known.model.adapter_name
-            self.adapters.unload(name, expected_version=known.generation)  # its pin ends too
+            self.adapters.unload(name, expected_version=known.version)  # its pin ends too
         return True
 
     def remove_all_adapters(self) -> None:
         """Forget all adapters."""
-        for adapter_id in list(self._registered):
+        for adapter_id in self.list_adapters():
             self.remove_adapter(adapter_id)
 
     @checked
     def activate_adapter(self, lora_id: int) -> bool:
-        """Copy an adapter into a slot, where it stays; False if it is active.
+        """Copy an adapter into a slot; False if it is active.
 
         Raises:
             UnknownAdapterError: (a KeyError) it is not registered.
             ConfigError: (a ValueError) all slots are taken by active adapters.
         """
-        known = self._get(lora_id)
-        if lora_id in self._active:
+        name = self._name(lora_id)
+        if name in self.adapters.bindings.slots:
             return False
-        left = self._make_slot() if len(self._active) == self.lora_slots else None
-        try:
-            self._activate(lora_id, known)
-        except BaseException:
-            if left is not None:  # one that fails changes nothing
-                self._activate(left, self._get(left))
-                self._active.move_to_end(left, last=False)
-            raise
+        self._activate(name)
         return True
 
     @checked
     def deactivate_adapter(self, adapter_id: int) -> bool:
-        """Let an adapter leave its slot when another needs it.
+        """Take an adapter out of its slot.
 
-        False if it is not active, or is pinned: that one stays.
+        False if it is not active, or is pinned or in use: that one stays.
         """
-        if adapter_id not in self._active or adapter_id in self._pinned:
-            return False
-        self.adapters.release(self._active.pop(adapter_id))
-        return True
+        known = self._registered().get(adapter_id)
+        return known is not None and self.adapters.bindings.deactivate(known.model.adapter_name)
 
     @checked
     def pin_adapter(self, adapter_id: int) -> bool:
@@ -164,14 +150,12 @@ class LoRAModelManager:
             ConfigError: (a ValueError) all slots are taken.
         """
         self.activate_adapter(adapter_id)
-        if adapter_id not in self._pinned:
-            self.adapters.pin(self._get(adapter_id).model.adapter_name, allow_last=True)
-            self._pinned.add(adapter_id)
+        self.adapters.pin(self._name(adapter_id), allow_last=True)
         return True
 
     def list_adapters(self) -> dict[int, LoRAModel]:
         """Return the registered adapters by number."""
-        return {id_: known.model for id_, known in self._registered.items()}
+        return {id_: known.model for id_, known in self._registered().items()}
 
     @checked
     def get_adapter(self, adapter_id: int) -> LoRAModel | None:
@@ -185,91 +169,74 @@ class LoRAModelManager:
         Raises:
             UnknownAdapterError: (a KeyError) one is not registered.
         """
-        if mapping != self._mapping:
-            for lora_id in mapping.lora_index_mapping:
-                self._get(lora_id)
-            self._mapping = mapping
+        for lora_id in mapping.lora_index_mapping:
+            self._name(lora_id)
+        self._mapping = mapping
 
     def step_inputs(self) -> TensorMap:
         """Return the LoRA inputs of a step with the mapping's rows, by the engine's names.
 
-        Its adapters are activated, and so stay in their slots.
+        Its adapters are activated. Where other threads load meanwhile, lease them for the step.
 
         Raises:
-            StateError: no mapping is set.
+            StateError: no mapping is set, or it has more adapters than there are slots.
             ConfigError: (a ValueError) all slots are taken by other active adapters.
             UnknownAdapterError: (a KeyError) one of its adapters was removed.
         """
         if self._mapping is None:
             raise StateError("no row has an adapter yet; call set_adapter_mapping first")
         start = time.perf_counter()
-        for lora_id in self._mapping.lora_index_mapping:
-            self.activate_adapter(lora_id)
-        ids = self._mapping.lora_ids
-        names = [None if id_ is None else self._get(id_).model.adapter_name for id_ in ids]
-        rows = self.adapters.rows(names)
+        names = [None if id_ is None else self._name(id_) for id_ in self._mapping.lora_ids]
+        for name in dict.fromkeys(names):
+            if name is not None and name not in self.adapters.bindings.slots:
+                self._check_slot(name)
+        rows = self.adapters.bindings.rows(names)
         self._switching.add(time.perf_counter() - start)
         return rows
 
     def get_lora_metrics(self) -> dict[str, dict[str, Any]]:
         """Return the sections "adapters", "memory" and "performance"; see `lora_metrics`."""
-        numbers = len(self._registered), len(self._active), self.capacity
+        active = sum(id_ is not None for id_ in self.lora_index_to_id)
+        numbers = len(self._registered()), active, self.capacity
         is_batched = self.manifest.lora_plugin != "native"
         return lora_metrics(self.adapters.stats, *numbers, self._switching, is_batched)
 
-    @property
-    def _registered(self) -> OrderedDict[int, _Registered]:
-        """Those that the adapters still have; the others are forgotten."""
-        names = self.adapters.names
-        for id_, known in list(self._known.items()):
-            name = known.model.adapter_name
-            if name not in names or self._generation(name) != known.generation:
-                self._drop(id_)
-        return self._known
+    def _registered(self) -> dict[int, _Registered]:
+        """Those that the store still has under their names; the other numbers mean nothing."""
+        for id_, known in list(self._numbers.items()):
+            if self._version(known.model.adapter_name) != known.version:
+                del self._numbers[id_]
+        return self._numbers
 
-    def _generation(self, name: str) -> int | None:
-        with suppress(UnknownAdapterError):  # evicted since it was looked for
-            return self.adapters.generation(name)
+    def _version(self, name: str) -> int | None:
+        with suppress(UnknownAdapterError):
+            return self.adapters.info(name).version
         return None
 
-    def _drop(self, adapter_id: int) -> None:
-        """Forget a number, and let go of its slot."""
-        del self._known[adapter_id]
-        self._pinned.discard(adapter_id)
-        if (lease := self._active.pop(adapter_id, None)) is not None:
-            self.adapters.release(lease)
-
-    def _activate(self, lora_id: int, known: _Registered) -> None:
-        name, generation = known.model.adapter_name, known.generation
-        lease = self.adapters.lease(name, expected_version=generation)
-        try:
-            self.adapters.activate(lease)
-        except BaseException:
-            self.adapters.release(lease)
-            raise
-        self._active[lora_id] = lease
-
-    def _get(self, lora_id: int) -> _Registered:
-        registered = self._registered
+    def _name(self, lora_id: int) -> str:
+        registered = self._registered()
         if lora_id not in registered:
             ids = ", ".join(map(str, registered)) or "none"
             raise UnknownAdapterError(f"LoRA {lora_id} is not registered; registered: {ids}")
-        return registered[lora_id]
+        return registered[lora_id].model.adapter_name
+
+    def _activate(self, name: str) -> None:
+        self._check_slot(name)
+        self.adapters.bindings.activate(name)
 
     def _make_room(self) -> None:
         """See that one more adapter can be registered."""
-        if len(self._registered) >= self.capacity:
+        if len(self._registered()) >= self.capacity:
             raise StateError(
                 f"No free adapter slots: max_cpu_loras is {self.capacity}; remove an adapter, or "
                 "use LRUCacheLoRAModelManager"
             )
 
-    def _make_slot(self) -> int:
-        """See that one more adapter can be active; return who is not any more."""
-        raise ConfigError(
-            f"No free lora slots: max_loras is {self.lora_slots}; deactivate an adapter, or use "
-            "LRUCacheLoRAModelManager"
-        )
+    def _check_slot(self, name: str) -> None:
+        """See that one more adapter can be active."""
+        del name
+        if len(self.adapters.bindings.slots) >= self.lora_slots:
+            raise _no_free_slot(self.lora_slots)
 
 
 class LRUCacheLoRAModelManager(LoRAModelManager):
@@ -278,29 +245,38 @@ class LRUCacheLoRAModelManager(LoRAModelManager):
     @checked
     def add_adapter(self, adapter: LoRAModel) -> bool:
         """Register an adapter; one that is registered counts as used, and False is returned."""
-        if adapter.id in self._registered:
-            self._registered.move_to_end(adapter.id)
+        known = self._registered().get(adapter.id)
+        if known is not None:
+            self.adapters.bindings.touch(known.model.adapter_name)
         return super().add_adapter(adapter)
 
     @checked
     def activate_adapter(self, lora_id: int) -> bool:
         """Copy an adapter into a slot; one that is active counts as used, and False is returned."""
         is_new = super().activate_adapter(lora_id)
-        self._registered.move_to_end(lora_id)
-        self._active.move_to_end(lora_id)
+        self.adapters.bindings.touch(self._name(lora_id))
         return is_new
 
     def remove_oldest_adapter(self) -> bool:
         """Forget the adapter that was used least recently; False if all are pinned, or none is."""
-        oldest = next((id_ for id_ in self._registered if id_ not in self._pinned), None)
-        return oldest is not None and self.remove_adapter(oldest)
+        ids = {known.model.adapter_name: id_ for id_, known in self._registered().items()}
+        pinned = self.adapters.pinned
+        oldest = [
+            name for name in self.adapters.bindings.by_use if name in ids and name not in pinned
+        ]
+        return bool(oldest) and self.remove_adapter(ids[oldest[0]])
 
     def _make_room(self) -> None:
-        if len(self._registered) >= self.capacity and not self.remove_oldest_adapter():
+        if len(self._registered()) >= self.capacity and not self.remove_oldest_adapter():
             super()._make_room()
 
-    def _make_slot(self) -> int:
-        oldest = next((id_ for id_ in self._active if id_ not in self._pinned), None)
-        if oldest is None or not self.deactivate_adapter(oldest):
-            return super()._make_slot()
-        return oldest
+    def _check_slot(self, name: str) -> None:
+        if len(self.adapters.pinned - {name}) >= self.lora_slots:
+            raise _no_free_slot(self.lora_slots)
+
+
+def _no_free_slot(slots: int) -> ConfigError:
+    return ConfigError(
+        f"No free lora slots: max_loras is {slots}; deactivate an adapter, or use "
+        "LRUCacheLoRAModelManager"
+    )

@@ -39,7 +39,7 @@ def lora_metrics(
     performance   avg_activation_time (copies into a slot), avg_switching_time (a step's rows),
                   punica_kernel_enabled (one launch for all adapters: the plugin's kernels)
     """
-    activation = stats.activation_seconds / stats.host_hits if stats.host_hits else 0.0
+    activation = stats.copy_seconds / stats.copies if stats.copies else 0.0
     return {
         "adapters": {
             "registered": registered,
@@ -48,7 +48,7 @@ def lora_metrics(
             "utilization": active / stats.slots,
         },
         "memory": {
-            "adapter_memory_mb": stats.host_bytes / _MIB,
+            "adapter_memory_mb": stats.memory_bytes / _MIB,
             "gpu_memory_usage": stats.slots * stats.slot_bytes / _MIB,
             "memory_efficiency": stats.in_slots / stats.slots,
         },

@@ -1,4 +1,4 @@
-"""Engine factory: TensorRT on a GPU, with ONNX Runtime on the CPU as fallback."""
+"""Choice of an executor: TensorRT on a GPU, with ONNX Runtime on the CPU as fallback."""
 
 import logging
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import flavour_named
-from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.engines.engine import EngineExecutor
 from trt_lora.runtime.engines.engine_files import check_files
 from trt_lora.runtime.engines.manifest_checks import check_manifest
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
@@ -20,7 +20,9 @@ BACKENDS = ("auto", "tensorrt", "onnxruntime")
 
 
 @checked
-def open_engine(directory: str | Path, backend: str = "auto", *, check: str = "fast") -> Engine:
+def open_executor(
+    directory: str | Path, backend: str = "auto", *, check: str = "fast"
+) -> EngineExecutor:
     """Return the executor of an engine directory, to be used as a context manager.
 
     Args:

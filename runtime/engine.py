@@ -1,0 +1,311 @@
+"""Engine: an engine directory that runs, with its adapters, and answers to prompts."""
+
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Self, overload
+
+from trt_lora.plugins.checked import checked
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_value
+from trt_lora.runtime.engines.engine import EngineExecutor, closed
+from trt_lora.runtime.engines.open_executor import open_executor
+from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
+from trt_lora.runtime.generation.text.prompts import Prompt, is_text, one_each, prompt_list
+from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.serving.generate import Completion, answer_all, stream_from
+from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.store.names import checked_scale, strength_name
+from trt_lora.runtime.store.store import AdapterStore
+
+Adapters = str | Sequence[str | None] | None  # of all prompts, or of each; None is the base model
+
+
+class Engine:
+    """An engine directory as a context manager; an `Executor` for a runtime of one's own.
+
+    Any number of threads may call its methods while it is open.
+    """
+
+    def __init__(self, executor: EngineExecutor, config: StoreConfig | None = None) -> None:
+        """Take what runs it, and the limits of its adapters' memory."""
+        self.executor, self._config = executor, config
+        self._lock = Lock()  # of what is made once
+        self._adapters: AdapterStore | None = None
+        self._tokenizer: TextTokenizer | None = None
+        self._is_open = False
+
+    def __repr__(self) -> str:
+        """Return where it is from, and whether it is open."""
+        state = "open" if self._is_open else "closed"
+        return f"<Engine {short_value(str(self.directory))}, {state}>"
+
+    def __enter__(self) -> Self:
+        """Load the engine.
+
+        Raises:
+            BackendError: it cannot be loaded.
+            StateError: it is open already.
+        """
+        self.executor.__enter__()
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Refuse further runs, wait for those under way in other threads, release everything."""
+        self._is_open = False
+        with self._lock:
+            adapters, self._adapters = self._adapters, None
+        if adapters is not None:
+            adapters.close()
+        self.executor.__exit__(kind, error, traceback)
+
+    @property
+    def adapters(self) -> AdapterStore:
+        """The engine's adapters; made when they are first asked for.
+
+        Raises:
+            StateError: the engine is closed.
+            ConfigError, BackendError: as `AdapterStore`.
+        """
+        with self._lock:
+            if not self._is_open:
+                raise closed()
+            if self._adapters is None:
+                self._adapters = AdapterStore(self.executor, self._config)
+            return self._adapters
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer of the engine's directory, read once.
+
+        Raises:
+            ConfigError: there is none, or it cannot be read.
+            BackendError: the extra that reads it is not installed.
+        """
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = TextTokenizer(self.directory)
+            return self._tokenizer
+
+    @overload
+    def generate(  # type: ignore[overload-overlap] # a string is one prompt
+        self,
+        prompts: Prompt,
+        *,
+        adapter: str | None = None,
+        scale: float = 1.0,
+        sampling: SamplingParams | None = None,
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        adapter: Adapters = None,
+        scale: float = 1.0,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]: ...
+
+    @checked
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        adapter: Adapters = None,
+        scale: float = 1.0,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Completion | list[Completion]:
+        """Answer a prompt, or any number of them, each with its own adapter.
+
+        What finds no row or slot waits for one. An answer depends on its own prompt, the adapter
+        and `sampling` alone: the draws of a prompt come from the seed and its tokens, so that equal
+        prompts with a seed have equal answers. What else is answered with it can change no more
+        than the rounding of the logits; see `Scheduler`.
+
+        Args:
+            prompts: a string (a user's message), a conversation of messages, or token ids; or a
+                list of prompts.
+            adapter: of all prompts, or one for each in their order; None is the base model.
+            scale: the strength of the adapters.
+            sampling: how tokens are chosen, for all prompts or one for each; what the model's
+                generation_config.json says by default, and greedy where it says nothing; see
+                `default_sampling`.
+
+        Returns:
+            The answer to a single prompt; of a list `sampling.n` answers to each, in their order.
+
+        Raises:
+            ConfigError: a prompt is beyond the engine's limits, a prompt or stop token is none of
+                the model's, text is given and the engine has no tokenizer, there are not as many
+                adapters or parameters as prompts, or several answers are asked for to a single
+                prompt; or what `sampling` asks for is refused.
+            BackendError: structured output is asked for, and llguidance is not installed.
+            UnknownAdapterError: no adapter of a name is loaded.
+            AdapterError, StateError: an adapter cannot be read, or never have a slot.
+            OutputError: the logits are NaN or infinite; the message names the adapter.
+        """
+        is_single = _is_single(prompts)
+        batch = prompt_list([prompts] if is_single else prompts)
+        params = self._params(batch, sampling)
+        if is_single and params[0].n > 1:
+            raise ConfigError(f"n is {params[0].n}; pass a list of prompts for a list of answers")
+        names = _names(adapter, scale, batch)
+        needs_text = any(map(is_text, batch)) or any(p.needs_text for p in params)
+        tokenizer = self.tokenizer if needs_text else None
+        answers = answer_all(self.executor, self.adapters, batch, names, params, tokenizer)
+        return answers[0] if is_single else answers
+
+    @checked
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        adapter: str | None = None,
+        scale: float = 1.0,
+        sampling: SamplingParams | None = None,
+    ) -> Generator[str]:
+        """Answer one prompt and yield its text as it comes, together what `generate` returns.
+
+        Bytes that are no whole character yet, and what may begin a stop string, are held back.
+        Nothing runs before the first piece is asked for; closing the iterator ends the answer.
+
+        Args:
+            prompt: as in `generate`.
+            adapter: its adapter; None is the base model.
+            scale: as in `generate`.
+            sampling: as in `generate`.
+
+        Raises:
+            ConfigError: as `generate`; or `sampling` asks for more than text: n, or log
+                probabilities.
+            BackendError, UnknownAdapterError, AdapterError, StateError, OutputError: as `generate`.
+        """
+        (params,) = self._params([prompt], sampling)
+        if params.n > 1 or params.logprobs is not None:
+            raise ConfigError(
+                f"n is {params.n} and logprobs is {params.logprobs}, but a stream is the text of "
+                "one answer; call generate"
+            )
+        (name,) = _names(adapter, scale, [prompt])
+        yield from stream_from(self.serve(ServingConfig(rows=1)), prompt, params, adapter=name)
+
+    @checked
+    def serve(self, config: ServingConfig | None = None) -> Scheduler:
+        """Return a scheduler of requests, which come at any time; see there.
+
+        Raises:
+            StateError: the engine is closed.
+            ConfigError, BackendError: as `Scheduler`.
+        """
+        has_text = (self.directory / TOKENIZER_FILE).is_file()
+        tokenizer = self.tokenizer if has_text else None
+        return Scheduler(self.executor, self.adapters, config, tokenizer=tokenizer)
+
+    def _params(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[SamplingParams]:
+        if sampling is None:
+            sampling = default_sampling(self.directory)
+        if not isinstance(sampling, Sequence):
+            return [sampling] * len(prompts)
+        return [sampling_of(given) for given in one_each("sampling", sampling, prompts)]
+
+    # ----------------------------------------------------------------- an executor of its own
+
+    @property
+    def directory(self) -> Path:
+        """The engine directory."""
+        return self.executor.directory
+
+    @property
+    def manifest(self) -> Manifest:
+        """See `Executor`."""
+        return self.executor.manifest
+
+    @property
+    def memory(self) -> Memory:
+        """See `Executor`."""
+        return self.executor.memory
+
+    @property
+    def rank_multiple(self) -> int:
+        """See `Executor`."""
+        return self.executor.rank_multiple
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """See `Executor`."""
+        return self.executor.input_names
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """See `Executor`."""
+        return self.executor.output_names
+
+    def release_inputs(self) -> None:
+        """See `Executor`."""
+        self.executor.release_inputs()
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        """See `Executor`."""
+        return self.executor.execute(tensor_map)
+
+
+@checked
+def open_engine(
+    directory: str | Path,
+    backend: str = "auto",
+    *,
+    check: str = "fast",
+    adapters: StoreConfig | None = None,
+) -> Engine:
+    """Return the engine of a directory, to be used as a context manager.
+
+    Args:
+        directory: what `build-engine --output` made.
+        backend: "tensorrt", "onnxruntime", or "auto"; see `open_executor`.
+        check: "fast" or "full"; see `open_executor`.
+        adapters: how much memory its adapters may take.
+
+    Raises:
+        ManifestError, ConfigError, BackendError: as `open_executor`.
+    """
+    return Engine(open_executor(directory, backend, check=check), adapters)
+
+
+def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether it is one prompt: a string, token ids or messages."""
+    if isinstance(prompts, str):
+        return True
+    first = prompts[0] if len(prompts) else None
+    return first is not None and (isinstance(first, Mapping) or _is_number(first))
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, str | Sequence) and hasattr(value, "__index__")
+
+
+def _names(adapter: Adapters, scale: float, prompts: Sequence[Prompt]) -> list[str | None]:
+    """The name of each prompt's adapter at a strength."""
+    if adapter is None or isinstance(adapter, str):
+        names = [adapter] * len(prompts)
+    else:
+        names = one_each("adapter", adapter, prompts)
+    scale = checked_scale(scale, "the adapters")
+    return [None if name is None else strength_name(name, scale) for name in names]
