@@ -2,7 +2,7 @@
 
 from collections import abc
 
-from support.fakes.fake_adapter_cache import FakeAdapterCache
+from support.fakes.fake_adapter_store import FakeAdapterStore
 from support.fakes.fake_engine import make_manifest
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
@@ -27,7 +27,7 @@ class PolicySteps:
         preempt_after: int = 1000,
     ) -> None:
         self.now = 0.0  # of the clock
-        self.cache = FakeAdapterCache(names, slots, is_instant=is_instant)
+        self.cache = FakeAdapterStore(names, slots, is_instant=is_instant)
         config = ServingConfig(max_wait_steps=max_wait_steps, preempt_after=preempt_after)
         self.policy = AdmissionPolicy(self.cache, config, clock=lambda: self.now)
         self.rows, self.next = rows, 0
@@ -54,7 +54,7 @@ class PolicySteps:
         return self.next - 1
 
     def step(self, count: int = 1) -> ScheduledStep:
-        step = ScheduledStep(0, {})
+        step = ScheduledStep(0, set())
         for _ in range(count):
             step = self.policy.schedule(self.rows - len(self.left))
             self.failed |= {sequence.id: error for sequence, error in step.failed}

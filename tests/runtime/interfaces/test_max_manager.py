@@ -30,7 +30,7 @@ class Sequence:
 
 def manager(**options: Any) -> LoRAManager:
     config = LoRAConfig(enable_lora=True, **options)
-    return LoRAManager(config, slot_adapters(config.cache_config(MANIFEST)), MANIFEST)
+    return LoRAManager(config, slot_adapters(config.store_config(MANIFEST)))
 
 
 def loaded(folder: Path, names: str = "abc") -> LoRAManager:
@@ -159,25 +159,25 @@ def test_the_adapters_of_the_config_are_loaded_at_once(tmp_path: Path) -> None:
 
 
 def test_an_option_holds_or_is_refused() -> None:
-    assert manager(max_num_loras=1, max_lora_rank=16).adapters.stacks.slots == 1
+    assert manager(max_num_loras=1, max_lora_rank=16).adapters.stats.slots == 1
     with pytest.raises(ConfigError, match="max_num_loras is 3, this engine has 2 slots"):
         manager(max_num_loras=3)
     with pytest.raises(ConfigError, match=r"max_lora_rank is 8, this engine .* up to rank 16"):
         manager(max_lora_rank=8)
     two = slot_adapters()
-    with pytest.raises(ConfigError, match=r"max_num_loras is 1, .* 2 slots; .*cache_config"):
-        LoRAManager(LoRAConfig(enable_lora=True, max_num_loras=1), two, MANIFEST)
+    with pytest.raises(ConfigError, match=r"max_num_loras is 1, .* 2 slots; .*store_config"):
+        LoRAManager(LoRAConfig(enable_lora=True, max_num_loras=1), two)
     with pytest.raises(ConfigError, match="enable_lora is False"):
-        LoRAManager(LoRAConfig(), two, MANIFEST)
+        LoRAManager(LoRAConfig(), two)
 
 
 def test_there_is_a_manager_where_lora_is_on() -> None:
     adapters, on = slot_adapters(), LoRAConfig(enable_lora=True)
-    found = LoRAManager.get_lora_manager(on, adapters, MANIFEST)
+    found = LoRAManager.get_lora_manager(on, adapters)
     assert found is not None
-    assert found.adapters.stacks.slots == SLOTS
-    assert LoRAManager.get_lora_manager(LoRAConfig(), adapters, MANIFEST) is None
-    assert LoRAManager.get_lora_manager(on, None, MANIFEST) is None
+    assert found.adapters.stats.slots == SLOTS
+    assert LoRAManager.get_lora_manager(LoRAConfig(), adapters) is None
+    assert LoRAManager.get_lora_manager(on, None) is None
 
 
 def test_requests_are_refused_without_endpoints() -> None:
@@ -204,12 +204,10 @@ def test_what_max_says_of_its_base_model_is_refused_by_name(option: str) -> None
     value: object = "org/model" if option == "base_model_path" else 8
     adapters, given = slot_adapters(), {option: value}
     with pytest.raises(ConfigError, match=rf"{option} is {value!r}: that is the engine"):
-        LoRAManager(LoRAConfig(enable_lora=True), adapters, MANIFEST, **given)  # type: ignore[arg-type]
+        LoRAManager(LoRAConfig(enable_lora=True), adapters, **given)  # type: ignore[arg-type]
 
 
 def test_maxs_positional_arguments_are_refused_with_ours() -> None:
     theirs: Any = LoRAManager
     with pytest.raises(ConfigError, match=r"adapters is 'org/model' .*, expected AdapterStore"):
         theirs(LoRAConfig(enable_lora=True), "org/model", "bfloat16")
-    with pytest.raises(ConfigError, match=r"manifest is 'bfloat16' .*, expected Manifest"):
-        theirs(LoRAConfig(enable_lora=True), slot_adapters(), "bfloat16")

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from support.adapters.many_adapters import MANIFEST, adapter_file, slot_adapters
+from support.adapters.many_adapters import adapter_file, slot_adapters
 from support.eventually import eventually
 
 from trt_lora.plugins.errors import ConfigError
@@ -78,7 +78,7 @@ def client(base: str) -> Iterator[Client]:
 def server(base: str, tmp_path: Path) -> Iterator[LoRAManager]:
     config = LoRAConfig(enable_lora=True, allowed_roots=(tmp_path / "allowed",))
     (tmp_path / "allowed").mkdir()
-    made = LoRAManager(config, slot_adapters(), MANIFEST, zmq_endpoint_base=base)
+    made = LoRAManager(config, slot_adapters(), zmq_endpoint_base=base)
     yield made
     made.close()
     made.adapters.check_integrity()
@@ -220,7 +220,7 @@ def test_without_the_extra_the_message_says_what_to_install(
                 without.delitem(sys.modules, f"trt_lora.runtime.interfaces.max.{name}")
             without.setitem(sys.modules, missing, None)
             with pytest.raises(ConfigError, match=r"pip install 'trt-lora\[requests\]'"):
-                LoRAManager(config, slot_adapters(), MANIFEST, zmq_endpoint_base=base)
+                LoRAManager(config, slot_adapters(), zmq_endpoint_base=base)
 
 
 def test_a_client_that_starts_again_is_served(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.adapters.many_adapters import MANIFEST, SLOTS, A, adapter_file, lies_in, slot_adapters
 from support.adapters.trtllm_files import delta, factors, rows_of
+from support.fakes.adapter_files import stacks_of
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError, TensorError
 from trt_lora.runtime.interfaces.trtllm import (
@@ -17,6 +18,7 @@ from trt_lora.runtime.interfaces.trtllm import (
     TrtllmLoraRequest,
 )
 from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.store.entry import Lease
 
 K, N = 8, 6  # of every site
 Q, V = 1, 3  # TensorRT-LLM's ids of attn_q and attn_v
@@ -34,16 +36,22 @@ def first(task_id: int, seed: int | None = None, **options: Any) -> TrtllmLoraRe
 
 
 def cache(**options: Any) -> PeftCacheManager:
-    config = LoraCacheOptions(**options).cache_config(MANIFEST)
-    return PeftCacheManager(slot_adapters(config), MANIFEST)
+    config = LoraCacheOptions(**options).store_config(MANIFEST)
+    return PeftCacheManager(slot_adapters(config))
 
 
 def delta_in_slot(of: PeftCacheManager, slot: int) -> Array:
     """[k, n] of q in layer 0."""
-    stacks = of.adapters.stacks.views(slot, 1)
+    stacks = stacks_of(of.adapters).views(slot, 1)
     b = stacks[A.replace("lora_A", "lora_B")].numpy()[0].astype(np.float64)
     found: Array = stacks[A].numpy()[0] @ b
     return found
+
+
+def slot_of(tasks: PeftCacheManager, lease: Lease) -> int:
+    slot = tasks.adapters.bindings.activate(lease)
+    assert slot is not None
+    return slot
 
 
 def test_the_first_request_brings_the_weights_and_later_ones_the_id() -> None:
@@ -52,7 +60,8 @@ def test_the_first_request_brings_the_weights_and_later_ones_the_id() -> None:
         lease = tasks.add_request_peft(request)
         assert lease is not None
         assert np.array_equal(
-            delta_in_slot(tasks, tasks.adapters.activate(lease)), delta(*factors(2, K, N, 7))
+            delta_in_slot(tasks, slot_of(tasks, lease)),
+            delta(*factors(2, K, N, 7)),
         )
         tasks.mark_request_done(lease)
     assert tasks.adapters.stats.registered == 1
@@ -78,7 +87,7 @@ def test_an_id_that_was_never_sent_says_what_to_send() -> None:
 def test_the_oldest_task_leaves_a_full_cache_and_comes_back_with_its_weights() -> None:
     one = cache()
     one.mark_request_done(one.add_request_peft(first(0)))
-    room = 2 * one.adapters.stats.host_bytes
+    room = 2 * one.adapters.stats.memory_bytes
     tasks = cache(lora_cache_host_memory_bytes=room)
     for task_id in range(SLOTS + 1):
         tasks.mark_request_done(tasks.add_request_peft(first(task_id)))
@@ -109,9 +118,7 @@ def test_other_weights_under_a_cached_id_are_refused() -> None:
     assert lease is not None
     with pytest.raises(AdapterError, match=r"LoRA task 7 is cached with other weights; .*another"):
         tasks.add_request_peft(first(7, seed=8))
-    assert np.array_equal(
-        delta_in_slot(tasks, tasks.adapters.activate(lease)), delta(*factors(2, K, N, 7))
-    )
+    assert np.array_equal(delta_in_slot(tasks, slot_of(tasks, lease)), delta(*factors(2, K, N, 7)))
 
 
 def test_the_callers_arrays_may_change_afterwards() -> None:
@@ -119,7 +126,7 @@ def test_the_callers_arrays_may_change_afterwards() -> None:
     lease = tasks.add_request_peft(TrtllmLoraRequest(7, weights, config))
     assert lease is not None
     weights[:] = 0
-    slot = tasks.adapters.activate(lease)
+    slot = slot_of(tasks, lease)
     assert np.array_equal(delta_in_slot(tasks, slot), delta(*factors(2, K, N, 7)))
 
 
@@ -135,7 +142,7 @@ def test_weights_come_in_the_dtypes_and_shapes_of_the_format(kind: str) -> None:
     tasks = cache()
     lease = tasks.add_request_peft(TrtllmLoraRequest(7, weights, config))
     assert lease is not None
-    slot = tasks.adapters.activate(lease)
+    slot = slot_of(tasks, lease)
     assert np.array_equal(delta_in_slot(tasks, slot), delta(*factors(2, K, N, 7)))
 
 
@@ -196,10 +203,10 @@ def test_an_option_of_the_cache_holds_or_is_refused() -> None:
         lora_cache_gpu_memory_fraction=1.0,
         lora_cache_host_memory_bytes=12_345,
     )
-    assert every.adapters.stats.host_limit == 12_345
-    assert cache().adapters.stats.host_limit == 1 << 30
-    assert cache(lora_cache_host_memory_bytes=None).adapters.stats.host_limit is None
-    share = LoraCacheOptions(lora_cache_gpu_memory_fraction=1).cache_config(MANIFEST)
+    assert every.adapters.stats.memory_limit == 12_345
+    assert cache().adapters.stats.memory_limit == 1 << 30
+    assert cache(lora_cache_host_memory_bytes=None).adapters.stats.memory_limit is None
+    share = LoraCacheOptions(lora_cache_gpu_memory_fraction=1).store_config(MANIFEST)
     assert isinstance(share.device_memory, float)
     for options, message in (
         ({"lora_cache_max_adapter_size": 64}, "lora_cache_max_adapter_size is 64, this engine"),
@@ -213,7 +220,7 @@ def test_an_option_of_the_cache_holds_or_is_refused() -> None:
 
 def test_a_task_is_nobody_elses_adapter_whatever_that_is_called(tmp_path: Path) -> None:
     tasks = cache()
-    tasks.adapters.load_weights("task 5", adapter_file(tmp_path, "a"))
+    tasks.adapters.load("task 5", adapter_file(tmp_path, "a"))
     assert not tasks.is_task_cached(5)
     with pytest.raises(PeftTaskNotCachedError, match="LoRA task 5 not found in cache"):
         tasks.add_request_peft(TrtllmLoraRequest(5))
@@ -222,7 +229,7 @@ def test_a_task_is_nobody_elses_adapter_whatever_that_is_called(tmp_path: Path) 
     assert lease.name != "task 5"
     assert "task 5" in tasks.adapters.names
     tasks.mark_request_done(lease)
-    other = PeftCacheManager(tasks.adapters, MANIFEST)
+    other = PeftCacheManager(tasks.adapters)
     assert not other.is_task_cached(5)
 
 
@@ -233,12 +240,12 @@ def test_the_tasks_of_prompts_are_names_and_minus_one_is_the_base_model(tmp_path
     names = tasks.adapter_names([-1, 0, 1, 0])
     assert names[0] is None
     assert names[1] == names[3] != names[2]
-    step = tasks.adapters.rows(names)
+    step = tasks.adapters.bindings.rows(names)
     assert step["lora_slot"].numpy().tolist() == [-1, 0, 1, 0]
     assert lies_in(tasks.adapters, "a", 0)
     assert lies_in(tasks.adapters, "b", 1)
     tasks.load_task(0, adapter_file(tmp_path, "c"))
-    tasks.adapters.rows(tasks.adapter_names([0]))
+    tasks.adapters.bindings.rows(tasks.adapter_names([0]))
     assert lies_in(tasks.adapters, "c", 0)
     with pytest.raises(KeyError, match="LoRA task 2 not found in cache"):
         tasks.adapter_names([0, 2])
@@ -250,4 +257,4 @@ def test_the_tasks_of_prompts_are_names_and_minus_one_is_the_base_model(tmp_path
 def test_what_are_no_adapters_of_an_engine_is_refused() -> None:
     theirs: Any = PeftCacheManager
     with pytest.raises(ConfigError, match=r"adapters is None .*, expected AdapterStore"):
-        theirs(None, MANIFEST)
+        theirs(None)

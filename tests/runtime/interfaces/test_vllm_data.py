@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.adapters.many_adapters import MANIFEST, slot_adapters
+from support.adapters.many_adapters import slot_adapters
 from support.adapters.trtllm_files import manifest_of, site
 from support.fakes.fake_engine import write_peft
 
@@ -168,7 +168,7 @@ def test_a_request_with_a_wrong_or_unsupported_field_is_refused(
 
 
 def test_a_config_takes_what_it_leaves_open_from_the_engine() -> None:
-    found = LoRAConfig().resolved(slot_adapters(), MANIFEST)
+    found = LoRAConfig().resolved(slot_adapters())
     assert (found.max_loras, found.max_lora_rank, found.max_cpu_loras) == (2, 16, 4)
     assert found.lora_dtype == found.effective_dtype == "float32"
     assert LoRAConfig(lora_dtype="auto").effective_dtype is None
@@ -209,7 +209,7 @@ def test_a_config_that_contradicts_the_engine_is_refused(
     fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        LoRAConfig(**fields).resolved(slot_adapters(), MANIFEST)
+        LoRAConfig(**fields).resolved(slot_adapters())
 
 
 # -------------------------------------------------------------------------------------- PEFTHelper

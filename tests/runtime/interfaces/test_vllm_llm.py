@@ -10,6 +10,7 @@ from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, numbe
 from tokenizers import Tokenizer, decoders, models
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, OutputError
+from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.interfaces.vllm import LLM, LoRARequest, RequestOutput, SamplingParams, llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
@@ -51,7 +52,7 @@ def engine(tmp_path: Path) -> OpenedEngine:
 
 @pytest.fixture
 def opened(engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: engine)
+    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
     with LLM(engine.directory, enable_lora=True) as found:
         yield found
 
@@ -117,7 +118,9 @@ def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
 def test_draws_without_a_seed_follow_from_the_seed_of_the_llm(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: OpenedEngine(engine.directory))
+    monkeypatch.setattr(
+        llm, "open_engine", lambda model, backend: Engine(OpenedEngine(engine.directory))
+    )
     found = []
     for seed in (0, 0, 1):
         with LLM(engine.directory, seed=seed) as made:
@@ -150,7 +153,7 @@ def test_log_probabilities_come_with_text_and_their_sum(opened: LLM) -> None:
 def test_the_adapter_asked_for_least_recently_is_unloaded(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: engine)
+    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
     with LLM(engine.directory, enable_lora=True, max_cpu_loras=2) as made:
         for number in (1, 2, 1, 3):
             made.generate("HEY", GREEDY, lora_request=lora(tmp_path, number))
@@ -210,7 +213,7 @@ def test_a_request_that_fails_ends_the_call_and_leaves_nothing_behind(
 def test_an_option_that_the_engine_has_not_is_refused_and_it_is_closed(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch, options: Any, message: str
 ) -> None:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: engine)
+    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
     with pytest.raises(ConfigError, match=message):
         LLM(engine.directory, **options)
     assert not engine.is_open
@@ -219,7 +222,7 @@ def test_an_option_that_the_engine_has_not_is_refused_and_it_is_closed(
 def test_adapters_need_enable_lora(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: engine)
+    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
     with (
         LLM(engine.directory) as made,
         pytest.raises(ConfigError, match="LoRA is not enabled! pass enable_lora=True"),
@@ -231,7 +234,7 @@ def test_without_a_tokenizer_token_ids_are_answered_and_text_is_refused(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (engine.directory / "tokenizer.json").unlink()
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: engine)
+    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
     with LLM(engine.directory) as made:
         (output,) = made.generate([[4, 5]], replace(GREEDY, logprobs=0))
         assert output.outputs[0].token_ids == expected_answer([4, 5], 0, GREEDY)

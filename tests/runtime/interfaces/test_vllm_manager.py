@@ -17,6 +17,7 @@ from support.adapters.many_adapters import (
     weights_of,
 )
 from support.adapters.trtllm_files import FUSED_QKV
+from support.fakes.adapter_files import stacks_of
 from support.fakes.fake_engine import FakeExecutor, make_weights, write_peft
 
 from trt_lora.plugins.errors import AdapterError, StateError, UnknownAdapterError
@@ -39,7 +40,7 @@ NAMES = dict(enumerate("abcdef", start=1))
 def manager(*, lru: bool = False, **options: Any) -> LoRAModelManager:
     config = LoRAConfig(**options)
     kind = LRUCacheLoRAModelManager if lru else LoRAModelManager
-    return kind(config, slot_adapters(config.cache_config(MANIFEST)), MANIFEST)
+    return kind(config, slot_adapters(config.store_config(MANIFEST)))
 
 
 def model(id: int) -> LoRAModel:
@@ -183,7 +184,7 @@ def test_the_manager_knows_the_modules_of_the_engine() -> None:
     assert made.supported_lora_modules == ["q_proj", "v_proj"]
     assert made.packed_modules_mapping == {}
     fused = replace(FUSED_QKV, max_loras=SLOTS)
-    made = LoRAModelManager(LoRAConfig(), AdapterStore(FakeExecutor(fused)), fused)
+    made = LoRAModelManager(LoRAConfig(), AdapterStore(FakeExecutor(fused)))
     assert made.supported_lora_modules == ["qkv_proj"]
     assert made.packed_modules_mapping == {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
@@ -201,8 +202,8 @@ def test_metrics_have_the_documents_sections_and_count() -> None:
         "utilization": 0.5,
     }
     assert found["memory"] == {
-        "adapter_memory_mb": stats.host_bytes / 2**20,
-        "gpu_memory_usage": made.adapters.stacks.nbytes / 2**20,
+        "adapter_memory_mb": stats.memory_bytes / 2**20,
+        "gpu_memory_usage": stacks_of(made.adapters).nbytes / 2**20,
         "memory_efficiency": 0.5,
     }
     assert found["performance"].keys() == {
@@ -243,15 +244,15 @@ def test_a_request_loads_its_adapter_and_activates_it(tmp_path: Path) -> None:
 
 def test_an_adapter_of_a_request_is_read_again_after_it_was_evicted(tmp_path: Path) -> None:
     probe = slot_adapters()
-    probe.load_weights("f", adapter_file(tmp_path, "f"))
-    of_rank_1 = probe.stats.host_bytes // probe.get_coverage("f").sites[0].rank
+    probe.load("f", adapter_file(tmp_path, "f"))
+    of_rank_1 = probe.stats.memory_bytes // probe.get_coverage("f").sites[0].rank
     cache = slot_adapters(StoreConfig(host_memory=12 * of_rank_1))  # ranks 3 to 5, without rank 2
-    made = WorkerLoRAManager(LRUCacheLoRAModelManager(LoRAConfig(), cache, MANIFEST))
+    made = WorkerLoRAManager(LRUCacheLoRAModelManager(LoRAConfig(), cache))
     for id in (1, 2, 3, 4, 1):
         made.add_adapter(request(tmp_path, id))
-        slot = cache.slots[NAMES[id]]
+        slot = cache.bindings.slots[NAMES[id]]
         assert lies_in(cache, NAMES[id], slot)
-    assert cache.stats.evictions_from_host
+    assert cache.stats.evictions_from_memory
     cache.check_integrity()
 
 
@@ -262,10 +263,10 @@ def test_a_batch_has_its_adapters_active_and_no_others(tmp_path: Path) -> None:
     made.set_active_adapters([requests[1], requests[2]], mapping)
     assert active(made.manager) == {1, 2}
     assert sorted(made.manager.step_inputs()["lora_slot"].numpy().tolist()) == [0, 1]
-    loads = made.manager.adapters.stats.disk_loads
+    loads = made.manager.adapters.stats.reads
     made.set_active_adapters([requests[3], requests[1]], None)  # 2 makes room and 1 does not
     assert made.list_adapters() == active(made.manager) == {1, 3}
-    assert made.manager.adapters.stats.disk_loads == loads + 1
+    assert made.manager.adapters.stats.reads == loads + 1
     made.set_active_adapters([], None)
     assert active(made.manager) == set()
     with pytest.raises(RuntimeError, match=r"requested models \(3\) is greater .* slots \(2\)\."):

@@ -37,7 +37,7 @@ def test_adapters_in_slots_go_before_older_requests_of_others() -> None:
     served = PolicySteps(slots=2, rows=2)
     served.submit("A", tokens=1)
     served.step(4)
-    assert set(served.cache.slots) == {"A"}
+    assert served.cache.bindings.resident == {"A"}
     served.submit("B")
     served.submit("A")
     served.step()
@@ -95,10 +95,10 @@ def test_half_an_answer_is_not_ended_by_another_adapter_of_that_name() -> None:
     served.sequences[second].answer.clear()  # nothing of it is there
     for number in (first, second):
         served.preempt(number)
-    served.cache.generations["A"] = 2
+    served.cache.versions["A"] = 2
     served.cache.host.discard("A")
     served.step(3)
-    assert "generation 2, not 1" in str(served.failed.pop(first))
+    assert "version 2, not 1" in str(served.failed.pop(first))
     assert not served.failed
     assert list(served.left) == [second]
 
@@ -167,10 +167,10 @@ def test_a_slot_held_for_what_is_replaced_is_given_back() -> None:
     served.cache.host |= {"A"}
     served.submit("A")
     served.step()
-    served.cache.generations["A"] = 2
+    served.cache.versions["A"] = 2
     served.cache.end_loads()
     served.step()
-    assert {lease.generation for lease in served.cache.leases} == {2}
+    assert {lease.version for lease in served.cache.leases} == {2}
     served.cache.end_loads()
     served.step()
     assert served.running() == ["A"]
@@ -194,7 +194,7 @@ def test_an_adapter_that_is_unloaded_ends_the_requests_that_wait_for_it() -> Non
     served.step(2)
     second = served.submit("A")
     other = served.submit("B")
-    del served.cache.generations["A"]
+    del served.cache.versions["A"]
     served.step()
     assert isinstance(served.failed[second], UnknownAdapterError)
     assert first in served.left  # it keeps what it has

@@ -117,7 +117,7 @@ def test_an_adapter_in_a_slot_that_others_hold_all_of_starves_no_more_than_any()
     served.step(2)
     served.cache.host.add("X")
     served.cache.lease("X")  # by somebody else, who has not used it yet
-    assert set(served.cache.slots) == {"A", "D"}
+    assert served.cache.bindings.resident == {"A", "D"}
     number = served.submit("D")
     for _ in range(40):
         served.submit("A")

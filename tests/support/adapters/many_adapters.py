@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
+from support.fakes.adapter_files import stacks_of
 from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 
 from trt_lora.runtime.memory.dtypes import Array
@@ -35,5 +36,5 @@ def adapter_file(folder: Path, name: str) -> Path:
 
 def lies_in(adapters: AdapterStore, name: str, slot: int) -> bool:
     """Return whether a slot holds the weights of a name."""
-    stack, given = adapters.stacks.views(slot, 1)[A].numpy()[0], weights_of(name)[A]
+    stack, given = stacks_of(adapters).views(slot, 1)[A].numpy()[0], weights_of(name)[A]
     return np.array_equal(stack[:, : given.shape[1]], given)

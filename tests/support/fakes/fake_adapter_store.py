@@ -1,19 +1,44 @@
-"""A cache of adapters in two levels whose loads end when a test says so."""
+"""An adapter store with slots whose loads end when a test says so."""
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from concurrent.futures import Future
 
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
 from trt_lora.runtime.store.entry import Entry, Lease
+from trt_lora.runtime.store.leases import StepBindings
+from trt_lora.runtime.store.stats import AdapterInfo
+from trt_lora.runtime.store.store import AdapterStore
 
 
-class FakeAdapterCache:
+class _Bindings(StepBindings):
+    """What an admission policy asks of `AdapterStore.bindings`."""
+
+    def __init__(self, store: "FakeAdapterStore") -> None:
+        self._store = store
+
+    @property
+    def slot_count(self) -> int:
+        return self._store.count
+
+    @property
+    def slots(self) -> dict[str, int]:
+        places, versions = self._store.places, self._store.versions
+        return {name: slot for (name, v), slot in places.items() if versions.get(name) == v}
+
+    @property
+    def resident(self) -> set[str]:
+        return set(self.slots)
+
+    def watch(self, event: threading.Event) -> None:
+        """Tests make steps by themselves."""
+
+
+class FakeAdapterStore(AdapterStore):
     """Names and numbers alone; it notices leases beyond its slots, or given back twice."""
 
     def __init__(self, names: str | list[str], slots: int, *, is_instant: bool = False) -> None:
-        self.generations = dict.fromkeys(names, 1)
+        self.versions = dict.fromkeys(names, 1)
         self.count = slots
         self.is_instant = is_instant  # loads are done at once
         self.host: set[str] = set()
@@ -24,39 +49,29 @@ class FakeAdapterCache:
         self.pending: list[tuple[str, Future[None]]] = []
         self.loads = Counter[str]()  # from disk
         self.asked = 0  # how often whether something can be leased
-
-    @property
-    def slot_count(self) -> int:
-        return self.count
+        self.bindings = _Bindings(self)
 
     @property
     def pinned(self) -> set[str]:
         return {name for name, _ in self.pins}
 
     @property
-    def slots(self) -> Mapping[str, int]:
-        return {n: slot for (n, g), slot in self.places.items() if self.generations.get(n) == g}
-
-    @property
     def held(self) -> set[tuple[str, int]]:
-        return {(lease.name, lease.generation) for lease in self.leases} | self.pins
+        return {(lease.name, lease.version) for lease in self.leases} | self.pins
 
-    def generation(self, name: str) -> int:
-        if name not in self.generations:
+    def info(self, name: str) -> AdapterInfo:
+        if name not in self.versions:
             raise UnknownAdapterError(f"unknown adapter {name!r}")
-        return self.generations[name]
-
-    def is_on_host(self, name: str) -> bool:
-        self.generation(name)
-        return name in self.host
+        is_loaded, is_resident = name in self.host, name in self.bindings.slots
+        return AdapterInfo(name, self.versions[name], "", 0, is_loaded, is_resident, False, 0)
 
     def can_lease(self, name: str) -> bool:
         self.asked += 1
-        entry = (name, self.generation(name))
+        entry = (name, self.info(name).version)
         return name in self.host and (entry in self.held or len(self.held) < self.count)
 
     def prefetch(self, name: str) -> Future[None]:
-        self.generation(name)
+        self.info(name)
         future: Future[None] = Future()
         self.pending.append((name, future))
         if self.is_instant:
@@ -71,10 +86,10 @@ class FakeAdapterCache:
             if name in self.errors and name not in self.host:
                 future.set_exception(self.errors[name])
                 continue
-            if name in self.generations:
+            if name in self.versions:
                 self.loads[name] += name not in self.host
                 self.host.add(name)
-                self._place((name, self.generations[name]))
+                self._place((name, self.versions[name]))
             future.set_result(None)
 
     def _place(self, entry: tuple[str, int]) -> None:
@@ -87,13 +102,13 @@ class FakeAdapterCache:
         self.places[entry] = min(free) if free else self.places.pop(idle[0])
 
     def lease(self, name: str, *, expected_version: int | None = None) -> Lease:
-        generation = self.generation(name)
-        if expected_version not in (None, generation):
-            raise StateError(f"{name!r} is generation {generation}, not {expected_version}")
+        version = self.info(name).version
+        if expected_version not in (None, version):
+            raise StateError(f"{name!r} is version {version}, not {expected_version}")
         assert name in self.host, "a step would wait for the disk"
-        if (name, generation) not in self.held and len(self.held) == self.count:
+        if (name, version) not in self.held and len(self.held) == self.count:
             raise StateError(f"all {self.count} slots are held")
-        lease = Lease(Entry(name, generation, None, 0))
+        lease = Lease(Entry(name, version, None, 0))
         self.leases.add(lease)
         return lease
 
@@ -101,9 +116,6 @@ class FakeAdapterCache:
         if lease not in self.leases:
             raise StateError("released already")
         self.leases.remove(lease)
-
-    def watch(self, event: threading.Event) -> None:
-        """Tests make steps by themselves."""
 
     def check_integrity(self) -> None:
         assert len(self.held) <= self.count
