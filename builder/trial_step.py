@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import LoRAError, ModelError
+from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.manifest import (
@@ -20,7 +21,6 @@ from trt_lora.runtime.manifest import (
 )
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import free_host_memory
-from trt_lora.runtime.serving.generate import generate
 
 _FLOAT32_BYTES = 4  # ONNX Runtime holds float16 weights so: its products on the CPU are of float32
 
@@ -42,7 +42,7 @@ def try_onnx_files(work: Path, output: Path, manifest: Manifest, progress: Progr
         return
     for file, read in _files(manifest):
         try:
-            with OnnxRuntimeEngine(work, read) as engine:
+            with Engine(OnnxRuntimeEngine(work, read)) as engine:
                 _decode(engine)
         except LoRAError as error:
             reason = " ".join(str(error).replace(str(work), str(output)).split())
@@ -76,9 +76,8 @@ def _files(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
     yield ONNX_FILE, replace(manifest, files=others)
 
 
-def _decode(engine: OnnxRuntimeEngine) -> None:
+def _decode(engine: Engine) -> None:
     """Prefill a prompt of one token, and decode the next where the engine has room for it."""
     tokens = min(2, engine.manifest.max_seq_len - 1)
-    generate(
-        engine, [[0]], sampling=SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    )
+    sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+    engine.generate([0], sampling=sampling)

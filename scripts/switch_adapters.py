@@ -4,13 +4,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_lora.runtime import generate, open_engine
-from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.runtime import LoRAManager, open_engine
+from trt_lora.runtime.engines.open_executor import BACKENDS
 from trt_lora.scripts.terminal.adapters import (
     BASE,
     adapter_paths,
     add_adapter_option,
-    manager_of,
+    load_adapters,
     timed_switch,
 )
 from trt_lora.scripts.terminal.answering_options import add_sampling_options, sampling_params
@@ -35,12 +35,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _switch(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.engine)
     with open_engine(args.engine, args.backend) as engine:
-        manager = manager_of(engine, adapter_paths(args.adapter))
-        for name in ["", *manager.get_adapter_names()]:
+        load_adapters(engine.adapters, adapter_paths(args.adapter))
+        manager = LoRAManager(engine.adapters)
+        for name in [None, *engine.adapters.names]:
             microseconds = timed_switch(manager, name)
-            (answer,) = generate(engine, [args.prompt], manager=manager, sampling=sampling)
+            answer = engine.generate(args.prompt, adapter=name, sampling=sampling)
             if args.json:
-                fields = {"adapter": name, "microseconds": microseconds, "text": answer.text}
+                fields = {"adapter": name or "", "microseconds": microseconds, "text": answer.text}
                 print_json(fields, indent=None)
                 continue
             print(f"[{name or BASE}, switched in {microseconds:.0f} us] {answer.text.strip()}")

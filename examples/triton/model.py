@@ -13,7 +13,7 @@ import numpy as np
 import triton_python_backend_utils as triton  # pyright: ignore[reportMissingImports]
 
 from trt_lora.plugins.errors import LoRAError
-from trt_lora.runtime import SamplingParams, Scheduler, AdapterStore, open_engine
+from trt_lora.runtime import SamplingParams, open_engine
 
 
 class TritonPythonModel:
@@ -25,10 +25,9 @@ class TritonPythonModel:
         engine_path, folder = (parameters[k]["string_value"] for k in ("engine", "adapters"))
         self._open = ExitStack()
         engine = self._open.enter_context(open_engine(engine_path))
-        adapters = self._open.enter_context(AdapterStore(engine))
         for path in sorted(Path(folder).iterdir()):
-            adapters.register(path.name, path)
-        self._scheduler = Scheduler(engine, adapters)
+            engine.adapters.register(path.name, path)
+        self._scheduler = engine.serve()
         self._incoming: SimpleQueue[Any] = SimpleQueue()
         self._senders: dict[int, Any] = {}  # by the scheduler's number
         self._thread = Thread(target=self._serve, name="trt-lora")

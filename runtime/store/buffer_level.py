@@ -22,9 +22,19 @@ class BufferLevel:
             BackendError: the device is out of memory.
         """
         self._memory, self._release_inputs = executor.memory, executor.release_inputs
-        self.dummies = _dummies(executor)
-        zeros = next(iter(self.dummies.values()))
-        self.zero = replace(zeros, shape=(1,), dtype=executor.manifest.dtype)
+        manifest = executor.manifest
+        self.zero, sites = Tensor(0, (1,), manifest.dtype), manifest.lora_bindings
+        shapes = {name: site.shape(factor, MIN_RANK) for name, (site, factor) in sites.items()}
+        empty = {name: Tensor(0, shape, sites[name][0].dtype) for name, shape in shapes.items()}
+        nbytes = max(tensor.nbytes for tensor in (self.zero, *empty.values()))
+        zeros = self._memory.zeros(nbytes)
+        owner = ZeroMemory(zeros)
+
+        def on_device(tensor: Tensor) -> Tensor:
+            return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=owner)
+
+        self.zero = on_device(self.zero)
+        self.dummies = TensorMap((name, on_device(tensor)) for name, tensor in empty.items())
 
     @property
     def count(self) -> None:
@@ -70,16 +80,3 @@ class BufferLevel:
         bindings = first.in_memory.result().bindings
         assert bindings is not None
         return bindings
-
-
-def _dummies(executor: Executor) -> TensorMap:
-    """A [k, 1] and B [1, n] of every site, in one zero buffer."""
-    sites = executor.manifest.lora_bindings
-    shapes = {name: site.shape(factor, MIN_RANK) for name, (site, factor) in sites.items()}
-    empty = {name: Tensor(0, shape, sites[name][0].dtype) for name, shape in shapes.items()}
-    zeros = executor.memory.zeros(max((tensor.nbytes for tensor in empty.values()), default=1))
-    owner = ZeroMemory(zeros)
-    return TensorMap(
-        (name, replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=owner))
-        for name, tensor in empty.items()
-    )

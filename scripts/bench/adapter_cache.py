@@ -8,6 +8,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from trt_lora.runtime import StoreConfig, Manifest, AdapterStore, read_manifest
+from trt_lora.runtime import AdapterStore, Manifest, StoreConfig, read_manifest
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench.llama import IdleEngine
@@ -47,10 +48,10 @@ def make_files(adapter: Path, folder: Path) -> list[Path]:
 def activation(cache: AdapterStore, files: Sequence[Path]) -> Results:
     """Activate an adapter that is in a slot, on the host, and on disk alone."""
     for number, path in enumerate(files):
-        cache.load_weights(f"a{number}", path)
+        cache.load(f"a{number}", path)
     names = [name for _ in range(4) for name in cache.names]  # none is in a slot when it is wanted
-    on_host = [seconds_of(partial(cache.activate, name)) for name in names][SLOTS:]
-    in_slot = [seconds_of(lambda: cache.activate(names[-1])) for _ in range(1000)]
+    on_host = [seconds_of(partial(cache.bindings.activate, name)) for name in names][SLOTS:]
+    in_slot = [seconds_of(lambda: cache.bindings.activate(names[-1])) for _ in range(1000)]
     on_disk = list(_from_disk(cache, files[0]))
     return {
         "activation in its slot, us": statistics.median(in_slot) * 1e6,
@@ -62,7 +63,7 @@ def activation(cache: AdapterStore, files: Sequence[Path]) -> Results:
 def _from_disk(cache: AdapterStore, path: Path) -> Iterator[float]:
     for _ in range(20):
         cache.register("fresh", path)
-        yield seconds_of(lambda: cache.activate("fresh"))
+        yield seconds_of(lambda: cache.bindings.activate("fresh"))
         cache.unload("fresh")
 
 
@@ -72,13 +73,11 @@ def zipf(cache: AdapterStore, files: Sequence[Path]) -> Results:
         cache.register(f"a{number}", files[number % FILES])
     weights = 1 / np.arange(1, MANY + 1) ** SKEW
     wanted = np.random.default_rng(0).choice(MANY, REQUESTS, p=weights / weights.sum())
-    times = [seconds_of(partial(cache.activate, f"a{n}")) for n in wanted.tolist()]
+    times = [seconds_of(partial(cache.bindings.activate, f"a{n}")) for n in wanted.tolist()]
     stats, quantiles = cache.stats, statistics.quantiles(times, n=100)
     return {
         f"Zipf of {MANY} adapters: found in one of {SLOTS} slots, %": stats.hits / REQUESTS * 100,
-        f"found among {ON_HOST} on the host or in a slot, %": (
-            (1 - stats.disk_loads / REQUESTS) * 100
-        ),
+        f"found among {ON_HOST} on the host or in a slot, %": ((1 - stats.reads / REQUESTS) * 100),
         "activation under Zipf, p50, ms": quantiles[49] * 1e3,
         "activation under Zipf, p99, ms": quantiles[98] * 1e3,
     }
@@ -86,16 +85,14 @@ def zipf(cache: AdapterStore, files: Sequence[Path]) -> Results:
 
 def loads(cache: AdapterStore, files: Sequence[Path]) -> Results:
     """Load 1,000 adapters, then unload them, then replace one 1,000 times."""
-    cache.load_weights("warm", files[0])
-    times = [
-        seconds_of(partial(cache.load_weights, f"a{n}", files[n % FILES])) for n in range(MANY)
-    ]
+    cache.load("warm", files[0])
+    times = [seconds_of(partial(cache.load, f"a{n}", files[n % FILES])) for n in range(MANY)]
     last = statistics.median(times[-EDGE:]) / statistics.median(times[:EDGE])
-    before, resident = cache.stats.host_bytes, resident_bytes()
+    before, resident = cache.stats.memory_bytes, resident_bytes()
     one, half = before // (MANY + 1), MANY // 2
     for number in range(half):
         cache.unload(f"a{number}")
-    given_back = before - cache.stats.host_bytes
+    given_back = before - cache.stats.memory_bytes
     results = {
         f"the last of {MANY} loads / the first (target: 1.2 or less)": last,
         f"bytes of {half} unloaded adapters / given back (target: 1)": half * one / given_back,
@@ -111,8 +108,8 @@ def reloads(cache: AdapterStore, files: Sequence[Path]) -> Results:
 
     def replaced(count: int) -> None:
         for number in range(count):
-            cache.load_weights("warm", files[number % FILES], replace=True)
-            cache.activate("warm")
+            cache.load("warm", files[number % FILES], replace=True)
+            cache.bindings.activate("warm")
 
     replaced(20)
     before = resident_bytes()
@@ -128,7 +125,7 @@ def measured(
     """Run one part on a cache of its own."""
     limit = ON_HOST * _size(manifest, files[0])
     config = StoreConfig(host_memory=limit) if part is zipf else None
-    with AdapterStore(IdleEngine(manifest, HostMemory()), config) as cache:
+    with closing(AdapterStore(IdleEngine(manifest, HostMemory()), config)) as cache:
         results = part(cache, files)
         cache.check_integrity()
     return results
@@ -145,6 +142,6 @@ def rows() -> Iterator[ResultRow]:
 
 
 def _size(manifest: Manifest, path: Path) -> int:
-    with AdapterStore(IdleEngine(manifest, HostMemory())) as cache:
-        cache.load_weights("one", path)
-        return cache.stats.host_bytes
+    with closing(AdapterStore(IdleEngine(manifest, HostMemory()))) as cache:
+        cache.load("one", path)
+        return cache.stats.memory_bytes

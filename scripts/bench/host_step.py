@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from trt_lora.plugins.contract.step import CACHE, LOGITS
-from trt_lora.runtime import SamplingParams, Scheduler, TensorMap
+from trt_lora.runtime import AdapterStore, SamplingParams, Scheduler, ServingConfig, TensorMap
 from trt_lora.runtime.generation.decoding.step_inputs import TOKEN_SHAPES
 from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
@@ -78,7 +78,7 @@ def measure(
         steps: that count.
     """
     engine = StubEngine(_manifest(count), random_logits(count, PEAKS[logits]))
-    batch = Scheduler(engine, rows=count, tokenizer=tokenizer)
+    batch = Scheduler(engine, AdapterStore(engine), ServingConfig(rows=count), tokenizer=tokenizer)
     sampling = replace(WAYS[way], max_tokens=steps + 2, ignore_eos=True)
     for _ in range(count):
         batch.submit([1], sampling)

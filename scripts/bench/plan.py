@@ -19,7 +19,7 @@ from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.turns import Spread
 from trt_lora.scripts.measuring.worker import Skipped
 from trt_lora.scripts.measuring.workload import ranks_of, workloads
-from trt_lora.scripts.terminal.adapters import activate, manager_of, timed_switch
+from trt_lora.scripts.terminal.adapters import activate, timed_switch
 
 ROUNDS, SWITCHES = 7, 500
 
@@ -94,10 +94,13 @@ def _switches(
     Raises:
         StateError: a switch has moved the tensors of an adapter.
     """
-    manager = manager_of(engine, paths)
+    manager = LoRAManager()
+    manager.initialize_engine_bindings(engine)
+    for adapter, path in paths.items():
+        manager.load_weights(adapter, path)
     for rank in ranks:
         manager.add_weights(f"random {rank}", random_weights(engine.manifest, rank))
-    names = ["", *manager.get_adapter_names()]
+    names = [None, *manager.get_adapter_names()]
     before = [_pointers(manager, each) for each in names]
     times = [timed_switch(manager, names[i % len(names)]) for i in range(SWITCHES)]
     if [_pointers(manager, each) for each in names] != before:
@@ -110,7 +113,7 @@ def _switches(
     )
 
 
-def _pointers(manager: LoRAManager, name: str) -> list[int]:
+def _pointers(manager: LoRAManager, name: str | None) -> list[int]:
     activate(manager, name)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from time import sleep, thread_time
 
@@ -12,10 +13,10 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.weight import zeros
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence
-from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.manifest import Binding
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.serving.admission import AdmissionPolicy
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.scripts.bench.llama import IdleEngine, llama_manifest
 from trt_lora.scripts.measuring.report import ResultRow
 
@@ -98,14 +99,14 @@ def tiny_adapters(count: int, slots: int) -> AdapterStore:
         for name, (site, factor) in manifest.lora_bindings.items()
     }
     for number in range(count):
-        adapters.add_adapter(f"a{number}", Adapter(f"random adapter {number}", weights))
+        adapters.add(f"a{number}", Adapter(f"random adapter {number}", weights))
     return adapters
 
 
 def rows() -> Iterator[ResultRow]:
     """Choose who joins 64 rows, of 256 requests that wait for 200 adapters by Zipf's law."""
     for slots in SLOTS:
-        with tiny_adapters(ADAPTERS, slots) as adapters:
+        with closing(tiny_adapters(ADAPTERS, slots)) as adapters:
             rounds, used = measure(Clients(adapters), ROUNDS, STEPS)
         means = [statistics.mean(times) for times in rounds]
         yield ResultRow(

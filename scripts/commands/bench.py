@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.runtime.engines.open_executor import BACKENDS
 from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
 from trt_lora.scripts.terminal.console import print_table
 from trt_lora.scripts.terminal.printing import byte_size

@@ -7,23 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError, LoRAError
-from trt_lora.runtime import (
-    Engine,
-    LoRAManager,
-    SamplingParams,
-    Scheduler,
-    TextTokenizer,
-    open_engine,
-)
+from trt_lora.runtime import Engine, SamplingParams, Scheduler, ServingConfig, open_engine
 from trt_lora.runtime.generation.sequence import new_sequence
 from trt_lora.runtime.serving.generate import stream_from
 from trt_lora.scripts.terminal.adapters import (
     BASE,
     BASE_NAME,
-    activate,
     adapter_in_use,
+    adapter_or_base,
     adapter_paths,
-    manager_of,
+    load_adapters,
     name_and_path,
 )
 from trt_lora.scripts.terminal.answering_options import (
@@ -35,7 +28,8 @@ from trt_lora.scripts.terminal.console import FAILED
 from trt_lora.scripts.terminal.line_editor import LineEditor
 from trt_lora.scripts.terminal.printing import print_error, print_json, visible, visible_lines
 
-HELP = """/use NAME            answer with an adapter from now on; /use alone: the base model
+HELP = """/use NAME            answer with an adapter from now on; NAME@0.5 at half its strength,
+                     /use alone: the base model
 /load NAME=PATH      load one more
 /blend a=0.7 b=0.3   answer with a sum of adapters
 /adapters            list them
@@ -62,9 +56,9 @@ def _chat(args: argparse.Namespace) -> None:
     paths = adapter_paths(args.adapter)
     use = adapter_in_use(args.use, list(paths))
     with open_engine(args.engine, args.backend) as engine:
-        manager = manager_of(engine, paths)
-        activate(manager, use)
-        failed = Conversation(engine, manager, sampling, as_json=args.json).run()
+        load_adapters(engine.adapters, paths)
+        adapter = adapter_or_base(engine.adapters, use)
+        failed = Conversation(engine, adapter, sampling, as_json=args.json).run()
     if failed and not sys.stdin.isatty():
         sys.exit(FAILED)
 
@@ -75,7 +69,7 @@ class Conversation:
     def __init__(
         self,
         engine: Engine,
-        manager: LoRAManager,
+        adapter: str | None,
         sampling: SamplingParams,
         *,
         as_json: bool = False,
@@ -86,10 +80,9 @@ class Conversation:
             ConfigError: the engine has no tokenizer, or no turn could be sampled so.
             BackendError: llguidance is needed and not installed.
         """
-        self._engine, self._manager, self._sampling = engine, manager, sampling
+        self._engine, self._adapter, self._sampling = engine, adapter, sampling
         self._as_json, self._has_blend = as_json, False
-        self._tokenizer = TextTokenizer(engine.directory)
-        new_sequence((), sampling, engine.manifest, self._tokenizer)
+        new_sequence((), sampling, engine.manifest, engine.tokenizer)
         self._scheduler = self._new_scheduler()
         self._messages: list[dict[str, str]] = []
         self._editor = LineEditor(self._completions)
@@ -144,7 +137,7 @@ class Conversation:
 
     def _read(self) -> str | None:
         """The next line; None where there is none, or Ctrl-C comes twice without one."""
-        name = self._manager.get_active_adapter_name() or BASE
+        name = self._adapter or BASE
         prompt = "" if self._as_json else f"{visible(name)}> "
         for hint in ("\n(Ctrl-C again, or Ctrl-D, ends)", ""):
             try:
@@ -160,7 +153,7 @@ class Conversation:
 
     def _completions(self, line: str) -> list[str]:
         *before, word = line.split(" ")
-        names = self._manager.get_adapter_names()
+        names = self._engine.adapters.names
         choices = {
             "": [f"{command} " for command in (*self._commands, _QUIT)],
             "/use": [*names, BASE_NAME],
@@ -178,7 +171,7 @@ class Conversation:
         """Stream an answer; in a terminal Ctrl-C ends it, and what was said so far stays."""
         messages = [*self._messages, {"role": "user", "content": line}]
         said: list[str] = []
-        pieces = stream_from(self._scheduler, messages, self._sampling)
+        pieces = stream_from(self._scheduler, messages, self._sampling, adapter=self._adapter)
         try:
             for piece in pieces:
                 said.append(piece)
@@ -188,22 +181,21 @@ class Conversation:
             self._scheduler = self._new_scheduler()  # whatever was interrupted
             if not self._editor.is_interactive:
                 raise
-        text, name = "".join(said), self._manager.get_active_adapter_name()
-        self._show("", {"adapter": name, "prompt": line, "text": text})
+        text = "".join(said)
+        self._show("", {"adapter": self._adapter or "", "prompt": line, "text": text})
         self._messages = [*messages, {"role": "assistant", "content": text}]
 
     def _new_scheduler(self) -> Scheduler:
         """A cache for one sequence, which keeps what was said."""
-        return Scheduler(self._engine, manager=self._manager, rows=1, tokenizer=self._tokenizer)
+        return self._engine.serve(ServingConfig(rows=1))
 
     def _use(self, words: list[str]) -> None:
-        activate(self._manager, " ".join(words))
-        self._scheduler.use_active_adapter()
+        self._adapter = adapter_or_base(self._engine.adapters, " ".join(words))
         self._done("/use")
 
     def _load(self, words: list[str]) -> None:
         name, path = name_and_path(" ".join(words), "/load")
-        self._manager.load_weights(name, path)
+        self._engine.adapters.load(name, path)
         self._done("/load")
 
     def _blend(self, words: list[str]) -> None:
@@ -214,18 +206,15 @@ class Conversation:
                 parts[name] = float(weight)
             except ValueError:
                 raise ConfigError(f"/blend got {word!r}, expected NAME=WEIGHT: a=0.7") from None
-        if _BLEND in self._manager.get_adapter_names() and not self._has_blend:
+        if _BLEND in self._engine.adapters.names and not self._has_blend:
             raise ConfigError(f"an adapter of yours is named {_BLEND!r}; load it by another name")
-        self._manager.blend(_BLEND, parts, replace=True)
-        self._has_blend = True
-        self._manager.switch_weights(_BLEND)
-        self._scheduler.use_active_adapter()
+        self._engine.adapters.blend(_BLEND, parts, replace=True, at_once=True)
+        self._has_blend, self._adapter = True, _BLEND
         self._done("/blend")
 
     def _list(self, words: list[str]) -> None:
         del words
-        active = self._manager.get_active_adapter_name()
-        names = ["", *self._manager.get_adapter_names()]
+        active, names = self._adapter or "", ["", *self._engine.adapters.names]
         lines = [f"{'*' if name == active else ' '} {visible(name or BASE)}" for name in names]
         self._show("\n".join(lines), {"adapters": names, "active": active})
 
@@ -237,5 +226,4 @@ class Conversation:
     def _done(self, command: str) -> None:
         """Say that a command succeeded which shows a person nothing: a program waits for a line."""
         if self._as_json:
-            active = self._manager.get_active_adapter_name()
-            print_json({"command": command, "adapter": active}, indent=None)
+            print_json({"command": command, "adapter": self._adapter or ""}, indent=None)

@@ -11,21 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime import (
-    Engine,
-    LoRAManager,
-    SamplingParams,
-    TextTokenizer,
-    generate,
-    open_engine,
-    stream_text,
-)
+from trt_lora.runtime import Engine, SamplingParams, open_engine
 from trt_lora.runtime.serving.generate import Completion
 from trt_lora.scripts.terminal.adapters import (
-    activate,
     adapter_in_use,
+    adapter_or_base,
     adapter_paths,
-    manager_of,
+    load_adapters,
 )
 from trt_lora.scripts.terminal.answering_options import (
     STDIN,
@@ -61,49 +53,46 @@ def _generate(args: argparse.Namespace) -> None:
     use = adapter_in_use(args.use, list(paths))
     prompts = prompts_of(args.prompt, args.prompts)
     with open_engine(args.engine, args.backend) as engine:
-        manager = manager_of(engine, paths)
-        activate(manager, use)
+        load_adapters(engine.adapters, paths)
+        adapter = adapter_or_base(engine.adapters, use)
         if args.json:
-            _print_json(engine, manager, prompts, sampling)
+            _print_json(engine, adapter, prompts, sampling)
         elif len(prompts) == 1 and sampling.n == 1:
-            _stream(engine, manager, prompts[0], sampling)
+            _stream(engine, adapter, prompts[0], sampling)
         else:
-            _print_text(engine, manager, prompts, sampling)
+            _print_text(engine, adapter, prompts, sampling)
 
 
-def _stream(engine: Engine, manager: LoRAManager, prompt: str, sampling: SamplingParams) -> None:
-    for text in stream_text(engine, prompt, manager=manager, sampling=sampling):
+def _stream(engine: Engine, adapter: str | None, prompt: str, sampling: SamplingParams) -> None:
+    for text in engine.stream(prompt, adapter=adapter, sampling=sampling):
         print(text, end="", flush=True)
     print()
 
 
 def _print_json(
-    engine: Engine, manager: LoRAManager, prompts: Sequence[str], sampling: SamplingParams
+    engine: Engine, adapter: str | None, prompts: Sequence[str], sampling: SamplingParams
 ) -> None:
-    adapter = manager.get_active_adapter_name()
-    for number, answer in _answers(engine, manager, prompts, sampling):
-        fields = {"prompt": prompts[number], "adapter": adapter, **asdict(answer)}
+    for number, answer in _answers(engine, adapter, prompts, sampling):
+        fields = {"prompt": prompts[number], "adapter": adapter or "", **asdict(answer)}
         print(json.dumps(fields), flush=True)
 
 
 def _print_text(
-    engine: Engine, manager: LoRAManager, prompts: Sequence[str], sampling: SamplingParams
+    engine: Engine, adapter: str | None, prompts: Sequence[str], sampling: SamplingParams
 ) -> None:
-    for number, answer in _answers(engine, manager, prompts, sampling):
+    for number, answer in _answers(engine, adapter, prompts, sampling):
         of = f", answer {answer.index + 1} of {sampling.n}" if sampling.n > 1 else ""
         print(f"[{number + 1}{of}] {_beginning(prompts[number])}")
         print(answer.text, flush=True)
 
 
 def _answers(
-    engine: Engine, manager: LoRAManager, prompts: Sequence[str], sampling: SamplingParams
+    engine: Engine, adapter: str | None, prompts: Sequence[str], sampling: SamplingParams
 ) -> Iterator[tuple[int, Completion]]:
     """Yield every answer with the number of its prompt, as each batch ends."""
-    tokenizer = TextTokenizer(engine.directory)
     most = max(engine.manifest.max_batch_size // sampling.n, 1)
     for start in range(0, len(prompts), most):
-        batch = prompts[start : start + most]
-        answers = generate(engine, batch, manager=manager, sampling=sampling, tokenizer=tokenizer)
+        answers = engine.generate(prompts[start : start + most], adapter=adapter, sampling=sampling)
         for place, answer in enumerate(answers):
             yield start + place // sampling.n, answer
 

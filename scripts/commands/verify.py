@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime import Engine, LoRAManager, open_engine
-from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.runtime import Engine, open_engine
+from trt_lora.runtime.engines.open_executor import BACKENDS
 from trt_lora.runtime.memory.tensor import HOST
-from trt_lora.scripts.terminal.adapters import activate, hub_path
+from trt_lora.scripts.terminal.adapters import hub_path
 from trt_lora.scripts.terminal.answering_options import prompt_lines
 from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
@@ -71,23 +71,17 @@ def _verify(args: argparse.Namespace) -> None:
         limit = chosen_tolerance(args.tolerance, tolerance.logit)
         progress.stage("adapter")
         problems += _other_base(engine, args.model)
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(engine)
-        coverage = manager.load_weights(ADAPTER, args.adapter)
-        missing = coverage.missing_sites if coverage else ()
+        missing = engine.adapters.load(ADAPTER, args.adapter).missing_sites
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
         prompts = _prompts(args, engine)
         progress.stage("reference")
         reference = _reference(args.model, args.adapter, engine.manifest.dtype)
         progress.stage("logits")
         rows = list(
-            compared_logits(
-                engine, manager, ADAPTER, reference, prompts, args.max_tokens, progress.turn
-            )
+            compared_logits(engine, ADAPTER, reference, prompts, args.max_tokens, progress.turn)
         )
         progress.stage("deltas")
-        activate(manager, ADAPTER)
-        ours = engine_factors(manager, engine.manifest)
+        ours = engine_factors(engine.adapters, ADAPTER)
         errors = delta_errors(ours, reference.factors(ADAPTER))
     problems += logit_problems(rows, limit)
     problems += delta_problems(errors, tolerance.delta)

@@ -12,16 +12,13 @@ from trt_lora.builder.config import FLAVOUR_CHOICES
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime import (
+    Engine,
     LoRAManager,
     Manifest,
     SamplingParams,
-    Scheduler,
-    generate,
     open_engine,
     read_manifest,
 )
-from trt_lora.runtime.engines.engine import Engine
-from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.demo.model import ensure_demo_model
 from trt_lora.scripts.terminal.adapters import BASE, timed_switch
@@ -74,19 +71,19 @@ def demo(console: Console, flavour: str | None = None) -> None:
         ensure_demo_model(MODEL)
         manifest = _ensure_engine(demo_config(_flavour(flavour, progress)), progress)
     with open_engine(ENGINE) as engine:
-        console.print(f"{ENGINE}: {len(manifest.sites)} LoRA sites, run by {type(engine).__name__}")
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(engine)
+        where = type(engine.executor).__name__
+        console.print(f"{ENGINE}: {len(manifest.sites)} LoRA sites, run by {where}")
         for path in sorted(ADAPTERS.iterdir()):
-            manager.load_weights(path.name, path)
+            engine.adapters.load(path.name, path)
+        manager = LoRAManager(engine.adapters)
         table = Table("prompt", "active adapter", "answer", "switch (us)", show_lines=True)
         for prompt in PROMPTS:
-            for name in ["", *manager.get_adapter_names()]:
+            for name in [None, *engine.adapters.names]:
                 microseconds = timed_switch(manager, name)
-                (answer,) = generate(engine, [prompt], manager=manager, sampling=SAMPLING)
+                answer = engine.generate(prompt, adapter=name, sampling=SAMPLING)
                 table.add_row(prompt, name or BASE, answer.text.strip(), f"{microseconds:.0f}")
         console.print(table, markup=False)
-        console.print(_in_one_batch(engine, manager), markup=False)
+        console.print(_in_one_batch(engine), markup=False)
     console.print(NEXT, markup=False, highlight=False, end="")
 
 
@@ -104,18 +101,16 @@ def _flavour(wanted: str | None, progress: BuildProgress) -> str:
     return wanted or "auto"
 
 
-def _in_one_batch(engine: Engine, manager: LoRAManager) -> Table:
+def _in_one_batch(engine: Engine) -> Table:
     """Answer prompts of different lengths together: each joins when the one before has begun."""
-    timed_switch(manager, manager.get_adapter_names()[0])
-    tokenizer = TextTokenizer(engine.directory)
-    scheduler = Scheduler(engine, manager=manager, tokenizer=tokenizer)
+    adapter, scheduler, tokenizer = engine.adapters.names[0], engine.serve(), engine.tokenizer
     asked: dict[int, str] = {}
     answers: dict[int, list[int]] = {}
     steps = 0
     while scheduler or len(asked) < len(BATCHED):
         if len(asked) < len(BATCHED):
             prompt = BATCHED[len(asked)]
-            row = scheduler.submit(prompt, SAMPLING)
+            row = scheduler.submit(prompt, SAMPLING, adapter=adapter)
             asked[row], answers[row] = prompt, []
         for token in scheduler.step().tokens.values():
             answers[token.row] += [token.token_id] if token.token_id is not None else []

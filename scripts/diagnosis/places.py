@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.errors import LoRAError
-from trt_lora.runtime.engines.open_engine import open_engine
+from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.memory.cuda import on_device
 
 
@@ -35,7 +35,7 @@ def _place(
     directory: Path, backend: str, device: str, there: AbstractContextManager[object] | None = None
 ) -> Place:
     try:
-        with there or nullcontext(), open_engine(directory, backend):
+        with there or nullcontext(), open_executor(directory, backend):
             return Place(backend, device, "")
     except LoRAError as error:
         return Place(backend, device, str(error))

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.interfaces.edgellm import LoRAManager
-from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.scripts.measuring.random_weights import random_weights
 
 BASE, MIXED = "(base)", "(another in every row)"
@@ -28,25 +27,8 @@ class Contestant:
     nbytes: int = 0  # of A and B in the executor
 
 
-class Contest(Protocol):
-    """An engine with all contestants loaded."""
-
-    @property
-    def contestants(self) -> tuple[Contestant, ...]:
-        """The base model first."""
-        ...
-
-    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
-        """Return a batch without sequences, which the contestant answers from now on."""
-        ...
-
-    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
-        """Return what `Scheduler.submit` is to be given for a row."""
-        ...
-
-
-class SharedContest:
-    """`Contest` of an engine that takes one adapter at a time."""
+class Contest:
+    """An engine with all contestants loaded; with slots, rows with another adapter each are one."""
 
     def __init__(self, engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> None:
         """Load them.
@@ -54,89 +36,42 @@ class SharedContest:
         Raises:
             AdapterError: an adapter cannot be read, does not fit, or has the name of another.
         """
-        self._engine, self._manager = engine, LoRAManager()
-        self._manager.initialize_engine_bindings(engine)
-        self._batches: dict[int, Scheduler] = {}
-        names = [*paths, *map(_random_name, ranks)]
-        for name, path in paths.items():
-            self._manager.load_weights(name, path)
-        for rank in ranks:
-            self._manager.add_weights(_random_name(rank), random_weights(engine.manifest, rank))
-        loaded = [_contestant(name, self._manager.get_coverage(name)) for name in names]
-        self.contestants: tuple[Contestant, ...] = (Contestant(BASE), *loaded)
-
-    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
-        """Switch; a static cache stays for the next contestant."""
-        if contestant.adapters:
-            self._manager.switch_weights(contestant.name)
-        else:
-            self._manager.reset_weights()
-        if rows not in self._batches:
-            self._batches = {rows: whole_prompts(self._engine, rows, manager=self._manager)}
-        self._batches[rows].use_active_adapter()
-        return self._batches[rows]
-
-    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
-        """None: all rows have the active one."""
-        del contestant, row
-        return None
-
-
-class SlotContest:
-    """`Contest` of an engine with slots; rows with another adapter each are one more contestant."""
-
-    def __init__(self, engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> None:
-        """Load them to host memory.
-
-        Raises:
-            AdapterError: an adapter cannot be read, does not fit, or has the name of another.
-        """
         self._engine, self._adapters = engine, AdapterStore(engine)
         self._batches: dict[int, Scheduler] = {}
         for name, path in paths.items():
-            self._adapters.load_weights(name, path)
+            self._adapters.load(name, path)
         for rank in ranks:
             weights = random_weights(engine.manifest, rank)
             adapter = Adapter(_random_name(rank), {n: weight_of(n, w) for n, w in weights.items()})
-            self._adapters.add_adapter(_random_name(rank), adapter)
+            self._adapters.add(_random_name(rank), adapter)
         loaded = [
             _contestant(name, self._adapters.get_coverage(name)) for name in self._adapters.names
         ]
-        together = loaded[-engine.manifest.max_loras :]  # random ones, and trained ones if need be
         self.contestants: tuple[Contestant, ...] = (Contestant(BASE), *loaded)
+        slots = engine.manifest.max_loras
+        together = loaded[-slots:] if slots else []  # random ones, and trained ones if need be
         if len(together) > 1:
             self.contestants += (_mixed(together),)
 
     def batch(self, contestant: Contestant, rows: int) -> Scheduler:
-        """Bring its adapters into slots; the cache stays for the next contestant."""
+        """Return a batch without sequences; the cache stays for the next contestant."""
         for name in contestant.adapters[:rows]:
-            self._adapters.activate(name)
+            self._adapters.bindings.activate(name)
         if rows not in self._batches:
-            self._batches = {rows: whole_prompts(self._engine, rows, adapters=self._adapters)}
+            self._batches = {rows: whole_prompts(self._engine, self._adapters, rows)}
         return self._batches[rows]
 
     def adapter_of(self, contestant: Contestant, row: int) -> str | None:
-        """Its adapters, in turn."""
+        """Return the adapter of a row: the contestant's, in turn."""
         names = contestant.adapters
         return names[row % len(names)] if names else None
 
 
-def whole_prompts(
-    engine: Executor,
-    rows: int,
-    *,
-    manager: LoRAManager | None = None,
-    adapters: AdapterStore | None = None,
-) -> Scheduler:
+def whole_prompts(engine: Executor, adapters: AdapterStore, rows: int) -> Scheduler:
     """Return a scheduler that runs every prompt whole, in one step with the others, and again."""
-    return Scheduler(
-        engine,
-        adapters,
-        manager=manager,
-        rows=rows,
-        max_num_batched_tokens=rows * engine.manifest.max_input_len,
-        shares_prefixes=False,
-    )
+    tokens = rows * engine.manifest.max_input_len
+    config = ServingConfig(rows=rows, max_num_batched_tokens=tokens, shares_prefixes=False)
+    return Scheduler(engine, adapters, config)
 
 
 def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> Contest:
@@ -155,17 +90,14 @@ def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ..
     for name in paths:
         if name in own:
             raise ConfigError(f"the name {name!r} is the benchmark's own; give the adapter another")
-    has_slots = engine.manifest.max_loras
-    kind = SlotContest if has_slots else SharedContest
-    return kind(engine, paths, ranks)
+    return Contest(engine, paths, ranks)
 
 
 def _random_name(rank: int) -> str:
     return f"random, rank {rank}"
 
 
-def _contestant(name: str, coverage: Coverage | None) -> Contestant:
-    assert coverage is not None  # an engine is bound
+def _contestant(name: str, coverage: Coverage) -> Contestant:
     rank = max((site.rank for site in coverage.sites), default=0)
     return Contestant(name, (name,), rank, coverage.nbytes)
 

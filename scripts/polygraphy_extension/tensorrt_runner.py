@@ -22,7 +22,7 @@ from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import Flavour, flavour_named, installed_flavour
-from trt_lora.runtime.engines.open_engine import open_engine
+from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Manifest, read_manifest
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_storage
@@ -42,7 +42,7 @@ class LoraTensorRTRunner(BaseRunner):  # type: ignore[misc] # polygraphy has no 
         """Build the plan if need be, and load it; see `BaseRunner.activate`."""
         with contextlib.ExitStack() as stack, polygraphy_errors():
             directory = stack.enter_context(engine_with_plugin(self._directory))
-            self.engine = stack.enter_context(open_engine(directory, "tensorrt"))
+            self.engine = stack.enter_context(open_executor(directory, "tensorrt"))
             self.stack = stack.pop_all()
 
     def get_input_metadata_impl(self) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
-from trt_lora.runtime import Executor, LoRAManager, Manifest, TensorMap, load_adapter
+from trt_lora.runtime import AdapterStore, LoRAManager, Manifest, TensorMap, load_adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
@@ -66,7 +66,7 @@ def add_use_option(add: Callable[..., object]) -> None:
 
 
 def adapter_in_use(use: str | None, names: Sequence[str]) -> str:
-    """Return which adapter is to answer, as `activate` takes it; say so where it is a surprise.
+    """Return which adapter is to answer, for `adapter_or_base`; say so where it is a surprise.
 
     Args:
         use: the value of `--use`, None where it is not there.
@@ -84,17 +84,14 @@ def adapter_in_use(use: str | None, names: Sequence[str]) -> str:
     return use
 
 
-def manager_of(engine: Executor, paths: Mapping[str, Path]) -> LoRAManager:
-    """Return a manager of an engine with adapters, by their names.
+def load_adapters(adapters: AdapterStore, paths: Mapping[str, Path]) -> None:
+    """Load adapters by their names.
 
     Raises:
         AdapterError: an adapter cannot be read, or does not fit.
     """
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(engine)
     for name, path in paths.items():
-        manager.load_weights(name, path)
-    return manager
+        adapters.load(name, path)
 
 
 def previewed(path: Path, manifest: Manifest) -> Coverage:
@@ -110,16 +107,27 @@ def previewed(path: Path, manifest: Manifest) -> Coverage:
     return coverage
 
 
-def activate(manager: LoRAManager, name: str) -> None:
-    """Switch to an adapter, or, with no name or `BASE_NAME`, to the base model."""
-    if name in ("", BASE_NAME) and name not in manager.get_adapter_names():
+def adapter_or_base(adapters: AdapterStore, name: str) -> str | None:
+    """Return the name of an adapter; None, for no name or `BASE_NAME`, is the base model.
+
+    Raises:
+        UnknownAdapterError: there is no adapter of that name.
+    """
+    if name in ("", BASE_NAME) and name not in adapters.names:
+        return None
+    return adapters.info(name).name
+
+
+def activate(manager: LoRAManager, name: str | None) -> None:
+    """Switch to an adapter; None is the base model."""
+    if name is None:
         manager.reset_weights()
     else:
         manager.switch_weights(name)
 
 
-def timed_switch(manager: LoRAManager, name: str) -> float:
-    """Activate an adapter ("" is the base model), point a tensor map at it; return microseconds."""
+def timed_switch(manager: LoRAManager, name: str | None) -> float:
+    """Activate an adapter, point a tensor map at it; return microseconds."""
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     start = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import SamplingParams
-from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.runtime.engines.open_executor import BACKENDS
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
 from trt_lora.runtime.generation.parameters.sampling_params import GREEDY
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams

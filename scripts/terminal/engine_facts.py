@@ -3,8 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
-from trt_lora.runtime.store.slot_stacks import stacks_nbytes
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.store.slot_stacks import stacks_nbytes
 
 
 def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:

@@ -5,26 +5,31 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.runtime.interfaces.edgellm import LoRAManager
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.tensor import Tensor
+from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.scripts.terminal.console import print_table
 
 Matrix = npt.NDArray[np.float64]
 Factors = tuple[Matrix, Matrix]  # A [k, r], B [r, n], the scale in B
 
 
-def engine_factors(manager: LoRAManager, manifest: Manifest) -> dict[str, Factors]:
-    """Return what the active adapter of a manager binds, by site; sites with dummies left out."""
-    factors: dict[str, Factors] = {}
-    for site in manifest.sites:
-        a, b = manifest.binding_names.pair(site.path)
-        if manager.has_weight_for(a):
-            factors[site.path] = (_values(manager, a), _values(manager, b))
-    return factors
+def engine_factors(adapters: AdapterStore, name: str) -> dict[str, Factors]:
+    """Return what an adapter binds, by site; sites with dummies left out."""
+    lease = adapters.lease(name)
+    try:
+        tensors, manifest = lease.loaded.fitted.tensors, adapters.manifest
+        pairs = {site.path: manifest.binding_names.pair(site.path) for site in manifest.sites}
+        return {
+            path: (_values(tensors[a]), _values(tensors[b]))
+            for path, (a, b) in pairs.items()
+            if a in tensors
+        }
+    finally:
+        adapters.release(lease)
 
 
-def _values(manager: LoRAManager, binding: str) -> Matrix:
-    return np.asarray(manager.get_active_weight(binding).numpy(), np.float64)
+def _values(tensor: Tensor) -> Matrix:
+    return np.array(tensor.numpy(), np.float64)
 
 
 def delta_errors(ours: Mapping[str, Factors], theirs: Mapping[str, Factors]) -> dict[str, float]:

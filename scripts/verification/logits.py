@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.runtime import Engine, LoRAManager, SamplingParams, TensorMap, generate
+from trt_lora.runtime import Engine, SamplingParams
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
-from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.scripts.terminal.adapters import BASE, activate
+from trt_lora.scripts.terminal.adapters import BASE
 from trt_lora.scripts.terminal.console import print_table
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
@@ -34,7 +33,6 @@ class LogitRow:
 
 def compared_logits(
     engine: Engine,
-    manager: LoRAManager,
     adapter: str,
     reference: "PeftReference",
     prompts: Sequence[str],
@@ -44,9 +42,8 @@ def compared_logits(
     """Yield a row for every prompt, with the base model and with an adapter.
 
     Args:
-        engine: it runs.
-        manager: of the engine; has the adapter.
-        adapter: its name, in manager and reference.
+        engine: it runs, and has the adapter.
+        adapter: its name, in engine and reference.
         reference: the same model and adapter.
         prompts: text; where the engine takes none, random ids stand for each.
         length: tokens of the answers that are compared, most.
@@ -56,27 +53,22 @@ def compared_logits(
         for place, name in enumerate(("", adapter)):
             said = f"prompt {number + 1} of {len(prompts)} with {name or BASE}"
             turn(said, 2 * number + place, 2 * len(prompts))
-            ids = _prompt_and_answer(engine, manager, name, prompt, length, seed=number)
-            ours = engine_logits(engine, manager, name, ids, prompt=ids.shape[1] // 2)
+            ids = _prompt_and_answer(engine, name, prompt, length, seed=number)
+            ours = engine_logits(engine, name, ids, prompt=ids.shape[1] // 2)
             theirs = reference.logits(name, ids, np.ones_like(ids))
             error = np.abs(ours - theirs)
             same = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
             yield LogitRow(prompt, name, ids.size, float(error.max()), float(error.mean()), same)
 
 
-def _prompt_and_answer(
-    engine: Engine, manager: LoRAManager, name: str, prompt: str, length: int, *, seed: int
-) -> Ids:
+def _prompt_and_answer(engine: Engine, name: str, prompt: str, length: int, *, seed: int) -> Ids:
     """The prompt with the adapter's answer to it, [1, s]; random ids without a tokenizer."""
     if not has_tokenizer(engine):
         count = min(RANDOM_IDS, engine.manifest.max_input_len)
         return np.random.default_rng(seed).integers(0, engine.manifest.vocabulary_size, (1, count))
-    activate(manager, name)
     sampling = SamplingParams(max_tokens=length, temperature=0)
-    (answer,) = generate(engine, [prompt], manager=manager, sampling=sampling)
-    return np.array(
-        [[*TextTokenizer(engine.directory).encode(prompt), *answer.token_ids]], np.int64
-    )
+    answer = engine.generate(prompt, adapter=name or None, sampling=sampling)
+    return np.array([[*engine.tokenizer.encode(prompt), *answer.token_ids]], np.int64)
 
 
 def has_tokenizer(engine: Engine) -> bool:
@@ -84,16 +76,12 @@ def has_tokenizer(engine: Engine) -> bool:
     return (engine.directory / "tokenizer.json").is_file()
 
 
-def engine_logits(
-    engine: Engine, manager: LoRAManager, name: str, ids: Ids, *, prompt: int
-) -> npt.NDArray[np.float32]:
+def engine_logits(engine: Engine, name: str, ids: Ids, *, prompt: int) -> npt.NDArray[np.float32]:
     """Return logits [batch, s, vocab] of ids [batch, s].
 
     The first `prompt` positions go through prefill, the others one by one through decode.
     """
-    activate(manager, name)
-    tensor_map = TensorMap()
-    manager.refresh_tensor_map(tensor_map)
+    tensor_map = engine.adapters.bindings.rows([name or None])
     return np.stack(forced_logits(engine, tensor_map, ids.tolist(), ids.shape[1] - prompt))
 
 

@@ -22,7 +22,7 @@ PRINTED: dict[str, tuple[str, ...]] = {  # by a word of the block that prints it
     "switch_adapters.py": ("[pirate, switched in",),
     "SamplingParams(max": ('{"answer": "',),
     "adapter_names": ("Arr",),
-    "Scheduler(engine": ('{"answer": "',),
+    "scheduler_of(engine": ('{"answer": "',),
 }
 SMALL: dict[str, tuple[str, ...]] = {  # the same of those that run on a small random model
     "trt-lora inspect engines/smollm2 --adapter": (

@@ -53,7 +53,7 @@ class Built:
         """All five adapters, in host memory."""
         adapters = AdapterStore(self.engine)
         for name, path in self.adapters.items():
-            adapters.load_weights(name, path)
+            adapters.load(name, path)
         return adapters
 
 
@@ -149,14 +149,14 @@ def test_a_manager_gives_all_rows_its_active_adapter(llama: Built) -> None:
 
 def test_a_slot_answers_with_what_was_placed_last(llama: Built) -> None:
     adapters = AdapterStore(llama.engine)
-    adapters.load_weights("d", llama.adapters["d"])
+    adapters.load("d", llama.adapters["d"])
     ids = row_ids("r1")
     right = SlotRows(llama.engine, adapters).join("r1", "d", ids)
     adapters.unload("d")
-    adapters.load_weights("a", llama.adapters["a"])
+    adapters.load("a", llama.adapters["a"])
     other = SlotRows(llama.engine, adapters).join("r1", "a", ids)
     adapters.unload("a")
-    adapters.load_weights("again", llama.adapters["d"])
+    adapters.load("again", llama.adapters["d"])
     again = SlotRows(llama.engine, adapters).join("r1", "again", ids)
     assert adapters.slots == {"again": 0}
     assert np.array_equal(again, right)
@@ -169,7 +169,7 @@ def test_half_precision_stays_close_to_peft(llama: Built, tmp_path: Path) -> Non
     reference = PeftReference(llama.model, llama.adapters)
     with open_engine(tmp_path / "e") as engine:
         adapters = AdapterStore(engine)
-        adapters.load_weights("d", llama.adapters["d"])
+        adapters.load("d", llama.adapters["d"])
         running = SlotRows(engine, adapters)
         for row, name in rows.items():
             ids = row_ids(row)

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Event
 
 from support.models.tiny_models import save_adapter, save_model, tiny_config
+from support.schedulers import scheduler_of
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
@@ -65,10 +66,10 @@ class Answers:
         Raises:
             AssertionError: another adapter answered.
         """
-        if row.generation is None:
+        if row.version is None:
             expected = self.of_file[None, row.prompt]
         else:
-            file = self._file(row.generation)
+            file = self._file(row.version)
             assert row.content_hash == self.hashes[file], f"{row} leased another file than {file}"
             expected = self.of_file[file, row.prompt]
         assert tuple(row.tokens) == expected[: len(row.tokens)], f"{row}, alone {expected}"
@@ -101,7 +102,7 @@ class Stress:
         self.answers = _alone(engine, files)
         with AdapterStore(engine) as probe:
             probe.load_weights("largest", files[-1])
-            limit = SLOTS * LOADERS * probe.stats.host_bytes // 2
+            limit = SLOTS * LOADERS * probe.stats.memory_bytes // 2
         self.cache = AdapterStore(engine, StoreConfig(host_memory=limit))
         self.over = Event()
 
@@ -144,17 +145,17 @@ class Stress:
 
     def _put(self, deed: str, name: str, file: int) -> None:
         if deed == "load":
-            self.cache.load_weights(name, self.files[file], replace=True)
+            self.cache.load(name, self.files[file], replace=True)
         else:
             with suppress(UnknownAdapterError):
                 self.cache.unload(name)
             self.cache.register(name, self.files[file])
-        self.answers.files[self.cache.generation(name)] = file
+        self.answers.files[self.cache.info(name).version] = file
 
     def _step(self, seed: int, end: float) -> int:
         """Run sequences of any adapter until the time is over; return how many tokens they had."""
         order, checked = random.Random(100 + seed), 0
-        batch = Scheduler(self.engine, self.cache, rows=ROWS, max_num_batched_tokens=4)
+        batch = scheduler_of(self.engine, self.cache, rows=ROWS, max_num_batched_tokens=4)
         rows: dict[int, Row] = {}
         while time.monotonic() < end:
             self._join(batch, rows, order)
@@ -184,7 +185,7 @@ class Stress:
         name = f"{order.randrange(LOADERS)}.{order.choice(NAMES)}"
         with suppress(StateError, UnknownAdapterError):
             lease = self.cache.lease(name)
-            row.generation, row.content_hash = lease.generation, lease.content_hash
+            row.version, row.content_hash = lease.version, lease.content_hash
             rows[batch.submit(PROMPTS[row.prompt], SAMPLING, adapter=lease)] = row
 
 
@@ -195,12 +196,12 @@ def _alone(engine: Engine, files: Sequence[Path]) -> Answers:
     for file, path in _with_base(files):
         adapters = AdapterStore(engine)
         if path is not None:
-            adapters.load_weights("alone", path)
+            adapters.load("alone", path)
             hashes.append(adapters.content_hash("alone"))
         name = None if path is None else "alone"
         for prompt, ids in enumerate(PROMPTS):
             (answer,) = generate(
-                engine, [list(ids)], adapters=adapters, adapter_names=[name], sampling=SAMPLING
+                engine, [list(ids)], adapters, adapter_names=[name], sampling=SAMPLING
             )
             found[file, prompt] = answer.token_ids
     for prompt in range(len(PROMPTS)):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trt_lora.runtime import LoRAManager, SamplingParams, generate, open_engine
+from trt_lora.runtime import SamplingParams, open_engine
 
 TOKENS = 6
 OPTIONS = ["--max-tokens", str(TOKENS), "--backend", "onnxruntime"]
@@ -12,11 +12,6 @@ def answer(engine: Path, prompt: object, adapters: dict[str, Path], use: str = "
     """Return the text with an adapter, or of the base model."""
     sampling = SamplingParams(max_tokens=TOKENS, temperature=0)
     with open_engine(engine, "onnxruntime") as opened:
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(opened)
         for name, path in adapters.items():
-            manager.load_weights(name, path)
-        if use:
-            manager.switch_weights(use)
-        found = generate(opened, [prompt], manager=manager, sampling=sampling)  # type: ignore[list-item]
-    return found[0].text
+            opened.adapters.load(name, path)
+        return opened.generate(prompt, adapter=use or None, sampling=sampling).text  # type: ignore[call-overload, no-any-return]

@@ -57,14 +57,14 @@ def _unknown_adapter() -> None:
 
 def _evicted() -> None:
     with open_engine("engines/many") as engine:
-        both = _with_two_in_memory(engine).stats.host_bytes
+        both = _with_two_in_memory(engine).stats.memory_bytes
         _with_two_in_memory(engine, StoreConfig(host_memory=both - 1)).lease("first")
 
 
 def _with_two_in_memory(engine: Engine, config: StoreConfig | None = None) -> AdapterStore:
     adapter, adapters = load_adapter(Path(_JSON)), AdapterStore(engine, config)
-    adapters.add_adapter("first", adapter)
-    adapters.add_adapter("second", adapter)
+    adapters.add("first", adapter)
+    adapters.add("second", adapter)
     return adapters
 
 

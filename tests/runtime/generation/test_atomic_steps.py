@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from support.fakes.slot_engine import POISON, FailsOnce, SlotEngine, expected_answer, number_file
 from support.interrupts import InterruptAtLine, InterruptedAnywhereError
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.errors import BackendError, OutputError, StateError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.store.store import AdapterStore
 
 GREEDY = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
@@ -35,9 +35,9 @@ class Served:
     def __post_init__(self) -> None:
         self.adapters = AdapterStore(self.engine)
         for number in (1, 2, POISON):
-            self.adapters.load_weights(str(number), number_file(self.folder, number))
-            self.adapters.activate(str(number))  # so that every run is of the same lines
-        self.batch = Scheduler(self.engine, adapters=self.adapters, max_num_batched_tokens=2)
+            self.adapters.load(str(number), number_file(self.folder, number))
+            self.adapters.bindings.activate(str(number))  # so that every run is of the same lines
+        self.batch = scheduler_of(self.engine, self.adapters, max_num_batched_tokens=2)
 
     def add_rows(self) -> None:
         for prompt, number, sampling in ROWS:

@@ -10,13 +10,13 @@ import torch
 from conftest import TinyEngine
 from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.schedulers import scheduler_of
 from support.steps import keep_logits, step_of
 from transformers import AutoModelForCausalLM
 
 from trt_lora.plugins.errors import ConfigError, OutputError, StateError
-from trt_lora.runtime import Engine, LoRAManager, SamplingParams, open_engine
+from trt_lora.runtime import AdapterStore, Engine, SamplingParams, open_engine
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 pytestmark = pytest.mark.needs_torch
@@ -30,10 +30,8 @@ class Served:
 
     def __init__(self, engine: Engine, model: Path, adapter: Path) -> None:
         self.engine = engine
-        self.manager = LoRAManager()
-        self.manager.initialize_engine_bindings(engine)
-        self.manager.load_weights("a", adapter)
-        self.manager.switch_weights("a")
+        self.adapters = AdapterStore(engine)
+        self.adapters.load("a", adapter)
         self.reference = PeftReference(model, {"a": adapter})
 
     def expected(self, ids: Sequence[int], name: str = "a") -> Any:
@@ -59,14 +57,14 @@ class Watched:
     """A batch whose logits are kept, and the tokens of every sequence."""
 
     def __init__(self, at: Served, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-        self.batch = Scheduler(at.engine, manager=at.manager, **options)
+        self.batch = scheduler_of(at.engine, at.adapters, **options)
         self.ids: dict[int, list[int]] = {}
         self.logits: dict[int, list[Any]] = {}
         keep_logits(self.batch._rows, self.logits, monkeypatch)
 
     def add(self, count: int, seed: int) -> int:
         prompt = np.random.default_rng(seed).integers(3, VOCABULARY, count).tolist()
-        row = self.batch.submit(prompt, ENDLESS)
+        row = self.batch.submit(prompt, ENDLESS, adapter="a")
         self.ids[row], self.logits[row] = prompt, []
         return row
 
@@ -160,24 +158,8 @@ def test_a_row_answers_in_company_as_alone_bit_for_bit(
     np.testing.assert_allclose(alone.logits[0], beside.logits[0], rtol=0, atol=1e-5)
 
 
-def test_an_adapter_can_change_between_tokens(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = Watched(served, monkeypatch)
-    watched.add(6, seed=1)
-    watched.step(2)
-    served.manager.reset_weights()
-    watched.step()  # the batch holds what it was given
-    watched.batch.use_active_adapter()
-    watched.step()
-    served.manager.switch_weights("a")
-    with_adapter = served.expected(watched.ids[0][:-1])
-    assert np.abs(watched.logits[0][2] - with_adapter[-2]).max() < TOLERANCE
-    assert np.abs(watched.logits[0][3] - with_adapter[-1]).max() > 100 * TOLERANCE
-
-
 def test_each_sequence_has_its_own_sampling_and_end(served: Served) -> None:
-    batch = Scheduler(served.engine, manager=served.manager)
+    batch = scheduler_of(served.engine)
     prompt = [5, 6, 7]
     greedy = batch.submit(prompt, SamplingParams(max_tokens=6, ignore_eos=True, temperature=0))
     drawn = batch.submit(
@@ -208,7 +190,7 @@ def test_each_sequence_has_its_own_sampling_and_end(served: Served) -> None:
 
 
 def test_a_sequence_ends_where_the_cache_does(served: Served) -> None:
-    batch = Scheduler(served.engine, rows=1)
+    batch = scheduler_of(served.engine, rows=1)
     batch.submit([3] * 30, ENDLESS)
     tokens = []
     while batch:
@@ -218,13 +200,13 @@ def test_a_sequence_ends_where_the_cache_does(served: Served) -> None:
 
 
 def test_wrong_numbers_are_refused(served: Served) -> None:
-    batch = Scheduler(served.engine, rows=1)
+    batch = scheduler_of(served.engine, rows=1)
     with pytest.raises(StateError, match="request 7 neither waits nor runs"):
         batch.cancel(7)
     with pytest.raises(ConfigError, match="rows is 5, expected a whole number from 1 to 4"):
-        Scheduler(served.engine, rows=5)
+        scheduler_of(served.engine, rows=5)
     with pytest.raises(ConfigError, match="max_num_batched_tokens is 0, expected a whole number"):
-        Scheduler(served.engine, max_num_batched_tokens=0)
+        scheduler_of(served.engine, max_num_batched_tokens=0)
     with pytest.raises(ConfigError, match=r"prompt has 65 tokens, this engine takes 64; .*--max-s"):
         batch.submit([3] * 65)
 
@@ -236,13 +218,14 @@ def test_a_budget_of_bytes_is_as_many_rows_as_it_holds(served: Served) -> None:
         if binding.name.startswith("cache.")
     )
     found = [
-        Scheduler(served.engine, cache_bytes=rows * row + 1)._rows.cache.rows for rows in (1, 3, 99)
+        scheduler_of(served.engine, cache_bytes=rows * row + 1)._rows.cache.rows
+        for rows in (1, 3, 99)
     ]
     assert found == [1, 3, 4]
     with pytest.raises(ConfigError, match=rf"one sequence of 64 tokens takes {row}; allow more"):
-        Scheduler(served.engine, cache_bytes=row - 1)
+        scheduler_of(served.engine, cache_bytes=row - 1)
     with pytest.raises(ConfigError, match="pass one of them"):
-        Scheduler(served.engine, cache_bytes=row, rows=1)
+        scheduler_of(served.engine, cache_bytes=row, rows=1)
 
 
 def test_a_sequence_without_numbers_leaves_the_others_alone(
@@ -275,7 +258,7 @@ def test_transformers_generates_the_same(tiny_engine: TinyEngine) -> None:
         options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
         expected = model.generate(torch.tensor([prompt]), **options)[0, 4:].tolist()
     with open_engine(tiny_engine.engine, "onnxruntime") as engine:
-        batch = Scheduler(engine)
+        batch = scheduler_of(engine)
         batch.submit(prompt, SamplingParams(max_tokens=20, ignore_eos=True, temperature=0))
         tokens = [token.token_id for _ in range(20) for token in step_of(batch)]
     assert tokens == expected

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
+from support.schedulers import answers_of, scheduler_of
 from support.steps import keep_logits, step_of
 
 from trt_lora.plugins.errors import ConfigError, UnknownAdapterError
 from trt_lora.runtime import (
-    LoRAManager,
     SamplingParams,
     Scheduler,
-    generate,
 )
 
 RANKS = {"a": 2, "b": 8, "c": 3}
+GREEDY = SamplingParams(temperature=0)
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0)
 TOLERANCE = 1e-4
 
@@ -61,9 +61,7 @@ def test_rows_that_join_and_leave_answer_as_peft_does_with_their_adapter(
     served: ServedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters = served.adapters()
-    watched = Watched(
-        Scheduler(served.engine, adapters=adapters, max_num_batched_tokens=4), monkeypatch
-    )
+    watched = Watched(scheduler_of(served.engine, adapters, max_num_batched_tokens=4), monkeypatch)
     first = watched.add("a", prompt(1))
     watched.add(None, prompt(2, 3))
     watched.step(3)
@@ -91,13 +89,9 @@ def test_prompts_are_answered_with_the_adapters_named_for_them(served: ServedLla
     adapters, names = served.adapters(), ["b", None, "a", "b"]
     prompts = [prompt(seed) for seed in range(4)]
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
-    found = generate(
-        served.engine, prompts, adapters=adapters, adapter_names=names, sampling=sampling
-    )
+    found = answers_of(served.engine, adapters, prompts, names, sampling)
     for ids, name, completion in zip(prompts, names, found, strict=True):
-        (alone,) = generate(
-            served.engine, [ids], adapters=adapters, adapter_names=[name], sampling=sampling
-        )
+        (alone,) = answers_of(served.engine, adapters, [ids], [name], sampling)
         assert completion.token_ids == alone.token_ids
         logits = served.expected(name, [*ids, *completion.token_ids])[len(ids) - 1 : -1]
         chosen = logits[np.arange(12), list(completion.token_ids)]
@@ -108,17 +102,17 @@ def test_prompts_are_answered_with_the_adapters_named_for_them(served: ServedLla
 def test_an_adapter_in_use_stays_and_a_third_waits_for_its_slot(served: ServedLlama) -> None:
     adapters = served.adapters()
     for name in "ab":
-        adapters.activate(name)
-    batch = Scheduler(served.engine, adapters=adapters)
+        adapters.bindings.activate(name)
+    batch = scheduler_of(served.engine, adapters)
     rows = [batch.submit(prompt(1), ENDLESS, adapter=name) for name in ("a", "b", "b")]
     waiting = batch.submit(prompt(2), ENDLESS, adapter="c")
     batch.submit(prompt(2), ENDLESS)  # the base model needs none
     step_of(batch)
-    assert adapters.slots.keys() == {"a", "b"}
+    assert adapters.bindings.slots.keys() == {"a", "b"}
     batch.cancel(rows[0])
     while not batch.tokens(waiting):
         step_of(batch)
-    assert adapters.slots.keys() == {"b", "c"}
+    assert adapters.bindings.slots.keys() == {"b", "c"}
     batch.clear()
     for name in RANKS:
         adapters.unload(name)
@@ -131,11 +125,11 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
 ) -> None:
     adapters = served.adapters()
     ids = prompt(3)
-    (alone,) = generate(served.engine, [ids], adapters=adapters, adapter_names=["a"])
-    batch = Scheduler(served.engine, adapters=adapters)
+    (alone,) = answers_of(served.engine, adapters, [ids], ["a"], GREEDY)
+    batch = scheduler_of(served.engine, adapters)
     old = batch.submit(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
     tokens = [token.token_id for token in step_of(batch)]
-    adapters.load_weights("a", served.paths["b"], replace=True)
+    adapters.load("a", served.paths["b"], replace=True)
     new = batch.submit(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
     while not batch.tokens(new):
         tokens += [token.token_id for token in step_of(batch) if token.row == old]
@@ -147,7 +141,7 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
     while batch:
         for token in step_of(batch):
             found[token.row].append(token.token_id)
-    (other,) = generate(served.engine, [ids], adapters=adapters, adapter_names=["b"])
+    (other,) = answers_of(served.engine, adapters, [ids], ["b"], GREEDY)
     assert found[old] == list(alone.token_ids[:9])
     assert found[new] == list(other.token_ids[:9])
     assert found[old] != found[new]
@@ -157,7 +151,7 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
 
 def test_a_lease_that_is_passed_in_belongs_to_the_sequence(served: ServedLlama) -> None:
     adapters = served.adapters()
-    batch = Scheduler(served.engine, adapters=adapters, rows=1)
+    batch = scheduler_of(served.engine, adapters, rows=1)
     row = batch.submit(prompt(1), adapter=adapters.lease("a"))
     mine = adapters.lease("b")
     with pytest.raises(ConfigError, match="prompt is empty"):
@@ -173,7 +167,7 @@ def test_more_adapters_than_slots_are_answered_in_turns(served: ServedLlama) -> 
     adapters, names = served.adapters(), [*RANKS, None] * 2
     ids = [prompt(seed) for seed in range(len(names))]
     sampling = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
-    found = generate(served.engine, ids, adapters=adapters, adapter_names=names, sampling=sampling)
+    found = answers_of(served.engine, adapters, ids, names, sampling)
     for one, name, answer in zip(ids, names, found, strict=True):
         logits = served.expected(name, [*one, *answer.token_ids])[len(one) - 1 : -1]
         chosen = logits[np.arange(5), list(answer.token_ids)]
@@ -181,24 +175,10 @@ def test_more_adapters_than_slots_are_answered_in_turns(served: ServedLlama) -> 
     assert adapters.stats.leased == 0
 
 
-def test_what_contradicts_itself_is_refused(served: ServedLlama) -> None:
-    adapters, manager = served.adapters(), LoRAManager()
-    with pytest.raises(ConfigError, match="manager and adapters both say"):
-        Scheduler(served.engine, manager=manager, adapters=adapters)
-    with pytest.raises(ConfigError, match="all requests of this scheduler have one adapter"):
-        Scheduler(served.engine).submit(prompt(1), adapter="a")
-    with pytest.raises(ConfigError, match="have adapters of their own"):
-        Scheduler(served.engine, adapters=adapters).use_active_adapter()
-    with pytest.raises(ConfigError, match="there are 1 adapter_names for 2 prompts"):
-        generate(served.engine, [prompt(1)] * 2, adapters=adapters, adapter_names=["a"])
-    with pytest.raises(ConfigError, match=r"adapter_names is 'a'; give a list"):
-        generate(served.engine, [prompt(1)], adapters=adapters, adapter_names="a")
-
-
 def test_logits_that_are_no_numbers_name_the_adapter_of_their_row(
     served: ServedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = Scheduler(served.engine, adapters=served.adapters())
+    batch = scheduler_of(served.engine, served.adapters())
     good = batch.submit(prompt(1), ENDLESS, adapter="a")
     bad = batch.submit(prompt(2), ENDLESS, adapter="b")
     while not batch.tokens(good) or not batch.tokens(bad):

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fakes.slot_engine import SlotEngine, _logits
+from support.schedulers import scheduler_of
 from support.steps import step_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -20,7 +21,7 @@ PROMPT = [4, 5, 6]
 
 def batch_of(tokenizer: TextTokenizer | None = None) -> Scheduler:
     engine = SlotEngine(slots=1)
-    return Scheduler(engine, adapters=AdapterStore(engine), tokenizer=tokenizer)
+    return scheduler_of(engine, AdapterStore(engine), tokenizer=tokenizer)
 
 
 def tokens_of(batch: Scheduler, row: int) -> list[Token]:

@@ -8,10 +8,11 @@ import pytest
 from support.adapters.trtllm_files import CONFIG, WEIGHTS
 from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora import runtime
-from trt_lora.runtime import AdapterStore, SamplingParams, Scheduler
+from trt_lora.runtime import AdapterStore, SamplingParams
 from trt_lora.runtime.interfaces import max, trtllm, vllm
 from trt_lora.runtime.store.entry import Lease
 
@@ -32,7 +33,7 @@ def assert_answers_as_peft(
     served: ServedLlama, adapters: AdapterStore, taken: Mapping[str, Lease | str | None]
 ) -> None:
     """A sequence for each name, with what the interface says that it takes."""
-    batch = Scheduler(served.engine, adapters=adapters)
+    batch = scheduler_of(served.engine, adapters)
     rows = {
         batch.submit(prompt(seed), SAMPLING, adapter=adapter): (name, seed)
         for seed, (name, adapter) in enumerate(taken.items())

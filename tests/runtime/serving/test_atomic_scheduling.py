@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.fakes.slot_engine import FailsOnce, SlotEngine, expected_answer, number_file
 from support.interrupts import InterruptAtLine, InterruptedAnywhereError
+from support.schedulers import scheduler_of
 
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.store.store import AdapterStore
 
 FOLDERS = ("runtime/serving", "runtime/generation")
@@ -27,9 +27,9 @@ class Served:
         self.engine = engine or SlotEngine(slots=2)
         self.adapters = AdapterStore(self.engine)
         for number in (1, 2):
-            self.adapters.load_weights(str(number), number_file(folder, number))
-            self.adapters.activate(str(number))
-        self.scheduler = Scheduler(self.engine, self.adapters, rows=2, max_num_batched_tokens=2)
+            self.adapters.load(str(number), number_file(folder, number))
+            self.adapters.bindings.activate(str(number))
+        self.scheduler = scheduler_of(self.engine, self.adapters, rows=2, max_num_batched_tokens=2)
         self.given: dict[int, list[int | None]] = {}
         for prompt, number, sampling in REQUESTS:
             name = str(number) if number else None
@@ -112,7 +112,7 @@ def assert_another_one_answers(served: Served) -> None:
     for again in (served.scheduler.step, served.scheduler.check_integrity):
         with pytest.raises(StateError, match="make another one, and submit what has not ended"):
             again()
-    another = Scheduler(served.engine, served.adapters, rows=2)
+    another = scheduler_of(served.engine, served.adapters, rows=2)
     number = another.submit([4, 5], SHORT, adapter="2")
     tokens = [another.step().tokens[number].token_id for _ in range(2)]
     assert tokens == expected_answer([4, 5], 2, SHORT)

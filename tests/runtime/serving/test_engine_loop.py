@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from support.eventually import eventually
 from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
+from support.schedulers import scheduler_of
 
 from trt_lora.plugins.errors import BackendError, ConfigError, StateError, UnknownAdapterError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.token import StepAnswers
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 from trt_lora.runtime.serving.engine_loop import EngineLoop
-from trt_lora.runtime.serving.scheduler import Scheduler
-from trt_lora.runtime.store.source import AdapterSource
+from trt_lora.runtime.store.source import FileSource
 from trt_lora.runtime.store.store import AdapterStore
 
 LONG = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -45,8 +45,8 @@ class Served:
         self.engine = FailingEngine()
         self.adapters = AdapterStore(self.engine)
         for number in (1, 2, 3):
-            self.adapters.load_weights(str(number), number_file(folder, number))
-        self.scheduler = Scheduler(self.engine, self.adapters)
+            self.adapters.load(str(number), number_file(folder, number))
+        self.scheduler = scheduler_of(self.engine, self.adapters)
         self.steps = 0
         self.tokens: dict[int, list[int | None]] = {}
         self.ends: dict[int, list[object]] = {}  # why each request has ended
@@ -131,8 +131,8 @@ def test_it_sleeps_while_nothing_can_go_on(served: Served) -> None:
 def test_a_load_that_ends_wakes_it(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_read, read = threading.Event(), AdapterSource.read
-    monkeypatch.setattr(AdapterSource, "read", lambda *a: may_read.wait(60) and read(*a))
+    may_read, read = threading.Event(), FileSource.read
+    monkeypatch.setattr(FileSource, "read", lambda *a: may_read.wait(60) and read(*a))
     served.adapters.register("slow", number_file(tmp_path, 9))
     request = served.submit([4], LONG, adapter="slow")
     time.sleep(0.2)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from support.deferred_executor import DeferredExecutor
 from support.eventually import eventually
 from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
+from support.schedulers import scheduler_of
 from tokenizers import Tokenizer, decoders, models
 
 from trt_lora.plugins.errors import (
@@ -23,9 +25,7 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import StepAnswers, Token
-from trt_lora.runtime.serving.scheduler import Scheduler
-from trt_lora.runtime.serving.serving_config import ServingConfig
-from trt_lora.runtime.store.source import AdapterSource
+from trt_lora.runtime.store.source import FileSource
 from trt_lora.runtime.store.store import AdapterStore
 
 NUMBERS = {"a": 1, "b": 2, "c": 3, "bad": POISON}
@@ -40,11 +40,10 @@ class Served:
         self.engine = SlotEngine(slots)
         self.adapters = AdapterStore(self.engine)
         for name, number in NUMBERS.items():
-            self.adapters.load_weights(name, number_file(folder, number))
+            self.adapters.load(name, number_file(folder, number))
         self.background = DeferredExecutor()
-        self.adapters._background = self.background  # type: ignore[assignment]
-        config = ServingConfig(max_wait_steps=4)
-        self.scheduler = Scheduler(self.engine, self.adapters, config=config, **options)
+        self.adapters._prefetcher._thread = self.background  # type: ignore[assignment]
+        self.scheduler = scheduler_of(self.engine, self.adapters, max_wait_steps=4, **options)
         self.tokens: dict[int, list[int | None]] = {}
         self.failed: dict[int, BaseException] = {}
 
@@ -65,7 +64,7 @@ class Served:
                 break
             self.step()
         assert not self.scheduler
-        assert not self.adapters._leases
+        assert not self.adapters._leases.given
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ def test_a_preempted_request_of_a_replaced_adapter_fails(served: Served, tmp_pat
     other = served.scheduler.submit([4, 5], LONG, adapter="a")
     served.step(4)
     served.scheduler.preempt(request)
-    served.adapters.load_weights("b", number_file(tmp_path, 7), replace=True)
+    served.adapters.load("b", number_file(tmp_path, 7), replace=True)
     served.finish()
     assert isinstance(served.failed.pop(request), StateError)
     assert not served.failed
@@ -117,7 +116,7 @@ def test_a_preempted_request_of_a_replaced_adapter_fails(served: Served, tmp_pat
 def test_a_replaced_adapter_answers_later_requests_alone(served: Served, tmp_path: Path) -> None:
     before = served.scheduler.submit([4], LONG, adapter="b")
     served.step(3)
-    served.adapters.load_weights("b", number_file(tmp_path, 7), replace=True)
+    served.adapters.load("b", number_file(tmp_path, 7), replace=True)
     after = served.scheduler.submit([4], LONG, adapter="b")
     served.step(4)
     served.adapters.unload("b")
@@ -179,11 +178,11 @@ def test_rows_go_on_while_an_adapter_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served, may_read = Served(tmp_path), threading.Event()
-    served.adapters._background = None  # a thread
+    served.adapters._prefetcher._thread = None  # a thread
     served.adapters.register("slow", number_file(tmp_path, 9))
-    read = AdapterSource.read
-    monkeypatch.setattr(AdapterSource, "read", lambda *a: may_read.wait(60) and read(*a))
-    with served.adapters:
+    read = FileSource.read
+    monkeypatch.setattr(FileSource, "read", lambda *a: may_read.wait(60) and read(*a))
+    with closing(served.adapters):
         slow = served.scheduler.submit([4], LONG, adapter="slow")
         base = served.scheduler.submit([4], LONG)
         for _ in range(25):

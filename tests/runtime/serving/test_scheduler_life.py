@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.deferred_executor import DeferredExecutor
 from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
+from support.schedulers import scheduler_of
 
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.serving.scheduler import Scheduler
-from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.config import StoreConfig
-from trt_lora.runtime.store.source import AdapterSource, host_nbytes
+from trt_lora.runtime.store.source import FileSource, Fit
 from trt_lora.runtime.store.store import AdapterStore
 
 SLOTS, ROWS, LONGEST = 2, 3, 6
@@ -80,16 +80,16 @@ class SchedulerLife(RuleBasedStateMachine):
         shares=st.booleans(),
     )
     def begin(self, chunk: int, host: int | None, preempt_after: int, shares: bool) -> None:
-        manifest = self.engine.manifest
-        source = AdapterSource(manifest, self.file(), strict=True)
-        room = None if host is None else host * host_nbytes(source.preview(source.open()))
+        source = FileSource(Fit(self.engine.manifest, 1), self.file(), strict=True)
+        room = None if host is None else host * source.preview().nbytes
         self.adapters = AdapterStore(self.engine, StoreConfig(host_memory=room))
-        self.adapters._background = self.background  # type: ignore[assignment]
-        config = ServingConfig(max_wait_steps=3, prefetch_depth=2, preempt_after=preempt_after)
-        self.scheduler = Scheduler(
+        self.adapters._prefetcher._thread = self.background  # type: ignore[assignment]
+        self.scheduler = scheduler_of(
             self.engine,
             self.adapters,
-            config=config,
+            max_wait_steps=3,
+            prefetch_depth=2,
+            preempt_after=preempt_after,
             max_num_batched_tokens=chunk,
             shares_prefixes=shares,
         )
@@ -105,7 +105,7 @@ class SchedulerLife(RuleBasedStateMachine):
     @rule(name=NAMES)
     def replace(self, name: str) -> None:
         try:
-            self.adapters.load_weights(name, self.file(), replace=True)
+            self.adapters.load(name, self.file(), replace=True)
         except StateError:  # the host has no room for both
             return
         self.numbers[name] = self.last_number  # a pin stays
@@ -207,7 +207,7 @@ class SchedulerLife(RuleBasedStateMachine):
                 self.end_loads(10)
                 self.step(1)
             assert not self.asked
-            assert not self.adapters._leases
+            assert not self.adapters._leases.given
             self.adapters.check_integrity()
         self.folder.cleanup()
 

@@ -1,19 +1,18 @@
 """A scheduler on ONNX Runtime answers each request as its adapter does alone."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
 from support.eventually import eventually
 from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
+from support.schedulers import answers_of, scheduler_of
 
 from trt_lora.runtime import (
     AdapterStore,
     SamplingParams,
-    Scheduler,
-    ServingConfig,
-    generate,
 )
 
 RANKS = {"a": 2, "b": 8, "c": 3}
@@ -35,12 +34,10 @@ def test_more_adapters_than_slots_are_served_through_preemption_and_cancels(
     names = ["a", None, "b", "c", "a", "c", "b", None]
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, VOCABULARY, 4 + turn).tolist() for turn in range(len(names))]
-    with AdapterStore(engine) as adapters:
+    with closing(AdapterStore(engine)) as adapters:
         for name, path in paths.items():
             adapters.register(name, path)
-        scheduler = Scheduler(
-            engine, adapters, config=ServingConfig(max_wait_steps=3), max_num_batched_tokens=5
-        )
+        scheduler = scheduler_of(engine, adapters, max_wait_steps=3, max_num_batched_tokens=5)
         requests = [
             scheduler.submit(prompt, SAMPLING, adapter=name)
             for prompt, name in zip(prompts, names, strict=True)
@@ -68,7 +65,5 @@ def test_more_adapters_than_slots_are_served_through_preemption_and_cancels(
         assert eventually(ends)
         scheduler.check_integrity()
         for request, prompt, adapter in zip(requests, prompts, names, strict=False):
-            (alone,) = generate(
-                engine, [prompt], adapters=adapters, adapter_names=[adapter], sampling=SAMPLING
-            )
+            (alone,) = answers_of(engine, adapters, [prompt], [adapter], SAMPLING)
             assert answers[request] == list(alone.token_ids)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
@@ -50,7 +51,7 @@ def answer(scheduler: Scheduler, prompt: list[int], **options: str | None) -> li
 
 
 def test_the_next_turn_of_a_conversation_runs_what_is_new_alone(adapters: AdapterStore) -> None:
-    scheduler = Scheduler(CountingEngine(), rows=1)
+    scheduler = scheduler_of(CountingEngine(), rows=1)
     said = [token or 0 for token in answer(scheduler, PROMPT)]
     turn = [*PROMPT, *said, 20, 21]
     assert answer(scheduler, turn) == expected_answer(turn, 0, GREEDY)
@@ -73,7 +74,7 @@ def test_the_next_turn_of_a_conversation_runs_what_is_new_alone(adapters: Adapte
 def test_a_prefix_is_shared_with_one_adapter_and_one_salt_alone(
     adapters: AdapterStore, first: dict[str, str], then: dict[str, str], shares: bool
 ) -> None:
-    scheduler = Scheduler(CountingEngine(), adapters)
+    scheduler = scheduler_of(CountingEngine(), adapters)
     answer(scheduler, PROMPT, **first)
     prompt = [*PROMPT, 20]
     number = int(then.get("adapter", 0))
@@ -84,9 +85,9 @@ def test_a_prefix_is_shared_with_one_adapter_and_one_salt_alone(
 def test_a_replaced_adapter_shares_nothing_with_the_one_before(
     adapters: AdapterStore, tmp_path: Path
 ) -> None:
-    scheduler = Scheduler(CountingEngine(), adapters)
+    scheduler = scheduler_of(CountingEngine(), adapters)
     answer(scheduler, PROMPT, adapter="1")
-    adapters.load_weights("1", number_file(tmp_path, 7), replace=True)
+    adapters.load("1", number_file(tmp_path, 7), replace=True)
     prompt = [*PROMPT, 20]
     number = scheduler.submit(prompt, GREEDY, adapter="1")
     found: list[int | None] = []
@@ -98,7 +99,7 @@ def test_a_replaced_adapter_shares_nothing_with_the_one_before(
 
 
 def test_sharing_can_be_switched_off(adapters: AdapterStore) -> None:
-    scheduler = Scheduler(CountingEngine(), adapters, shares_prefixes=False)
+    scheduler = scheduler_of(CountingEngine(), adapters, shares_prefixes=False)
     for _ in range(2):
         assert answer(scheduler, PROMPT) == expected_answer(PROMPT, 0, GREEDY)
     assert scheduler.shared_tokens == 0
@@ -106,7 +107,7 @@ def test_sharing_can_be_switched_off(adapters: AdapterStore) -> None:
 
 def test_a_row_that_is_kept_is_given_up_where_another_request_needs_it() -> None:
     engine = CountingEngine()
-    scheduler = Scheduler(engine, AdapterStore(engine), rows=2)
+    scheduler = scheduler_of(engine, AdapterStore(engine), rows=2)
     prompts = [[seed, *range(40, 50)] for seed in range(4)]
     for prompt in [*prompts, *prompts]:
         assert answer(scheduler, prompt) == expected_answer(prompt, 0, GREEDY)
@@ -120,7 +121,7 @@ def test_a_row_that_is_kept_is_given_up_where_another_request_needs_it() -> None
 @pytest.mark.parametrize("budget", [1, 4, 7])
 def test_a_step_runs_no_more_tokens_of_prompts_than_its_budget(budget: int) -> None:
     engine = CountingEngine()
-    scheduler = Scheduler(
+    scheduler = scheduler_of(
         engine, AdapterStore(engine), max_num_batched_tokens=budget, shares_prefixes=False
     )
     asked = [[seed, *range(20, 30)] for seed in range(3)]
@@ -139,7 +140,7 @@ def test_a_step_runs_no_more_tokens_of_prompts_than_its_budget(budget: int) -> N
 
 def test_what_was_decoded_is_delivered_before_prompts_are_run() -> None:
     engine = CountingEngine()
-    scheduler = Scheduler(engine, AdapterStore(engine))
+    scheduler = scheduler_of(engine, AdapterStore(engine))
     running = scheduler.submit([4], GREEDY)
     scheduler.step()
     scheduler.submit(PROMPT, GREEDY)

@@ -32,7 +32,7 @@ class ServedLlama:
         """All of them loaded, none of them in a slot yet."""
         adapters = AdapterStore(self.engine)
         for name, path in self.paths.items():
-            adapters.load_weights(name, path)
+            adapters.load(name, path)
         return adapters
 
     def expected(self, name: str | None, ids: Sequence[int]) -> Any:

@@ -49,7 +49,7 @@ class SlotRows:
         tensor_map = TensorMap({n: tensor_from_numpy(array) for n, array in inputs.items()})
         tensor_map.update(self._cache.views(first, count))
         if self._adapters is not None:
-            tensor_map.update(self._adapters.rows([self._names[row] for row in rows]))
+            tensor_map.update(self._adapters.bindings.rows([self._names[row] for row in rows]))
         logits: Logits = self._engine.execute(tensor_map)["logits"].numpy()
         lengths += width
         return logits.reshape(count, width, -1)

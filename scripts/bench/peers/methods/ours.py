@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trt_lora.runtime import LoRAManager, TensorMap, open_engine
+from trt_lora.runtime import open_engine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.scripts.bench.peers.peer import Setup, Timed, timed
@@ -15,12 +15,9 @@ class Ours:
         """Open the engine; load and activate the adapter."""
         (directory,) = setup.files
         self._engine = open_engine(directory, "onnxruntime").__enter__()  # until the process ends
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(self._engine)
-        manager.load_weights("adapter", setup.adapter)
-        manager.switch_weights("adapter")
-        self._map = TensorMap()
-        manager.refresh_tensor_map(self._map)
+        adapters = self._engine.adapters
+        adapters.load("adapter", setup.adapter)
+        self._map = adapters.bindings.rows([adapters.lease("adapter")])
         self._decoders: dict[int, StaticDecoder] = {}  # by rows; a server keeps its cache
 
     def prompt(self, ids: list[list[int]], steps: int) -> Timed:

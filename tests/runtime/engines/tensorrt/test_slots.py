@@ -56,7 +56,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
 def loaded(engine: TensorRTEngine, files: dict[str, Path], names: str = "abcde") -> AdapterStore:
     adapters = AdapterStore(engine)
     for name in names:
-        adapters.load_weights(name, files[name], strict=False)
+        adapters.load(name, files[name], strict=False)
     return adapters
 
 
@@ -121,7 +121,7 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
         for anew, names in switches(1000):
             if anew:
                 adapters.unload(anew)
-                adapters.load_weights(anew, files[anew], strict=False)
+                adapters.load(anew, files[anew], strict=False)
             bindings = adapters.rows(names)
             assert all(
                 (bindings[name].pointer, bindings[name].shape)

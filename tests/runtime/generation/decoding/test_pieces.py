@@ -107,7 +107,7 @@ def test_each_row_keeps_its_own_adapter_and_what_was_interrupted_begins_again(
     engine, numbers = Interrupted(interrupted), {"a": 1, "b": 2, "c": 3}
     adapters = AdapterStore(engine)
     for name, number in numbers.items():
-        adapters.load_weights(name, number_file(tmp_path, number))
+        adapters.load(name, number_file(tmp_path, number))
         adapters.activate(name)
     batch = Scheduler(engine, adapters=adapters, max_num_batched_tokens=36)
     sampling = SamplingParams(max_tokens=6, temperature=0.9, seed=3, ignore_eos=True)

@@ -93,7 +93,7 @@ def test_all_leave_before_their_prompt_is_through(batch: Scheduler) -> None:
 
 def test_answers_have_the_adapter_of_their_prompt(engine: Counted, tmp_path: Path) -> None:
     adapters = AdapterStore(engine)
-    adapters.load_weights("five", number_file(tmp_path, 5))
+    adapters.load("five", number_file(tmp_path, 5))
     batch = Scheduler(engine, adapters=adapters)
     alone = batch.submit(PROMPT, ALONE)
     rows = batch.submit_all(PROMPT, DRAWN, adapter="five")
@@ -120,7 +120,7 @@ def test_answers_whose_adapter_is_replaced_between_two_of_them_share_no_prompt(
     engine: Counted, tmp_path: Path
 ) -> None:
     adapters = ReplacedBetweenLeases(engine)
-    adapters.load_weights("a", number_file(tmp_path, 5))
+    adapters.load("a", number_file(tmp_path, 5))
     adapters.activate("a")
     adapters.another = number_file(tmp_path, 6)
     batch = Scheduler(engine, adapters=adapters)
@@ -133,7 +133,7 @@ def test_logits_that_are_no_numbers_end_all_answers_of_a_prompt(
     engine: Counted, tmp_path: Path
 ) -> None:
     adapters = AdapterStore(engine)
-    adapters.load_weights("bad", number_file(tmp_path, POISON))
+    adapters.load("bad", number_file(tmp_path, POISON))
     batch = Scheduler(engine, adapters=adapters)
     rows = batch.submit_all(PROMPT, DRAWN, adapter="bad")
     failed: dict[int, BaseException] = {}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.fake_engine import FakeExecutor, make_manifest
+from support.schedulers import scheduler_of
 from support.steps import step_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -20,7 +21,6 @@ from trt_lora.runtime.generation.text.structured import Constraint, StructuredOu
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
-from trt_lora.runtime.serving.scheduler import Scheduler
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 STOP, VOCABULARY = len(BYTES) + 2, 300  # the vocabulary has tokens that the tokenizer has not
@@ -79,7 +79,7 @@ def answer_of(
         **fields,
     }
     params = SamplingParams(**given, structured_outputs=wanted)
-    batch = Scheduler(RandomLogits(seed), tokenizer=tokenizer, rows=1)
+    batch = scheduler_of(RandomLogits(seed), tokenizer=tokenizer, rows=1)
     batch.submit([3, 4], params)
     tokens: list[Token] = []
     while batch:
@@ -179,7 +179,7 @@ def test_a_sequence_that_was_preempted_goes_on_in_its_grammar(tokenizer: TextTok
         ignore_eos=True,
         temperature=0,
     )
-    batch = Scheduler(RandomLogits(0), tokenizer=tokenizer, rows=1)
+    batch = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=1)
     row = batch.submit([3], params)
     first = "".join(step_of(batch)[0].text for _ in range(3))
     batch.preempt(row)
@@ -191,7 +191,7 @@ def test_a_sequence_that_was_preempted_goes_on_in_its_grammar(tokenizer: TextTok
 def test_one_that_cannot_go_on_ends_alone_and_is_named(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = Scheduler(RandomLogits(0), tokenizer=tokenizer, rows=2)
+    batch = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=2)
     params = SamplingParams(
         max_tokens=20,
         stop_token_ids=[STOP],
