@@ -1,10 +1,13 @@
 """Engine: an engine directory that runs, with its adapters, and answers to prompts."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from numbers import Number
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Self, overload
+
+import numpy as np
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError
@@ -113,7 +116,7 @@ class Engine:
     @overload
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         *,
         adapter: Adapters = None,
         scale: float = 1.0,
@@ -123,7 +126,7 @@ class Engine:
     @checked
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         *,
         adapter: Adapters = None,
         scale: float = 1.0,
@@ -289,16 +292,12 @@ def open_engine(
     return Engine(open_executor(directory, backend, check=check), adapters)
 
 
-def _is_single(prompts: Prompt | Sequence[Prompt]) -> bool:
+def _is_single(prompts: Prompt | Iterable[Prompt]) -> bool:
     """Whether it is one prompt: a string, token ids or messages."""
     if isinstance(prompts, str):
         return True
-    first = prompts[0] if len(prompts) else None
-    return first is not None and (isinstance(first, Mapping) or _is_number(first))
-
-
-def _is_number(value: object) -> bool:
-    return not isinstance(value, str | Sequence) and hasattr(value, "__index__")
+    is_empty = not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0
+    return not is_empty and isinstance(prompts[0], Mapping | Number)
 
 
 def _names(adapter: Adapters, scale: float, prompts: Sequence[Prompt]) -> list[str | None]:

@@ -1,4 +1,4 @@
-"""Generation on a real, tiny engine: batches, stopping, sampling, limits."""
+"""An engine's answers: batches, adapters, strengths, stopping, sampling, limits."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -11,17 +11,11 @@ from support.fakes.fake_engine import FakeExecutor
 from support.models.tiny_sizes import POSITIONS, VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from trt_lora.plugins.errors import ConfigError, OutputError
-from trt_lora.runtime import (
-    Engine,
-    LoRAManager,
-    SamplingParams,
-    Tensor,
-    TensorMap,
-    generate,
-    open_engine,
-)
+from trt_lora.plugins.errors import AdapterError, ConfigError, OutputError, StateError
+from trt_lora.runtime import Adapter, Engine, SamplingParams, Tensor, TensorMap, open_engine
+from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.memory.host import HostMemory
+from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [40, 41], [3]]
 
@@ -32,18 +26,10 @@ def engine(tiny_engine: TinyEngine) -> Iterator[Engine]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def manager(engine: Engine, tiny_engine: TinyEngine) -> LoRAManager:
-    loaded = LoRAManager()
-    loaded.initialize_engine_bindings(engine)
-    loaded.load_weights("a", tiny_engine.adapter)
-    return loaded
-
-
 def tokens(engine: Engine, *prompts: list[int], **options: object) -> list[tuple[int, ...]]:
     """Token ids of each answer; stop tokens are off unless given."""
     sampling = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, "temperature": 0.0} | options)  # type: ignore[arg-type]
-    return [answer.token_ids for answer in generate(engine, prompts, sampling=sampling)]
+    return [answer.token_ids for answer in engine.generate(prompts, sampling=sampling)]
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (1, 2), (2, 0)])
@@ -58,14 +44,14 @@ def test_a_stop_token_ends_one_sequence_and_not_the_other(engine: Engine) -> Non
     assert stop not in long[:3]
     assert stop not in other
     sampling = SamplingParams(max_tokens=8, stop_token_ids=(stop,), ignore_eos=True, temperature=0)
-    stopped, whole = generate(engine, PROMPTS[:2], sampling=sampling)
+    stopped, whole = engine.generate(PROMPTS[:2], sampling=sampling)
     assert (stopped.token_ids, stopped.finish_reason) == (long[:3], "stop")
     assert (whole.token_ids, whole.finish_reason) == (other, "length")
 
 
 def test_the_models_own_stop_token_is_used_unless_others_are_given(engine: Engine) -> None:
     assert engine.manifest.base_model.stop_token_ids == (2,)
-    answers = generate(engine, PROMPTS[:2], sampling=SamplingParams(max_tokens=30, temperature=0))
+    answers = engine.generate(PROMPTS[:2], sampling=SamplingParams(max_tokens=30, temperature=0))
     assert all(2 not in answer.token_ids for answer in answers)
 
 
@@ -118,17 +104,17 @@ def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
         ([[3, True]], r"prompt 0 holds True \(bool\), expected token ids"),
         ([[3, "4"]], r"prompt 0 holds '4' \(str\), expected token ids"),
         ([[[3]]], r"prompt 0 holds \[3\] \(list\), expected token ids"),
-        ([3, 4], "prompt 0 is 3, expected a string, .* a single one goes into a list too"),
-        ([{"role": "user", "content": "x"}], "prompt 0 is .*'role'.*, expected a string"),
+        ([3.0, 4], r"prompt 0 holds 3\.0 \(float\), expected token ids: whole numbers"),
+        ([{"role": "user", "content": "x"}], r"has no tokenizer\.json"),
         ([iter([3])], "prompt 0 is <list_iterator .*, expected a string"),
         ({"role": "user", "content": "x"}, "prompts is .*'role'.*; pass a string, or a list"),
-        (3, r"prompts is 3 \(int\), expected str or Iterable"),
-        (None, r"prompts is None \(NoneType\), expected str or Iterable"),
+        (3, r"prompts is 3 \(int\), expected str or Sequence or Iterable"),
+        (None, r"prompts is None \(NoneType\), expected str or Sequence or Iterable"),
     ],
 )
 def test_what_the_engine_cannot_take_is_refused(engine: Engine, prompts: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        generate(engine, prompts)
+        engine.generate(prompts)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +127,8 @@ def test_what_the_engine_cannot_take_is_refused(engine: Engine, prompts: Any, me
     ],
 )
 def test_prompts_and_token_ids_may_come_in_other_sequences(engine: Engine, prompts: Any) -> None:
-    (answer,) = generate(
-        engine, prompts, sampling=SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
-    )
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
+    (answer,) = engine.generate(prompts, sampling=sampling)
     assert answer.token_ids == tokens(engine, [40, 41], max_tokens=4)[0]
 
 
@@ -156,8 +141,9 @@ def test_a_string_is_one_prompt(tiny_engine: TinyEngine, tmp_path: Path) -> None
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
     with open_engine(tmp_path) as engine:
-        (answer,) = generate(engine, "w40 w41", sampling=sampling)
-        assert [answer] == generate(engine, ["w40 w41"], sampling=sampling)
+        answer = engine.generate("w40 w41", sampling=sampling)
+        assert [answer] == engine.generate(["w40 w41"], sampling=sampling)
+        assert "".join(engine.stream("w40 w41", sampling=sampling)) == answer.text
         assert answer.token_ids == tokens(engine, [40, 41], max_tokens=4)[0]
 
 
@@ -174,19 +160,87 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused(
 def test_logits_that_are_no_numbers_name_the_adapter_and_its_strength(
     engine: Engine, temperature: float
 ) -> None:
-    manager, sampling = (
-        LoRAManager(),
-        SamplingParams(max_tokens=64, temperature=temperature, seed=0),
-    )
-    manager.initialize_engine_bindings(engine)
+    sampling = SamplingParams(max_tokens=64, temperature=temperature, seed=0)
     shapes = {name: site.shape(f, 1) for name, (site, f) in engine.manifest.lora_bindings.items()}
-    huge = {name: np.full(shape, 1e30, np.float32) for name, shape in shapes.items()}
-    manager.add_weights("huge", huge)
-    manager.switch_weights("huge", 0.5)
-    with pytest.raises(OutputError, match=r"prompt 0, 1 .*adapter 'huge' at strength 0\.5: "):
-        generate(engine, PROMPTS[:2], manager=manager, sampling=sampling)
-    manager.reset_weights()
-    assert generate(engine, PROMPTS[:2], manager=manager, sampling=sampling)
+    huge = {
+        name: weight_of(name, tensor_from_numpy(np.full(shape, 1e30, np.float32)))
+        for name, shape in shapes.items()
+    }
+    engine.adapters.add("huge", Adapter("huge", huge))
+    with pytest.raises(OutputError, match=r"prompt 0.*adapter 'huge@0\.5': "):
+        engine.generate(PROMPTS[:2], adapter="huge", scale=0.5, sampling=sampling)
+    assert engine.generate(PROMPTS[:2], sampling=sampling)
+    engine.adapters.unload("huge")
+
+
+@pytest.fixture
+def adapted(engine: Engine, tiny_engine: TinyEngine) -> Iterator[Engine]:
+    engine.adapters.load("a", tiny_engine.adapter)
+    engine.adapters.blend("twice", {"a": 2})
+    yield engine
+    engine.adapters.unload("a")
+
+
+GREEDY = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
+
+
+def test_each_prompt_has_its_own_adapter_whatever_others_have(adapted: Engine) -> None:
+    """The engine takes one adapter at a time: each step has a run for each of them."""
+    names = ["a", None, "twice", "a", "a@2", None]
+    prompts = [PROMPTS[0]] * len(names)
+    together = adapted.generate(prompts, adapter=names, sampling=GREEDY)
+    alone = [adapted.generate(PROMPTS[0], adapter=name, sampling=GREEDY) for name in names]
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+    assert alone[2].token_ids == alone[4].token_ids
+    assert len({one.token_ids for one in alone}) == 3
+    assert adapted.adapters.stats.leased == 0
+
+
+def test_a_strength_is_an_argument_or_a_part_of_the_name(adapted: Engine) -> None:
+    found = [
+        adapted.generate(PROMPTS[1], adapter="a", scale=2, sampling=GREEDY),
+        adapted.generate(PROMPTS[1], adapter="a@2", sampling=GREEDY),
+        *adapted.generate([PROMPTS[1]], adapter=["twice"], sampling=GREEDY),
+    ]
+    assert len({one.token_ids for one in found}) == 1
+    with pytest.raises(AdapterError, match="a scale is inf, expected a finite number"):
+        adapted.generate(PROMPTS[1], adapter="a", scale=float("inf"))
+
+
+def test_several_answers_to_a_single_prompt_are_a_list(engine: Engine) -> None:
+    several = SamplingParams(max_tokens=3, n=2, temperature=1, seed=1)
+    with pytest.raises(ConfigError, match="n is 2; pass a list of prompts for a list of answers"):
+        engine.generate(PROMPTS[0], sampling=several)
+    found = engine.generate([PROMPTS[0]], sampling=several)
+    assert [one.index for one in found] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"adapter": ["a"]}, "there are 1 adapter for 2 prompts; give one for each"),
+        ({"adapter": 3}, r"adapter is 3 \(int\), expected str or Sequence or None"),
+        ({"sampling": [SamplingParams()]}, "there are 1 sampling for 2 prompts"),
+    ],
+)
+def test_adapters_and_parameters_are_one_or_one_for_each(
+    engine: Engine, options: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine.generate(PROMPTS[:2], **options)
+
+
+def test_adapters_are_those_of_an_open_engine(tiny_engine: TinyEngine) -> None:
+    engine = open_engine(tiny_engine.engine)
+    with pytest.raises(StateError, match="the engine is closed; use: with open_engine"):
+        engine.adapters  # noqa: B018
+    with engine:
+        engine.adapters.load("a", tiny_engine.adapter)
+        assert engine.adapters is engine.adapters
+        assert repr(engine).endswith(", open>")
+    with engine:
+        assert engine.adapters.names == ()
+    assert repr(engine).endswith(", closed>")
 
 
 class Spoiled(FakeExecutor):
@@ -216,10 +270,13 @@ class Spoiled(FakeExecutor):
 def test_a_single_value_that_is_no_number_is_an_error_of_its_prompt(
     tmp_path: Path, value: float
 ) -> None:
-    engine: Any = Spoiled(tmp_path, 7, value)
+    executor: Any = Spoiled(tmp_path, 7, value)
     sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
-    with pytest.raises(OutputError, match=r"logits of prompt 1 are NaN or infinite with no adap"):
-        generate(engine, [[1], [6]], sampling=sampling)
+    with (
+        Engine(executor) as engine,
+        pytest.raises(OutputError, match=r"logits of prompt 1 are NaN or infinite with no adap"),
+    ):
+        engine.generate([[1], [6]], sampling=sampling)
 
 
 def test_any_number_of_prompts_is_answered_in_turns(engine: Engine) -> None:
