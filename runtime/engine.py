@@ -296,8 +296,9 @@ def _is_single(prompts: Prompt | Iterable[Prompt]) -> bool:
     """Whether it is one prompt: a string, token ids or messages."""
     if isinstance(prompts, str):
         return True
-    is_empty = not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0
-    return not is_empty and isinstance(prompts[0], Mapping | Number)
+    if not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
+        return False
+    return isinstance(prompts[0], Mapping | Number)
 
 
 def _names(adapter: Adapters, scale: float, prompts: Sequence[Prompt]) -> list[str | None]:

@@ -81,16 +81,14 @@ def test_an_engine_ignores_what_peft_ignores_and_answers_as_it_does(
     full: Full, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     adapter = with_config(full, tmp_path / "a", fields)
-    manager = manager_of(full)
-    coverage = manager.load_weights("a", adapter)
-    assert coverage is not None
+    coverage = full.engine.adapters.load("a", adapter, replace=True)
     assert coverage.unexpected_keys == {}
     assert coverage.ignored.keys() == unexpected_in_peft(full, adapter) != set()
     ids = np.random.default_rng(0).integers(3, tiny.VOCABULARY, (2, 12))
-    ours = engine_logits(full.engine, manager, "a", ids, prompt=8)
+    ours = engine_logits(full.engine, "a", ids, prompt=8)
     theirs = PeftReference(full.model, {"a": adapter}).logits("a", ids, np.ones_like(ids))
     assert np.abs(ours - theirs).max() < 1e-4
-    assert np.abs(ours - engine_logits(full.engine, manager, "", ids, prompt=8)).max() > 0.01
+    assert np.abs(ours - engine_logits(full.engine, "", ids, prompt=8)).max() > 0.01
 
 
 def test_what_is_ignored_is_listed_with_the_reason_and_logged_in_one_line(

@@ -17,7 +17,7 @@ from trt_lora.builder import BuildConfig
 from trt_lora.builder.build import list_sites
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
-from trt_lora.runtime import Engine, LoRAManager, TensorMap, generate, open_engine, read_manifest
+from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine, read_manifest
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.scripts.terminal.adapters import activate, timed_switch
 from trt_lora.scripts.verification.logits import engine_logits
@@ -38,19 +38,15 @@ class Running:
     adapters: dict[str, Path]
 
     def answer(self, adapter: str, prompt: str) -> str:
-        activate(self.manager, adapter)
-        (completion,) = generate(self.engine, [prompt], manager=self.manager)
-        return completion.text.strip()
+        return self.engine.generate(prompt, adapter=adapter or None).text.strip()
 
 
 @pytest.fixture(scope="module")
 def running(real_engine: Path, demo_adapters: dict[str, Path]) -> Iterator[Running]:
     with open_engine(real_engine) as engine:
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(engine)
         for name, path in demo_adapters.items():
-            manager.load_weights(name, path)
-        yield Running(engine, manager, demo_adapters)
+            engine.adapters.load(name, path)
+        yield Running(engine, LoRAManager(engine.adapters), demo_adapters)
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +83,7 @@ def test_logits_are_those_of_peft_and_a_second_visit_is_bit_identical(
 ) -> None:
     seen: dict[str, npt.NDArray[np.float32]] = {}
     for name in ["", "json", "letter", "", "json", "pirate"]:
-        ours = engine_logits(
-            running.engine, running.manager, name, ids, prompt=ids.shape[1] - STEPS
-        )
+        ours = engine_logits(running.engine, name, ids, prompt=ids.shape[1] - STEPS)
         assert np.abs(ours - reference[name]).max() < TOLERANCE
         assert np.array_equal(ours, seen.setdefault(name, ours))
     assert np.abs(seen["json"] - seen[""]).max() > 1
@@ -100,13 +94,11 @@ def test_dummies_give_exactly_the_logits_of_the_same_export_without_lora(
     running: Running, ids: npt.NDArray[np.int64], tmp_path: Path
 ) -> None:
     prompt = ids.shape[1] - STEPS
-    with_dummies = engine_logits(running.engine, running.manager, "", ids, prompt=prompt)
+    with_dummies = engine_logits(running.engine, "", ids, prompt=prompt)
     plain = engine_without_lora(running.engine.directory, tmp_path)
     with open_engine(plain, "onnxruntime") as engine:
         assert not [name for name in engine.input_names if "lora" in name]
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(engine)
-        without = engine_logits(engine, manager, "", ids, prompt=prompt)
+        without = engine_logits(engine, "", ids, prompt=prompt)
     assert np.array_equal(with_dummies, without)
 
 
@@ -123,7 +115,7 @@ def test_each_adapter_answers_the_way_it_was_trained(running: Running) -> None:
 def test_switching_420_bindings_moves_pointers_and_copies_nothing(running: Running) -> None:
     def pointers(name: str) -> dict[str, int]:
         tensor_map = TensorMap()
-        activate(running.manager, name)
+        activate(running.manager, name or None)
         running.manager.refresh_tensor_map(tensor_map)
         assert len(tensor_map) == 420
         return {binding: tensor.pointer for binding, tensor in tensor_map.items()}
@@ -132,7 +124,7 @@ def test_switching_420_bindings_moves_pointers_and_copies_nothing(running: Runni
     before = {name: pointers(name) for name in names}
     for _ in range(50):
         for name in names:
-            assert timed_switch(running.manager, name) > 0
+            assert timed_switch(running.manager, name or None) > 0
     assert {name: pointers(name) for name in names} == before
     assert len(set(before[""].values())) == 1  # all dummies alias one zero buffer
     assert len(set(before["json"].values())) == 420

@@ -158,7 +158,7 @@ def test_a_slot_answers_with_what_was_placed_last(llama: Built) -> None:
     adapters.unload("a")
     adapters.load("again", llama.adapters["d"])
     again = SlotRows(llama.engine, adapters).join("r1", "again", ids)
-    assert adapters.slots == {"again": 0}
+    assert adapters.bindings.slots == {"again": 0}
     assert np.array_equal(again, right)
     assert not np.array_equal(other, right)
 

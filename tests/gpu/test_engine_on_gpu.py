@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trt_lora.plugins.errors import BackendError, TensorError
-from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime import Executor, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.manifest import read_manifest
@@ -50,7 +50,7 @@ def engine_directory(
     return folder
 
 
-def answers(engine: Engine, folder: Path) -> Iterator[tuple[str, Array]]:
+def answers(engine: Executor, folder: Path) -> Iterator[tuple[str, Array]]:
     """Yield the logits of base and adapters, each twice in turns."""
     manager = LoRAManager()
     manager.initialize_engine_bindings(engine)
@@ -82,7 +82,7 @@ def test_an_engine_answers_as_onnx_runtime_does_after_every_switch(
         assert np.array_equal(first, again), f"{name!r} answers otherwise the second time"
 
 
-def base_bindings(engine: Engine) -> TensorMap:
+def base_bindings(engine: Executor) -> TensorMap:
     """Return the LoRA bindings of the base model."""
     manager, tensor_map = LoRAManager(), TensorMap()
     manager.initialize_engine_bindings(engine)

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Event
 
 from support.models.tiny_models import save_adapter, save_model, tiny_config
-from support.schedulers import scheduler_of
+from support.schedulers import answers_of, scheduler_of
 
 from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
@@ -24,7 +24,6 @@ from trt_lora.runtime import (
     SamplingParams,
     Scheduler,
     StoreConfig,
-    generate,
     open_engine,
 )
 
@@ -54,11 +53,11 @@ def prepare(folder: Path) -> list[Path]:
 
 @dataclass
 class Answers:
-    """What every file answers to every prompt alone, and which file a generation is of."""
+    """What every file answers to every prompt alone, and which file a version is of."""
 
     of_file: Mapping[tuple[int | None, int], Tokens]  # file (None: base model), prompt
     hashes: Sequence[str]  # of each file's weights
-    files: dict[int, int] = field(default_factory=dict)  # generation -> file, from its loader
+    files: dict[int, int] = field(default_factory=dict)  # version -> file, from its loader
 
     def check(self, row: "Row") -> None:
         """Compare what a sequence has so far.
@@ -74,13 +73,13 @@ class Answers:
             expected = self.of_file[file, row.prompt]
         assert tuple(row.tokens) == expected[: len(row.tokens)], f"{row}, alone {expected}"
 
-    def _file(self, generation: int) -> int:
-        """Return the file of a generation, as soon as its loader has written it down."""
+    def _file(self, version: int) -> int:
+        """Return the file of a version, as soon as its loader has written it down."""
         end = time.monotonic() + 10
-        while generation not in self.files:
-            assert time.monotonic() < end, f"nobody loaded generation {generation}"
+        while version not in self.files:
+            assert time.monotonic() < end, f"nobody loaded version {version}"
             time.sleep(1e-3)
-        return self.files[generation]
+        return self.files[version]
 
 
 @dataclass
@@ -88,7 +87,7 @@ class Row:
     """A sequence under way, and what it leased."""
 
     prompt: int
-    generation: int | None = None
+    version: int | None = None
     content_hash: str = ""
     tokens: list[int] = field(default_factory=list)
 
@@ -100,9 +99,8 @@ class Stress:
         """Ask every file alone first."""
         self.engine, self.files = engine, files
         self.answers = _alone(engine, files)
-        with AdapterStore(engine) as probe:
-            probe.load_weights("largest", files[-1])
-            limit = SLOTS * LOADERS * probe.stats.memory_bytes // 2
+        probe = AdapterStore(engine)
+        limit = SLOTS * LOADERS * probe.load("largest", files[-1]).nbytes // 2
         self.cache = AdapterStore(engine, StoreConfig(host_memory=limit))
         self.over = Event()
 
@@ -197,12 +195,10 @@ def _alone(engine: Engine, files: Sequence[Path]) -> Answers:
         adapters = AdapterStore(engine)
         if path is not None:
             adapters.load("alone", path)
-            hashes.append(adapters.content_hash("alone"))
+            hashes.append(adapters.info("alone").content_hash)
         name = None if path is None else "alone"
         for prompt, ids in enumerate(PROMPTS):
-            (answer,) = generate(
-                engine, [list(ids)], adapters, adapter_names=[name], sampling=SAMPLING
-            )
+            (answer,) = answers_of(engine, adapters, [list(ids)], [name], SAMPLING)
             found[file, prompt] = answer.token_ids
     for prompt in range(len(PROMPTS)):
         answers = {tokens for (_, asked), tokens in found.items() if asked == prompt}

@@ -1,4 +1,4 @@
-"""Threads with a manager each on one engine: every answer is that of a thread alone."""
+"""Threads on one engine: every answer is that of a thread alone."""
 
 import random
 import tempfile
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from trt_lora.runtime import Engine, LoRAManager, SamplingParams, generate, open_engine
+from trt_lora.runtime import Engine, SamplingParams, open_engine
 
 THREADS = 4
 PROMPTS = ([[5, 6, 7, 8, 9, 10, 11]], [[40, 41], [3]], [[3, 4, 5] * 7])
@@ -66,17 +66,16 @@ def stress(engine: Engine, adapters: Mapping[str, Path], seconds: float) -> int:
 
 
 def answerer(engine: Engine, adapters: Mapping[str, Path]) -> Callable[[Case], Answer]:
-    """Return what answers a case, with a manager of its own."""
-    manager = LoRAManager()
-    manager.initialize_engine_bindings(engine)
+    """Return what answers a case, with names of its own for the adapters."""
+    prefix = str(threading.get_ident())
     for name, path in adapters.items():
-        manager.load_weights(name, path)
+        engine.adapters.load(f"{prefix} {name}", path, replace=True)
 
     def answer(case: Case) -> Answer:
         adapter, prompt, temperature = case
-        manager.switch_weights(adapter) if adapter else manager.reset_weights()
+        named = f"{prefix} {adapter}" if adapter else None
         sampling = SamplingParams(max_tokens=8, temperature=temperature, ignore_eos=True, seed=0)
-        answers = generate(engine, PROMPTS[prompt], manager=manager, sampling=sampling)
+        answers = engine.generate(PROMPTS[prompt], adapter=named, sampling=sampling)
         return [completion.token_ids for completion in answers]
 
     return answer

@@ -8,14 +8,13 @@ import numpy as np
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.runtime import (
     AdapterStore,
+    Engine,
     LoRAManager,
     StoreConfig,
     TensorMap,
-    generate,
     load_adapter,
     open_engine,
 )
-from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.interfaces.trtllm import PeftCacheManager, TrtllmLoraRequest
 
 _JSON = "tests/adapters/json"
@@ -70,9 +69,7 @@ def _with_two_in_memory(engine: Engine, config: StoreConfig | None = None) -> Ad
 
 def _task() -> None:
     with open_engine("engines/many") as engine:
-        PeftCacheManager(AdapterStore(engine), engine.manifest).add_request_peft(
-            TrtllmLoraRequest(7)
-        )
+        PeftCacheManager(engine.adapters).add_request_peft(TrtllmLoraRequest(7))
 
 
 def _binding() -> None:
@@ -88,12 +85,11 @@ def _backend() -> None:
 
 def _output() -> None:
     with open_engine("engines/smollm2") as engine, np.errstate(all="ignore"):
-        manager = _manager(engine)
+        manager = LoRAManager(engine.adapters)
         bindings = engine.manifest.lora_bindings.items()
         large = {n: np.full(site.shape(f, 1), 1e30, np.float32) for n, (site, f) in bindings}
         manager.add_weights("large", large)
-        manager.switch_weights("large")
-        generate(engine, "w5 w6", manager=manager)
+        engine.generate("w5 w6", adapter="large")
 
 
 def _state() -> None:

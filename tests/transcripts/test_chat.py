@@ -6,7 +6,7 @@ from conftest import TinyEngine
 from support.spoken_engine import spoken_engine
 from support.terminal import ended, shown, terminal
 
-from trt_lora.runtime import LoRAManager, SamplingParams, generate, open_engine
+from trt_lora.runtime import SamplingParams, open_engine
 
 QUESTION = "w5 w6 w7"
 MORE_THAN_A_TERMINAL_HOLDS = 4000  # characters a word, of 60 words: Linux keeps 64 KiB unread
@@ -16,12 +16,9 @@ def answers(engine: Path, adapter: Path) -> tuple[str, str]:
     """The Python interface's answers of the base model and of the adapter."""
     sampling = SamplingParams(max_tokens=6, temperature=0)
     with open_engine(engine, "onnxruntime") as opened:
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(opened)
-        manager.load_weights("a", adapter)
-        (base,) = generate(opened, [QUESTION], manager=manager, sampling=sampling)
-        manager.switch_weights("a")
-        (adapted,) = generate(opened, [QUESTION], manager=manager, sampling=sampling)
+        opened.adapters.load("a", adapter)
+        base = opened.generate(QUESTION, sampling=sampling)
+        adapted = opened.generate(QUESTION, adapter="a", sampling=sampling)
     return base.text, adapted.text
 
 

@@ -362,8 +362,17 @@ class LoRAManager:
     def _switch(self, name: str, scale: float) -> None:
         if self.store is None:
             self._activate(_Active(name, scale, self._early.tensors(name, scale)))
-        else:
+            return
+        before = self._active
+        is_in_the_way = before is not None and self.store.bindings.slot_count == 1
+        if is_in_the_way:
+            self._activate(None)
+        try:
             self._activate(_active_of(self.store, name, scale))
+        except BaseException:
+            if before is not None and is_in_the_way:  # it stays active
+                self._activate(_active_of(self.store, before.name, before.scale))
+            raise
 
     def _activate(self, active: _Active | None) -> None:
         before, self._active = self._active, active

@@ -16,8 +16,9 @@ from support.fakes.fake_engine import make_manifest
 from support.fakes.fake_tensorrt import FakeTensorRT
 
 from trt_lora.plugins.errors import ConfigError, ManifestError
-from trt_lora.runtime import LoRAManager, generate, open_engine
+from trt_lora.runtime import open_engine
 from trt_lora.runtime.engines.engine_files import check_files, compare_files
+from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.files.file_record import file_record, sampled_sha256
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
@@ -145,17 +146,14 @@ def test_the_fast_check_leaves_the_files_of_the_other_backend_alone(
 def test_a_copy_without_the_plan_opens_on_onnx_runtime(large: Path, trt: FakeTensorRT) -> None:
     (large / PLAN_FILE).unlink()
     for check in ("fast", "full"):
-        assert type(open_engine(large, check=check)).__name__ == "OnnxRuntimeEngine"
+        assert type(open_executor(large, check=check)).__name__ == "OnnxRuntimeEngine"
 
 
 def answer(directory: Path, adapter: Path) -> tuple[int, ...]:
     """What an engine answers with an adapter, on whatever `open_engine` finds."""
-    manager = LoRAManager()
     with open_engine(directory) as running:
-        manager.initialize_engine_bindings(running)
-        manager.load_weights("a", adapter)
-        manager.switch_weights("a")
-        return generate(running, [[5, 6, 7]], manager=manager)[0].token_ids
+        running.adapters.load("a", adapter)
+        return running.generate([5, 6, 7], adapter="a").token_ids
 
 
 def test_an_engine_with_a_plan_that_is_shipped_without_it_answers_on_a_cpu(
@@ -175,7 +173,7 @@ def test_a_copy_without_the_onnx_file_opens_on_tensorrt(large: Path, trt: FakeTe
     for name in (ONNX_FILE, ONNX_WEIGHTS_FILE):
         (large / name).unlink()
     for check in ("fast", "full"):
-        assert type(open_engine(large, check=check)).__name__ == "TensorRTEngine"
+        assert type(open_executor(large, check=check)).__name__ == "TensorRTEngine"
     assert_refused(large, ONNX_FILE, "fast", "it is missing")
 
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import TinyEngine
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime import SamplingParams, generate, open_engine
+from trt_lora.runtime import SamplingParams, open_engine
 from trt_lora.runtime.manifest import ONNX_WEIGHTS_FILE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -48,9 +48,9 @@ def test_another_file_of_the_name_changes_no_answer(
     directory: Path, change: Callable[[Path], None]
 ) -> None:
     with open_engine(directory, "onnxruntime") as engine:
-        before = generate(engine, [[5, 6, 7]], sampling=GREEDY)
+        before = engine.generate([[5, 6, 7]], sampling=GREEDY)
         change(directory / ONNX_WEIGHTS_FILE)
-        assert generate(engine, [[5, 6, 7]], sampling=GREEDY) == before
+        assert engine.generate([[5, 6, 7]], sampling=GREEDY) == before
 
 
 @pytest.mark.parametrize("change", [overwritten, cut_short, appended])
@@ -58,16 +58,16 @@ def test_a_written_one_is_an_error_and_no_other_answer(
     directory: Path, change: Callable[[Path], None]
 ) -> None:
     with open_engine(directory, "onnxruntime") as engine:
-        generate(engine, [[5, 6, 7]], sampling=GREEDY)
+        engine.generate([[5, 6, 7]], sampling=GREEDY)
         change(directory / ONNX_WEIGHTS_FILE)
         for _ in range(2):
             with pytest.raises(BackendError, match=r"model\.onnx\.data was written to while"):
-                generate(engine, [[5, 6, 7]], sampling=GREEDY)
+                engine.generate([[5, 6, 7]], sampling=GREEDY)
 
 
 def test_nothing_stays_open_after_an_engine(directory: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with open_engine(directory, "onnxruntime") as engine:
-            generate(engine, [[5, 6, 7]], sampling=GREEDY)
+            engine.generate([[5, 6, 7]], sampling=GREEDY)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1  # of a pool of threads

@@ -90,7 +90,7 @@ def closed_engine(
     """An engine that is not entered yet."""
     if request.param == "onnxruntime":
         return open_engine(tiny_engine.engine, "onnxruntime")
-    return TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest())
+    return Engine(TensorRTEngine(engine_directory(tmp_path / "engine"), small_manifest()))
 
 
 # On either backend.

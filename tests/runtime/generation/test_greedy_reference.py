@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import TinyEngine
 
-from trt_lora.runtime import LoRAManager, SamplingParams, generate, open_engine
+from trt_lora.runtime import SamplingParams, open_engine
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 pytestmark = pytest.mark.needs_torch
@@ -27,10 +27,7 @@ def test_a_greedy_answer_is_that_of_transformers_with_the_active_adapter(
 ) -> None:
     sampling = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
     with open_engine(tiny_engine.engine) as engine:
-        manager = LoRAManager()
-        manager.initialize_engine_bindings(engine)
-        manager.load_weights("a", tiny_engine.adapter)
-        manager.switch_weights("a")
-        (answer,) = generate(engine, [PROMPT], manager=manager, sampling=sampling)
+        engine.adapters.load("a", tiny_engine.adapter)
+        answer = engine.generate(PROMPT, adapter="a", sampling=sampling)
     assert list(answer.token_ids) == greedy_by_transformers(tiny_engine, PROMPT, 8)
     assert (answer.text, answer.finish_reason) == ("", "length")

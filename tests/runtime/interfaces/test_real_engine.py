@@ -68,7 +68,7 @@ def assert_answer_is_of(
 def test_max_serves_what_it_loaded(served: ServedLlama) -> None:
     config, manifest = max.LoRAConfig(enable_lora=True, max_num_loras=2), served.engine.manifest
     adapters = AdapterStore(served.engine, config.store_config(manifest))
-    manager = max.LoRAManager(config, adapters, manifest)
+    manager = max.LoRAManager(config, adapters)
     for name, path in served.paths.items():
         assert manager.load_adapter(f"{name}={path}") is max.LoRAStatus.SUCCESS
         manager.activate_adapter(name)
@@ -78,7 +78,7 @@ def test_max_serves_what_it_loaded(served: ServedLlama) -> None:
 def test_tensorrt_llm_serves_what_its_requests_brought(served: ServedLlama, tmp_path: Path) -> None:
     manifest = served.engine.manifest
     adapters = AdapterStore(served.engine, trtllm.LoraCacheOptions().store_config(manifest))
-    tasks = trtllm.PeftCacheManager(adapters, manifest)
+    tasks = trtllm.PeftCacheManager(adapters)
     for task_id, (name, path) in enumerate(served.paths.items()):
         folder = tmp_path / name
         runtime.save_adapter(runtime.load_adapter(path), folder, "trtllm", dtype="float32")
@@ -94,7 +94,7 @@ def test_tensorrt_llm_serves_what_its_requests_brought(served: ServedLlama, tmp_
 def test_vllm_serves_what_its_requests_name(served: ServedLlama) -> None:
     config, manifest = vllm.LoRAConfig(max_loras=2), served.engine.manifest
     adapters = AdapterStore(served.engine, config.store_config(manifest))
-    worker = vllm.WorkerLoRAManager(vllm.LRUCacheLoRAModelManager(config, adapters, manifest))
+    worker = vllm.WorkerLoRAManager(vllm.LRUCacheLoRAModelManager(config, adapters))
     paths = enumerate(served.paths.items(), start=1)
     requests = [vllm.LoRARequest(name, number, str(path)) for number, (name, path) in paths]
     worker.set_active_adapters(requests, vllm.LoRAMapping.map_sequence_to_adapters([2, None, 1]))

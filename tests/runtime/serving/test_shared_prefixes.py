@@ -35,8 +35,8 @@ class CountingEngine(SlotEngine):
 def adapters(tmp_path: Path) -> AdapterStore:
     found = AdapterStore(CountingEngine())
     for number in (1, 2):
-        found.load_weights(str(number), number_file(tmp_path, number))
-        found.activate(str(number))
+        found.load(str(number), number_file(tmp_path, number))
+        found.bindings.activate(str(number))
     return found
 
 

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from support.fakes.adapter_files import MANIFEST, NBYTES, A, adapter_files
 from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 
-from trt_lora.plugins.errors import AdapterError, StateError, UnknownAdapterError
+from trt_lora.plugins.errors import AdapterError, LoRAError, StateError, UnknownAdapterError
 from trt_lora.runtime import load_adapter
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.store.config import StoreConfig
@@ -146,7 +146,7 @@ def test_a_blend_that_cannot_be_had_is_refused_and_changes_nothing(
     for name, path in {**files, "wide": tmp_path / "wide.safetensors"}.items():
         store.load(name, path)
     before = store.names
-    refused = [
+    refused: list[tuple[type[LoRAError], str, dict[str, float]]] = [
         (AdapterError, "rank 17; this engine takes 1 to 16", {"a": 1, "wide": 1}),
         (AdapterError, "has no parts", {}),
         (AdapterError, "is one of them", {"x": 1, "a": 1}),

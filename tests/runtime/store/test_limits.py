@@ -123,6 +123,7 @@ def test_memory_of_an_unloaded_adapter_is_free_at_its_last_lease(
     cache.load("a", files["a"])
     leases = [cache.lease("a"), cache.lease("a")]
     slot = cache.bindings.activate(leases[0])
+    assert slot is not None
     cache.unload("a")
     with pytest.raises(UnknownAdapterError, match="unknown adapter 'a'; loaded: none"):
         cache.lease("a")
@@ -317,7 +318,7 @@ def test_threads_that_want_one_adapter_read_it_once(
     cache: AdapterStore, files: dict[str, Path]
 ) -> None:
     cache.register("a", files["a"])
-    start, slots = Barrier(8), list[int]()
+    start, slots = Barrier(8), list[int | None]()
 
     def want() -> None:
         start.wait()

@@ -293,13 +293,13 @@ def test_threads_that_have_looked_at_an_adapter_have_it(files: dict[str, Path]) 
     cache.add("x", load_adapter(files["a"]))
     gate, go = Barrier(3), cache._levels.to_device
 
-    def gated(entry: Any) -> int:
+    def gated(entry: Any) -> int | None:
         gate.wait(10)
         gate.wait(10)
         return go(entry)
 
     cache._levels.to_device = gated  # type: ignore[method-assign]
-    found: list[int] = []
+    found: list[int | None] = []
     threads = [Thread(target=lambda: found.append(cache.bindings.activate("x"))) for _ in range(2)]
     for thread in threads:
         thread.start()

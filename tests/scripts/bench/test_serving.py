@@ -1,5 +1,6 @@
 """The benchmarks of serving: rows are used, every step is timed, adapters are moved."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from trt_lora.scripts.bench.scheduling import ROWS, Clients, measure, tiny_adapt
 
 
 def test_every_step_is_timed_and_rows_are_used() -> None:
-    with tiny_adapters(12, 4) as adapters:
+    with closing(tiny_adapters(12, 4)) as adapters:
         rounds, rows = measure(Clients(adapters), 2, 40)
         adapters.check_integrity()
     assert [len(times) for times in rounds] == [40, 40]

@@ -13,7 +13,7 @@ import pytest
 from support.answers import OPTIONS, TOKENS, answer
 from support.commands import trt_lora
 
-from trt_lora.runtime import SamplingParams, TextTokenizer, generate, open_engine, stream_text
+from trt_lora.runtime import SamplingParams, TextTokenizer, open_engine
 from trt_lora.scripts import switch_adapters
 from trt_lora.scripts.commands import chat
 from trt_lora.scripts.terminal.console import INTERRUPTED
@@ -80,7 +80,7 @@ def test_every_option_reaches_the_answer(
     flags = [text for option in options.items() for text in option]
     printed = trt_lora(capsys, "generate", engine, "w5 w6", *OPTIONS, *flags, "--json")
     with open_engine(engine, "onnxruntime") as opened:
-        answers = generate(opened, ["w5 w6"], sampling=sampling)
+        answers = opened.generate(["w5 w6"], sampling=sampling)
     for found, expected in zip(fields_of(printed), answers, strict=True):
         assert found["index"] == expected.index
         assert found["token_ids"] == list(expected.token_ids)
@@ -119,9 +119,9 @@ def test_what_the_model_recommends_is_the_default_and_can_be_left_out(
     config.write_text('{"max_new_tokens": 3, "repetition_penalty": 1.5}')
     recommended = SamplingParams(max_tokens=3, repetition_penalty=1.5, temperature=0)
     with open_engine(tmp_path / "engine", "onnxruntime") as opened:
-        (expected,) = generate(opened, ["w5 w6"], sampling=recommended)
-        assert generate(opened, ["w5 w6"]) == [expected]
-        assert "".join(stream_text(opened, "w5 w6")) == expected.text
+        expected = opened.generate("w5 w6", sampling=recommended)
+        assert opened.generate("w5 w6") == expected
+        assert "".join(opened.stream("w5 w6")) == expected.text
     assert trt_lora(capsys, *command) == expected.text + "\n"
     more = trt_lora(capsys, *command, "--max-tokens", "5", "--json")
     assert fields_of(more)[0]["token_ids"][:3] == list(expected.token_ids)

@@ -12,7 +12,8 @@ from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory, small_manifest
 
-from trt_lora.runtime import Engine, open_engine
+from trt_lora.runtime.engines.engine import EngineExecutor
+from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.scripts.diagnosis import machine, places
 
 
@@ -66,11 +67,11 @@ def test_an_engine_is_opened_on_every_gpu_and_on_the_cpu(
 ) -> None:
     opened = []
 
-    def noted(directory: Path, backend: str) -> Engine:
+    def noted(directory: Path, backend: str) -> EngineExecutor:
         opened.append((backend, cuda.current_device))
-        return open_engine(directory, backend)
+        return open_executor(directory, backend)
 
-    monkeypatch.setattr(places, "open_engine", noted)
+    monkeypatch.setattr(places, "open_executor", noted)
     found = doctor(capsys, planned)
     assert opened == [("tensorrt", 0), ("tensorrt", 1), ("onnxruntime", 0)]
     assert found["engine"]["runs"] is True

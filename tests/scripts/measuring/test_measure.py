@@ -15,7 +15,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.scripts.measuring import answer_times
 from trt_lora.scripts.measuring.benchmark import Benchmark, ContestantTimes
-from trt_lora.scripts.measuring.contestants import BASE, MIXED, SharedContest, contest_of
+from trt_lora.scripts.measuring.contestants import BASE, MIXED, Contest, contest_of
 from trt_lora.scripts.measuring.measure import measure, percentile
 from trt_lora.scripts.measuring.workload import BatchWorkload
 
@@ -118,7 +118,7 @@ def test_rows_with_another_adapter_each_need_two_rows(tmp_path: Path) -> None:
 
 def test_an_adapter_at_a_time_is_switched_to_before_it_is_measured(tmp_path: Path) -> None:
     engine = ClockedEngine(slots=1)
-    contest = SharedContest(engine, {"3": number_file(tmp_path, 3)}, ())
+    contest = Contest(engine, {"3": number_file(tmp_path, 3)}, ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer_times, "perf_counter", engine.clock)
         found = by_name(measure(engine, contest, [BatchWorkload(1, PROMPT, NEW)], 2))

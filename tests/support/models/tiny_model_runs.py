@@ -9,7 +9,7 @@ from support.models import growing_steps
 
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import LoRAManager, TensorMap
-from trt_lora.runtime.engines.engine import Engine
+from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.memory.dtypes import Array
@@ -34,7 +34,7 @@ NO_ADAPTER: dict[str, Array] = {}
 FIRST, SECOND = adapter(3, UP, DOWN), adapter(2, DOWN)
 
 
-def manager_of(engine: Engine, **adapters: Mapping[str, Array]) -> LoRAManager:
+def manager_of(engine: Executor, **adapters: Mapping[str, Array]) -> LoRAManager:
     """Return a manager of a running engine with adapters loaded."""
     manager = LoRAManager()
     manager.initialize_engine_bindings(engine)
@@ -51,7 +51,7 @@ def bindings_of(manager: LoRAManager, name: str = "") -> TensorMap:
     return tensor_map
 
 
-def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
+def prompt(engine: Executor, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
     """Return the inputs of a prefill, all on the host, without LoRA bindings."""
     manifest, count = engine.manifest, len(ids)
     if any(output.in_place_of for output in manifest.outputs):
@@ -66,14 +66,14 @@ def prompt(engine: Engine, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
     return TensorMap({**tensors, **cache})
 
 
-def bound_prompt(engine: Engine) -> TensorMap:
+def bound_prompt(engine: Executor) -> TensorMap:
     """Return the inputs of a prefill of the base model."""
     tensor_map = prompt(engine)
     manager_of(engine).refresh_tensor_map(tensor_map)
     return tensor_map
 
 
-def logits_of(engine: Engine, tensor_map: TensorMap) -> Array:
+def logits_of(engine: Executor, tensor_map: TensorMap) -> Array:
     """Run the engine and return logits [s, vocab]."""
     logits: Array = engine.execute(tensor_map)["logits"].numpy()[0]
     return logits

@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 from support.adapters.manager_setup import refreshed
 from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 
+from trt_lora.plugins.errors import UnknownAdapterError
 from trt_lora.runtime.interfaces.edgellm import LoRAManager
 
 MANIFEST = replace(make_manifest(), max_loras=4)
@@ -86,3 +88,19 @@ def test_weights_in_memory_of_any_rank_are_taken(tmp_path: Path) -> None:
         made.add_weights(name, make_weights(MANIFEST, rank=rank))
         made.switch_weights(name)
         assert refreshed(made)["lora_rank"].numpy().tolist() == [[rank] * 4]
+
+
+def test_a_single_slot_is_taken_in_turns_and_a_switch_that_fails_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    made = LoRAManager()
+    made.initialize_engine_bindings(FakeExecutor(replace(make_manifest(), max_loras=1)))
+    for name, rank in (("a", 2), ("b", 3)):
+        made.add_weights(name, make_weights(MANIFEST, rank=rank))
+    for name, rank in (("a", 2), ("b", 3), ("a", 2)):
+        made.switch_weights(name)
+        assert refreshed(made)["lora_rank"].numpy().tolist() == [[rank] * 4]
+    with pytest.raises(UnknownAdapterError):
+        made.switch_weights("c")
+    assert made.get_active_adapter_name() == "a"
+    assert refreshed(made)["lora_rank"].numpy().tolist() == [[2] * 4]

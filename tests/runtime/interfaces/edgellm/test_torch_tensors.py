@@ -7,6 +7,7 @@ from support.adapters.blended_adapters import assert_near, delta, product, rando
 from support.adapters.manager_setup import ANY, SITE, A, B, manager_with, refreshed
 from support.adapters.many_adapters import MANIFEST, slot_adapters
 from support.adapters.trtllm_files import factors, rows_of
+from support.fakes.adapter_files import stacks_of
 from support.fakes.fake_engine import FakeExecutor, make_manifest
 
 from trt_lora.runtime.interfaces.edgellm import LoRAManager
@@ -52,10 +53,11 @@ def test_trtllm_weights_may_be_torch_tensors() -> None:
         torch.from_numpy(rows_of([(a, b)])),
         torch.tensor([[ATTN_Q, 0, 2]], dtype=torch.int32),
     )
-    tasks = PeftCacheManager(slot_adapters(LoraCacheOptions().cache_config(MANIFEST)), MANIFEST)
+    tasks = PeftCacheManager(slot_adapters(LoraCacheOptions().store_config(MANIFEST)))
     lease = tasks.add_request_peft(TrtllmLoraRequest(7, weights.to(torch.bfloat16), config))
     assert lease is not None
-    stacks = tasks.adapters.stacks.views(tasks.adapters.activate(lease), 1)
+    tasks.adapters.bindings.activate(lease)
+    stacks = stacks_of(tasks.adapters).views(0, 1)
     in_slot = {name: stack.numpy()[0].astype(np.float64) for name, stack in stacks.items()}
     expected = b.astype(np.float64) @ a
     np.testing.assert_array_equal(in_slot[ANY] @ in_slot[ANY.replace("_A_", "_B_")], expected.T)
