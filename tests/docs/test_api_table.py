@@ -9,29 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api_table.page import DOCUMENTS, PAGE, coming_from_page, coming_from_pages, page
+from support.api_table.page import (
+    STATES,
+    coming_from_page,
+    coming_from_pages,
+    counted,
+    documents,
+    tables,
+)
 from support.doc_blocks import ROOT
 
 from trt_lora.scripts.commands import convert_adapter, merge
 from trt_lora.scripts.terminal.build_options import build_parser
 
-ROWS = [row for document in DOCUMENTS for row in document.rows]
-MEMBERS = {  # of the documents, so that no row is lost
-    "TensorRT-Edge-LLM `LoRAManager` (C++)": 26,
-    "MAX `LoRAManager`": 18,
-    "vLLM data structures": 63,
-    "vLLM API": 28,
-    "vLLM `LLM`": 7,
-    "TensorRT-LLM LoRA workflow": 52,
-    "PEFT `PeftModel` and `LoraConfig`": 21,
-}
-
-
-MAKE = "make it: PYTHONPATH=tests .venv/bin/python -m support.api_table.page"
-
-
-def test_the_page_is_made_from_the_rows() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), MAKE
+ROWS = [row for rows in documents().values() for row in rows]
+MAKE = "make it: PYTHONPATH=tests:src .venv/bin/python -m support.api_table.page"
 
 
 @pytest.mark.parametrize("path", coming_from_pages(), ids=lambda path: path.stem)
@@ -39,19 +31,19 @@ def test_the_table_of_a_peer_is_made_from_the_rows(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == coming_from_page(path), MAKE
 
 
-def test_every_member_of_the_documents_has_a_row() -> None:
-    assert {document.title: len(document.rows) for document in DOCUMENTS} == MEMBERS
-    for document in DOCUMENTS:
-        names = [row.documented for row in document.rows]
-        assert len(set(names)) == len(names)
+def test_no_row_is_lost_or_there_twice() -> None:
+    numbers, *_ = tables().values()
+    assert numbers == counted(documents())
+    for rows in documents().values():
+        assert len({row.documented for row in rows}) == len(rows) > 0
 
 
 def test_a_row_says_what_there_is_and_why_it_is_not_as_documented() -> None:
     for row in ROWS:
+        assert row.state in STATES, row
         assert row.ours, row
         assert row.test, row
         assert row.reason or row.state == "present", row
-        assert "|" not in row.documented + row.reason, row
 
 
 @pytest.mark.parametrize("ours", sorted({row.ours for row in ROWS}))

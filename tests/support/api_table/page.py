@@ -1,70 +1,76 @@
-"""The pages made of the rows: `PYTHONPATH=tests python -m support.api_table.page`.
+"""The rows of docs/api-table.md, and the tables of docs/coming-from-*.md that are made of them.
 
-docs/api-table.md as a whole, and the table at the end of each docs/coming-from-*.md.
+`PYTHONPATH=tests:src python -m support.api_table.page` writes those tables.
 """
 
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
-from support.api_table.edgellm import EDGELLM
-from support.api_table.max import MAX
-from support.api_table.peft import PEFT
-from support.api_table.rows import Document, Row, State
-from support.api_table.trtllm import TRTLLM
-from support.api_table.vllm_api import VLLM_API
-from support.api_table.vllm_llm import VLLM_LLM
 from support.api_table.vllm_sampling import sampling_table
-from support.api_table.vllm_structures import VLLM_STRUCTURES
 from support.doc_blocks import ROOT
 
-DOCUMENTS = (EDGELLM, MAX, VLLM_STRUCTURES, VLLM_API, VLLM_LLM, TRTLLM, PEFT)
 PAGE = ROOT / "docs" / "api-table.md"
-STATES: tuple[State, ...] = ("present", "different")
-
-COMING_FROM: dict[str, tuple[Document, ...]] = {
-    "peft": (PEFT,),
-    "tensorrt-llm": (TRTLLM,),
-    "edge-llm": (EDGELLM,),
-    "vllm": (VLLM_LLM, VLLM_API, VLLM_STRUCTURES),
-    "max": (MAX,),
+STATES = ("present", "different")
+# The peers' pages, and how the titles of their interfaces begin.
+COMING_FROM = {
+    "peft": ("PEFT",),
+    "tensorrt-llm": ("TensorRT-LLM",),
+    "edge-llm": ("TensorRT-Edge-LLM",),
+    "vllm": ("vLLM `LLM`", "vLLM API", "vLLM data structures"),
+    "max": ("MAX",),
 }
 _TABLE = "\n## Member by member\n"  # what is above is written by hand
 _SAMPLING = "\n## SamplingParams, field by field\n"  # of vLLM's page, above the other table
 
-_HEAD = """\
-# The interfaces of other LoRA managers, member by member
 
-Made from `tests/support/api_table`, whose tests check that every member of ours and every test
-named here exists. *present*: does what its documentation says (methods of C++ in snake case);
-*different*: the need is met in another way, for the reason given. There is no third state.
-Paths are below `trt_lora`, tests below `tests/`.
+@dataclass(frozen=True)
+class Row:
+    """A documented member: nothing is without a counterpart, so there is no third state."""
 
-vLLM's two pages are a third party's reading of it; where they have names that never existed there
-(error codes, extra vocabulary), the need is served.
-"""
+    documented: str
+    state: str
+    ours: str  # path below trt_lora, or a command and its option
+    reason: str  # why it is not as documented, or what to know
+    test: str  # file below tests/ and function
 
 
-def page() -> str:
-    """Return the page."""
-    lines = [
-        _HEAD,
-        "| interface | members | present | different |",
-        "|---|---|---|---|",
+def tables() -> dict[str, list[list[str]]]:
+    """Return the cells of every table of the page by its title; the first one has none."""
+    found = {}
+    for section in PAGE.read_text(encoding="utf-8").split("\n## "):
+        title, _, text = section.partition("\n")
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        found[title] = [[c.strip() for c in line[1:-1].split(" | ")] for line in lines[2:]]
+    return found
+
+
+def documents() -> dict[str, list[Row]]:
+    """Return the rows of every interface by its title."""
+    _, *sections = tables().items()
+    return {title: [_row(*cells) for cells in rows] for title, rows in sections}
+
+
+def _row(documented: str, state: str, ours: str, reason: str, test: str) -> Row:
+    return Row(documented, state, ours.strip("`"), reason, test.strip("`"))
+
+
+def counted(documents: dict[str, list[Row]]) -> list[list[str]]:
+    """Return the table of the number of rows, of each state and in all."""
+    rows = documents | {"all": [row for found in documents.values() for row in found]}
+    return [
+        [title, str(len(found)), *(str(sum(row.state == s for row in found)) for s in STATES)]
+        for title, found in rows.items()
     ]
-    lines += [_counted(document.title, document.rows) for document in DOCUMENTS]
-    lines.append(_counted("all", [row for document in DOCUMENTS for row in document.rows]))
-    for document in DOCUMENTS:
-        lines += ["", f"## {document.title}", *_table(document)]
-    return "\n".join(lines) + "\n"
 
 
 def coming_from_page(path: Path) -> str:
     """Return the page of a peer: its head as it is, and the table."""
-    documents = COMING_FROM[path.stem.removeprefix("coming-from-")]
+    starts = COMING_FROM[path.stem.removeprefix("coming-from-")]
+    found = documents()
+    rows = [row for s in starts for title in found if title.startswith(s) for row in found[title]]
     head = path.read_text(encoding="utf-8").partition(_TABLE)[0].partition(_SAMPLING)[0]
-    if VLLM_API in documents:
+    if path.stem.endswith("vllm"):
         head = "\n".join([head + _SAMPLING, *sampling_table(), ""])
-    rows = [row for document in documents for row in document.rows]
     same = sum(row.state == "present" for row in rows)
     lines = [
         head + _TABLE,
@@ -73,7 +79,7 @@ def coming_from_page(path: Path) -> str:
         "",
         "| there | here, below `trt_lora` | what differs, or what to know |",
         "|---|---|---|",
-        *(f"| {row.documented} | {_code(row.ours)} | {_difference(row)} |" for row in rows),
+        *(f"| {row.documented} | `{row.ours}` | {_difference(row)} |" for row in rows),
     ]
     return "\n".join(lines) + "\n"
 
@@ -87,24 +93,6 @@ def _difference(row: Row) -> str:
     return f"*different:* {row.reason}" if row.state == "different" else row.reason
 
 
-def _counted(title: str, rows: tuple[Row, ...] | list[Row]) -> str:
-    counts = Counter(row.state for row in rows)
-    return f"| {title} | {len(rows)} | {' | '.join(str(counts[s]) for s in STATES)} |"
-
-
-def _table(document: Document) -> list[str]:
-    head = ["", "| documented | state | ours | reason | test |", "|---|---|---|---|---|"]
-    return head + [
-        f"| {row.documented} | {row.state} | {_code(row.ours)} | {row.reason} | {_code(row.test)} |"
-        for row in document.rows
-    ]
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
     for path in coming_from_pages():
         path.write_text(coming_from_page(path), encoding="utf-8")
