@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 
+from trt_lora.plugins.tensorrt.flavour import FLAVOURS
 from trt_lora.scripts.bench.gpu.gpu_tests import FAMILIES, REST
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.worker import Workload
@@ -47,9 +48,10 @@ GPU = (
         for family in FAMILIES
     ),
     _workload("tests", "Do the other tests marked gpu pass?", 90, "gpu.gpu_tests:rows", REST),
-    _workload("tensorrt", "Does TensorRT, or TensorRT-RTX, run here?", 20,
-              "gpu.tensorrt_probe:rows"),
     _workload("kernels", "What do the kernels cost beside cuBLAS?", 130, "gpu.kernels:rows"),
-    _workload("plan", "What does LoRA add to a plan's answer, and a switch cost?", 90,
-              "plan:gpu_rows"),
+    *(
+        _workload(f"plan:{flavour.name}", "What does LoRA add to a plan's answer, and a switch "
+                  "cost?", 90, "plan:gpu_rows", flavour.name)
+        for flavour in FLAVOURS
+    ),
 )  # fmt: skip

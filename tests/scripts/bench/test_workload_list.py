@@ -23,7 +23,8 @@ def names_of(workloads: list[Workload]) -> list[str]:
 
 
 def test_workloads_are_chosen_by_name_and_kernels_are_compiled_first() -> None:
-    assert names_of(chosen(GPU, ["plan", "tests"])) == ["compilation", "tests", "plan"]
+    plans = ["plan:tensorrt", "plan:tensorrt-rtx"]
+    assert names_of(chosen(GPU, ["plan", "tests"])) == ["compilation", "tests", *plans]
     parts = names_of(chosen(GPU, ["correctness"]))
     assert parts[:2] == ["compilation", "correctness:decode"]
     assert len(parts) == 6
