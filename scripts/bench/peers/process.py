@@ -39,14 +39,14 @@ class PeerProcess:
         Args:
             entry: which peer.
             python: its interpreter.
-            setup: what it loads, as `worker.main` reads it.
+            setup: what it loads, as JSON of `peer.Setup`.
             path: folder of the package `trt_lora`.
             log: what it prints goes there.
 
         Raises:
             PeerError: the interpreter cannot be started.
         """
-        command = [python, "-m", _WORKER, entry.place, json.dumps(setup)]
+        command = [python, "-m", _WORKER, entry.place, json.dumps(setup), *entry.packages]
         self._log = log
         try:
             with log.open("wb") as file:

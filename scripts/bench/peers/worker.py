@@ -1,6 +1,6 @@
 """A peer's process: read commands, run the peer, answer; a line of JSON each.
 
-    python worker.py MODULE:CLASS SETUP
+    python worker.py MODULE:CLASS SETUP PACKAGE ...
 
 It runs in the peer's interpreter. The first line out tells that the peer is loaded, or why not.
 """
@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,46 +21,40 @@ NOT_INSTALLED = "not installed"
 
 def main() -> None:
     """Serve until the input ends. What libraries print goes to stderr."""
-    place, setup = sys.argv[1], json.loads(sys.argv[2])
+    place, setup, *packages = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    serve(place, setup, sys.stdin, answers)
+    serve(place, json.loads(setup), packages, sys.stdin, answers)
 
 
-def serve(place: str, setup: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
+def serve(
+    place: str, setup: dict[str, Any], packages: Sequence[str], commands: TextIO, answers: TextIO
+) -> None:
     """Load the peer, then answer each command with what it took."""
 
-    def tell(answer: dict[str, Any]) -> None:
+    def reply(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
     try:
         peer = _loaded(place, setup)
     except ImportError as error:
-        return tell({"error": f"{NOT_INSTALLED}: {error}"})
+        return reply({"error": f"{NOT_INSTALLED}: {error}"})
     except Exception as error:  # whatever it is, it is this peer's row
-        return tell({"error": _text(error)})
-    tell({"versions": _versions(setup["packages"])})
+        return reply({"error": _text(error)})
+    reply({"versions": {name: _version(name) for name in packages}})
     for line in commands:
         command = json.loads(line)
         try:
-            tell(_answer(peer, command["ids"], command["steps"]))
+            reply(_answer(peer, command["ids"], command["steps"]))
         except Exception as error:
-            tell({"error": _text(error)})
+            reply({"error": _text(error)})
 
 
 def _loaded(place: str, setup: dict[str, Any]) -> Peer:
     module, _, name = place.partition(":")
     peer: Peer = getattr(importlib.import_module(module), name)()
-    peer.load(
-        Setup(
-            files=tuple(map(Path, setup["files"])),
-            model=Path(setup["model"]),
-            adapter=Path(setup["adapter"]),
-            threads=setup["threads"],
-            max_rows=setup["max_rows"],
-            max_len=setup["max_len"],
-        )
-    )
+    paths = {name: Path(setup[name]) for name in ("model", "adapter")}
+    peer.load(Setup(**setup | paths | {"files": tuple(map(Path, setup["files"]))}))
     return peer
 
 
@@ -72,15 +67,11 @@ def _answer(peer: Peer, ids: list[list[int]], steps: int) -> dict[str, Any]:
     return {"prompt": prompt.seconds, "decode": rest.seconds, "tokens": tokens}
 
 
-def _versions(packages: list[str]) -> dict[str, str]:
-    """Versions of those that are installed."""
-    found = {}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = NOT_INSTALLED
-    return found
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return NOT_INSTALLED
 
 
 def _text(error: Exception) -> str:
