@@ -1,28 +1,13 @@
 """All workloads of all benchmarks, most important first: a deadline cuts the end."""
 
-from collections.abc import Iterator
-from functools import partial
-from importlib import import_module
-
 from trt_lora.plugins.tensorrt.flavour import FLAVOURS
 from trt_lora.scripts.bench.gpu.gpu_tests import FAMILIES, REST
-from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.worker import Workload
 
 
-def rows_at(place: str, *arguments: object) -> Iterator[ResultRow]:
-    """Yield the rows of a workload; its module is imported by the process that runs it.
-
-    Args:
-        place: MODULE:FUNCTION, below this package.
-        arguments: of the function.
-    """
-    module, _, function = place.partition(":")
-    yield from getattr(import_module(f"trt_lora.scripts.bench.{module}"), function)(*arguments)
-
-
 def _workload(name: str, question: str, weight: float, place: str, *arguments: object) -> Workload:
-    return Workload(name, question, weight, partial(rows_at, place, *arguments))
+    """Its place is below this package."""
+    return Workload(name, question, weight, f"trt_lora.scripts.bench.{place}", arguments)
 
 
 # The weight is the share of the time, in seconds where all need all of theirs.

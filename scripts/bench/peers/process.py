@@ -1,16 +1,12 @@
 """The runner's side of a peer's process: start, ask, end."""
 
-import contextlib
 import json
-import os
-import select
-import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from trt_lora.scripts.bench.peers.peer_list import PeerEntry
+from trt_lora.scripts.measuring.child import ChildProcess
 
 _WORKER = "trt_lora.scripts.bench.peers.worker"
 
@@ -28,7 +24,7 @@ class PeerAnswer:
     tokens: list[list[int]]
 
 
-class PeerProcess:
+class PeerProcess(ChildProcess):
     """A peer in an interpreter of its own; it takes commands one at a time."""
 
     def __init__(
@@ -47,30 +43,10 @@ class PeerProcess:
             PeerError: the interpreter cannot be started.
         """
         command = [python, "-m", _WORKER, entry.place, json.dumps(setup), *entry.packages]
-        self._log = log
         try:
-            with log.open("wb") as file:
-                self._process = subprocess.Popen(
-                    [str(word) for word in command],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=file,
-                    env=os.environ | {"PYTHONPATH": str(path)},
-                )
+            super().__init__(command, log, [path])
         except OSError as error:
             raise PeerError(f"not installed: {python} cannot be started: {error}") from error
-        self._unread = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close() if pipe else None
 
     def versions(self, seconds: float) -> dict[str, str]:
         """Wait until it is loaded; return the versions of its packages.
@@ -78,7 +54,7 @@ class PeerProcess:
         Raises:
             PeerError: it cannot load, or not in time.
         """
-        found: dict[str, str] = self._receive(seconds)["versions"]
+        found: dict[str, str] = self._answer(seconds)["versions"]
         return found
 
     def ask(self, ids: list[list[int]], steps: int, seconds: float) -> PeerAnswer:
@@ -87,31 +63,17 @@ class PeerProcess:
         Raises:
             PeerError: it failed, or did not answer in time.
         """
-        assert self._process.stdin is not None  # it is a pipe
-        with contextlib.suppress(BrokenPipeError):  # reading tells of its end
-            self._process.stdin.write(json.dumps({"ids": ids, "steps": steps}).encode() + b"\n")
-            self._process.stdin.flush()
-        answer = self._receive(seconds)
-        return PeerAnswer(answer["prompt"], answer["decode"], answer["tokens"])
+        self.send({"ids": ids, "steps": steps})
+        return PeerAnswer(**self._answer(seconds))
 
-    def _receive(self, seconds: float) -> dict[str, Any]:
-        """Read one line."""
-        assert self._process.stdout is not None  # it is a pipe
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            left = max(deadline - time.monotonic(), 0)
-            if not select.select([self._process.stdout], [], [], left)[0]:
-                raise PeerError(f"no answer within {seconds:.0f} s")
-            read = os.read(self._process.stdout.fileno(), 1 << 20)
-            if not read:
-                raise PeerError(f"its process ended: {self._last_words()}")
-            self._unread += read
-        line, _, self._unread = self._unread.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        try:
+            answer = self.receive(seconds)
+        except TimeoutError as error:
+            raise PeerError(str(error)) from error
+        except EOFError as error:
+            last_words = " / ".join(self.last_lines(3))[-400:] or "without a word"
+            raise PeerError(f"{error}: {last_words}") from error
         if "error" in answer:
             raise PeerError(answer["error"])
         return answer
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        return " / ".join(lines[-3:])[-400:] or "without a word"

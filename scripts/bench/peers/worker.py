@@ -5,16 +5,14 @@
 It runs in the peer's interpreter. The first line out tells that the peer is loaded, or why not.
 """
 
-import importlib
 import importlib.metadata
 import json
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trt_lora.scripts.bench.peers.peer import Peer, Setup
+from trt_lora.scripts.measuring.child import imported, parent
 
 NOT_INSTALLED = "not installed"
 
@@ -22,37 +20,24 @@ NOT_INSTALLED = "not installed"
 def main() -> None:
     """Serve until the input ends. What libraries print goes to stderr."""
     place, setup, *packages = sys.argv[1:]
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    serve(place, json.loads(setup), packages, sys.stdin, answers)
-
-
-def serve(
-    place: str, setup: dict[str, Any], packages: Sequence[str], commands: TextIO, answers: TextIO
-) -> None:
-    """Load the peer, then answer each command with what it took."""
-
-    def reply(answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
-
+    send = parent()
     try:
-        peer = _loaded(place, setup)
+        peer = _loaded(place, json.loads(setup))
     except ImportError as error:
-        return reply({"error": f"{NOT_INSTALLED}: {error}"})
+        return send({"error": f"{NOT_INSTALLED}: {error}"})
     except Exception as error:  # whatever it is, it is this peer's row
-        return reply({"error": _text(error)})
-    reply({"versions": {name: _version(name) for name in packages}})
-    for line in commands:
+        return send({"error": _text(error)})
+    send({"versions": {name: _version(name) for name in packages}})
+    for line in sys.stdin:
         command = json.loads(line)
         try:
-            reply(_answer(peer, command["ids"], command["steps"]))
+            send(_answer(peer, command["ids"], command["steps"]))
         except Exception as error:
-            reply({"error": _text(error)})
+            send({"error": _text(error)})
 
 
 def _loaded(place: str, setup: dict[str, Any]) -> Peer:
-    module, _, name = place.partition(":")
-    peer: Peer = getattr(importlib.import_module(module), name)()
+    peer: Peer = imported(place)()
     paths = {name: Path(setup[name]) for name in ("model", "adapter")}
     peer.load(Setup(**setup | paths | {"files": tuple(map(Path, setup["files"]))}))
     return peer
