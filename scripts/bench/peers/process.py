@@ -1,10 +1,10 @@
 """The runner's side of a peer's process: start, ask, end."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trt_lora.scripts.bench.peers.peer import PeerAnswer, Rows
 from trt_lora.scripts.bench.peers.peer_list import PeerEntry
 from trt_lora.scripts.measuring.child import ChildProcess
 
@@ -13,15 +13,6 @@ _WORKER = "trt_lora.scripts.bench.peers.worker"
 
 class PeerError(RuntimeError):
     """A peer cannot be measured; the message is what its row says."""
-
-
-@dataclass(frozen=True)
-class PeerAnswer:
-    """What one answer took, and its tokens, by row."""
-
-    prompt: float  # seconds
-    decode: float  # seconds
-    tokens: list[list[int]]
 
 
 class PeerProcess(ChildProcess):
@@ -57,7 +48,7 @@ class PeerProcess(ChildProcess):
         found: dict[str, str] = self._answer(seconds)["versions"]
         return found
 
-    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> PeerAnswer:
+    def ask(self, ids: Rows, steps: int, seconds: float) -> PeerAnswer:
         """Have prompts [rows][seq] answered with `steps` tokens after the first.
 
         Raises:

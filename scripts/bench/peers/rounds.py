@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError
+from trt_lora.scripts.bench.peers.peer import PeerAnswer, Rows
+from trt_lora.scripts.bench.peers.process import PeerError
 
 VOCABULARY = 40_000  # ids below it are words of the demo model
 _FIRST_WORD = 100
@@ -24,10 +25,10 @@ class Cell(NamedTuple):
     def __str__(self) -> str:
         return f"{self.batch} x {self.context}"
 
-    def prompts(self, seed: int) -> list[list[int]]:
+    def prompts(self, seed: int) -> Rows:
         """Return token ids [batch][context]; no two rows and no two rounds share a prefix."""
         rng = np.random.default_rng((seed, *self))
-        rows: list[list[int]] = rng.integers(_FIRST_WORD, VOCABULARY, tuple(self)).tolist()
+        rows: Rows = rng.integers(_FIRST_WORD, VOCABULARY, tuple(self)).tolist()
         return rows
 
 
@@ -40,7 +41,7 @@ _WARM_UP_SEED = 1_000_000  # other prompts than those of any round: some peers r
 class PeerClient(Protocol):
     """What a round asks: a `PeerProcess`."""
 
-    def ask(self, ids: list[list[int]], steps: int, seconds: float) -> PeerAnswer:
+    def ask(self, ids: Rows, steps: int, seconds: float) -> PeerAnswer:
         """Have prompts answered."""
         ...
 

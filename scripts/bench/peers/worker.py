@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trt_lora.scripts.bench.peers.peer import Peer, Setup
+from trt_lora.scripts.bench.peers.peer import Peer, Rows, Setup
 from trt_lora.scripts.measuring.child import imported, parent
 
 NOT_INSTALLED = "not installed"
@@ -43,13 +43,11 @@ def _loaded(place: str, setup: dict[str, Any]) -> Peer:
     return peer
 
 
-def _answer(peer: Peer, ids: list[list[int]], steps: int) -> dict[str, Any]:
-    prompt = peer.prompt(ids, steps)
-    rest = peer.decode()
-    tokens = [[*first, *more] for first, more in zip(prompt.tokens, rest.tokens, strict=True)]
-    if wrong := [len(row) for row in tokens if len(row) != steps + 1]:
+def _answer(peer: Peer, ids: Rows, steps: int) -> dict[str, Any]:
+    answer = peer.answer(ids, steps)
+    if wrong := [len(row) for row in answer.tokens if len(row) != steps + 1]:
         raise RuntimeError(f"rows of {wrong} tokens, expected {steps + 1}")
-    return {"prompt": prompt.seconds, "decode": rest.seconds, "tokens": tokens}
+    return answer._asdict()
 
 
 def _version(package: str) -> str:

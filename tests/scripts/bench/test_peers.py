@@ -9,8 +9,9 @@ import pytest
 from support.fakes import fake_peers
 
 from trt_lora.scripts.bench.peers import __main__ as bench_peers
+from trt_lora.scripts.bench.peers.peer import PeerAnswer
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
-from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError, PeerProcess
+from trt_lora.scripts.bench.peers.process import PeerError, PeerProcess
 from trt_lora.scripts.bench.peers.rounds import WARM_UP, Cell, Results, Rounds
 from trt_lora.scripts.report.speed_charts import peer_charts
 
