@@ -47,7 +47,7 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
     ranks = [(path, rank) for adapter in adapters for path, rank in adapter.ranks.items()]
     targets = Targets.from_names(config.target_modules or _modules_of(ranks))
     max_rank = _max_rank(config, ranks)
-    if config.max_loras:  # so that a row's bits do not depend on its slot (slots_function.py)
+    if config.max_loras:  # so that a row's bits do not depend on its slot (lora_function.py)
         max_rank = 1 << (max_rank - 1).bit_length()
     _check_targets_cover(targets, ranks)
     opt_rank = min(_opt_rank(ranks), max_rank)

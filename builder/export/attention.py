@@ -1,24 +1,20 @@
-"""Attention of exported models: grouped query heads without copying keys and values.
+"""Attention over a cache of fixed size, as one node for a later pass to lower.
 
-Registered with transformers as `trt_lora`. The exporter's own translation of scaled dot product
-attention repeats keys and values for every query head, and spends nine nodes on transposing the
-keys and two on rows that may attend to nothing; here the query heads of a group are folded
-into the query length, and such rows stay finite.
+Registered with transformers as `trt_lora`. Masks are additive, since some models add them to scores
+of their own; `StandardAttention` makes them boolean where only our nodes read them. Outside of a
+trace the same is computed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, eager_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
-from transformers.models.gpt_neo.modeling_gpt_neo import (
-    GPT_NEO_ATTENTION_CLASSES,
-    GPTNeoSelfAttention,
-)
 from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES, GPTJAttention
 
+from trt_lora.builder.export.static_cache import TRACE_DOMAIN
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
 
@@ -40,7 +36,7 @@ def _attention(
     """Attend; the signature is transformers'.
 
     Args:
-        module: the attention layer; unused.
+        module: the attention layer, for messages.
         query: [batch, heads, s, d].
         key: [batch, kv_heads, t, d].
         value: [batch, kv_heads, t, e].
@@ -52,21 +48,29 @@ def _attention(
 
     Returns:
         [batch, s, heads, e], and no attention weights.
+
+    Raises:
+        ModelError: the layer has what changes scores beyond mask, scale and softcap.
     """
-    refuse_unsupported(module, options)
-    scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    attended = written_out(query, key, value, attention_mask, scale, softcap)
-    return attended.transpose(1, 2), None
-
-
-def refuse_unsupported(module: torch.nn.Module, options: Mapping[str, Any]) -> None:
-    """Refuse what changes scores beyond mask, scale and softcap, with ModelError."""
     for name, label in _UNSUPPORTED.items():
         if options.get(name) is not None:
             raise ModelError(f"{type(module).__name__} has {label}, which is not supported")
+    scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+    if torch.compiler.is_exporting():
+        attended = torch.onnx.ops.symbolic(
+            f"{TRACE_DOMAIN}::Attention",
+            (query, key, value, attention_mask),
+            {"scale": scale, "softcap": float(softcap or 0)},
+            dtype=query.dtype,
+            shape=(*query.shape[:3], value.shape[3]),
+            version=1,
+        )
+    else:
+        attended = _written_out(query, key, value, attention_mask, scale, softcap)
+    return attended.transpose(1, 2), None
 
 
-def written_out(
+def _written_out(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -75,39 +79,36 @@ def written_out(
     softcap: float | None,
 ) -> torch.Tensor:
     """Return attention [batch, heads, s, e] in matrix products; arguments as in `_attention`."""
-    batch, heads, length, size = query.shape
-    groups = key.shape[1]
-    folded = query.reshape(batch, groups, heads // groups * length, size)
-    scores = torch.matmul(folded * scale, key.transpose(2, 3))
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    scores = torch.matmul(query * scale, key.transpose(2, 3))
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
-    weights = torch.softmax(scores + _fold_mask(mask, heads // groups), dim=-1)
-    return torch.matmul(weights, value).reshape(batch, heads, length, value.shape[3])
+    return torch.matmul(torch.softmax(scores + mask, dim=-1), value)
 
 
-def _fold_mask(mask: torch.Tensor, queries_per_group: int) -> torch.Tensor:
-    """Repeat a mask [batch, 1, s, t] for the query heads of a group: [batch, 1, g * s, t]."""
-    if queries_per_group == 1:
-        return mask
-    return mask.repeat(1, 1, queries_per_group, 1)
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> torch.Tensor:
+    """Return the mask [batch, 1, q, kv], added to scores; the signature is transformers'.
 
-
-def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Half of the dtype's minimum where nothing may be seen.
-
-    With all of it, float16 scores below -16 would overflow, and a row of padding would be NaN.
+    Every row has positions of its own: `q_offset` is [batch, 1, 1, 1]. Half of the dtype's minimum
+    stands where nothing may be seen: with all of it, float16 scores below -16 would overflow.
     """
-    return eager_mask(*args, **kwargs) * 0.5
-
-
-def register_attention(name: str, attend: Callable[..., Any], mask: Callable[..., Any]) -> None:
-    """Let transformers find an attention, and the mask that it takes, by a name."""
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, mask)
-    # These choose their own attention by name and know no interface; they take our mask.
-    FALCON_ATTENTION_CLASSES[name] = FalconAttention
-    GPT_NEO_ATTENTION_CLASSES[name] = GPTNeoSelfAttention
-    GPTJ_ATTENTION_CLASSES[name] = GPTJAttention
+    del options  # vmap, devices, and masks for padding, which a row of its own length has none of
+    rows = torch.arange(batch_size)[:, None, None, None]
+    heads = torch.zeros(1, 1, 1, 1, dtype=torch.long)
+    queries = torch.arange(q_length)[None, None, :, None] + q_offset
+    keys = torch.arange(kv_length)[None, None, None, :] + kv_offset
+    seen = mask_function(rows, heads, queries, keys)
+    low = torch.full((), torch.finfo(dtype).min / 2, dtype=dtype)
+    return torch.where(seen, torch.zeros((), dtype=dtype), low)
 
 
 def set_attention(model: Any, name: str) -> None:
@@ -121,4 +122,8 @@ def set_attention(model: Any, name: str) -> None:
     model.config._attn_implementation = name
 
 
-register_attention(ATTENTION, _attention, _mask)
+AttentionInterface.register(ATTENTION, _attention)
+AttentionMaskInterface.register(ATTENTION, _mask)
+# These choose their own attention by name and know no interface; they take our mask.
+FALCON_ATTENTION_CLASSES[ATTENTION] = FalconAttention
+GPTJ_ATTENTION_CLASSES[ATTENTION] = GPTJAttention

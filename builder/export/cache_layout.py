@@ -23,19 +23,10 @@ class CacheLayout:
     key_dim: int
     value_dim: int
 
-    def zeros(
-        self, batch: int, length: int, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values [batch, heads, length, dim]."""
-        keys, values = self.unset(batch, length, dtype)
-        return keys.zero_(), values.zero_()
-
-    def unset(
-        self, batch: int, length: int, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the same with undefined values: memory that nobody writes to takes none."""
-        keys = torch.empty(batch, self.heads, length, self.key_dim, dtype=dtype)
-        return keys, torch.empty(batch, self.heads, length, self.value_dim, dtype=dtype)
+    def unset(self, batch: int, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return keys and values of undefined contents: memory that is never written takes none."""
+        dims = (self.key_dim, self.value_dim)
+        return [torch.empty(batch, self.heads, length, dim, dtype=dtype) for dim in dims]
 
 
 def cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
@@ -56,8 +47,5 @@ def cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
     layers = getattr(getattr(out, "past_key_values", None), "layers", ())
     if not layers or not all(type(layer) in _PLAIN_LAYERS for layer in layers):
         raise unsupported(name, "it has no cache of keys and values in every layer")
-    return tuple(_layout(layer.keys.shape, layer.values.shape) for layer in layers)
-
-
-def _layout(keys: torch.Size, values: torch.Size) -> CacheLayout:
-    return CacheLayout(heads=keys[1], key_dim=keys[3], value_dim=values[3])
+    shapes = ((layer.keys.shape, layer.values.shape) for layer in layers)
+    return tuple(CacheLayout(keys[1], keys[3], values[3]) for keys, values in shapes)

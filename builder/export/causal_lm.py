@@ -17,9 +17,9 @@ from trt_lora.builder.export.cache_layout import (
 from trt_lora.builder.export.dimension_names import NameDimensions
 from trt_lora.builder.export.optimize import optimize
 from trt_lora.builder.export.real_rope import real_rope
-from trt_lora.builder.export.static.static_cache import TRACE_DOMAIN
-from trt_lora.builder.export.static.static_check import static_cache_obstacle
-from trt_lora.builder.export.static.static_step import StaticStep
+from trt_lora.builder.export.static_cache import TRACE_DOMAIN
+from trt_lora.builder.export.static_check import static_cache_obstacle
+from trt_lora.builder.export.static_step import StaticStep
 from trt_lora.builder.export.torch_modules import module_linears, untie_linears
 from trt_lora.builder.model_errors import one_line, unsupported
 from trt_lora.builder.passes.linears import traced_paths

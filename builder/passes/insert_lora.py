@@ -10,7 +10,7 @@
 5. The operator has a model-local function body in standard operators, which ONNX Runtime inlines,
    and TensorRT too where our plugin is not registered.
 6. With `stack_rank`, A and B are stacks [slots, k, R] and [slots, R, n], and every node reads the
-   slot of each token too (`slots/`).
+   slot of each token too (`token_slots.py`).
 7. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
@@ -22,7 +22,7 @@ import onnx_ir as ir
 from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
-from trt_lora.builder.passes.slots.token_slots import TokenSlots
+from trt_lora.builder.passes.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
 from trt_lora.plugins.contract.operators import (
     COLUMNS,

@@ -1,45 +1,81 @@
-"""ONNX function bodies of the LoRA operators, for runtimes without the plugin."""
+"""ONNX function bodies of the LoRA operators, for runtimes without the plugin.
 
+Those that take an adapter for each token compute for every site:
+
+    t = x @ A            [slots, tokens, R], of every adapter
+    t = t where the token's slot is the adapter's, else 0
+    d = t @ B            t as [tokens, slots * R], B as [slots * R, n]
+
+The tokens of other adapters are replaced and not multiplied by 0: one adapter's t may be infinite
+on another's tokens. What they add to the sum is zero and exact. A token's bits do not depend on the
+other tokens' adapters, nor on its own one's slot where R is a power of two: blocks of a matrix
+product then hold whole adapters. They may depend on the shapes, as those of any matrix product.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
 import onnx_ir as ir
+from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.slots.slots_function import slots_function
-from trt_lora.plugins.contract.operators import DOMAIN, Operator
+from trt_lora.builder.passes.graph_values import constant
+from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN, Operator
 
 
 def lora_function(operator: Operator, opset: int) -> ir.Function:
     """Return the model-local function of an operator, in opset `opset`."""
-    if operator.has_slots:
-        return slots_function(operator, opset)
-    inputs = [ir.val(name) for name in _input_names(operator)]
-    nodes: list[ir.Node] = []
-    outputs: list[ir.Value] = []
-    for site in range(operator.sites):
-        a, b = (inputs[index] for index in operator.factors(site))
-        nodes += _delta(inputs[0], a, b, site)
+    inputs = [ir.val(name) for name in operator.input_names]
+    pairs = [[inputs[index] for index in operator.factors(s)] for s in range(operator.sites)]
+    tape, outputs = Tape(), []
+    deltas = _deltas_of_slots if operator.has_slots else _deltas
+    for site, delta in enumerate(deltas(tape, inputs, pairs)):
         if operator.has_addend:
-            addend = inputs[operator.addend(site)]
-            nodes.append(_node("Add", addend, nodes[-1].outputs[0], f"z_{site}"))
-        outputs.append(nodes[-1].outputs[0])
-    imports = {"": opset}
-    body = ir.Graph(inputs, outputs, nodes=nodes, opset_imports=imports, name=operator.name)
-    return ir.Function(DOMAIN, operator.name, graph=body, attributes=())
+            delta = tape.op("Add", [inputs[operator.addend(site)], delta])
+        outputs.append(delta)
+    for number, node in enumerate(tape.nodes):
+        node.name = node.outputs[0].name = f"{node.op_type}_{number}"
+    body = ir.Graph(
+        inputs, outputs, nodes=tape.nodes, opset_imports={"": opset}, name=operator.name
+    )
+    # The body takes ranks as they are padded, and leaves its attribute unread.
+    attributes = [ir.Attr(COLUMNS, ir.AttributeType.INTS, None)] if operator.has_slots else []
+    return ir.Function(DOMAIN, operator.name, graph=body, attributes=attributes)
 
 
-def _input_names(operator: Operator) -> list[str]:
-    names = {0: "x"}
-    for site in range(operator.sites):
-        names |= dict(zip(operator.factors(site), (f"A_{site}", f"B_{site}"), strict=True))
-        if operator.has_addend:
-            names[operator.addend(site)] = f"c_{site}"
-    return [names[index] for index in range(operator.inputs)]
+def _deltas(tape: Tape, inputs: list[ir.Value], pairs: list[list[ir.Value]]) -> Iterator[ir.Value]:
+    """(x @ A) @ B of every site."""
+    for a, b in pairs:
+        yield tape.op("MatMul", [tape.op("MatMul", [inputs[0], a]), b])
 
 
-def _delta(x: ir.Value, a: ir.Value, b: ir.Value, site: int) -> list[ir.Node]:
-    shrink = _node("MatMul", x, a, f"t_{site}")
-    return [shrink, _node("MatMul", shrink.outputs[0], b, f"d_{site}")]
+def _deltas_of_slots(
+    tape: Tape, inputs: list[ir.Value], pairs: list[list[ir.Value]]
+) -> Iterator[ir.Value]:
+    """The same by each token's own adapter."""
+    x, slot, rank = inputs[:3]
+    rows = tape.op("Flatten", [x], {"axis": -1})  # [tokens, k]
+    taken = _taken(tape, slot, rank)
+    leading = tape.op("Shape", [x], {"end": -1})
+    zero = tape.op("CastLike", [constant(tape, np.float32(0)), x])
+    for a, b in pairs:
+        t = tape.op("Where", [taken, tape.op("MatMul", [rows, a]), zero])
+        beside = tape.op("Transpose", [t], {"perm": [1, 0, 2]})  # [tokens, slots, R]
+        below = tape.op("Reshape", [b, _joined(tape, [-1], tape.op("Shape", [b], {"start": 2}))])
+        product = tape.op("MatMul", [tape.op("Flatten", [beside], {"axis": 1}), below])
+        yield tape.op("Reshape", [product, _joined(tape, leading, [-1])])  # [..., n]
 
 
-def _node(kind: str, left: ir.Value, right: ir.Value, name: str) -> ir.Node:
-    node = ir.node(kind, [left, right])
-    node.name = node.outputs[0].name = name
-    return node
+def _taken(tape: Tape, slot: ir.Value, rank: ir.Value) -> ir.Value:
+    """Whether a token takes an adapter [slots, tokens, 1]; the same nodes in every function."""
+    count = tape.op("Squeeze", [tape.op("Shape", [rank], {"start": 0, "end": 1})])
+    numbers = tape.op("Range", [constant(tape, 0), count, constant(tape, 1)])
+    of_slots = tape.op("Reshape", [numbers, constant(tape, [-1, 1, 1])])
+    wide = tape.op("Cast", [slot], {"to": ir.DataType.INT64})
+    of_tokens = tape.op("Reshape", [wide, constant(tape, [-1, 1])])
+    return tape.op("Equal", [of_tokens, of_slots])
+
+
+def _joined(tape: Tape, *sizes: ir.Value | list[int]) -> ir.Value:
+    """One shape of several parts."""
+    parts = [constant(tape, part) if isinstance(part, list) else part for part in sizes]
+    return tape.op("Concat", parts, {"axis": 0})

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.linears import behind_identity
-from trt_lora.builder.passes.lowering import graph_values as gv
 from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
 from trt_lora.plugins.contract.sites import parse_binding
 from trt_lora.plugins.errors import ModelError

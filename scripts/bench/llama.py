@@ -5,7 +5,6 @@ Nothing of the builder is imported here: a machine with a GPU need not have what
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from trt_lora.plugins.contract.sites import BindingNames, Site
@@ -13,15 +12,6 @@ from trt_lora.runtime.manifest import BaseModel, Manifest
 from trt_lora.runtime.memory.host import Memory
 
 LAYERS = 32
-_MODULES = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
 
 
 @dataclass(frozen=True)
@@ -45,18 +35,19 @@ class LayerShape:
     def groups(self) -> Mapping[str, tuple[LinearShape, ...]]:
         """Linears by group, in the order in which a layer runs them."""
         hidden, keys, inner = self.hidden, self.keys, self.inner
-        return MappingProxyType(
-            {
-                "qkv": (
-                    LinearShape("q", hidden, hidden),
-                    LinearShape("k", hidden, keys),
-                    LinearShape("v", hidden, keys),
-                ),
-                "o": (LinearShape("o", hidden, hidden),),
-                "gate_up": (LinearShape("gate", hidden, inner), LinearShape("up", hidden, inner)),
-                "down": (LinearShape("down", inner, hidden),),
-            }
-        )
+        return {
+            "qkv": (
+                LinearShape("self_attn.q_proj", hidden, hidden),
+                LinearShape("self_attn.k_proj", hidden, keys),
+                LinearShape("self_attn.v_proj", hidden, keys),
+            ),
+            "o": (LinearShape("self_attn.o_proj", hidden, hidden),),
+            "gate_up": (
+                LinearShape("mlp.gate_proj", hidden, inner),
+                LinearShape("mlp.up_proj", hidden, inner),
+            ),
+            "down": (LinearShape("mlp.down_proj", inner, hidden),),
+        }
 
 
 LLAMA_3_8B = LayerShape()
@@ -66,7 +57,7 @@ def llama_manifest(dtype: str) -> Manifest:
     """Return a manifest with the seven linears of 32 layers: 448 bindings."""
     linears = [linear for group in LLAMA_3_8B.groups.values() for linear in group]
     sites = tuple(
-        Site(f"model.layers.{layer}.{_MODULES[linear.name]}", linear.k, linear.n, dtype)
+        Site(f"model.layers.{layer}.{linear.name}", linear.k, linear.n, dtype)
         for layer in range(LAYERS)
         for linear in linears
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trt_lora.plugins.errors import StateError
+from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime import Executor, LoRAManager, TensorMap, open_engine
 from trt_lora.scripts.bench.gpu.llama_engines import build
-from trt_lora.scripts.bench.gpu.tensorrt_probe import running_flavour
 from trt_lora.scripts.bench.llama import LLAMA_3_8B
 from trt_lora.scripts.measuring.benchmark import ContestantTimes, WorkloadTimes
 from trt_lora.scripts.measuring.contestants import contest_of
@@ -37,13 +37,14 @@ def demo_rows() -> Iterator[ResultRow]:
         yield from rows("demo", engine, paths)
 
 
-def gpu_rows() -> Iterator[ResultRow]:
+def gpu_rows(flavour: str) -> Iterator[ResultRow]:
     """Build plans of a few Llama-3-8B layers and measure each: our plugin, native, no LoRA.
 
     Raises:
-        Skipped: no TensorRT runs here, or nothing builds engines.
+        Skipped: the flavour is not installed, or nothing builds engines.
     """
-    flavour = running_flavour()
+    if not flavour_named(flavour).installed:
+        raise Skipped(f"{flavour} is not installed")
     if find_spec("transformers") is None:
         raise Skipped("plans are built with transformers, which is not installed")
     with TemporaryDirectory() as scratch:

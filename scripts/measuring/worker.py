@@ -1,19 +1,17 @@
-"""Workloads of the benchmark, and the subprocess that runs one and streams its rows."""
+"""Workloads of the benchmark, and the subprocess that runs one and sends its rows."""
 
 import faulthandler
-import os
+import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import LoRAError
-from trt_lora.scripts.measuring.report import ResultRow
+from trt_lora.scripts.measuring.child import imported, parent
 
 _SIGNS_OF_AN_ILLEGAL_ADDRESS = ("illegal memory access", "illegal address", "misaligned address")
 
@@ -41,40 +39,39 @@ class WorkloadOutcome(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """True if somebody has to look at it."""
+        """True if it has to be looked at."""
         return self not in (self.DONE, self.OUT_OF_TIME, self.SKIPPED)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One question, and the rows that answer it."""
+    """One question, and what yields the `ResultRow`s that answer it."""
 
     name: str  # with parts as `correctness:fused`
     question: str
     weight: float  # its share of the time, beside the others'
-    rows: Callable[[], Iterator[ResultRow]]  # of a module's top level: another process calls it
+    place: str  # MODULE:FUNCTION, imported by the process that runs it
+    arguments: tuple[object, ...] = ()  # of the function, as JSON takes them
 
 
-def work(workload: Workload, seconds: float, log: Path, rows: Connection) -> None:
-    """Send every row and, last, the outcome; the body of a workload's process.
-
-    Args:
-        workload: what to run.
-        seconds: no row is begun later than this.
-        log: what libraries print, and Python's stack where the process dies, is written there.
-        rows: where rows go, as JSON; then one dictionary with the outcome.
-    """
-    os.setsid()  # one group with all that it starts, to be killed together
-    _print_into(log)
+def main() -> None:
+    """Send every row of PLACE, and last the outcome; no row is begun later than SECONDS."""
+    place, arguments, seconds = sys.argv[1:]
+    deadline = time.monotonic() + float(seconds)
     faulthandler.enable()
-    with rows:
-        rows.send(_run(workload, time.monotonic() + seconds, rows))
+    send = parent()
+    send(_run(place, json.loads(arguments), deadline, send))
 
 
-def _run(workload: Workload, deadline: float, rows: Connection) -> dict[str, Any]:
+def _run(
+    place: str,
+    arguments: Sequence[object],
+    deadline: float,
+    send: Callable[[Mapping[str, Any]], None],
+) -> dict[str, Any]:
     try:
-        for row in workload.rows():
-            rows.send({"row": row.to_json()})
+        for row in imported(place)(*arguments):
+            send({"row": row.to_json()})
             if time.monotonic() >= deadline:
                 return {"outcome": WorkloadOutcome.OUT_OF_TIME}
     except Skipped as reason:
@@ -93,10 +90,3 @@ def _outcome_of(error: Exception) -> WorkloadOutcome:
     if isinstance(error, LoRAError):
         return WorkloadOutcome.REFUSED
     return WorkloadOutcome.RAISED
-
-
-def _print_into(log: Path) -> None:
-    sys.stdout.flush()
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)

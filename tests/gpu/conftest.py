@@ -1,12 +1,12 @@
 """The GPU, and TensorRT-RTX on it, for tests that need them."""
 
 import pytest
+from gpu.tensorrt_probe import Answer, ask
 from kernels.calls import Sizes
 
 from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.bench.gpu.gpu_tests import FAMILIES, REST, current_chip, kernel_family
-from trt_lora.scripts.bench.gpu.tensorrt_probe import Answer, ask
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

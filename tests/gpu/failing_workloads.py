@@ -12,7 +12,7 @@ from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.worker import Skipped, WrongResultError
 
 
-def good(names: tuple[str, ...], seconds: float = 0.0) -> Iterator[ResultRow]:
+def good(names: list[str], seconds: float = 0.0) -> Iterator[ResultRow]:
     """Yield rows, each after a while."""
     for name in names:
         time.sleep(seconds)
@@ -26,11 +26,11 @@ def aborting() -> Iterator[ResultRow]:
     os.abort()
 
 
-def hanging(pids: Path) -> Iterator[ResultRow]:
+def hanging(pids: str) -> Iterator[ResultRow]:
     """Never come back, and neither does a process that was started."""
     yield ResultRow("first", {})
     child = subprocess.Popen(["sleep", "600"])
-    pids.write_text(f"{os.getpid()} {child.pid}")
+    Path(pids).write_text(f"{os.getpid()} {child.pid}")
     time.sleep(600)
     yield ResultRow("never", {})
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.tensorrt_probe import Answer
 
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime import Executor, LoRAManager, TensorMap, open_engine
@@ -15,7 +16,6 @@ from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.bench.gpu.tensorrt_probe import Answer
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ number elsewhere.
 import numpy as np
 import onnx_ir as ir
 
-from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.lowering.evaluated import evaluated
 
 FULL = 0  # a window without an end

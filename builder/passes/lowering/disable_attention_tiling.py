@@ -14,7 +14,7 @@ docs/benchmarks/README.md says what that saves, and where.
 import numpy as np
 import onnx_ir as ir
 
-from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.lowering.grouped_query_attention import DOMAIN, OPERATOR
 
 # Without tiles, scores [heads, tokens, positions] lie in memory, and behind some 2,000 positions

@@ -18,8 +18,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.lowering import graph_values as gv
-from trt_lora.builder.passes.slots.slots_function import constant
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.plugins.contract.operators import DOMAIN, operator_named
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS
 
@@ -130,7 +129,7 @@ def _rank(value: ir.Value) -> int | None:
 def _sizes(graph: ir.Graph, ids: ir.Value) -> ir.Value:
     """[batch, sequence, -1], at the beginning of the graph."""
     tape = Tape()
-    sizes = tape.op("Concat", [tape.op("Shape", [ids]), constant(tape, [-1])], {"axis": 0})
+    sizes = tape.op("Concat", [tape.op("Shape", [ids]), gv.constant(tape, [-1])], {"axis": 0})
     graph.insert_before(graph[0], gv.unnamed(tape))
     return sizes
 
@@ -158,7 +157,7 @@ def _enter(region: _Region, graph: ir.Graph) -> None:
         source, tape = value, Tape()
         while (view := source.producer()) and view.op_type == "Reshape" and view.inputs[0]:
             source = view.inputs[0]
-        flat = tape.op("Reshape", [source, constant(tape, [-1, value.shape[2]])])
+        flat = tape.op("Reshape", [source, gv.constant(tape, [-1, value.shape[2]])])
         flat.type, flat.shape = value.type, ir.Shape([*FLAT, value.shape[2]])
         for node, index in tuple(value.uses()):
             if node in region.nodes:

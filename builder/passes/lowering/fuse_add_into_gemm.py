@@ -13,7 +13,7 @@ decode step everything is cold, and nodes that lie as they run bring the next on
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass, ShapeInferencePass
 
-from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.plugins.contract.operators import DOMAIN
 
 

@@ -16,9 +16,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.lowering.flatten_batch import FLAT, has_tokens, is_by_token
-from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.runtime.generation.decoding.step_inputs import KEPT_PLACES
 
 _SWAP = [1, 0, 2]  # [1, tokens, n] and [tokens, 1, n]
@@ -122,5 +121,5 @@ def _kept_shape(value: ir.Value, places: ir.Value) -> ir.Shape:
 def _replace(last: ir.Node, chosen: ir.Value | None) -> None:
     """Put what was chosen before [kept, n] in the place of the choice, as [1, kept, n]."""
     tape = Tape()
-    batch = tape.op("Unsqueeze", [chosen, constant(tape, [0])])
+    batch = tape.op("Unsqueeze", [chosen, gv.constant(tape, [0])])
     gv.replace_node(last, gv.unnamed(tape), batch)

@@ -15,11 +15,10 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.lowering.attention_masks import FULL, attention_window, boolean_mask
 from trt_lora.builder.passes.lowering.rotary_embeddings import ROTARY_EMBEDDING
 from trt_lora.builder.passes.lowering.standard_attention import ATTENTION, SOFTCAP, require_masks
-from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.runtime.generation.decoding.step_inputs import BOUND, INPUT_IDS
 
 DOMAIN = "com.microsoft"
@@ -101,7 +100,7 @@ class GroupQueryAttention(ir.passes.InPlacePass):
             tape = Tape()
             ids, bound = (gv.graph_input(model, name) for name in (INPUT_IDS, BOUND))
             new = tape.op("Shape", [ids], {"start": 1, "end": 2})
-            last = tape.op("Sub", [tape.op("Add", [keys.lengths, new]), constant(tape, [1])])
+            last = tape.op("Sub", [tape.op("Add", [keys.lengths, new]), gv.constant(tape, [1])])
             longest = tape.op("Squeeze", [tape.op("Shape", [bound])])
             to = {"to": ir.DataType.INT32}
             self._counts = tape.op("Cast", [last], to), tape.op("Cast", [longest], to)
@@ -130,7 +129,7 @@ def _replace(
         OPERATOR, [*rows, keys.cache, values.cache, *counts, *tables], attributes, num_outputs=3,
         domain=DOMAIN,
     )  # fmt: skip
-    heads = tape.op("Reshape", [attended, constant(tape, [0, 0, gv.size_of(query, 1), -1])])
+    heads = tape.op("Reshape", [attended, gv.constant(tape, [0, 0, gv.size_of(query, 1), -1])])
     result = tape.op("Transpose", [heads], {"perm": _SWAP_HEADS})
     gv.replace_node(node, gv.unnamed(tape), result)
     for row, output in zip((keys, values), written, strict=True):
@@ -176,7 +175,7 @@ def _flat(tape: Tape, value: ir.Value) -> ir.Value:
     else:
         split = tape.op("Transpose", [value], {"perm": _SWAP_HEADS})
     return tape.op(
-        "Reshape", [split, constant(tape, [0, 0, gv.size_of(value, 1) * gv.size_of(value, 3)])]
+        "Reshape", [split, gv.constant(tape, [0, 0, gv.size_of(value, 1) * gv.size_of(value, 3)])]
     )
 
 

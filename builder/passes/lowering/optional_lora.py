@@ -8,7 +8,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.plugins.contract.operators import DOMAIN, operator_named
 
 

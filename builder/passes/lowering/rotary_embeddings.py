@@ -16,9 +16,8 @@ from onnx_ir.tape import Tape
 from onnxscript.rewriter import pattern
 from onnxscript.rewriter import rewrite as apply_rules
 
-from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.lowering.evaluated import evaluated
-from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.plugins.contract.step import CACHE
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS, LENGTHS
 from trt_lora.runtime.memory.dtypes import Array
@@ -139,7 +138,7 @@ def _places(graph: ir.Graph, ids: ir.Value, lengths: ir.Value) -> ir.Value:
     """Compute the place of every new token [batch, s], before all else."""
     tape = Tape()
     new = tape.op("Squeeze", [tape.op("Shape", [ids], {"start": 1, "end": 2})])
-    steps = tape.op("Range", [constant(tape, 0), new, constant(tape, 1)])
-    places = tape.op("Add", [tape.op("Unsqueeze", [lengths, constant(tape, [1])]), steps])
+    steps = tape.op("Range", [gv.constant(tape, 0), new, gv.constant(tape, 1)])
+    places = tape.op("Add", [tape.op("Unsqueeze", [lengths, gv.constant(tape, [1])]), steps])
     graph.insert_before(graph[0], gv.unnamed(tape))
     return places

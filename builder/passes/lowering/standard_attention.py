@@ -11,9 +11,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.lowering import graph_values as gv
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.lowering.attention_masks import boolean_mask
-from trt_lora.builder.passes.slots.slots_function import constant
 
 ATTENTION = "Attention"
 SOFTCAP = "softcap"
@@ -68,14 +67,14 @@ def _write_out(node: ir.Node) -> None:
         return tape.op("Constant", [], {"value": ir.tensor(np.array(number, dtype.numpy()))})
 
     def reshape(x: ir.Value, *shape: int) -> ir.Value:
-        return tape.op("Reshape", [x, constant(tape, shape)])
+        return tape.op("Reshape", [x, gv.constant(tape, shape)])
 
     folded = tape.op("Mul", [reshape(query, 0, groups, -1, gv.size_of(query, 3)), scalar(scale)])
     scores = tape.op("MatMul", [folded, tape.op("Transpose", [key], {"perm": [0, 1, 3, 2]})])
     capped = tape.op("Tanh", [tape.op("Div", [scores, scalar(cap)])])
     scores = tape.op("Mul", [capped, scalar(cap)])
     repeats = (1, 1, heads // groups, 1)
-    tiled = tape.op("Tile", [mask, constant(tape, repeats)]) if heads > groups else mask
+    tiled = tape.op("Tile", [mask, gv.constant(tape, repeats)]) if heads > groups else mask
     weights = tape.op("Softmax", [tape.op("Add", [scores, tiled])], {"axis": -1})
     attended = reshape(tape.op("MatMul", [weights, value]), 0, heads, -1, gv.size_of(value, 3))
     gv.replace_node(node, gv.unnamed(tape), attended)

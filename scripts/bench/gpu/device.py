@@ -6,7 +6,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -15,116 +15,57 @@ from trt_lora.plugins.kernels.launcher import Kernels
 
 _CUDA: Any = torch.cuda  # half of it has no types
 
-
-class Launcher(Protocol):
-    """Launches one call of the operator."""
-
-    def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
-        """Enqueue the call on a CUDA stream."""
-        ...
-
-
-class Replay(Protocol):
-    """Work that was captured once and can be run again."""
-
-    @property
-    def nodes(self) -> int | None:
-        """Nodes of the graph, where they can be counted."""
-        ...
-
-    def run(self) -> None:
-        """Enqueue it."""
-        ...
-
-
-class Device(Protocol):
-    """Device of a workload. The tests have one on the CPU."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of weights, factors and activations."""
-        ...
-
-    @property
-    def where(self) -> torch.device:
-        """Where its tensors are."""
-        ...
-
-    @property
-    def kernels(self) -> Launcher:
-        """What launches the LoRA kernels."""
-        ...
-
-    @property
-    def l2_bytes(self) -> int:
-        """Size of the level-2 cache."""
-        ...
-
-    def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
-        """Return normally distributed values: zeros would be multiplied faster."""
-        ...
-
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return memory that holds NaNs, so that what is never written is found."""
-        ...
-
-    def stream(self) -> int:
-        """Return the handle of the current stream."""
-        ...
-
-    def capture(self, run: Callable[[], object]) -> Replay:
-        """Run once, which loads kernels and sizes workspaces, and capture a second run."""
-        ...
-
-    def times_us(self, replays: Sequence[Replay]) -> list[float]:
-        """Run the replays one after another; return the microseconds of each."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for everything."""
-        ...
+Launch = Callable[[GroupShape, GroupBuffers, int], None]
 
 
 @dataclass(frozen=True)
-class CudaReplay:
-    """A captured graph."""
+class Replay:
+    """Work that was captured once and can be run again."""
 
-    graph: Any
-    nodes: int | None
-
-    def run(self) -> None:
-        """Launch it on torch's current stream."""
-        self.graph.replay()
+    run: Callable[[], object]  # enqueues it on torch's current stream
+    nodes: int | None = None  # of the graph, where they can be counted
 
 
 class CudaDevice:
-    """The current GPU, through torch."""
+    """The current GPU, through torch; the tests have a subclass on the CPU.
+
+    Attributes:
+        dtype: of weights, factors and activations.
+        where: its tensors are.
+        launch: enqueues one call of the operator on a CUDA stream.
+        l2_bytes: size of the level-2 cache.
+    """
+
+    dtype: torch.dtype
+    where: torch.device
+    launch: Launch
+    l2_bytes: int
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
         """Take the GPU: from here on there is a CUDA context."""
         _CUDA.init()
         self.dtype = dtype
         self.where = torch.device("cuda", _CUDA.current_device())
-        self.kernels: Launcher = Kernels()
+        self.launch = Kernels().launch
         self.l2_bytes = int(_CUDA.get_device_properties(self.where).L2_cache_size)
         self._stream = _CUDA.Stream()
         self.empty(1)  # makes the context current for the driver's own calls
 
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
-        """See `Device`."""
+        """Return normally distributed values: zeros would be multiplied faster."""
         values = torch.empty(shape, dtype=self.dtype, device=self.where)
         return values.normal_(std=scale)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """See `Device`."""
+        """Return memory that holds NaNs, so that what is never written is found."""
         return torch.full(shape, float("nan"), dtype=dtype or self.dtype, device=self.where)
 
     def stream(self) -> int:
-        """See `Device`."""
+        """Return the handle of the current stream."""
         return int(_CUDA.current_stream().cuda_stream)
 
-    def capture(self, run: Callable[[], object]) -> CudaReplay:
-        """See `Device`."""
+    def capture(self, run: Callable[[], object]) -> Replay:
+        """Run once, which loads kernels and sizes workspaces, and capture a second run."""
         _CUDA.synchronize()  # tensors were made on the default stream
         with _CUDA.stream(self._stream):
             run()
@@ -137,10 +78,10 @@ class CudaDevice:
                 finally:
                     graph.capture_end()
         graph.instantiate()
-        return CudaReplay(graph, _count_nodes(graph))
+        return Replay(graph.replay, _count_nodes(graph))
 
     def times_us(self, replays: Sequence[Replay]) -> list[float]:
-        """See `Device`."""
+        """Run the replays one after another; return the microseconds of each."""
         with _CUDA.stream(self._stream):
             marks = [_CUDA.Event(enable_timing=True) for _ in range(len(replays) + 1)]
             marks[0].record()
@@ -151,7 +92,7 @@ class CudaDevice:
         return [1e3 * a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
 
     def synchronize(self) -> None:
-        """See `Device`."""
+        """Wait for everything."""
         _CUDA.synchronize()
 
 

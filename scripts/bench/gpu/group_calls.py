@@ -8,7 +8,7 @@ import torch
 
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape, StackShape
 from trt_lora.plugins.kernels.launch_plan import workspace_bytes
-from trt_lora.scripts.bench.gpu.device import Device
+from trt_lora.scripts.bench.gpu.device import CudaDevice
 from trt_lora.scripts.bench.gpu.row_mixes import mix
 from trt_lora.scripts.bench.llama import LinearShape
 
@@ -16,6 +16,8 @@ SLOTS = 8
 ONE_ADAPTER = "one adapter"  # of all rows: an engine without slots
 
 Tensors = Sequence[torch.Tensor]
+# One linear's adapters: A [slots + 1, k, rank] and B [slots + 1, rank, n]; -1 finds zeros.
+Stack = tuple[torch.Tensor, torch.Tensor]
 Call = Callable[[int], Tensors]  # makes one of the calls; returns every linear's output [m, n]
 
 
@@ -44,19 +46,11 @@ class GroupCell:
         return self.group in ("o", "down")
 
 
-@dataclass(frozen=True)
-class Stack:
-    """One linear's adapters: A [slots + 1, k, rank], B [slots + 1, rank, n]; -1 finds zeros."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-
-
 class GroupCalls:
     """So many calls with adapters of their own each, which a replay does not find in the cache."""
 
     def __init__(
-        self, device: Device, cell: GroupCell, linears: Sequence[LinearShape], calls: int
+        self, device: CudaDevice, cell: GroupCell, linears: Sequence[LinearShape], calls: int
     ) -> None:
         """Make the tensors; the rows take the slots of the cell's mix.
 
@@ -127,34 +121,31 @@ class GroupCalls:
         return worst_row(found, self._exact(wanted, adds=adds))
 
     def _ours(self, index: int) -> Tensors:
-        stacks = [(stack.a, stack.b) for stack in self._stacks[index]]
-        return self._launch(self._shape, stacks, (self.slot.data_ptr(), self._ranks.data_ptr()))
+        rows = self.slot.data_ptr(), self._ranks.data_ptr()
+        return self._launch(self._shape, self._stacks[index], rows)
 
     def _one_adapter(self, index: int) -> Tensors:
-        factors = [(stack.a[0], stack.b[0]) for stack in self._stacks[index]]
+        factors = [(a[0], b[0]) for a, b in self._stacks[index]]
         return self._launch(replace(self._shape, stacks=None), factors, ())
 
     def _addmm(self, index: int) -> Tensors:
         """Two products a linear, the second of which adds to the output: torch's shortest."""
         parts = self._parts(self._sum)
-        for stack, part in zip(self._stacks[index], parts, strict=True):
-            part.addmm_(torch.mm(self._x, stack.a[0]), stack.b[0])
+        for (a, b), part in zip(self._stacks[index], parts, strict=True):
+            part.addmm_(torch.mm(self._x, a[0]), b[0])
         return parts
 
     def _gathered(self, index: int) -> Tensors:
         """The same in batches, with A and B of each row gathered first."""
         parts = self._parts(self._sum)
         rows = self.slot % (SLOTS + 1)
-        for stack, part in zip(self._stacks[index], parts, strict=True):
-            t = torch.bmm(self._x[:, None], stack.a.index_select(0, rows))
-            part[:, None].baddbmm_(t, stack.b.index_select(0, rows))
+        for (a, b), part in zip(self._stacks[index], parts, strict=True):
+            t = torch.bmm(self._x[:, None], a.index_select(0, rows))
+            part[:, None].baddbmm_(t, b.index_select(0, rows))
         return parts
 
     def _launch(
-        self,
-        shape: GroupShape,
-        factors: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        rows: tuple[int, ...],
+        self, shape: GroupShape, factors: Sequence[Stack], rows: tuple[int, ...]
     ) -> Tensors:
         buffers = GroupBuffers(
             self._x.data_ptr(),
@@ -165,7 +156,7 @@ class GroupCalls:
             self._workspace.data_ptr(),
             *rows,
         )
-        self._device.kernels.launch(shape, buffers, self._device.stream())
+        self._device.launch(shape, buffers, self._device.stream())
         return self._outs
 
     def _shape_of(self, linears: Sequence[LinearShape]) -> GroupShape:
@@ -183,11 +174,11 @@ class GroupCalls:
     def _exact(self, slots: torch.Tensor, *, adds: bool) -> Tensors:
         """The last call in float64, rows of one adapter at a time, by plain products."""
         x, exact = self._x.double(), []
-        for stack, y in zip(self._stacks[-1], self._ys, strict=True):
+        for (a, b), y in zip(self._stacks[-1], self._ys, strict=True):
             exact.append(y.double() if adds else torch.zeros_like(y, dtype=torch.float64))
-            for slot in range(len(stack.a) - 1):
+            for slot in range(len(a) - 1):
                 own = slots == slot
-                exact[-1][own] += x[own] @ stack.a[slot].double() @ stack.b[slot].double()
+                exact[-1][own] += x[own] @ a[slot].double() @ b[slot].double()
         return exact
 
 
@@ -203,9 +194,9 @@ def worst_row(outs: Tensors, exact: Tensors) -> float:
     return float(torch.cat(rows).max())
 
 
-def _random_stack(device: Device, linear: LinearShape, rank: int, slots: int) -> Stack:
+def _random_stack(device: CudaDevice, linear: LinearShape, rank: int, slots: int) -> Stack:
     """Adapters whose deltas are about half as large as what they are added to."""
     a = device.random(slots + 1, linear.k, rank, scale=linear.k**-0.5)
     b = device.random(slots + 1, rank, linear.n, scale=0.5 * rank**-0.5)
     a[-1], b[-1] = 0, 0
-    return Stack(a, b)
+    return a, b

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from trt_lora.scripts.bench.gpu.device import CudaDevice, Device
+from trt_lora.scripts.bench.gpu.device import CudaDevice
 from trt_lora.scripts.bench.gpu.group_calls import GroupCalls, GroupCell
 from trt_lora.scripts.bench.gpu.row_mixes import MIXES
 from trt_lora.scripts.bench.llama import LLAMA_3_8B, LayerShape, LinearShape
@@ -62,7 +62,7 @@ def cells() -> Iterator[GroupCell]:
 
 
 def measure(
-    device: Device, cell: GroupCell, model: LayerShape = LLAMA_3_8B, rounds: int = ROUNDS
+    device: CudaDevice, cell: GroupCell, model: LayerShape = LLAMA_3_8B, rounds: int = ROUNDS
 ) -> ResultRow:
     """Time one cell: ours, cuBLAS, and ours with one adapter where the rows have many."""
     linears = model.groups[cell.group]
@@ -86,7 +86,7 @@ def measure(
     )
 
 
-def _calls(device: Device, cell: GroupCell, linears: Sequence[LinearShape]) -> int:
+def _calls(device: CudaDevice, cell: GroupCell, linears: Sequence[LinearShape]) -> int:
     """How many calls have adapters that do not stay in the level-2 cache until a replay."""
     one = _ITEM_BYTES * cell.rank * sum(linear.k + linear.n for linear in linears)
     return max(_LEAST_CALLS, min(_MOST_CALLS, -(-3 * device.l2_bytes // one)))

@@ -17,17 +17,11 @@ def build(folder: Path, flavour: str, shape: LayerShape) -> dict[str, Path]:
     from trt_lora.builder import BuildConfig, build_engine
 
     model = save_model(folder / "model", shape)
-    directories = {}
-    for name in ("plugin", "native"):
-        options: dict[str, Any] = {"lora_plugin": name, "flavour": flavour}
-        sizes = {"max_lora_rank": MAX_RANK, "max_batch_size": MAX_ROWS}
-        options |= sizes | {
-            "max_input_len": MAX_PROMPT,
-            "max_seq_len": MAX_TOKENS,
-            "dtype": "float16",
-        }
-        build_engine(BuildConfig(model, folder / name, ("all-linear",), **options))
-        directories[name] = folder / name
+    options: dict[str, Any] = {"flavour": flavour, "dtype": "float16", "max_lora_rank": MAX_RANK}
+    options |= {"max_batch_size": MAX_ROWS, "max_input_len": MAX_PROMPT, "max_seq_len": MAX_TOKENS}
+    directories = {name: folder / name for name in ("plugin", "native")}
+    for name, output in directories.items():
+        build_engine(BuildConfig(model, output, ("all-linear",), lora_plugin=name, **options))
     directories["base"] = _without_lora(directories["native"], folder / "base", flavour)
     return directories
 

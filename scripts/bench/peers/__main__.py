@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,16 @@ CHECK_STEPS = 8
 LOAD_SECONDS, ANSWER_SECONDS = 120.0, 240.0
 SECONDS = 180.0  # of the rounds, where the peers are one workload among others
 
-Told = dict[str, dict[str, Any]]  # of each peer: title, versions, what went wrong
-
 
 def main(argv: Sequence[str] | None = None, entries: Sequence[PeerEntry] = PEERS) -> None:
     """Measure, print the rows, write JSON as `trt-lora report --peers` reads it."""
-    args = _arguments(argv, entries)
-    peers, results = measure(args, entries)
-    settings = {name: getattr(args, name) for name in ("threads", "steps", "openings")}
-    cells = [
-        {**cell._asdict(), "peers": results.medians(cell, args.steps)} for cell in results.cells
-    ]
+    run = PeerRun(_arguments(argv, entries), entries)
+    run.measure()
+    settings = {name: getattr(run.args, name) for name in ("threads", "steps", "openings")}
+    cells = [{**cell._asdict(), "peers": run.medians(cell)} for cell in run.results.answers]
     machine = machine_of(HOST)
-    Report(args.output).put(settings=settings, machine=machine, peers=peers, cells=cells)
-    for row in result_rows(results, peers, args.steps):
+    Report(run.args.output).put(settings=settings, machine=machine, peers=run.peers, cells=cells)
+    for row in run.rows():
         print("\n".join(row_lines(row.to_json())))
 
 
@@ -52,64 +49,114 @@ def rows() -> Iterator[ResultRow]:
     from trt_lora.scripts.demo.__main__ import ENGINE
 
     words = ["--ours-files", str(ENGINE), "--seconds", str(SECONDS)]
-    args = _arguments(words, PEERS)
-    peers, results = measure(args, PEERS)
-    yield from result_rows(results, peers, args.steps)
+    run = PeerRun(_arguments(words, PEERS), PEERS)
+    run.measure()
+    yield from run.rows()
 
 
-def measure(args: argparse.Namespace, entries: Sequence[PeerEntry]) -> tuple[Told, Results]:
-    """Load every peer and let them take turns, as often as they are to be loaded anew."""
-    cells = tuple(Cell(batch, context) for batch in args.batch for context in args.context)
-    peers: Told = {entry.name: {"title": entry.title} for entry in entries}
-    results = Results()
-    with tempfile.TemporaryDirectory() as name:
-        for _ in range(args.openings):
-            with ExitStack() as stack:
-                processes = _start(args, entries, Path(name), peers, stack)
-                _check(processes, args.prompt_ids or _prompt_ids(args), peers)
-                results.add(_rounds(args, cells).run(processes, _tell))
-    for name, error in results.errors.items():
-        peers[name]["error"] = error
-    return peers, results
+class PeerRun:
+    """The peers, and what came of them."""
+
+    def __init__(self, args: argparse.Namespace, entries: Sequence[PeerEntry]) -> None:
+        """Begin without an answer."""
+        self.args, self.entries = args, entries
+        # Of each: title, versions, what went wrong.
+        self.peers: dict[str, dict[str, Any]] = {e.name: {"title": e.title} for e in entries}
+        self.results = Results({Cell(*cell): {} for cell in product(args.batch, args.context)})
+
+    def measure(self) -> None:
+        """Load every peer and let them take turns, as often as they are to be loaded anew."""
+        args = self.args
+        with tempfile.TemporaryDirectory() as name:
+            for _ in range(args.openings):
+                with ExitStack() as stack:
+                    processes = self._loaded(Path(name), stack)
+                    self._check(processes, args.prompt_ids or _prompt_ids(args))
+                    deadline = time.monotonic() + args.seconds / args.openings
+                    rounds = Rounds(args.steps, args.rounds, deadline, ANSWER_SECONDS)
+                    rounds.run(processes, self.results, _log)
+        for name, error in self.results.errors.items():
+            self.peers[name]["error"] = error
+
+    def medians(self, cell: Cell) -> dict[str, dict[str, float]]:
+        """Return what each peer took for a cell."""
+        return self.results.medians(cell, self.args.steps)
+
+    def rows(self) -> Iterator[ResultRow]:
+        """Yield a row for each cell, and one for each peer with its versions or what went wrong.
+
+        Ratios above 1: a peer's decode is faster than ours, and its prompt slower.
+        """
+        for cell in self.results.answers:
+            medians = self.medians(cell)
+            ours = medians.get(OURS)
+            times = [(name, what, row[what]) for name, row in medians.items() for what in TIMES]
+            yield ResultRow(
+                str(cell),
+                {"rounds": {name: row["rounds"] for name, row in medians.items()}},
+                {f"{name} {what}": value for name, what, value in times},
+                {
+                    f"{name} {what} / ours": value / ours[what]
+                    for name, what, value in times
+                    if ours and name != OURS
+                },
+            )
+        yield from (ResultRow(name, notes=notes) for name, notes in self.peers.items())
+
+    def _loaded(self, folder: Path, stack: ExitStack) -> dict[str, PeerProcess]:
+        """Start and load one after another; note of each what came of it."""
+        loaded = {}
+        for entry in self.entries:
+            try:
+                process = self._process(entry, folder, stack)
+                self.peers[entry.name]["versions"] = process.versions(LOAD_SECONDS)
+            except PeerError as error:
+                self.peers[entry.name]["error"] = str(error)
+            else:
+                loaded[entry.name] = process
+        return loaded
+
+    def _process(self, entry: PeerEntry, folder: Path, stack: ExitStack) -> PeerProcess:
+        args, files = self.args, getattr(self.args, f"{entry.name}_files", "")
+        if entry.files and not files:
+            raise PeerError(f"not measured: --{entry.name}-files is not given; it is {entry.files}")
+        setup = {
+            "files": [str(Path(file).resolve()) for file in files.split(",") if file],
+            "model": str(args.model.resolve()),
+            "adapter": str(args.adapter.resolve()),
+            "threads": args.threads,
+            "max_rows": max(args.batch),
+            "max_len": max(args.context) + args.steps + 1,
+        }
+        logs = args.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
+        python = args.pythons.get(entry.name, Path(sys.executable))
+        log = logs / f"{entry.name}.log"
+        return stack.enter_context(PeerProcess(entry, python, setup, ROOT / "src", log))
+
+    def _check(self, processes: dict[str, PeerProcess], ids: list[int]) -> None:
+        """Note how many tokens of one answer are ours; an adapter without effect shows here."""
+        answers = {}
+        for name, process in list(processes.items()):
+            try:
+                answers[name] = process.ask([ids], CHECK_STEPS, ANSWER_SECONDS).tokens[0]
+            except PeerError as error:
+                self.peers[name]["error"] = str(error)
+                del processes[name]
+        for name, tokens in answers.items() if OURS in answers else ():
+            same = [token == ours for token, ours in zip(tokens, answers[OURS], strict=True)]
+            until = [*same, False].index(False)
+            self.peers[name]["tokens as ours"] = f"{until} of {len(same)}"
 
 
-def result_rows(results: Results, peers: Told, steps: int) -> Iterator[ResultRow]:
-    """Yield a row for each cell, and one for each peer with its versions or what went wrong.
-
-    Ratios above 1: a peer's decode is faster than ours, and its prompt slower.
-    """
-    for cell in results.cells:
-        medians = results.medians(cell, steps)
-        ours = medians.get(OURS)
-        yield ResultRow(
-            str(cell),
-            {"rounds": {name: row["rounds"] for name, row in medians.items()}},
-            {f"{name} {what}": row[what] for name, row in medians.items() for what in TIMES},
-            {
-                f"{name} {what} / ours": row[what] / ours[what]
-                for name, row in medians.items()
-                for what in TIMES
-                if ours and name != OURS
-            },
-        )
-    yield from (ResultRow(name, notes=told) for name, told in peers.items())
-
-
-def _rounds(args: argparse.Namespace, cells: tuple[Cell, ...]) -> Rounds:
-    """Those of one opening, whose share of the time begins now."""
-    deadline = time.monotonic() + args.seconds / args.openings
-    return Rounds(cells, args.steps, args.rounds, deadline, ANSWER_SECONDS)
-
-
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argparse.Namespace:
     names = ", ".join(entry.name for entry in entries)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     add = parser.add_argument
     add("--python", action="append", default=[], metavar="PEER=PATH", help=f"interpreter or "
         f"virtual environment of a peer (default: this one); peers are {names}")  # fmt: skip
@@ -122,12 +169,8 @@ def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argp
     add("--context", type=int, nargs="+", default=[64, 512, 1536], help="tokens of a prompt")
     add("--steps", type=int, default=16, help="tokens a row after the first")
     add("--rounds", type=int, default=7, help="of each workload and opening, most")
-    add(
-        "--openings",
-        type=int,
-        default=1,
-        help="how often each peer is loaded anew, in the same time",
-    )
+    often = "how often each peer is loaded anew, in the same time"
+    add("--openings", type=int, default=1, help=often)
     add("--seconds", type=float, default=440.0, help="no round is begun that would end later")
     add("--threads", type=int, default=2)
     add("--prompt-ids", type=int, nargs="+", help="of the check (default: a question)")
@@ -143,63 +186,6 @@ def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argp
 
 def _interpreter(path: Path) -> Path:
     return path / "bin" / "python" if path.is_dir() else path
-
-
-def _start(
-    args: argparse.Namespace,
-    entries: Sequence[PeerEntry],
-    folder: Path,
-    peers: Told,
-    stack: ExitStack,
-) -> dict[str, PeerProcess]:
-    """Start and load one after another; say of each what came of it."""
-    started = {}
-    for entry in entries:
-        try:
-            process = _process(args, entry, folder, stack)
-            peers[entry.name]["versions"] = process.versions(LOAD_SECONDS)
-        except PeerError as error:
-            peers[entry.name]["error"] = str(error)
-        else:
-            started[entry.name] = process
-    return started
-
-
-def _process(
-    args: argparse.Namespace, entry: PeerEntry, folder: Path, stack: ExitStack
-) -> PeerProcess:
-    files = getattr(args, f"{entry.name}_files", "")
-    if entry.files and not files:
-        raise PeerError(f"not measured: --{entry.name}-files is not given; it is {entry.files}")
-    setup = {
-        "files": [str(Path(file).resolve()) for file in files.split(",") if file],
-        "model": str(args.model.resolve()),
-        "adapter": str(args.adapter.resolve()),
-        "threads": args.threads,
-        "max_rows": max(args.batch),
-        "max_len": max(args.context) + args.steps + 1,
-        "packages": entry.packages,
-    }
-    logs = args.logs or folder
-    logs.mkdir(parents=True, exist_ok=True)
-    python = args.pythons.get(entry.name, Path(sys.executable))
-    log = logs / f"{entry.name}.log"
-    return stack.enter_context(PeerProcess(entry, python, setup, ROOT / "src", log))
-
-
-def _check(processes: dict[str, PeerProcess], ids: list[int], peers: Told) -> None:
-    """Note how many tokens of one answer are ours; an adapter without effect shows here."""
-    answers = {}
-    for name, process in list(processes.items()):
-        try:
-            answers[name] = process.ask([ids], CHECK_STEPS, ANSWER_SECONDS).tokens[0]
-        except PeerError as error:
-            peers[name]["error"] = str(error)
-            del processes[name]
-    for name, tokens in answers.items() if OURS in answers else ():
-        same = [token == ours for token, ours in zip(tokens, answers[OURS], strict=True)]
-        until = same.index(False) if False in same else len(same)
-        peers[name]["tokens as ours"] = f"{until} of {len(same)}"
 
 
 def _prompt_ids(args: argparse.Namespace) -> list[int]:

@@ -1,4 +1,4 @@
-"""The interface of a peer: load a model with an adapter, run prompts, decode.
+"""The interface of a peer: load a model with an adapter, and answer.
 
 A peer's interpreter has its own packages and none of this project's: this file and those of
 `methods` other than `ours` import the standard library and what the peer brings, no more.
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+Rows = list[list[int]]  # tokens [rows][tokens]
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,12 @@ class Setup:
     max_len: int  # tokens of a sequence, most
 
 
-class Timed(NamedTuple):
-    """Seconds, and the tokens that they made, by row [rows][tokens]."""
+class PeerAnswer(NamedTuple):
+    """What one answer took, in seconds, and its tokens."""
 
-    seconds: float
-    tokens: list[list[int]]
+    prompt: float  # to the first token of all rows
+    decode: float  # for all that follow
+    tokens: Rows
 
 
 class Peer(Protocol):
@@ -36,25 +39,20 @@ class Peer(Protocol):
     def load(self, setup: Setup) -> None:
         """Load model and adapter, and activate the adapter."""
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """Begin an answer to rows of one length [rows][seq], and time their first tokens.
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
+        """Answer rows of one length [rows][seq] with `steps` tokens after the first.
 
         Caches are allocated before the clock starts. No stop token ends an answer.
-
-        Args:
-            ids: token ids.
-            steps: how many tokens a row follow the first; a peer that answers in one call makes
-                them here.
         """
         ...
 
-    def decode(self) -> Timed:
-        """Time the other tokens of the answer begun last."""
-        ...
 
-
-def timed(run: Callable[[], list[list[int]]]) -> Timed:
-    """Call once."""
+def timed(first: Callable[[], Rows], rest: Callable[[], Rows]) -> PeerAnswer:
+    """Make the first token of each row, then all others."""
     start = time.perf_counter()
-    tokens = run()
-    return Timed(time.perf_counter() - start, tokens)
+    tokens = first()
+    middle = time.perf_counter()
+    more = rest()
+    end = time.perf_counter()
+    joined = [[*row, *others] for row, others in zip(tokens, more, strict=True)]
+    return PeerAnswer(middle - start, end - middle, joined)

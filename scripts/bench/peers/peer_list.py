@@ -15,47 +15,21 @@ class PeerEntry:
 
 
 _METHODS = "trt_lora.scripts.bench.peers.methods."
+_TRANSFORMERS = ("peft", "transformers", "torch")
 
 OURS = "ours"
 PEERS = (
-    PeerEntry(
-        OURS,
-        "trt-lora",
-        _METHODS + "ours:Ours",
-        ("trt-lora", "onnxruntime", "numpy"),
-        "an engine directory",
-    ),
-    PeerEntry(
-        "peft",
-        "transformers + PEFT",
-        _METHODS + "transformers_models:WithPeft",
-        ("peft", "transformers", "torch"),
-    ),
-    PeerEntry(
-        "merged",
-        "transformers, adapter merged",
-        _METHODS + "transformers_models:Merged",
-        ("peft", "transformers", "torch"),
-    ),
-    PeerEntry(
-        "genai",
-        "onnxruntime-genai",
-        _METHODS + "genai:Genai",
-        ("onnxruntime-genai", "onnxruntime"),
-        "the folder that genai_adapter.py made",
-    ),
-    PeerEntry(
-        "openvino",
-        "openvino-genai, AdapterConfig",
-        _METHODS + "openvino_genai:OpenvinoGenai",
-        ("openvino-genai", "openvino"),
-        "the folder that optimum-cli made",
-    ),
-    PeerEntry(
-        "llama",
-        "llama.cpp, --lora",
-        _METHODS + "llama_cpp:LlamaCpp",
-        ("xllamacpp",),
-        "MODEL.gguf,ADAPTER.gguf",
-    ),
-)
+    PeerEntry(OURS, "trt-lora", _METHODS + "ours:Ours", ("trt-lora", "onnxruntime", "numpy"),
+              "an engine directory"),
+    PeerEntry("peft", "transformers + PEFT", _METHODS + "transformers_models:WithPeft",
+              _TRANSFORMERS),
+    PeerEntry("merged", "transformers, adapter merged", _METHODS + "transformers_models:Merged",
+              _TRANSFORMERS),
+    PeerEntry("genai", "onnxruntime-genai", _METHODS + "genai:Genai",
+              ("onnxruntime-genai", "onnxruntime"), "the folder that genai_adapter.py made"),
+    PeerEntry("openvino", "openvino-genai, AdapterConfig",
+              _METHODS + "openvino_genai:OpenvinoGenai", ("openvino-genai", "openvino"),
+              "the folder that optimum-cli made"),
+    PeerEntry("llama", "llama.cpp, --lora", _METHODS + "llama_cpp:LlamaCpp", ("xllamacpp",),
+              "MODEL.gguf,ADAPTER.gguf"),
+)  # fmt: skip

@@ -1,86 +1,60 @@
 """A peer's process: read commands, run the peer, answer; a line of JSON each.
 
-    python worker.py MODULE:CLASS SETUP
+    python worker.py MODULE:CLASS SETUP PACKAGE ...
 
 It runs in the peer's interpreter. The first line out tells that the peer is loaded, or why not.
 """
 
-import importlib
 import importlib.metadata
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from trt_lora.scripts.bench.peers.peer import Peer, Setup
+from trt_lora.scripts.bench.peers.peer import Peer, Rows, Setup
+from trt_lora.scripts.measuring.child import imported, parent
 
 NOT_INSTALLED = "not installed"
 
 
 def main() -> None:
     """Serve until the input ends. What libraries print goes to stderr."""
-    place, setup = sys.argv[1], json.loads(sys.argv[2])
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    serve(place, setup, sys.stdin, answers)
-
-
-def serve(place: str, setup: dict[str, Any], commands: TextIO, answers: TextIO) -> None:
-    """Load the peer, then answer each command with what it took."""
-
-    def tell(answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
-
+    place, setup, *packages = sys.argv[1:]
+    send = parent()
     try:
-        peer = _loaded(place, setup)
+        peer = _loaded(place, json.loads(setup))
     except ImportError as error:
-        return tell({"error": f"{NOT_INSTALLED}: {error}"})
+        return send({"error": f"{NOT_INSTALLED}: {error}"})
     except Exception as error:  # whatever it is, it is this peer's row
-        return tell({"error": _text(error)})
-    tell({"versions": _versions(setup["packages"])})
-    for line in commands:
+        return send({"error": _text(error)})
+    send({"versions": {name: _version(name) for name in packages}})
+    for line in sys.stdin:
         command = json.loads(line)
         try:
-            tell(_answer(peer, command["ids"], command["steps"]))
+            send(_answer(peer, command["ids"], command["steps"]))
         except Exception as error:
-            tell({"error": _text(error)})
+            send({"error": _text(error)})
 
 
 def _loaded(place: str, setup: dict[str, Any]) -> Peer:
-    module, _, name = place.partition(":")
-    peer: Peer = getattr(importlib.import_module(module), name)()
-    peer.load(
-        Setup(
-            files=tuple(map(Path, setup["files"])),
-            model=Path(setup["model"]),
-            adapter=Path(setup["adapter"]),
-            threads=setup["threads"],
-            max_rows=setup["max_rows"],
-            max_len=setup["max_len"],
-        )
-    )
+    peer: Peer = imported(place)()
+    paths = {name: Path(setup[name]) for name in ("model", "adapter")}
+    peer.load(Setup(**setup | paths | {"files": tuple(map(Path, setup["files"]))}))
     return peer
 
 
-def _answer(peer: Peer, ids: list[list[int]], steps: int) -> dict[str, Any]:
-    prompt = peer.prompt(ids, steps)
-    rest = peer.decode()
-    tokens = [[*first, *more] for first, more in zip(prompt.tokens, rest.tokens, strict=True)]
-    if wrong := [len(row) for row in tokens if len(row) != steps + 1]:
+def _answer(peer: Peer, ids: Rows, steps: int) -> dict[str, Any]:
+    answer = peer.answer(ids, steps)
+    if wrong := [len(row) for row in answer.tokens if len(row) != steps + 1]:
         raise RuntimeError(f"rows of {wrong} tokens, expected {steps + 1}")
-    return {"prompt": prompt.seconds, "decode": rest.seconds, "tokens": tokens}
+    return answer._asdict()
 
 
-def _versions(packages: list[str]) -> dict[str, str]:
-    """Versions of those that are installed."""
-    found = {}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = NOT_INSTALLED
-    return found
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return NOT_INSTALLED
 
 
 def _text(error: Exception) -> str:

@@ -7,8 +7,8 @@ import torch
 from support.models.architectures import small_model
 
 from trt_lora.builder.export.cache_layout import cache_layouts
-from trt_lora.builder.export.static.static_cache import RowCache
-from trt_lora.builder.export.static.static_check import static_cache_obstacle
+from trt_lora.builder.export.static_cache import RowCache
+from trt_lora.builder.export.static_check import static_cache_obstacle
 
 
 def obstacle(model: Any) -> str:

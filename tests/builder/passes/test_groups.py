@@ -1,7 +1,5 @@
 """Which linears share a LoRA node, in which form; every form computes the same in ONNX Runtime."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -192,19 +190,11 @@ def test_a_large_group_is_several_nodes(count: int) -> None:
 # ------------------------------------------------------------------------------------ the operators
 
 
-def input_names(operator: Operator) -> Iterator[str]:
-    yield "x"
-    for site in range(operator.sites):
-        yield from (f"A_{site}", f"B_{site}")
-    if operator.has_addend:
-        yield from (f"c_{site}" for site in range(operator.sites))
-
-
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 def test_the_function_of_an_operator_is_its_meaning(operator: Operator) -> None:
     function = lora_function(operator, 18)
     assert (function.domain, function.name) == (DOMAIN, operator.name)
-    assert [value.name for value in function.inputs] == list(input_names(operator))
+    assert tuple(value.name for value in function.inputs) == operator.input_names
     assert len(function.outputs) == operator.sites
     one = ["MatMul", "MatMul", *(["Add"] if operator.has_addend else [])]
     assert [node.op_type for node in function] == one * operator.sites

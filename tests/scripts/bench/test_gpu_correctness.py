@@ -1,4 +1,4 @@
-"""What a GPU is checked with: tests by kernel family, kernels compiled beforehand, TensorRT."""
+"""What a GPU is checked with: tests by kernel family, kernels compiled beforehand."""
 
 from pathlib import Path
 
@@ -9,9 +9,8 @@ from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels import nvrtc as compile_kernels
 from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.nvrtc import KERNELS
-from trt_lora.scripts.bench.gpu import gpu_tests, kernel_compilation, tensorrt_probe
+from trt_lora.scripts.bench.gpu import gpu_tests, kernel_compilation
 from trt_lora.scripts.bench.gpu.gpu_tests import ROOT
-from trt_lora.scripts.bench.gpu.tensorrt_probe import Answer, running_flavour
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.worker import Skipped, WrongResultError
 
@@ -115,19 +114,3 @@ def test_a_family_that_a_gpu_has_not_is_skipped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(gpu_tests, "current_chip", lambda: Chip((8, 9), 128))
     with pytest.raises(Skipped, match=r"capability \(8, 9\) runs no fused"):
         next(gpu_tests.rows_of_family("fused"))
-
-
-# ---- TensorRT
-
-
-def test_where_no_tensorrt_runs_it_is_said_how_far_it_came() -> None:
-    answer = Answer("tensorrt-rtx", "1.7.1", "built", reason="the plan was refused")
-    with pytest.raises(Skipped, match=r"came to 'built': the plan was refused"):
-        running_flavour(lambda: [answer])
-    (row,) = tensorrt_probe.rows(lambda: [answer])
-    assert row.notes["runs"] is False
-
-
-def test_the_first_flavour_that_runs_is_taken() -> None:
-    answers = [Answer("a"), Answer("b", reached="ran", is_right=True)]
-    assert running_flavour(lambda: answers) == "b"

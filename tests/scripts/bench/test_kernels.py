@@ -171,6 +171,6 @@ def test_a_capture_is_warmed_up_and_closed_whatever_happens(
 def test_replays_are_timed_between_events_with_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     device, cuda = recorded_device(monkeypatch)
     vars(cuda)["elapsed_time"] = lambda mark: 0.25
-    replay = gpu_device.CudaReplay(cuda, None)
+    replay = gpu_device.Replay(cuda.replay)
     assert device.times_us([replay, replay]) == [250.0, 250.0]
     assert cuda.calls[-6:] == ["record", "replay", "record", "replay", "record", "synchronize"]

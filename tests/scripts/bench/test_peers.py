@@ -9,9 +9,10 @@ import pytest
 from support.fakes import fake_peers
 
 from trt_lora.scripts.bench.peers import __main__ as bench_peers
+from trt_lora.scripts.bench.peers.peer import PeerAnswer
 from trt_lora.scripts.bench.peers.peer_list import OURS, PEERS, PeerEntry
-from trt_lora.scripts.bench.peers.process import PeerAnswer, PeerError, PeerProcess
-from trt_lora.scripts.bench.peers.rounds import WARM_UP, Cell, Rounds, random_prompts
+from trt_lora.scripts.bench.peers.process import PeerError, PeerProcess
+from trt_lora.scripts.bench.peers.rounds import WARM_UP, Cell, Results, Rounds
 from trt_lora.scripts.report.speed_charts import peer_charts
 
 FAKES = Path(fake_peers.__file__).parent
@@ -149,13 +150,13 @@ def test_rounds_go_on_while_the_last_one_of_a_cell_fits_the_time(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    peer, cells = Sleeper(clock), (Cell(8, 4), Cell(1, 4))
-    results = Rounds(cells, 3, most=5, deadline=26.0, answer_seconds=9.0).run(
-        {"a": peer}, tell=lambda line: None
+    peer, results = Sleeper(clock), Results({Cell(8, 4): {}, Cell(1, 4): {}})
+    Rounds(3, most=5, deadline=26.0, answer_seconds=9.0).run(
+        {"a": peer}, results, log=lambda line: None
     )
     # With a row that warms up, 2 + 9 once, 2 + 9 again, 2 + 2; 9 more would end after 26 seconds.
     assert [rows for rows, _ in peer.asked[1::2]] == [1, 8, 1, 8, 1, 1]
-    assert {cell: len(found) for cell, found in results.answers["a"].items()} == {
+    assert {cell: len(found["a"]) for cell, found in results.answers.items()} == {
         Cell(8, 4): 2,
         Cell(1, 4): 4,
     }
@@ -177,14 +178,15 @@ class Recorder:
 def test_another_peer_begins_each_round_and_one_that_failed_is_asked_no_more() -> None:
     turns: list[str] = []
     peers = {name: Recorder(name, turns, fails=name == "b") for name in "abc"}
-    rounds = Rounds((SMALL,), 3, most=3, deadline=time.monotonic() + 60, answer_seconds=9.0)
-    results = rounds.run(peers, tell=lambda line: None)
+    results = Results({SMALL: {}})
+    rounds = Rounds(3, most=3, deadline=time.monotonic() + 60, answer_seconds=9.0)
+    rounds.run(peers, results, log=lambda line: None)
     assert turns == [*"aabcc", *"ccaa", *"ccaa"]  # twice each: what warms up, and what counts
     assert results.errors == {"b": f"{SMALL}: broken"}
 
 
 def test_prompts_share_no_beginning_between_rows_and_rounds() -> None:
-    rows = [row for seed in range(3) for row in random_prompts(Cell(8, 64), seed)]
+    rows = [row for seed in range(3) for row in Cell(8, 64).prompts(seed)]
     assert len({tuple(row[:2]) for row in rows}) == len(rows) == 24
     assert {len(row) for row in rows} == {64}
 

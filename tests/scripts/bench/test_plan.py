@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import StateError
-from trt_lora.plugins.tensorrt.flavour import flavour_named
+from trt_lora.plugins.tensorrt.flavour import TENSORRT, flavour_named
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.scripts.bench import host_step, plan
 from trt_lora.scripts.bench.gpu import llama_engines
-from trt_lora.scripts.bench.llama import LLAMA_3_8B
+from trt_lora.scripts.bench.llama import LLAMA_3_8B, LayerShape
 from trt_lora.scripts.measuring.worker import Skipped
 
 
@@ -56,21 +57,38 @@ def test_a_switch_that_moves_tensors_is_an_error(
         list(plan.rows("tiny", engine, {}, rounds=1))
 
 
+def installed(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    """Let every flavour of TensorRT be a module that can or cannot be imported."""
+    monkeypatch.setattr(plan, "flavour_named", lambda name: replace(TENSORRT, module=module))
+
+
 def test_every_plan_of_a_gpu_is_measured(
     engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "running_flavour", lambda: "tensorrt-rtx")
-    monkeypatch.setattr(plan, "build", lambda *_: dict.fromkeys(("plugin", "base"), Path()))
+    installed(monkeypatch, "json")
+    built: list[str] = []
+
+    def build(folder: Path, flavour: str, shape: LayerShape) -> dict[str, Path]:
+        built.append(flavour)
+        return dict.fromkeys(("plugin", "base"), Path())
+
+    monkeypatch.setattr(plan, "build", build)
     monkeypatch.setattr(plan, "open_engine", lambda directory, backend: nullcontext(engine))
-    names = [row.name for row in plan.gpu_rows()]
+    names = [row.name for row in plan.gpu_rows("tensorrt-rtx")]
     assert [name.partition(" ")[0] for name in names[:: len(names) // 2]] == ["plugin", "base"]
+    assert built == ["tensorrt-rtx"]
 
 
-def test_where_nothing_builds_engines_plans_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "running_flavour", lambda: "tensorrt-rtx")
+def test_where_a_flavour_is_missing_or_nothing_builds_engines_plans_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed(monkeypatch, "no_such_module")
+    with pytest.raises(Skipped, match="tensorrt is not installed"):
+        next(plan.gpu_rows("tensorrt"))
+    installed(monkeypatch, "json")
     monkeypatch.setattr(plan, "find_spec", lambda name: None)
     with pytest.raises(Skipped, match="transformers, which is not installed"):
-        next(plan.gpu_rows())
+        next(plan.gpu_rows("tensorrt"))
 
 
 @pytest.mark.slow

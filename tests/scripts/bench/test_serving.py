@@ -38,3 +38,9 @@ def test_every_part_of_the_adapter_cache_is_measured(
     assert list(rows) == ["activation", "zipf", "loads"]
     assert rows["activation"]["activation in its slot, us"] > 0
     assert rows["loads"]["bytes of 6 unloaded adapters / given back (target: 1)"] == 1
+
+
+def test_a_call_is_made_once_and_timed() -> None:
+    calls: list[int] = []
+    assert adapter_cache.seconds_of(lambda: calls.append(sum(range(10**6)))) > 0
+    assert len(calls) == 1

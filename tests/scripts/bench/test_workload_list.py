@@ -1,20 +1,17 @@
 """The list of workloads: their order, their names, and that another process can run them."""
 
 import json
-import pickle
 import subprocess
 import sys
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import pytest
-from gpu.failing_workloads import good
 
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.scripts.bench import __main__ as bench
 from trt_lora.scripts.bench.__main__ import ROOT, chosen, slug
 from trt_lora.scripts.bench.workload_list import CPU, GPU
+from trt_lora.scripts.measuring.child import imported
 from trt_lora.scripts.measuring.worker import Workload
 
 
@@ -23,7 +20,8 @@ def names_of(workloads: list[Workload]) -> list[str]:
 
 
 def test_workloads_are_chosen_by_name_and_kernels_are_compiled_first() -> None:
-    assert names_of(chosen(GPU, ["plan", "tests"])) == ["compilation", "tests", "plan"]
+    plans = ["plan:tensorrt", "plan:tensorrt-rtx"]
+    assert names_of(chosen(GPU, ["plan", "tests"])) == ["compilation", "tests", *plans]
     parts = names_of(chosen(GPU, ["correctness"]))
     assert parts[:2] == ["compilation", "correctness:decode"]
     assert len(parts) == 6
@@ -35,10 +33,8 @@ def test_workloads_are_chosen_by_name_and_kernels_are_compiled_first() -> None:
 
 @pytest.mark.parametrize("workload", [*CPU, *GPU], ids=lambda workload: str(workload.name))
 def test_every_workload_can_be_sent_to_another_process_and_is_there(workload: Workload) -> None:
-    assert pickle.loads(pickle.dumps(workload)).name == workload.name
-    place = workload.rows.args[0]  # type: ignore[attr-defined] # of a partial
-    module, _, function = place.partition(":")
-    assert callable(getattr(import_module(f"trt_lora.scripts.bench.{module}"), function))
+    assert tuple(json.loads(json.dumps(workload.arguments))) == workload.arguments
+    assert callable(imported(workload.place))
 
 
 def test_a_machine_that_builds_no_models_can_run_the_gpus() -> None:
@@ -61,7 +57,7 @@ def test_rows_go_where_they_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     machine = {"gpu": "NVIDIA H200"}
     monkeypatch.setattr(bench, "_gpu", lambda: "cuda:0")
     monkeypatch.setattr(bench, "machine_of", lambda device: machine)
-    workload = Workload("tests", "?", 1, partial(good, ("first",)))
+    workload = Workload("tests", "?", 1, "gpu.failing_workloads:good", (["first"],))
     monkeypatch.setitem(bench.WORKLOADS, "gpu", (workload,))
     output = tmp_path / "gpu.json"
     assert bench.main(["gpu", "--output", str(output), "--only", "tests"]) == 0

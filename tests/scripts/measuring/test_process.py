@@ -1,4 +1,4 @@
-"""Memory of a process and seconds of a call."""
+"""Memory of a process."""
 
 import sys
 from subprocess import PIPE, Popen
@@ -6,7 +6,6 @@ from subprocess import PIPE, Popen
 from support.eventually import eventually
 
 from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
-from trt_lora.scripts.measuring.seconds import seconds_of
 
 HELD = 64 << 20  # bytes
 HOLD_AND_FREE = f"""
@@ -28,9 +27,3 @@ def test_memory_of_a_process_lies_below_its_peak_and_is_nothing_after_its_end() 
     resident, peak = map(int, printed.split())
     assert 0 < resident < HELD < peak < 2 * HELD
     assert resident_bytes(child.pid) == 0
-
-
-def test_a_call_is_made_once_and_timed() -> None:
-    calls: list[int] = []
-    assert seconds_of(lambda: calls.append(sum(range(10**6)))) > 0
-    assert len(calls) == 1

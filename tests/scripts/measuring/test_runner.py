@@ -3,16 +3,13 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.failing_workloads import aborting, good, hanging, raising
 from support.eventually import eventually
 
-from trt_lora.scripts.measuring.report import Report, ResultRow
+from trt_lora.scripts.measuring.report import Report
 from trt_lora.scripts.measuring.runner import Runner
 from trt_lora.scripts.measuring.worker import Workload
 
@@ -23,7 +20,7 @@ def run(
     """Run workloads; return whether none failed, and what was written about each."""
     report = Report(folder / "gpu.json")
     deadline = time.monotonic() + seconds
-    runner = Runner(report, deadline, grace_seconds, tell=lambda line: None)
+    runner = Runner(report, deadline, grace_seconds, log=lambda line: None)
     succeeded = runner.run(workloads)
     return succeeded, written(folder)["workloads"]
 
@@ -33,15 +30,15 @@ def written(folder: Path) -> dict[str, Any]:
     return result
 
 
-def workload(name: str, rows: Callable[[], Iterator[ResultRow]], weight: float = 1) -> Workload:
-    return Workload(name, "?", weight, rows)
+def workload(name: str, ends: str, *arguments: object, weight: float = 1) -> Workload:
+    return Workload(name, "?", weight, f"gpu.failing_workloads:{ends}", arguments)
 
 
-GOOD = partial(good, ("first", "second"))
+GOOD = ("good", ("first", "second"))
 
 
 def test_every_workload_has_a_process_of_its_own(tmp_path: Path) -> None:
-    succeeded, results = run(tmp_path, workload("a", GOOD), workload("b", GOOD))
+    succeeded, results = run(tmp_path, workload("a", *GOOD), workload("b", *GOOD))
     assert succeeded
     pids = {name: {row["sizes"]["pid"] for row in each["rows"]} for name, each in results.items()}
     assert len(pids["a"] | pids["b"] | {os.getpid()}) == 3
@@ -50,7 +47,7 @@ def test_every_workload_has_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_an_abort_is_a_row_and_the_next_workload_runs(tmp_path: Path) -> None:
-    succeeded, results = run(tmp_path, workload("bad", aborting), workload("next", GOOD))
+    succeeded, results = run(tmp_path, workload("bad", "aborting"), workload("next", *GOOD))
     assert not succeeded
     assert results["bad"]["outcome"] == "crashed"
     assert [row["name"] for row in results["bad"]["rows"]] == ["first"]
@@ -63,8 +60,8 @@ def test_an_abort_is_a_row_and_the_next_workload_runs(tmp_path: Path) -> None:
 
 def test_a_hang_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    bad = workload("bad", partial(hanging, pids), weight=0.01)
-    _, results = run(tmp_path, bad, workload("next", GOOD), seconds=90.0, grace_seconds=8.0)
+    bad = workload("bad", "hanging", pids, weight=0.01)
+    _, results = run(tmp_path, bad, workload("next", *GOOD), seconds=90.0, grace_seconds=8.0)
     assert results["bad"]["outcome"] == "hung"
     assert [row["name"] for row in results["bad"]["rows"]] == ["first"]
     assert "in hanging" in "\n".join(results["bad"]["output"])
@@ -93,8 +90,8 @@ def is_running(pid: int) -> bool:
 def test_what_is_raised_has_a_name_and_keeps_the_rows(
     tmp_path: Path, kind: str, outcome: str
 ) -> None:
-    bad = workload("bad", partial(raising, kind))
-    succeeded, results = run(tmp_path, bad, workload("next", GOOD))
+    bad = workload("bad", "raising", kind)
+    succeeded, results = run(tmp_path, bad, workload("next", *GOOD))
     assert not succeeded
     assert results["bad"]["outcome"] == outcome
     assert [row["name"] for row in results["bad"]["rows"]] == ["first"]
@@ -103,15 +100,15 @@ def test_what_is_raised_has_a_name_and_keeps_the_rows(
 
 
 def test_a_skip_is_an_answer_and_no_failure(tmp_path: Path) -> None:
-    succeeded, results = run(tmp_path, workload("a", partial(raising, "skipped")))
+    succeeded, results = run(tmp_path, workload("a", "raising", "skipped"))
     assert succeeded
     assert results["a"]["reason"] == "no TensorRT runs here"
 
 
 def test_a_workload_stops_at_its_share_and_time_saved_goes_to_the_others(tmp_path: Path) -> None:
     names = tuple(f"r{index}" for index in range(1000))
-    slow = Workload("slow", "?", 1, partial(good, names, 0.1))
-    last = workload("last", GOOD, weight=30)
+    slow = workload("slow", "good", names, 0.1)
+    last = workload("last", *GOOD, weight=30)
     succeeded, results = run(tmp_path, slow, last, seconds=62.0)
     assert succeeded
     assert results["slow"]["outcome"] == "out of time"
@@ -120,7 +117,7 @@ def test_a_workload_stops_at_its_share_and_time_saved_goes_to_the_others(tmp_pat
 
 
 def test_nothing_is_begun_when_no_time_is_left(tmp_path: Path) -> None:
-    _, results = run(tmp_path, workload("late", GOOD), seconds=-1.0)
+    _, results = run(tmp_path, workload("late", *GOOD), seconds=-1.0)
     assert results["late"]["outcome"] == "out of time"
     assert results["late"]["rows"] == []
 
@@ -133,6 +130,6 @@ def test_rows_are_on_disk_as_they_come(tmp_path: Path) -> None:
             rows_on_disk.append(len(written(tmp_path)["workloads"]["a"]["rows"]))
 
     report = Report(tmp_path / "gpu.json")
-    runner = Runner(report, time.monotonic() + 60, tell=look)
-    runner.run([Workload("a", "?", 1, partial(good, ("r0", "r1", "r2")))])
+    runner = Runner(report, time.monotonic() + 60, log=look)
+    runner.run([workload("a", "good", ("r0", "r1", "r2"))])
     assert rows_on_disk == [1, 1, 2, 2, 3, 3]  # a line for a row and one for its ratio

@@ -13,7 +13,7 @@ from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.launcher import group_of
 from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
-from trt_lora.scripts.bench.gpu.device import Replay
+from trt_lora.scripts.bench.gpu.device import CudaDevice, Replay
 from trt_lora.scripts.bench.llama import LayerShape
 
 H200 = Chip((9, 0), 132)
@@ -37,43 +37,24 @@ class EmulatedKernels:
             emulator.emulate(library, launch, group, [ANYWHERE])
 
 
-@dataclass(frozen=True)
-class CpuReplay:
-    """Work that is run again."""
-
-    work: Callable[[], object]
-    nodes: int | None = None
-
-    def run(self) -> None:
-        """Run it."""
-        self.work()
-
-
-class CpuDevice:
+class CpuDevice(CudaDevice):
     """A device without streams: everything has happened when a call returns."""
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
         self.dtype = dtype
         self.where = torch.device("cpu")
         self.kernels = EmulatedKernels()
+        self.launch = self.kernels.launch
         self.l2_bytes = 1
-
-    def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
-        """Return normally distributed values."""
-        return (torch.randn(shape) * scale).to(self.dtype)
-
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return NaNs."""
-        return torch.full(shape, float("nan"), dtype=dtype or self.dtype)
 
     def stream(self) -> int:
         """Return the default stream."""
         return 0
 
-    def capture(self, run: Callable[[], object]) -> CpuReplay:
+    def capture(self, run: Callable[[], object]) -> Replay:
         """Run once."""
         run()
-        return CpuReplay(run)
+        return Replay(run)
 
     def times_us(self, replays: Sequence[Replay]) -> list[float]:
         """Run and time on the wall's clock."""

@@ -2,7 +2,7 @@
 
 import os
 
-from trt_lora.scripts.bench.peers.peer import Setup, Timed
+from trt_lora.scripts.bench.peers.peer import PeerAnswer, Rows, Setup
 
 SLOW = 2.0  # times ours
 
@@ -15,14 +15,10 @@ class Ours:
     def load(self, setup: Setup) -> None:
         """Nothing is loaded."""
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """PeerAnswer with the next number of each row."""
-        self.rest = [[row[-1] + step for step in range(2, steps + 2)] for row in ids]
-        return Timed(1.0 * self.factor, [[row[-1] + 1] for row in ids])
-
-    def decode(self) -> Timed:
-        """Return the numbers behind it."""
-        return Timed(0.5 * self.factor, self.rest)
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
+        """Count up from the last number of each row."""
+        tokens = [[row[-1] + step for step in range(1, steps + 2)] for row in ids]
+        return PeerAnswer(1.0 * self.factor, 0.5 * self.factor, tokens)
 
 
 class Slower(Ours):
@@ -34,35 +30,34 @@ class Slower(Ours):
 class WithoutAdapter(Ours):
     """Other tokens from the second on."""
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """PeerAnswer with the right number, then with wrong ones."""
-        first = super().prompt(ids, steps)
-        self.rest = [[0] * steps for _ in ids]
-        return first
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
+        """Give the right number, then wrong ones."""
+        right = super().answer(ids, steps)
+        return right._replace(tokens=[[row[0], *[0] * steps] for row in right.tokens])
 
 
 class OnlyOneRow(Ours):
     """It refuses batches."""
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
         """Raise for two rows or more."""
         if len(ids) > 1:
             raise ValueError("one row at a time")
-        return super().prompt(ids, steps)
+        return super().answer(ids, steps)
 
 
 class TooShort(Ours):
     """It stops before its time."""
 
-    def decode(self) -> Timed:
-        """Return no tokens."""
-        return Timed(0.1, [[] for _ in self.rest])
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
+        """Give one token alone."""
+        return super().answer(ids, 0)
 
 
 class Dying(Ours):
     """Its process ends."""
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
         """End the process with last words."""
         os.write(2, b"out of luck\n")
         os._exit(3)

@@ -1,1 +1,1 @@
-"""One file a peer: load, prompt, decode."""
+"""One file a peer: load and answer."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_lora.scripts.bench.peers.peer import Setup, Timed, timed
+from trt_lora.scripts.bench.peers.peer import PeerAnswer, Rows, Setup, timed
 
 # Attention without tiles is faster at these lengths; our graph asks for it by itself, see
 # builder/passes/lowering/disable_attention_tiling.py.
@@ -31,31 +31,28 @@ class Genai:
         self._adapters = og.Adapters(self._model)
         self._adapters.load(str(adapter), "adapter")
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """Run the prompt in a new generator; what setting its adapter takes is left out."""
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
+        """Run in a new generator; what setting its adapter takes is left out."""
         length = len(ids[0]) + steps + 1
         params = og.GeneratorParams(self._model)
         params.set_search_options(
             max_length=length, min_length=length, do_sample=False, batch_size=len(ids)
         )
-        self._generator, self._steps = og.Generator(self._model, params), steps
-        self._generator.set_active_adapter(self._adapters, "adapter")
+        generator = og.Generator(self._model, params)
+        generator.set_active_adapter(self._adapters, "adapter")
         array = np.array(ids, np.int32)
 
-        def run() -> list[list[int]]:
-            self._generator.append_tokens(array)
-            return self._run(1)
+        def first() -> Rows:
+            generator.append_tokens(array)
+            return _run(generator, 1)
 
-        return timed(run)
+        return timed(first, lambda: _run(generator, steps))
 
-    def decode(self) -> Timed:
-        """Run token after token."""
-        return timed(lambda: self._run(self._steps))
 
-    def _run(self, steps: int) -> list[list[int]]:
-        tokens: list[Any] = []
-        for _ in range(steps):
-            self._generator.generate_next_token()
-            tokens.append(self._generator.get_next_tokens())
-        rows: list[list[int]] = np.stack(tokens, axis=1).tolist()
-        return rows
+def _run(generator: Any, steps: int) -> Rows:
+    tokens: list[Any] = []
+    for _ in range(steps):
+        generator.generate_next_token()
+        tokens.append(generator.get_next_tokens())
+    rows: Rows = np.stack(tokens, axis=1).tolist()
+    return rows

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trt_lora.scripts.bench.peers.peer import Setup, Timed
+from trt_lora.scripts.bench.peers.peer import PeerAnswer, Rows, Setup
 
 xllamacpp: Any = import_module("xllamacpp")  # not installed where types are checked
 
@@ -29,7 +29,7 @@ class LlamaCpp:
         self._server = xllamacpp.Server(params)
         self._is_first = True
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
         """Run whole answers, a request a row; its own clock tells when the first tokens came.
 
         The server tells tokens only with their probabilities, which take time: those of the first
@@ -39,15 +39,9 @@ class LlamaCpp:
             start = time.perf_counter()
             answers = list(pool.map(lambda row: self._answer(row, steps + 1), ids))
             whole = time.perf_counter() - start
-        first = max(answer["timings"]["prompt_ms"] for answer in answers) / 1e3
-        tokens = [_tokens(answer) for answer in answers]
         self._is_first = False
-        self._rest = Timed(whole - first, [row[1:] for row in tokens])
-        return Timed(first, [row[:1] for row in tokens])
-
-    def decode(self) -> Timed:
-        """Return what followed the last row's first token."""
-        return self._rest
+        first = max(answer["timings"]["prompt_ms"] for answer in answers) / 1e3
+        return PeerAnswer(first, whole - first, [_tokens(answer) for answer in answers])
 
     def _answer(self, ids: list[int], tokens: int) -> dict[str, Any]:
         request = {

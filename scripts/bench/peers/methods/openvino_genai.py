@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_lora.scripts.bench.peers.peer import Setup, Timed
+from trt_lora.scripts.bench.peers.peer import PeerAnswer, Rows, Setup
 
 ov: Any = import_module("openvino")  # not installed where types are checked
 og: Any = import_module("openvino_genai")
@@ -30,7 +30,7 @@ class OpenvinoGenai:
             INFERENCE_NUM_THREADS=setup.threads,
         )
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
         """Run the whole answer, which is one call; its clock tells when the first tokens came."""
         config = og.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = steps + 1
@@ -41,10 +41,4 @@ class OpenvinoGenai:
         result = self._pipeline.generate(inputs, config, adapters=self._adapter)
         whole = time.perf_counter() - start
         first = result.perf_metrics.get_ttft().mean / 1e3
-        tokens = [list(row) for row in result.tokens]
-        self._rest = Timed(whole - first, [row[1:] for row in tokens])
-        return Timed(first, [row[:1] for row in tokens])
-
-    def decode(self) -> Timed:
-        """Return what followed the first tokens."""
-        return self._rest
+        return PeerAnswer(first, whole - first, [list(row) for row in result.tokens])

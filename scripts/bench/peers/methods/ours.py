@@ -5,7 +5,7 @@ import numpy as np
 from trt_lora.runtime import open_engine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
-from trt_lora.scripts.bench.peers.peer import Setup, Timed, timed
+from trt_lora.scripts.bench.peers.peer import PeerAnswer, Rows, Setup, timed
 
 
 class Ours:
@@ -20,35 +20,29 @@ class Ours:
         self._map = adapters.bindings.rows([adapters.lease("adapter")])
         self._decoders: dict[int, StaticDecoder] = {}  # by rows; a server keeps its cache
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """Run the prompt into an empty cache, in chunks of what the engine takes at once."""
-        array, self._steps = np.array(ids), steps
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
+        """Run the prompt into an empty cache, in chunks of what the engine takes, then decode."""
+        array = np.array(ids)
         if len(ids) not in self._decoders:
             self._decoders[len(ids)] = self._new_decoder(array[:, :1])
-        self._decoder = self._decoders[len(ids)]
-        self._decoder.cache.lengths[:] = 0
+        decoder = self._decoders[len(ids)]
+        decoder.cache.lengths[:] = 0
         longest = self._engine.manifest.max_input_len
-        self._last = array
         chunks = np.split(array, range(longest, array.shape[1], longest), axis=1)
+        tokens: list[Ids] = []  # of all rows, step by step
 
-        def run() -> list[list[int]]:
+        def first() -> Rows:
             for chunk in chunks:
-                self._last = self._decoder.run(chunk).argmax(-1)[:, None]
-            return _rows([self._last])
-
-        return timed(run)
-
-    def decode(self) -> Timed:
-        """Run token after token."""
-
-        def run() -> list[list[int]]:
-            tokens = []
-            for _ in range(self._steps):
-                self._last = self._decoder.decode(self._last[:, 0]).argmax(-1)[:, None]
-                tokens.append(self._last)
+                logits = decoder.run(chunk)
+            tokens.append(logits.argmax(-1))
             return _rows(tokens)
 
-        return timed(run)
+        def rest() -> Rows:
+            for _ in range(steps):
+                tokens.append(decoder.decode(tokens[-1]).argmax(-1))
+            return _rows(tokens[1:])
+
+        return timed(first, rest)
 
     def _new_decoder(self, ids: Ids) -> StaticDecoder:
         """Run once: the first run in a new cache takes half a second more."""
@@ -57,6 +51,6 @@ class Ours:
         return decoder
 
 
-def _rows(tokens: list[Ids]) -> list[list[int]]:
-    rows: list[list[int]] = np.concatenate(tokens, axis=1).tolist()
+def _rows(tokens: list[Ids]) -> Rows:
+    rows: Rows = np.stack(tokens, axis=1).tolist()
     return rows

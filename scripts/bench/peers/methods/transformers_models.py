@@ -7,7 +7,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from trt_lora.scripts.bench.peers.peer import Setup, Timed, timed
+from trt_lora.scripts.bench.peers.peer import PeerAnswer, Rows, Setup, timed
 
 
 class WithPeft:
@@ -21,21 +21,16 @@ class WithPeft:
         )
         self._model = self._adapted(base, setup).eval()
 
-    def prompt(self, ids: list[list[int]], steps: int) -> Timed:
-        """Run the prompt into a new cache."""
-        self._cache, self._steps = DynamicCache(), steps
-        self._last = torch.tensor(ids)
-        return timed(lambda: self._run(1))
-
-    def decode(self) -> Timed:
-        """Run token after token."""
-        return timed(lambda: self._run(self._steps))
+    def answer(self, ids: Rows, steps: int) -> PeerAnswer:
+        """Run the prompt into a new cache, then token after token."""
+        self._cache, self._last = DynamicCache(), torch.tensor(ids)
+        return timed(lambda: self._run(1), lambda: self._run(steps))
 
     def _adapted(self, base: Any, setup: Setup) -> Any:
         return PeftModel.from_pretrained(base, setup.adapter)
 
     @torch.inference_mode()
-    def _run(self, steps: int) -> list[list[int]]:
+    def _run(self, steps: int) -> Rows:
         tokens = []
         for _ in range(steps):
             out = self._model(
@@ -43,7 +38,7 @@ class WithPeft:
             )
             self._last = out.logits[:, -1].argmax(-1)[:, None]
             tokens.append(self._last)
-        rows: list[list[int]] = torch.cat(tokens, dim=1).tolist()
+        rows: Rows = torch.cat(tokens, dim=1).tolist()
         return rows
 
 

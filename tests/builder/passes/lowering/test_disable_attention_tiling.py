@@ -5,8 +5,8 @@ import onnx_ir as ir
 import pytest
 from support.models.static_graphs import LAYERS, STEPS, Array, Layer, run, step
 
+from trt_lora.builder.passes.graph_values import graph_input
 from trt_lora.builder.passes.lowering.disable_attention_tiling import DisableAttentionTiling
-from trt_lora.builder.passes.lowering.graph_values import graph_input
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 

@@ -1,7 +1,8 @@
-"""What the lowering passes ask of values, and how they put nodes in the place of others."""
+"""What passes ask of values, and how they make nodes and put them in the place of others."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
@@ -59,6 +60,13 @@ def number(value: ir.Value | None) -> float | None:
     """Return the number that a value holds; None where it is not one number."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
+
+
+def constant(tape: Tape, value: object) -> ir.Value:
+    """Return a constant of the graph; whole numbers are int64."""
+    array = np.asarray(value)
+    dtype = np.int64 if array.dtype.kind == "i" else array.dtype
+    return tape.op("Constant", [], {"value": ir.tensor(array.astype(dtype))})
 
 
 def unnamed(tape: Tape) -> Sequence[ir.Node]:

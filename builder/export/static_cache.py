@@ -19,7 +19,7 @@ class RowCache(Cache):
 
     def __init__(
         self,
-        caches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        caches: Sequence[Sequence[torch.Tensor]],
         lengths: torch.Tensor,
         bound: int,
         new_tokens: int,
@@ -32,15 +32,14 @@ class RowCache(Cache):
             bound: positions looked at, as many as the longest row has after the step at least.
             new_tokens: of every row.
         """
-        rows = [_RowLayer(*pair, lengths, bound, bound - new_tokens) for pair in caches]
-        super().__init__(layers=list(rows))
-        self._rows = rows
+        past = bound - new_tokens
+        super().__init__(layers=[_RowLayer(pair, lengths, bound, past) for pair in caches])
         self._offsets = lengths[:, None, None, None]
 
     @property
     def written(self) -> list[torch.Tensor]:
         """The caches after the step: keys and values of every layer."""
-        return [tensor for row in self._rows for tensor in row.pair]
+        return [tensor for layer in self.layers for tensor in layer.pair]
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         """Return the first new position of each row [batch, 1, 1, 1], for the mask function."""
@@ -50,15 +49,10 @@ class RowCache(Cache):
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its subclasses' hook
     def __init__(
-        self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        bound: int,
-        past: int,
+        self, pair: Sequence[torch.Tensor], lengths: torch.Tensor, bound: int, past: int
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.pair, self.is_initialized = (keys, values), True
+        self.pair, self.is_initialized = pair, True
         self._lengths, self._bound, self._past = lengths, bound, past
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from trt_lora.builder.passes.float64_lora import EvaluateInFloat64
-from trt_lora.builder.passes.slots.slots_function import slots_function
+from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, Operator
 
 Floats = npt.NDArray[np.float32]
@@ -44,7 +44,7 @@ def session(operator: Operator, change: Callable[[ir.Model], object]) -> Any:
     imports = {"": 18, DOMAIN: DOMAIN_VERSION}
     graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=imports, name="one")
     model = ir.Model(graph, ir_version=10)
-    function = slots_function(operator, 18)
+    function = lora_function(operator, 18)
     model.functions[function.identifier()] = function
     change(model)
     return onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())

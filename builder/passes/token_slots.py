@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.linears import Linear, behind_identity
-from trt_lora.builder.passes.slots.slots_function import constant
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT, SLOT_ROWS, SLOTS
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.generation.decoding.step_inputs import (
@@ -89,10 +89,10 @@ class TokenSlots:
         key = sizes, like if None in sizes else None
         if key not in self._made:
             tape = Tape()
-            column = constant(tape, [-1] + [1] * (len(sizes) - 1))
+            column = gv.constant(tape, [-1] + [1] * (len(sizes) - 1))
             rows = tape.op("Reshape", [self._slot, column])
             spread = tape.op("Expand", [rows, tape.op("Shape", [like], axes)])
-            flat = tape.op("Reshape", [spread, constant(tape, [-1])])
+            flat = tape.op("Reshape", [spread, gv.constant(tape, [-1])])
             self._made[key] = self._inserted(tape, flat)
         return self._made[key]
 
@@ -109,10 +109,9 @@ class TokenSlots:
 
     def _inserted(self, tape: Tape, value: ir.Value) -> ir.Value:
         """Put nodes into the graph, which is sorted later, and name the value they end in."""
-        for node in tape.nodes:
-            node.outputs[0].name = None
+        nodes = gv.unnamed(tape)
         value.name = f"{LORA_SLOT}_of_tokens_{len(self._made)}"
-        self._graph.insert_before(self._graph[0], tape.nodes)
+        self._graph.insert_before(self._graph[0], nodes)
         return value
 
 

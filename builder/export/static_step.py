@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from trt_lora.builder.export.attention import set_attention
+from trt_lora.builder.export.attention import ATTENTION, set_attention
 from trt_lora.builder.export.cache_layout import CacheLayout
-from trt_lora.builder.export.static.static_attention import STATIC_ATTENTION
-from trt_lora.builder.export.static.static_cache import RowCache
+from trt_lora.builder.export.static_cache import RowCache
 from trt_lora.builder.export.torch_modules import first_position
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
 from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
@@ -32,7 +31,7 @@ class StaticStep(torch.nn.Module):
             max_len: tokens that a row of the cache has room for.
         """
         super().__init__()
-        set_attention(model, STATIC_ATTENTION)
+        set_attention(model, ATTENTION)
         setattr(self, WRAPPER_ATTRIBUTE, model)
         self.layouts, self.dtype, self._max_len = layouts, model.dtype, max_len
         self._takes = frozenset(inspect.signature(model.forward).parameters)
@@ -46,7 +45,7 @@ class StaticStep(torch.nn.Module):
         lengths: torch.Tensor,
         kept: torch.Tensor,
         bound: torch.Tensor,
-        caches: list[tuple[torch.Tensor, torch.Tensor]],
+        caches: list[list[torch.Tensor]],  # of every layer, keys and values
     ) -> tuple[torch.Tensor, ...]:
         """Run the model; return logits [kept, vocab] and the caches as written."""
         new_tokens = input_ids.shape[1]
@@ -97,7 +96,7 @@ class StaticStep(torch.nn.Module):
         """Return which dimensions of the example inputs vary."""
         dynamic = torch.export.Dim.DYNAMIC
         first = {0: dynamic}
-        caches = [(first, first) for _ in self.layouts]
+        caches = [[first, first] for _ in self.layouts]
         return ({0: dynamic, 1: dynamic}, first, first, first, caches)
 
     def dimensions(self, name: str) -> tuple[str | None, ...]:

@@ -1,16 +1,13 @@
 """Probe whether TensorRT and TensorRT-RTX work on this GPU: build, load and run one GEMM.
 
-    python -m trt_lora.scripts.bench.gpu.tensorrt_probe
-
-prints the answer as JSON. `ask` runs it in a process of its own: where the libraries are at odds
-with the driver they end the process.
+`ask` runs this file in a process of its own, which prints the answer as JSON: where the libraries
+are at odds with the driver they end the process.
 """
 
 import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,8 +16,6 @@ import numpy as np
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from trt_lora.runtime.memory.cuda import call, constant, cuda_obstacle
-from trt_lora.scripts.measuring.report import ResultRow
-from trt_lora.scripts.measuring.worker import Skipped
 
 SECONDS = 90  # TensorRT-RTX compiles for the chip when it first runs
 M, K, N = 4, 64, 32
@@ -50,12 +45,7 @@ def ask(seconds: float = SECONDS) -> list[Answer]:
 def _ask(flavour: Flavour, seconds: float) -> Answer:
     if not flavour.installed:
         return Answer(flavour.name, reason="it is not installed")
-    command = [
-        sys.executable,
-        "-m",
-        "trt_lora.scripts.bench.gpu.tensorrt_probe",
-        flavour.name,
-    ]
+    command = [sys.executable, __file__, flavour.name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
@@ -65,27 +55,6 @@ def _ask(flavour: Flavour, seconds: float) -> Answer:
         return Answer(**json.loads(lines[-1]))
     said = done.stderr.strip()[-400:]
     return Answer(flavour.name, reason=f"its process ended with {done.returncode}: {said}")
-
-
-def running_flavour(answers: Callable[[], list[Answer]] = ask) -> str:
-    """Return the first flavour that runs here.
-
-    Raises:
-        Skipped: none does; the message says how far each came.
-    """
-    found = answers()
-    for answer in found:
-        if answer.runs:
-            return answer.flavour
-    reasons = "; ".join(f"{a.flavour} came to {a.reached!r}: {a.reason}" for a in found)
-    raise Skipped(f"no TensorRT runs here: {reasons}")
-
-
-def rows(answers: Callable[[], list[Answer]] = ask) -> Iterator[ResultRow]:
-    """Write down which TensorRT runs here; a refusal is an answer."""
-    for answer in answers():
-        notes = {"runs": answer.runs, "reached": answer.reached, "reason": answer.reason}
-        yield ResultRow(answer.flavour, {}, notes=notes | {"version": answer.version})
 
 
 def probe(flavour: Flavour) -> Answer:

@@ -1,1 +1,0 @@
-"""Export with a KV cache of fixed size."""
