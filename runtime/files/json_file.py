@@ -8,7 +8,8 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from enum import Enum
+from enum import EnumType
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.untrusted_file import AdapterFile
 
 MAX_BYTES = 1 << 20
+
+_hints = cache(typing.get_type_hints)
 
 HeldT = TypeVar("HeldT", dict[str, Any], list[Any])
 
@@ -53,33 +56,52 @@ def _holding(kind: type[HeldT], what: str, path: Path, limit: int) -> HeldT:
     return value
 
 
-def check_types(value: object, hint: Any, where: str) -> None:
-    """Check a value and all it holds; knows dataclasses, unions, `tuple[X, ...]` and mappings.
+class UnknownFieldError(ValueError):
+    """An object has a field that its dataclass does not know."""
+
+
+def typed(hint: Any, value: object, where: str) -> Any:
+    """Return a value of JSON as a type annotation has it, and all that it holds.
 
     Args:
+        hint: of a scalar, a union of such or an enum of texts; of a dataclass or `Mapping[str, X]`,
+            made of an object, or of `tuple[X, ...]`, made of a list.
         value: what was read.
-        hint: its type annotation.
         where: what messages call it.
 
     Raises:
-        TypeError: it has another type; the message names the place.
+        UnknownFieldError: an object has a field that its dataclass lacks.
+        ValueError: it has another type, or lacks a field; the message names the place.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        for name, kind in typing.get_type_hints(hint).items():
-            check_types(getattr(value, name), kind, f"{where}.{name}")
-    elif origin is types.UnionType:
-        if type(value) not in arguments:
-            raise TypeError(f"{where} is {shown(value)}")
-    elif origin is tuple and isinstance(value, tuple):
-        for item in value:
-            check_types(item, arguments[0], where)
-    elif origin is Mapping and isinstance(value, dict):
-        for key, item in value.items():
-            check_types(item, arguments[1], f"{where}[{shown(key)}]")
-    elif type(value) is not (origin or hint) and not _is_enum(value, hint):
-        raise TypeError(f"{where} is {shown(value)}, expected {getattr(hint, '__name__', hint)}")
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _filled(hint, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(typed(arguments[0], item, where) for item in value)
+    if origin is Mapping and isinstance(value, dict):
+        return {n: typed(arguments[1], v, f"{where}[{shown(n)}]") for n, v in value.items()}
+    if isinstance(hint, EnumType) and value in [*hint]:
+        return hint(value)
+    kinds = arguments if origin is types.UnionType else (hint,)
+    kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
+    if type(value) not in kinds:
+        expected = " or ".join(map(_described, kinds))
+        raise ValueError(f"{where} is {shown(value)}, expected {expected}")
+    return value
 
 
-def _is_enum(value: object, hint: Any) -> bool:
-    return isinstance(value, Enum) and isinstance(value, hint)
+def _described(kind: Any) -> str:
+    if isinstance(kind, EnumType):
+        return f"one of {', '.join(kind)}"
+    is_object = kind is Mapping or dataclasses.is_dataclass(kind)
+    return "an object" if is_object else "a list" if kind is tuple else str(kind.__name__)
+
+
+def _filled(kind: Any, fields: Mapping[str, Any], where: str) -> Any:
+    hints, known = _hints(kind), {field.name: field for field in dataclasses.fields(kind)}
+    for name, field in known.items():
+        if name not in fields and field.default is field.default_factory:  # there is neither
+            raise ValueError(f"{name} is missing")
+    if unknown := [name for name in fields if name not in known]:
+        raise UnknownFieldError(f"{shown(unknown[0])} is not known to this release")
+    return kind(**{n: typed(hints[n], value, f"{where}.{n}") for n, value in fields.items()})

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.formats.merge_advice import merge_advice
+from trt_lora.runtime.adapters.formats.peft_config import merge_advice
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import EXACT, BaseCopy, BaseWeight
 from trt_lora.runtime.manifest import Manifest

@@ -12,10 +12,13 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.formats.merge_advice import merge_advice
 from trt_lora.runtime.adapters.formats.named_safetensors import FINGERPRINT_KEY, save_safetensors
-from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE, read_peft_config
-from trt_lora.runtime.adapters.formats.peft_ignored import targeting_of
+from trt_lora.runtime.adapters.formats.peft_config import (
+    CONFIG_FILE,
+    merge_advice,
+    read_peft_config,
+)
+from trt_lora.runtime.adapters.formats.peft_targets import targeting_of
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import BaseCopy
