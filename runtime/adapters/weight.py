@@ -90,6 +90,8 @@ def concatenate(weights: Sequence[Weight], axis: int) -> Weight:
 
 def padded(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """Return a weight with zeros behind it, up to `shape`."""
+    if weight.shape == shape:
+        return weight
     return _assembled([weight], [tuple(slice(size) for size in weight.shape)], shape)
 
 

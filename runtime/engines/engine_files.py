@@ -3,7 +3,6 @@
 They are large, and a copy that ended early or a disk that lost pages answers like any other.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ CHECKS = (FAST, FULL)
 _READ = {"tensorrt": (PLAN_FILE,), "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE)}  # at least
 
 _OUR_OWN = (MANIFEST_FILE, RUNTIME_CACHE_FILE)  # of which a manifest says nothing
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,11 +87,4 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
             raise ManifestError(
                 f"{file} {found}: it is missing, damaged or of another build; copy or build the "
                 f"engine again (trt-lora check {directory} compares all its files)"
-            )
-        if check == FAST and not record.known_sample:
-            _LOG.warning(
-                "only the size of %s was checked: its manifest is of an earlier release; "
-                "trt-lora check %s reads it whole",
-                file,
-                directory,
             )
