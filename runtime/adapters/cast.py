@@ -76,11 +76,10 @@ class Caster:
         source = weight.read(self._buffer)
         if source.flags.f_contiguous:  # go through the source in the order of its memory
             source, out = source.T, out.T
-        if source.itemsize > 2 or out.itemsize > 2:
-            conversion = self._round(source, weight.scale, out)
-        elif weight.dtype == dtype and weight.scale == 1:
+        is_short = source.itemsize == out.itemsize == 2
+        if is_short and weight.dtype == dtype and weight.scale == 1:
             conversion = self._copy(source, out)
-        elif table := self._table(weight, dtype):
+        elif is_short and (table := self._table(weight, dtype)):
             conversion = self._look_up(source, table, out)
         else:
             conversion = self._round(source, weight.scale, out)

@@ -35,11 +35,11 @@ class Weight:
 
     def transposed(self) -> "Weight":
         """Return the weight with its axes exchanged."""
+        turned = None if self.in_file else self.shape
 
         def read(buffer: ReadBuffer | None = None) -> Array:
             return self.read(buffer).T
 
-        turned = None if self.in_file else self.shape
         return replace(self, shape=self.shape[::-1], read=read, tensor=None, in_file=turned)
 
     def part(self, axis: int, start: int, stop: int) -> "Weight":
@@ -68,11 +68,7 @@ def weight_of(name: str, tensor: Tensor) -> Weight:
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Weight:
     """Return zeros."""
-
-    def read(buffer: ReadBuffer | None = None) -> Array:
-        return np.zeros(shape, storage_dtype(dtype))
-
-    return Weight((), shape, dtype, read)
+    return Weight((), shape, dtype, lambda buffer=None: np.zeros(shape, storage_dtype(dtype)))
 
 
 def concatenate(weights: Sequence[Weight], axis: int) -> Weight:

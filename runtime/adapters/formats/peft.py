@@ -12,7 +12,6 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.formats.named_safetensors import FINGERPRINT_KEY, save_safetensors
 from trt_lora.runtime.adapters.formats.peft_config import (
     CONFIG_FILE,
     merge_advice,
@@ -23,7 +22,12 @@ from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import BaseCopy
 from trt_lora.runtime.files.json_file import read_json
-from trt_lora.runtime.files.safetensors_file import StoredTensor, read_safetensors
+from trt_lora.runtime.files.safetensors_file import (
+    FINGERPRINT_KEY,
+    StoredTensor,
+    read_safetensors,
+    save_safetensors,
+)
 from trt_lora.runtime.files.untrusted_file import file_inside
 
 WEIGHTS_FILE = "adapter_model.safetensors"

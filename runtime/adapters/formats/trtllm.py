@@ -162,9 +162,9 @@ def _places(manifest: Manifest) -> dict[tuple[int | None, str], list[_Place]]:
                 if site.module.name in names and fused in _SUFFIXES:
                     parts[site.layer, fused].append(site)
     for (layer, fused), sites in parts.items():
-        paths = {_beside(site, fused) for site in sites}
-        if len(sites) == len(PARTS[fused]) and len(paths) == 1:
-            places[layer, fused].append((*paths, sites[0].k, sum(site.n for site in sites)))
+        path, *others = {_beside(site, fused) for site in sites}
+        if len(sites) == len(PARTS[fused]) and not others:
+            places[layer, fused].append((path, sites[0].k, sum(site.n for site in sites)))
     return places
 
 
