@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_lora.plugins.contract.modules import MODULES, PARTS, module_of, parts_of
+from trt_lora.plugins.contract.modules import MODULES, PART_SUFFIXES, PARTS, module_of, parts_of
 from trt_lora.plugins.contract.sites import Site, layer_of
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -31,7 +31,6 @@ TRTLLM_WEIGHTS = "model.lora_weights.npy"
 TRTLLM_CONFIG = "model.lora_config.npy"
 
 _MODULES = {module.id: module for module in MODULES if module.id is not None}
-_SUFFIXES = {module.name: module.suffixes[0] for module in MODULES if module.suffixes}
 _MAX_PARTS = max(len(parts) for parts in PARTS.values())  # rows that one site can take
 _SWAPPED = "mlp_gate_up"  # TensorRT-LLM keeps its two halves the other way round
 _STORED: dict[str, Any] = {"float32": "<f4", "float16": "<f2", "bfloat16": "V2"}
@@ -159,7 +158,7 @@ def _places(manifest: Manifest) -> dict[tuple[int | None, str], list[_Place]]:
             for name, width in zip(parts_of(site.path), site.parts, strict=False):
                 places[site.layer, name].append((_beside(site, name), site.k, width))
             for fused, names in PARTS.items():
-                if site.module.name in names and fused in _SUFFIXES:
+                if site.module.name in names and fused in PART_SUFFIXES:
                     parts[site.layer, fused].append(site)
     for (layer, fused), sites in parts.items():
         path, *others = {_beside(site, fused) for site in sites}
@@ -170,7 +169,7 @@ def _places(manifest: Manifest) -> dict[tuple[int | None, str], list[_Place]]:
 
 def _beside(site: Site, module: str) -> str:
     """The path of a module beside a site."""
-    return f"{site.path.rpartition('.')[0]}.{_SUFFIXES[module]}"
+    return f"{site.path.rpartition('.')[0]}.{PART_SUFFIXES[module]}"
 
 
 def _locate_site(
