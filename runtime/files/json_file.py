@@ -84,7 +84,7 @@ def typed(hint: Any, value: object, where: str) -> Any:
         return hint(value)
     kinds = arguments if origin is types.UnionType else (hint,)
     kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
-    if type(value) not in kinds:
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
         expected = " or ".join(map(_described, kinds))
         raise ValueError(f"{where} is {shown(value)}, expected {expected}")
     return value

@@ -39,20 +39,15 @@ class RuntimeCache:
     def _load(self) -> bytes:
         if not self._path.exists():
             return b""
+        why = "it is damaged, or of another GPU, driver or TensorRT-RTX"
         try:
             data = self._path.read_bytes()
-            accepted = bool(data) and self.cache.deserialize(data)
+            if data and self.cache.deserialize(data):
+                return _digest(data)
         except (OSError, RuntimeError) as error:
-            _LOG.info("%s is ignored: %s", self._path, str(error))
-            return b""
-        if not accepted:
-            _LOG.info(
-                "%s is ignored: it is damaged, or of another GPU, driver or TensorRT-RTX; it is "
-                "written anew when the engine is closed",
-                self._path,
-            )
-            return b""
-        return _digest(data)
+            why = str(error)
+        _LOG.info("%s is ignored, and written anew at the end: %s", self._path, why)
+        return b""
 
 
 def _digest(data: bytes) -> bytes:
