@@ -10,20 +10,11 @@ from pathlib import Path
 from trt_lora.plugins.errors import ConfigError, ManifestError
 from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE
 from trt_lora.runtime.files.file_record import FAST, FULL, fault
-from trt_lora.runtime.manifest import (
-    BACKEND_FILES,
-    MANIFEST_FILE,
-    ONNX_FILE,
-    ONNX_WEIGHTS_FILE,
-    PLAN_FILE,
-    Manifest,
-    left_out,
-)
+from trt_lora.runtime.manifest import BACKEND_FILES, MANIFEST_FILE, Manifest, left_out
 
 CHECKS = (FAST, FULL)
 
-_READ = {"tensorrt": (PLAN_FILE,), "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE)}  # at least
-
+_LEAST = 2  # files of a backend, the first ones, that it reads in any case
 _OUR_OWN = (MANIFEST_FILE, RUNTIME_CACHE_FILE)  # of which a manifest says nothing
 
 
@@ -43,17 +34,13 @@ def compare_files(directory: Path, manifest: Manifest) -> EngineFiles:
         ManifestError: a file cannot be read.
     """
     absent = left_out(directory, manifest.files)
-    found = {
-        name: fault(directory / name, record, FULL)
+    faults = {
+        name: difference
         for name, record in manifest.files.items()
-        if name not in absent
+        if name not in absent and (difference := fault(directory / name, record, FULL))
     }
-    there = {path.name for path in directory.iterdir()}
-    return EngineFiles(
-        {name: difference for name, difference in found.items() if difference},
-        tuple(sorted(absent)),
-        tuple(sorted(there - {*manifest.files, *_OUR_OWN})),
-    )
+    unlisted = {path.name for path in directory.iterdir()} - {*manifest.files, *_OUR_OWN}
+    return EngineFiles(faults, tuple(sorted(absent)), tuple(sorted(unlisted)))
 
 
 def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -> None:
@@ -73,7 +60,7 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
     """
     if check not in CHECKS:
         raise ConfigError(f"unknown check {check!r}; choose from: {', '.join(CHECKS)}")
-    if unlisted := [name for name in _READ[backend] if name not in manifest.files]:
+    if unlisted := [n for n in BACKEND_FILES[backend][:_LEAST] if n not in manifest.files]:
         raise ManifestError(
             f"{directory / MANIFEST_FILE} says nothing of {' and '.join(unlisted)}: nothing shows "
             "whether it is damaged or of another build; copy or build the engine again"

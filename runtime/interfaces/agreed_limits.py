@@ -34,26 +34,17 @@ def check_slots(option: str, slots: int | None, adapters: SlotAdapters) -> None:
         )
 
 
-def memory_of_slots(option: str, slots: int | None, manifest: Manifest) -> int | None:
-    """Return the device memory in bytes that has room for so many slots; None for all.
+def cache_of_slots(option: str, slots: int | None, manifest: Manifest) -> CacheConfig:
+    """Return the cache config of so many slots and a host without limit; None is all slots.
 
     Raises:
         ConfigError: the engine has fewer.
     """
     if slots is None:
-        return None
+        return CacheConfig()
     if not 1 <= slots <= manifest.max_loras:
         raise ConfigError(
             f"{option} is {slots}, this engine has {manifest.max_loras} slots; pass 1 to "
             f"{manifest.max_loras}, or build one with --max-loras {slots}"
         )
-    return slots * slot_nbytes(manifest)
-
-
-def cache_of_slots(option: str, slots: int | None, manifest: Manifest) -> CacheConfig:
-    """Return the cache config of so many slots and a host without limit.
-
-    Raises:
-        ConfigError: the engine has fewer.
-    """
-    return CacheConfig(device_memory=memory_of_slots(option, slots, manifest))
+    return CacheConfig(device_memory=slots * slot_nbytes(manifest))

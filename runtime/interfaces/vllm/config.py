@@ -6,11 +6,7 @@ from trt_lora.plugins.checked import check_fields, checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
-from trt_lora.runtime.interfaces.agreed_limits import (
-    cache_of_slots,
-    check_rank,
-    check_slots,
-)
+from trt_lora.runtime.interfaces.agreed_limits import cache_of_slots, check_rank, check_slots
 from trt_lora.runtime.managers.slots.cache_config import CacheConfig
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
 from trt_lora.runtime.manifest import Manifest
