@@ -25,6 +25,7 @@ ONNX_FILE = "model.onnx"
 ONNX_WEIGHTS_FILE = "model.onnx.data"
 ONNX_CPU_FILE = "model.cpu.onnx"  # the same weights with operators of ONNX Runtime's own
 PLAN_FILE = "engine.plan"
+RUNTIME_CACHE_FILE = "runtime.cache"  # kernels that TensorRT-RTX compiled here, in no manifest
 BACKEND_FILES = {
     "tensorrt": (PLAN_FILE,),
     "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE, ONNX_CPU_FILE),

@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError, ManifestError
-from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE
 from trt_lora.runtime.files.file_record import FAST, FULL, fault
-from trt_lora.runtime.manifest import BACKEND_FILES, MANIFEST_FILE, Manifest, left_out
+from trt_lora.runtime.manifest import (
+    BACKEND_FILES,
+    MANIFEST_FILE,
+    RUNTIME_CACHE_FILE,
+    Manifest,
+    left_out,
+)
 
 CHECKS = (FAST, FULL)
 
