@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.checked import checked
+from trt_lora.plugins.checked import UnknownFieldError, checked, typed
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.errors import LoRAError, ManifestError
@@ -16,7 +16,7 @@ from trt_lora.plugins.messages import did_you_mean, listed, shown
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
-from trt_lora.runtime.files.json_file import UnknownFieldError, read_json, typed
+from trt_lora.runtime.files.json_file import read_json
 
 SCHEMA_VERSION = 2  # 1: engines built before 0.3, some with a KV cache that grows
 _MAX_BYTES = 32 << 20  # of 20 thousand sites

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.checked import typed
 from trt_lora.plugins.messages import shown
-from trt_lora.runtime.files.json_file import read_json, typed
+from trt_lora.runtime.files.json_file import read_json
 from trt_lora.scripts.measuring.made_by import made_by
 
 SCHEMA_VERSION = 1

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from trt_lora.builder.tensorrt.build_log import Layout
-from trt_lora.runtime.files.json_file import read_json_list, typed
+from trt_lora.plugins.checked import typed
+from trt_lora.runtime.files.json_file import read_json_as
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.measuring.made_by import made_by
 from trt_lora.scripts.report.bars import Bar, Chart
@@ -18,7 +19,7 @@ def kernel_charts(path: Path, manifest: Manifest) -> tuple[Chart, ...]:
         AdapterError: the file cannot be read, or holds no list.
         ConfigError: it is not what the command prints.
     """
-    items = read_json_list(path, _MAX_BYTES)
+    items = read_json_as(list, path, _MAX_BYTES)
     with made_by("trt-lora inspect ENGINE --kernels --json", path):
         layouts: tuple[Layout, ...] = typed(tuple[Layout, ...], items, "layout")
         plain, *_ = layouts

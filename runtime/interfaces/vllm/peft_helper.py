@@ -5,11 +5,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.plugins.checked import checked
+from trt_lora.plugins.checked import checked, typed
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
-from trt_lora.runtime.files.json_file import read_json, typed
+from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.untrusted_file import file_inside
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 
