@@ -18,8 +18,8 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.cast_table import CastTable, cast_table
 from trt_lora.runtime.adapters.float16 import Float16Rounder, widen
 from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.files.untrusted_file import ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, Float32, is_finite
-from trt_lora.runtime.memory.read_buffer import ReadBuffer
 
 _TILE = 1 << 16  # elements; with half as many, twice the calls of numpy take longer altogether
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many

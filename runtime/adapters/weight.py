@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trt_lora.runtime.files.untrusted_file import ReadBuffer, Reader
 from trt_lora.runtime.memory.dtypes import Array, Float32, storage_dtype
-from trt_lora.runtime.memory.read_buffer import ReadBuffer, Reader
 from trt_lora.runtime.memory.tensor import Tensor
 
 

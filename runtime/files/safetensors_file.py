@@ -18,9 +18,8 @@ from typing import Any, Protocol
 import safetensors
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.untrusted_file import AdapterFile
+from trt_lora.runtime.files.untrusted_file import AdapterFile, ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
-from trt_lora.runtime.memory.read_buffer import ReadBuffer
 from trt_lora.runtime.memory.tensor import Tensor
 
 FINGERPRINT_KEY = "trt_lora.base_fingerprint"  # in the metadata of files that this package writes

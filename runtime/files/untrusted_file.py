@@ -18,11 +18,13 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.memory.read_buffer import Bytes, ReadBuffer
+from trt_lora.runtime.memory.dtypes import Array
 
 _POINTER = b"version https://git-lfs.github.com/"
 _LARGEST_POINTER = 1024  # bytes, by its specification
@@ -30,6 +32,34 @@ _LARGEST_POINTER = 1024  # bytes, by its specification
 _TICK_NS = 10_000_000  # of the clock of files, at the most
 _QUIET_NS = 200_000_000  # without a change, where there may be a writer
 _TICKS = 30  # that a file may take to be written, once it is opened
+
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ReadBuffer:
+    """Keeps the largest memory asked for; for one thread, and for one array at a time.
+
+    A fresh allocation costs as much as the read.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> Bytes:
+        """Return `size` bytes, those of the call before among them."""
+        if self._memory.size < size:
+            self._memory = np.empty(0, np.uint8)  # let go first
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
+
+
+class Reader(Protocol):
+    """Reads an array."""
+
+    def __call__(self, buffer: ReadBuffer | None = None) -> Array:
+        """Return the array: in memory of its own, or, where there is a buffer, perhaps there."""
+        ...
 
 
 class AdapterFile:

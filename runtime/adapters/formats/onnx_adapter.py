@@ -17,9 +17,8 @@ from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.safetensors_file import check_tensor
-from trt_lora.runtime.files.untrusted_file import AdapterFile
+from trt_lora.runtime.files.untrusted_file import AdapterFile, ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
-from trt_lora.runtime.memory.read_buffer import ReadBuffer
 from trt_lora.runtime.memory.tensor import Tensor
 
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16"}

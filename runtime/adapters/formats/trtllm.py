@@ -21,10 +21,9 @@ from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, concatenate
 from trt_lora.runtime.files.npy_file import NpyFile, npy_of_array, open_npy
-from trt_lora.runtime.files.untrusted_file import file_inside
+from trt_lora.runtime.files.untrusted_file import ReadBuffer, file_inside
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.read_buffer import ReadBuffer
 from trt_lora.runtime.memory.tensor import Tensor
 
 TRTLLM_WEIGHTS = "model.lora_weights.npy"

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.untrusted_file import AdapterFile, _may_have_writer
-from trt_lora.runtime.memory.read_buffer import Bytes, ReadBuffer
+from trt_lora.runtime.files.untrusted_file import AdapterFile, Bytes, ReadBuffer, _may_have_writer
 
 CONTENT = bytes(range(256)) * 64
 
