@@ -1,16 +1,19 @@
-"""Arguments of public functions, compared with their annotations before anything is done."""
+"""Arguments of public functions, and values of JSON, compared with their annotations."""
 
+import dataclasses
 import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import EnumType
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_value
 
 P = ParamSpec("P")
@@ -19,6 +22,7 @@ Kinds = tuple[type, ...]
 
 # What is taken for a type beside what has it: numpy's numbers and arrays.
 _ALSO: Mapping[type, Kinds] = {int: (Integral,), float: (Real,), Sequence: (np.ndarray,)}
+_hints = functools.cache(typing.get_type_hints)
 _OF_NUMBERS = (int, Integral, Real)  # which Python counts bool among
 
 
@@ -84,7 +88,7 @@ def _check(where: str, name: str, value: object, kinds: Kinds) -> None:
 
 @functools.cache
 def _kinds_by_name(annotated: Any) -> dict[str, Kinds]:
-    return {name: _kinds(hint) for name, hint in typing.get_type_hints(annotated).items()}
+    return {name: _kinds(hint) for name, hint in _hints(annotated).items()}
 
 
 def _kinds(hint: Any) -> Kinds:
@@ -98,3 +102,57 @@ def _kinds(hint: Any) -> Kinds:
     if kind is Any or not isinstance(kind, type):  # or a type variable
         return (object,)
     return (kind, *_ALSO.get(kind, ()))
+
+
+# -------------------------------------------------------------------------------- values of JSON
+
+
+class UnknownFieldError(ValueError):
+    """An object has a field that its dataclass does not know."""
+
+
+def typed(hint: Any, value: object, where: str) -> Any:
+    """Return a value of JSON as a type annotation has it, and all that it holds.
+
+    Args:
+        hint: of a scalar, a union of such or an enum of texts; of a dataclass or `Mapping[str, X]`,
+            made of an object, or of `tuple[X, ...]`, made of a list.
+        value: what was read.
+        where: what messages call it.
+
+    Raises:
+        UnknownFieldError: an object has a field that its dataclass lacks.
+        ValueError: it has another type, or lacks a field; the message names the place.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _filled(hint, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(typed(arguments[0], item, where) for item in value)
+    if origin is Mapping and isinstance(value, dict):
+        return {n: typed(arguments[1], v, f"{where}[{shown(n)}]") for n, v in value.items()}
+    if isinstance(hint, EnumType) and value in [*hint]:
+        return hint(value)
+    kinds = arguments if origin is types.UnionType else (hint,)
+    kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
+        expected = " or ".join(map(_described, kinds))
+        raise ValueError(f"{where} is {shown(value)}, expected {expected}")
+    return value
+
+
+def _described(kind: Any) -> str:
+    if isinstance(kind, EnumType):
+        return f"one of {', '.join(kind)}"
+    is_object = kind is Mapping or dataclasses.is_dataclass(kind)
+    return "an object" if is_object else "a list" if kind is tuple else str(kind.__name__)
+
+
+def _filled(kind: Any, fields: Mapping[str, Any], where: str) -> Any:
+    hints, known = _hints(kind), {field.name: field for field in dataclasses.fields(kind)}
+    for name, field in known.items():
+        if name not in fields and field.default is field.default_factory:  # there is neither
+            raise ValueError(f"{name} is missing")
+    if unknown := [name for name in fields if name not in known]:
+        raise UnknownFieldError(f"{shown(unknown[0])} is not known to this release")
+    return kind(**{n: typed(hints[n], value, f"{where}.{n}") for n, value in fields.items()})

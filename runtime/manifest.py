@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.checked import checked
+from trt_lora.plugins.checked import UnknownFieldError, checked, typed
 from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.errors import LoRAError, ManifestError
@@ -16,7 +16,7 @@ from trt_lora.plugins.messages import did_you_mean, listed, shown
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
-from trt_lora.runtime.files.json_file import check_types, read_json
+from trt_lora.runtime.files.json_file import read_json
 
 SCHEMA_VERSION = 2  # 1: engines built before 0.3, some with a KV cache that grows
 _MAX_BYTES = 32 << 20  # of 20 thousand sites
@@ -25,6 +25,7 @@ ONNX_FILE = "model.onnx"
 ONNX_WEIGHTS_FILE = "model.onnx.data"
 ONNX_CPU_FILE = "model.cpu.onnx"  # the same weights with operators of ONNX Runtime's own
 PLAN_FILE = "engine.plan"
+RUNTIME_CACHE_FILE = "runtime.cache"  # kernels that TensorRT-RTX compiled here, in no manifest
 BACKEND_FILES = {
     "tensorrt": (PLAN_FILE,),
     "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE, ONNX_CPU_FILE),
@@ -188,20 +189,12 @@ def load_manifest(directory: Path) -> Manifest:
         return _parse(read_json(path, _MAX_BYTES))
     except LoRAError as error:  # it names the file
         raise ManifestError(f"{error}; build the engine again") from error
-    except _NewerManifestError as error:
+    except UnknownFieldError as error:
         raise ManifestError(f"{path} cannot be read: {error}; install a newer trt-lora") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except ValueError as error:
         raise ManifestError(
-            f"{path} cannot be read: {_fault(error)}; build the engine again"
+            f"{path} cannot be read: {error!s:.500}; build the engine again"
         ) from error
-
-
-def _fault(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"{error.args[0]} is missing"
-    if isinstance(error, ValueError):
-        return f"{error!s:.500}"
-    return "it holds lists, objects or numbers where others belong"  # what Python met in `_parse`
 
 
 def _no_engine(directory: Path) -> str:
@@ -233,101 +226,23 @@ def left_out(directory: Path, files: Iterable[str]) -> set[str]:
     return absent[0] if len(absent) == 1 else set()
 
 
-class _NewerManifestError(Exception):
-    """A manifest says what this release does not know."""
-
-
-def _filled(kind: Any, fields: dict[str, Any]) -> Any:
-    """Return a dataclass of fields from a file.
-
-    Raises:
-        KeyError: one is missing.
-        _NewerManifestError: one is not known.
-    """
-    known = {field.name: field.default for field in dataclasses.fields(kind)}
-    for name, default in known.items():
-        if default is dataclasses.MISSING and name not in fields:
-            raise KeyError(name)
-    if unknown := [name for name in fields if name not in known]:
-        raise _NewerManifestError(f"{shown(unknown[0])} is not known to this release")
-    return kind(**fields)
-
-
 def _parse(data: dict[str, Any]) -> Manifest:
-    version = data["schema_version"]
-    if version != SCHEMA_VERSION:
+    if "schema_version" not in data:
+        raise ValueError("schema_version is missing")
+    if (version := data["schema_version"]) != SCHEMA_VERSION:
         is_newer = isinstance(version, int) and version > SCHEMA_VERSION
-        kind = _NewerManifestError if is_newer else ValueError
+        kind = UnknownFieldError if is_newer else ValueError
         raise kind(f"schema version is {shown(version)}, this release reads {SCHEMA_VERSION}")
-    manifest: Manifest = _filled(
-        Manifest,
-        {
-            **data,
-            "base_model": _base_model(data["base_model"]),
-            "binding_names": _binding_names(data["binding_names"]),
-            "sites": tuple(_site(item) for item in data["sites"]),
-            "inputs": tuple(_binding(item) for item in data["inputs"]),
-            "outputs": tuple(_binding(item) for item in data["outputs"]),
-            "profiles": {
-                profile: {name: _range(item) for name, item in ranges.items()}
-                for profile, ranges in data["profiles"].items()
-            },
-            "files": {_inside(name): _filled(FileRecord, i) for name, i in data["files"].items()},
-        },
-    )
-    try:
-        check_types(manifest, Manifest, "manifest")
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    manifest: Manifest = typed(Manifest, data, "manifest")
+    for name in manifest.files:
+        if Path(name).name != name or name in ("", ".", ".."):
+            raise ValueError(f"file name {shown(name)} leads out of the engine directory")
     if manifest.lora_plugin not in LORA_PLUGINS:
         choices = ", ".join(LORA_PLUGINS)
         raise ValueError(f"lora_plugin is {shown(manifest.lora_plugin)}, expected one of {choices}")
-    sizes = [
-        manifest.max_lora_rank,
-        *(size for site in manifest.sites for size in (site.k, site.n)),
-    ]
-    if min(sizes) < 1:
-        raise ValueError(f"a size of a site or the largest rank is {min(sizes)}")
+    sizes = (size for site in manifest.sites for size in (site.k, site.n))
+    if (least := min(manifest.max_lora_rank, *sizes)) < 1:
+        raise ValueError(f"a size of a site or the largest rank is {least}")
     if manifest.max_loras < 0:
         raise ValueError(f"max_loras is {manifest.max_loras}, expected 0 or more")
     return manifest
-
-
-def _base_model(item: dict[str, Any]) -> BaseModel:
-    embeddings = {
-        path: _filled(BaseWeight, {**weight, "shape": tuple(weight["shape"])})
-        for path, weight in item.get("embeddings", {}).items()
-    }
-    tokens = tuple(item["stop_token_ids"])
-    fields = {**item, "stop_token_ids": tokens, "embeddings": embeddings}
-    base: BaseModel = _filled(BaseModel, fields)
-    return base
-
-
-def _binding_names(value: Any) -> BindingNames:
-    if value not in list(BindingNames):
-        raise ValueError(
-            f"binding_names is {shown(value)}, expected one of {', '.join(BindingNames)}"
-        )
-    return BindingNames(value)
-
-
-def _site(item: dict[str, Any]) -> Site:
-    parts: tuple[int, ...] = tuple(item.get("parts", ()))
-    site: Site = _filled(Site, {**item, "parts": parts})
-    return site
-
-
-def _binding(item: dict[str, Any]) -> Binding:
-    in_place_of: str = item.get("in_place_of", "")
-    return Binding(item["name"], item["dtype"], tuple(item["shape"]), in_place_of)
-
-
-def _range(item: dict[str, Any]) -> Range:
-    return Range(tuple(item["min"]), tuple(item["opt"]), tuple(item["max"]))
-
-
-def _inside(name: str) -> str:
-    if Path(name).name != name or name in ("", ".", ".."):
-        raise ValueError(f"file name {shown(name)} leads out of the engine directory")
-    return name

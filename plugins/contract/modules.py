@@ -68,6 +68,9 @@ PARTS = {
     "mlp_gate_up": ("mlp_h_to_4h", "mlp_gate"),
 }
 
+PART_SUFFIXES = {module.name: module.suffixes[0] for module in MODULES if module.suffixes}
+"""Last part of a module's path, by TensorRT-LLM's name."""
+
 # Fused modules whose outputs alternate head by head: their parts are no blocks.
 _INTERLEAVED = ("query_key_value",)
 

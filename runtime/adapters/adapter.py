@@ -7,7 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.contract.sites import BindingNames, Factor, parse_binding
+from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Factor, parse_binding
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.adapters.pack import pack_weights
@@ -37,10 +37,8 @@ class Adapter:
 
     def __post_init__(self) -> None:
         """Freeze the mappings."""
-        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
-        object.__setattr__(self, "unusable_keys", MappingProxyType(dict(self.unusable_keys)))
-        object.__setattr__(self, "base_copies", MappingProxyType(dict(self.base_copies)))
-        object.__setattr__(self, "ignored", MappingProxyType(dict(self.ignored)))
+        for name in ("weights", "unusable_keys", "base_copies", "ignored"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __repr__(self) -> str:
         """Return where it is from, and how many tensors it has."""
@@ -89,14 +87,12 @@ class Adapter:
         """
         found: dict[str, dict[Factor, Weight]] = {}
         for name, weight in self.weights.items():
-            parsed = parse_binding(name)
-            if parsed is None:
+            if (parsed := parse_binding(name)) is None:
                 raise AdapterError(f"{self.source}: {name!r} is not the name of a LoRA binding")
             found.setdefault(parsed[1], {})[parsed[0]] = weight
         for path, both in found.items():
-            if len(both) < 2:
-                missing = "A" if "B" in both else "B"
-                raise AdapterError(f"{self.source}: {path} has no {missing}")
+            if missing := [factor for factor in FACTORS if factor not in both]:
+                raise AdapterError(f"{self.source}: {path} has no {missing[0]}")
         return {path: (both["A"], both["B"]) for path, both in found.items()}
 
     def check_usable(self) -> None:

@@ -16,11 +16,10 @@ import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.cast_table import CastTable, cast_table
-from trt_lora.runtime.adapters.exponents import ExponentShift
 from trt_lora.runtime.adapters.float16 import Float16Rounder, widen
 from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.files.untrusted_file import ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, Float32, is_finite
-from trt_lora.runtime.memory.read_buffer import ReadBuffer
 
 _TILE = 1 << 16  # elements; with half as many, twice the calls of numpy take longer altogether
 _SIDE = 128  # the least rows and columns of a tile, where the matrix has as many
@@ -77,12 +76,11 @@ class Caster:
         source = weight.read(self._buffer)
         if source.flags.f_contiguous:  # go through the source in the order of its memory
             source, out = source.T, out.T
-        if source.itemsize > 2 or out.itemsize > 2:
-            conversion = self._round(source, weight.scale, out)
-        elif weight.dtype == dtype and weight.scale == 1:
+        is_short = source.itemsize == out.itemsize == 2
+        if is_short and weight.dtype == dtype and weight.scale == 1:
             conversion = self._copy(source, out)
-        elif table := self._table(weight, dtype):
-            conversion = self._cast_short(source, table, out)
+        elif is_short and (table := self._table(weight, dtype)):
+            conversion = self._look_up(source, table, out)
         else:
             conversion = self._round(source, weight.scale, out)
         if conversion is None:
@@ -105,43 +103,18 @@ class Caster:
             self._tables[key] = cast_table(*key)
         return self._tables.get(key)
 
-    def _cast_short(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
-        """Cast by exponents, or by table where that is not for most values."""
-        changes = self._shift(source, table.shift, table, out) if table.shift else None
-        rank, lost = changes or self._look_up(source, table, out)
-        error = float(table.errors[rank])
-        return Conversion(error, lost) if math.isfinite(error) else None
-
-    def _shift(
-        self, source: Array, shift: ExponentShift, table: CastTable, out: Array
-    ) -> tuple[int, int] | None:
-        """Add to the exponents, and look up the few other values; None if they are many."""
-        rank = lost = 0
-        for tile in _tiles(source.shape):
-            bits = source[tile].view(np.uint16)
-            places = shift.others(
-                bits, self._exact.view(np.uint16)[: bits.size].reshape(bits.shape)
-            )
-            if places is None:
-                return None
-            stored = self._rows_apart(bits.shape, bits.dtype)
-            np.add(bits, np.uint16(shift.add), out=stored)
-            others = np.unravel_index(places, bits.shape)
-            entries = table.entries[bits[others]]
-            stored[others] = entries
-            out.view(np.uint16)[tile] = stored
-            rank, lost = table.add_changes(entries, rank, lost)
-        return rank, lost
-
-    def _look_up(self, source: Array, table: CastTable, out: Array) -> tuple[int, int]:
+    def _look_up(self, source: Array, table: CastTable, out: Array) -> Conversion | None:
         rank = lost = 0
         for tile in _tiles(source.shape):
             bits = source[tile].view(np.uint16)
             entries = self._found[: bits.size].view(np.uint32)
-            self._gather(table.entries, bits, entries)
+            index = self._index[: bits.size]
+            np.copyto(index.reshape(bits.shape), bits)
+            np.take(table.entries, index, out=entries, mode="wrap")  # quicker than "raise"
             out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
             rank, lost = table.add_changes(entries, rank, lost)
-        return rank, lost
+        error = float(table.errors[rank])
+        return Conversion(error, lost) if math.isfinite(error) else None
 
     @np.errstate(over="ignore", invalid="ignore")
     def _round(self, source: Array, scale: float, out: Array) -> Conversion | None:
@@ -183,26 +156,17 @@ class Caster:
             np.copyto(found, stored)
         return stored
 
-    def _gather(self, table: Array, bits: Array, out: Array) -> None:
-        """Write `table[bits]` to `out` [n]; `bits` may be of any shape."""
-        index = self._index[: bits.size]
-        np.copyto(index.reshape(bits.shape), bits)
-        np.take(table, index, out=out, mode="wrap")  # none is out of bounds; quicker than "raise"
-
     def _set_apart(self, values: Array, dtype: np.dtype[Any]) -> Array:
         """Copy values to rows that lie apart; of longer integers, the low bits.
 
         Rows that start a power of two apart would share the same few cache lines, and a transposed
         copy of them would take several times as long.
         """
-        apart = self._rows_apart(values.shape, dtype)
+        rows, columns = values.shape
+        width = columns + (_GAP if columns >= _SIDE else 0)
+        apart = self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
         np.copyto(apart, values, casting="unsafe")
         return apart
-
-    def _rows_apart(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        rows, columns = shape
-        width = columns + (_GAP if columns >= _SIDE else 0)
-        return self._apart.view(dtype)[: rows * width].reshape(rows, width)[:, :columns]
 
 
 def _tiles(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:

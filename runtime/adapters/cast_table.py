@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.runtime.adapters.exponents import ExponentShift, exponent_shift
 from trt_lora.runtime.memory.dtypes import Array, Float32, storage_dtype
 
 _SIGN = 1 << 15
@@ -19,7 +18,6 @@ class CastTable:
     entries: npt.NDArray[np.uint32]  # [65536]: the new bits, above them the rank of the error, and
     # in the highest bit whether it became zero and was not
     errors: Float32  # [32768]: by rank, ascending; not finite where the result is not
-    shift: ExponentShift | None  # makes most entries with less work
 
     def add_changes(self, entries: npt.NDArray[np.uint32], rank: int, lost: int) -> tuple[int, int]:
         """Return the largest rank, and how many became zero and were not, with those so far."""
@@ -40,9 +38,7 @@ def cast_table(source: str, target: str, scale: float) -> CastTable:
     entries[lost] |= np.uint32(_LOST)
     # negative ones differ in the sign alone
     both = np.concatenate([entries, entries ^ np.uint32(_SIGN)])
-    same = source == target
-    shift = exponent_shift(stored.view(np.uint16), errors == 0) if same else None
-    return CastTable(both, errors[by_error], shift)
+    return CastTable(both, errors[by_error])
 
 
 @np.errstate(over="ignore", invalid="ignore")

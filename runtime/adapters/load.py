@@ -8,8 +8,11 @@ from pathlib import Path
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.formats.edgellm import PROCESSED_FILE, adapter_from_edgellm
-from trt_lora.runtime.adapters.formats.named_safetensors import adapter_from_safetensors
+from trt_lora.runtime.adapters.formats.edgellm import (
+    PROCESSED_FILE,
+    adapter_from_edgellm,
+    adapter_from_safetensors,
+)
 from trt_lora.runtime.adapters.formats.onnx_adapter import adapter_from_onnxruntime
 from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE, adapter_from_peft
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE

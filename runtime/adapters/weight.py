@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trt_lora.runtime.files.untrusted_file import ReadBuffer, Reader
 from trt_lora.runtime.memory.dtypes import Array, Float32, storage_dtype
-from trt_lora.runtime.memory.read_buffer import ReadBuffer, Reader
 from trt_lora.runtime.memory.tensor import Tensor
 
 
@@ -35,11 +35,11 @@ class Weight:
 
     def transposed(self) -> "Weight":
         """Return the weight with its axes exchanged."""
+        turned = None if self.in_file else self.shape
 
         def read(buffer: ReadBuffer | None = None) -> Array:
             return self.read(buffer).T
 
-        turned = None if self.in_file else self.shape
         return replace(self, shape=self.shape[::-1], read=read, tensor=None, in_file=turned)
 
     def part(self, axis: int, start: int, stop: int) -> "Weight":
@@ -68,11 +68,7 @@ def weight_of(name: str, tensor: Tensor) -> Weight:
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Weight:
     """Return zeros."""
-
-    def read(buffer: ReadBuffer | None = None) -> Array:
-        return np.zeros(shape, storage_dtype(dtype))
-
-    return Weight((), shape, dtype, read)
+    return Weight((), shape, dtype, lambda buffer=None: np.zeros(shape, storage_dtype(dtype)))
 
 
 def concatenate(weights: Sequence[Weight], axis: int) -> Weight:
@@ -90,6 +86,8 @@ def concatenate(weights: Sequence[Weight], axis: int) -> Weight:
 
 def padded(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """Return a weight with zeros behind it, up to `shape`."""
+    if weight.shape == shape:
+        return weight
     return _assembled([weight], [tuple(slice(size) for size in weight.shape)], shape)
 
 

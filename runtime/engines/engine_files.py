@@ -3,30 +3,24 @@
 They are large, and a copy that ended early or a disk that lost pages answers like any other.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError, ManifestError
-from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE
 from trt_lora.runtime.files.file_record import FAST, FULL, fault
 from trt_lora.runtime.manifest import (
     BACKEND_FILES,
     MANIFEST_FILE,
-    ONNX_FILE,
-    ONNX_WEIGHTS_FILE,
-    PLAN_FILE,
+    RUNTIME_CACHE_FILE,
     Manifest,
     left_out,
 )
 
 CHECKS = (FAST, FULL)
 
-_READ = {"tensorrt": (PLAN_FILE,), "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE)}  # at least
-
+_LEAST = 2  # files of a backend, the first ones, that it reads in any case
 _OUR_OWN = (MANIFEST_FILE, RUNTIME_CACHE_FILE)  # of which a manifest says nothing
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,17 +39,13 @@ def compare_files(directory: Path, manifest: Manifest) -> EngineFiles:
         ManifestError: a file cannot be read.
     """
     absent = left_out(directory, manifest.files)
-    found = {
-        name: fault(directory / name, record, FULL)
+    faults = {
+        name: difference
         for name, record in manifest.files.items()
-        if name not in absent
+        if name not in absent and (difference := fault(directory / name, record, FULL))
     }
-    there = {path.name for path in directory.iterdir()}
-    return EngineFiles(
-        {name: difference for name, difference in found.items() if difference},
-        tuple(sorted(absent)),
-        tuple(sorted(there - {*manifest.files, *_OUR_OWN})),
-    )
+    unlisted = {path.name for path in directory.iterdir()} - {*manifest.files, *_OUR_OWN}
+    return EngineFiles(faults, tuple(sorted(absent)), tuple(sorted(unlisted)))
 
 
 def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -> None:
@@ -75,7 +65,7 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
     """
     if check not in CHECKS:
         raise ConfigError(f"unknown check {check!r}; choose from: {', '.join(CHECKS)}")
-    if unlisted := [name for name in _READ[backend] if name not in manifest.files]:
+    if unlisted := [n for n in BACKEND_FILES[backend][:_LEAST] if n not in manifest.files]:
         raise ManifestError(
             f"{directory / MANIFEST_FILE} says nothing of {' and '.join(unlisted)}: nothing shows "
             "whether it is damaged or of another build; copy or build the engine again"
@@ -89,11 +79,4 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
             raise ManifestError(
                 f"{file} {found}: it is missing, damaged or of another build; copy or build the "
                 f"engine again (trt-lora check {directory} compares all its files)"
-            )
-        if check == FAST and not record.known_sample:
-            _LOG.warning(
-                "only the size of %s was checked: its manifest is of an earlier release; "
-                "trt-lora check %s reads it whole",
-                file,
-                directory,
             )

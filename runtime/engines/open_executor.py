@@ -8,7 +8,7 @@ from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import EngineExecutor
 from trt_lora.runtime.engines.engine_files import check_files
-from trt_lora.runtime.engines.manifest_checks import check_manifest
+from trt_lora.runtime.engines.interface import check_manifest
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import PLAN_FILE, Manifest, read_manifest

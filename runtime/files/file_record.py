@@ -18,12 +18,7 @@ class FileRecord:
 
     size_bytes: int
     sha256: str
-    sample: str = ""  # `sampled_sha256` where it is another; releases before it have none
-
-    @property
-    def known_sample(self) -> str:
-        """The expected `sampled_sha256`; empty if unknown."""
-        return self.sample or (self.sha256 if self.size_bytes <= BLOCK * BLOCKS else "")
+    sample: str = ""  # `sampled_sha256` where it is another
 
 
 def file_record(path: Path) -> FileRecord:
@@ -56,7 +51,7 @@ def fault(file: Path, record: FileRecord, check: str) -> str:
     Args:
         file: where it should be.
         record: what the manifest says of it.
-        check: SIZE, FAST (with `sampled_sha256`, where it is recorded) or FULL (with the SHA-256).
+        check: SIZE, FAST (with `sampled_sha256`) or FULL (with the SHA-256).
 
     Raises:
         ManifestError: the file cannot be read.
@@ -68,7 +63,7 @@ def fault(file: Path, record: FileRecord, check: str) -> str:
             return f"has {found} bytes, the manifest says {record.size_bytes}"
         if check == FULL and sha256_of(file) != record.sha256:
             return "has other contents than the manifest says (SHA-256)"
-        if check == FAST and record.known_sample not in ("", sampled_sha256(file)):
+        if check == FAST and sampled_sha256(file) != (record.sample or record.sha256):
             return "has other contents than the manifest says (SHA-256 of a sample)"
     except OSError as error:
         raise ManifestError(f"{file} cannot be read: {error.strerror}") from error

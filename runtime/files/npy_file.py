@@ -15,20 +15,12 @@ import numpy as np
 import numpy.lib.format as npy_format
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.untrusted_file import AdapterFile
+from trt_lora.runtime.files.untrusted_file import AdapterFile, ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
-from trt_lora.runtime.memory.read_buffer import ReadBuffer
 
 # By dtype and not by its text: a record of two bytes is `|V2` too.
-_DTYPES = {
-    np.dtype(stored): name
-    for stored, name in (
-        ("<f4", "float32"),
-        ("<f2", "float16"),
-        ("V2", "bfloat16"),
-        ("<i4", "int32"),
-    )
-}
+_STORED = {"<f4": "float32", "<f2": "float16", "V2": "bfloat16", "<i4": "int32"}
+_DTYPES = {np.dtype(stored): name for stored, name in _STORED.items()}
 _MAX_HEADER = 10_000  # numpy's own limit
 _READERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 
@@ -50,10 +42,7 @@ def open_npy(path: Path) -> NpyFile:
     """
     file = AdapterFile(path)
     shape, stored, start = _header(file)
-    name = _DTYPES.get(stored)
-    if name is None:
-        choices = ", ".join(_DTYPES.values())
-        raise AdapterError(f"{path} holds {stored.str!r}; expected one of {choices}")
+    name = _checked(path, stored, _DTYPES.get(stored, ""))
     item = storage_dtype(name)
     if file.size != start + math.prod(shape) * item.itemsize:
         raise AdapterError(
@@ -73,10 +62,7 @@ def npy_of_array(source: str, array: Array) -> NpyFile:
     Raises:
         AdapterError: it has another dtype than a file may have.
     """
-    name = _DTYPES.get(array.dtype, array.dtype.name)
-    if name not in _DTYPES.values():
-        choices = ", ".join(_DTYPES.values())
-        raise AdapterError(f"{source} holds {array.dtype.str!r}; expected one of {choices}")
+    name = _checked(source, array.dtype, _DTYPES.get(array.dtype, array.dtype.name))
     item = storage_dtype(name)
     flat = np.ascontiguousarray(array).reshape(-1)
     values = flat.view(item) if flat.dtype == "V2" else flat.astype(item, copy=False)
@@ -85,6 +71,13 @@ def npy_of_array(source: str, array: Array) -> NpyFile:
         return values[first : first + count]
 
     return NpyFile(array.shape, name, read)
+
+
+def _checked(source: object, stored: np.dtype[Any], name: str) -> str:
+    if name not in _DTYPES.values():
+        choices = ", ".join(_DTYPES.values())
+        raise AdapterError(f"{source} holds {stored.str!r}; expected one of {choices}")
+    return name
 
 
 def _header(file: AdapterFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:

@@ -1,8 +1,8 @@
-"""Bounded, tensor-by-tensor reads of safetensors files.
+"""Bounded, tensor-by-tensor reads of safetensors files, and their writing.
 
 The safetensors library checks header and offsets; the bytes are read at the offsets it has checked,
-because the library maps the file (see `adapter_file`). Format: 8 bytes little-endian header length,
-JSON header, data (https://huggingface.co/docs/safetensors).
+because the library maps the file (see `untrusted_file`). Format: 8 bytes little-endian header
+length, JSON header, data (https://huggingface.co/docs/safetensors).
 """
 
 import json
@@ -10,7 +10,7 @@ import math
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +18,11 @@ from typing import Any, Protocol
 import safetensors
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.untrusted_file import AdapterFile
+from trt_lora.runtime.files.untrusted_file import AdapterFile, ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
-from trt_lora.runtime.memory.read_buffer import ReadBuffer, Reader
+from trt_lora.runtime.memory.tensor import Tensor
+
+FINGERPRINT_KEY = "trt_lora.base_fingerprint"  # in the metadata of files that this package writes
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_NAME = 1024
@@ -41,8 +43,11 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    read: Reader  # row-major
     part: PartReader
+
+    def read(self, buffer: ReadBuffer | None = None) -> Array:
+        """Return all elements, row-major; a `Reader`."""
+        return self.part(0, math.prod(self.shape), buffer).reshape(self.shape)
 
     def blocks(self, most: int) -> Iterator[Array]:
         """Yield the elements row-major, as many at a time."""
@@ -79,7 +84,7 @@ def read_safetensors(path: Path) -> SafetensorsFile:
             )
         shape, offsets = tuple(entry["shape"]), entry["data_offsets"]
         part = _part_reader(file, start + offsets[0], dtype)
-        tensors.append(StoredTensor(name, shape, dtype, _reader(part, shape), part))
+        tensors.append(StoredTensor(name, shape, dtype, part))
     return SafetensorsFile(tuple(tensors), metadata)
 
 
@@ -143,8 +148,28 @@ def _part_reader(file: AdapterFile, start: int, dtype: str) -> PartReader:
     return part
 
 
-def _reader(part: PartReader, shape: tuple[int, ...]) -> Reader:
-    def read(buffer: ReadBuffer | None = None) -> Array:
-        return part(0, math.prod(shape), buffer).reshape(shape)
+def save_safetensors(
+    tensors: Mapping[str, Tensor], path: Path, fingerprint: str | None = None
+) -> None:
+    """Write tensors in host memory, and the fingerprint of the base model where it is known.
 
-    return read
+    Raises:
+        OSError: the file cannot be written, such as where the disk is full.
+    """
+    entries = {
+        name: safetensors.TensorSpec(
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            data_ptr=tensor.pointer,
+            data_len=tensor.nbytes,
+        )
+        for name, tensor in tensors.items()
+    }
+    metadata = {"format": "pt"} | ({FINGERPRINT_KEY: fingerprint} if fingerprint else {})
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        safetensors.serialize_file(entries, path, metadata)
+    except safetensors.SafetensorError as error:
+        raise OSError(f"{path.name} cannot be written: {error}") from error
+    path.chmod(mode)  # the library's files are for their owner alone, whatever the umask says

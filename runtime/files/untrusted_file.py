@@ -2,34 +2,64 @@
 
 What is promised: all pieces are of one version, the one that the file had when it was opened, or
 there is an error. A file that is written to at that moment is waited for, a little while. A file
-that is replaced or removed meanwhile is read to its end. Where `open_for_writing` knows nothing
-(another user's file, a network file system), a writer that pauses for a fifth of a second halfway,
-or writes through memory, can pass for one that has finished.
+that is replaced or removed meanwhile is read to its end. A writer that overwrites a file in place
+and pauses for a fifth of a second halfway can pass for one that has finished.
 
 Reading instead of mapping: a mapped file that somebody truncates ends the process with a signal,
 and its pages count as memory of the process.
 """
 
+import fcntl
 import io
 import os
+import signal
 import stat
 import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.file_writers import open_for_writing
-from trt_lora.runtime.memory.read_buffer import Bytes, ReadBuffer
+from trt_lora.runtime.memory.dtypes import Array
 
 _POINTER = b"version https://git-lfs.github.com/"
 _LARGEST_POINTER = 1024  # bytes, by its specification
 
 _TICK_NS = 10_000_000  # of the clock of files, at the most
-_QUIET_NS = 200_000_000  # without a change, where nobody tells whether there is a writer
+_QUIET_NS = 200_000_000  # without a change, where there may be a writer
 _TICKS = 30  # that a file may take to be written, once it is opened
+
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ReadBuffer:
+    """Keeps the largest memory asked for; for one thread, and for one array at a time.
+
+    A fresh allocation costs as much as the read.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> Bytes:
+        """Return `size` bytes, those of the call before among them."""
+        if self._memory.size < size:
+            self._memory = np.empty(0, np.uint8)  # let go first
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
+
+
+class Reader(Protocol):
+    """Reads an array."""
+
+    def __call__(self, buffer: ReadBuffer | None = None) -> Array:
+        """Return the array: in memory of its own, or, where there is a buffer, perhaps there."""
+        ...
 
 
 class AdapterFile:
@@ -79,9 +109,10 @@ class AdapterFile:
         The clock of files ticks: two changes within one tick leave the same time.
         """
         for _ in range(_TICKS):
-            written, state = open_for_writing(self._file.fileno()), os.fstat(self._file.fileno())
+            quiet = _QUIET_NS if _may_have_writer(self._file.fileno()) else _TICK_NS
+            state = os.fstat(self._file.fileno())
             age = time.time_ns() - state.st_mtime_ns  # negative where another clock made the time
-            if not written and abs(age) > (_QUIET_NS if written is None else _TICK_NS):
+            if abs(age) > quiet:
                 return state
             time.sleep(_TICK_NS / 1e9)
         raise AdapterError(f"{self.path} is being written to; load it again when that is done")
@@ -92,6 +123,22 @@ class AdapterFile:
             return False
         # ctime shows a writer that sets the old time again; it changes with the number of links too
         return before.st_ctime_ns == now.st_ctime_ns or before.st_nlink != now.st_nlink
+
+
+def _may_have_writer(descriptor: int) -> bool:
+    """Whether Linux refuses a lease for reading, as it does while a file is open for writing.
+
+    It grants one to the owner of the file and to root, on file systems of this machine.
+    """
+    try:
+        # Whoever opens the file before the lease is given back makes a signal, of which the usual
+        # one would end this process.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except (AttributeError, OSError):  # not Linux; another's file; one that is written to
+        return True
+    return False
 
 
 def _open(path: Path) -> io.FileIO:

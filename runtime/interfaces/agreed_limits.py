@@ -41,26 +41,17 @@ def check_slots(option: str, slots: int | None, adapters: AdapterStore) -> int:
     return count
 
 
-def memory_of_slots(option: str, slots: int | None, manifest: Manifest) -> int | None:
-    """Return the device memory in bytes that has room for so many slots; None for all.
+def limits_of_slots(option: str, slots: int | None, manifest: Manifest) -> StoreConfig:
+    """Return the limits of so many slots, and of a host without any; None is all slots.
 
     Raises:
         ConfigError: the engine has fewer.
     """
     if slots is None:
-        return None
+        return StoreConfig()
     if not 1 <= slots <= manifest.max_loras:
         raise ConfigError(
             f"{option} is {slots}, this engine has {manifest.max_loras} slots; pass 1 to "
             f"{manifest.max_loras}, or build one with --max-loras {slots}"
         )
-    return slots * slot_nbytes(manifest)
-
-
-def limits_of_slots(option: str, slots: int | None, manifest: Manifest) -> StoreConfig:
-    """Return the limits of so many slots, and of a host without any.
-
-    Raises:
-        ConfigError: the engine has fewer.
-    """
-    return StoreConfig(device_memory=memory_of_slots(option, slots, manifest))
+    return StoreConfig(device_memory=slots * slot_nbytes(manifest))

@@ -2,23 +2,18 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import listed, shown
 
 
-@dataclass(frozen=True)
 class AllowedRoots:
     """Real paths of folders; none allows nothing."""
 
-    roots: tuple[Path, ...]
-
-    @classmethod
-    def of(cls, folders: Iterable[str | Path]) -> "AllowedRoots":
+    def __init__(self, folders: Iterable[str | Path]) -> None:
         """Resolve the links of the folders now, so that a later one changes nothing."""
-        return cls(tuple(Path(os.path.realpath(folder)) for folder in folders))
+        self._roots = tuple(os.path.realpath(folder) for folder in folders)
 
     def resolve(self, path: str) -> Path:
         """Return the real path of an adapter; open that, and no link is followed again.
@@ -29,7 +24,7 @@ class AllowedRoots:
         if not os.path.isabs(path) or "\0" in path:
             raise AdapterError(f"the path of an adapter is {shown(path)}; expected an absolute one")
         real = Path(os.path.realpath(path))
-        if not any(real.is_relative_to(root) for root in self.roots):
-            folders = listed([str(root) for root in self.roots]) or "no folder"
+        if not any(real.is_relative_to(root) for root in self._roots):
+            folders = listed(self._roots) or "no folder"
             raise AdapterError(f"{shown(path)} is outside of what requests may load: {folders}")
         return real

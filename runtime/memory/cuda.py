@@ -28,15 +28,10 @@ def call(function: str, *args: Any) -> Any:
     try:
         result = checked("runtime", function, *args)
     except BackendError:
-        _forget_error()
+        with contextlib.suppress(BackendError):  # it is kept: TensorRT would take it for its own
+            checked("runtime", "cudaGetLastError")
         raise
     return None if result == () else result
-
-
-def _forget_error() -> None:
-    """CUDA keeps the last error; TensorRT and plugins would take it for their own."""
-    with contextlib.suppress(BackendError):
-        checked("runtime", "cudaGetLastError")
 
 
 def try_call(function: str, *args: Any) -> Any:

@@ -1,7 +1,6 @@
 """Device memory of one GPU: adapter uploads, per-step staging and outputs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from trt_lora.plugins.errors import ConfigError, TensorError
 from trt_lora.runtime.memory.cuda import call, constant, on_device, synchronized
@@ -13,22 +12,6 @@ from trt_lora.runtime.memory.tensor import HOST, Tensor
 _MAX_PITCH = 2**31 - 1  # bytes between rows that CUDA takes in a copy of two dimensions
 
 
-@dataclass(frozen=True)
-class MemoryOptions:
-    """Limits of the memory kept for reuse."""
-
-    max_free_bytes: int = 512 << 20  # on the device, in buffers that no tensor lies in; 0: none
-    staging_bytes: int = 8 << 20  # of each of two pinned buffers on the host
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that cannot work."""
-        if self.max_free_bytes < 0 or self.staging_bytes < ALIGNMENT:
-            raise ConfigError(
-                f"max_free_bytes must be 0 or more and staging_bytes {ALIGNMENT} or more, got "
-                f"{self.max_free_bytes} and {self.staging_bytes}"
-            )
-
-
 class CudaMemory:
     """Memory of one GPU, whichever is the calling thread's.
 
@@ -37,11 +20,27 @@ class CudaMemory:
     much as an earlier one allocates nothing.
     """
 
-    def __init__(self, index: int = 0, options: MemoryOptions | None = None) -> None:
-        options = options or MemoryOptions()
+    def __init__(
+        self, index: int = 0, *, max_free_bytes: int = 512 << 20, staging_bytes: int = 8 << 20
+    ) -> None:
+        """Touch no GPU yet.
+
+        Args:
+            index: of the GPU.
+            max_free_bytes: kept on the device in buffers that no tensor lies in; 0: none.
+            staging_bytes: of each of two pinned buffers on the host.
+
+        Raises:
+            ConfigError: a size cannot work.
+        """
+        if max_free_bytes < 0 or staging_bytes < ALIGNMENT:
+            raise ConfigError(
+                f"max_free_bytes must be 0 or more and staging_bytes {ALIGNMENT} or more, got "
+                f"{max_free_bytes} and {staging_bytes}"
+            )
         self.index, self.device = index, f"cuda:{index}"
-        self._pool = DevicePool(index, options.max_free_bytes)
-        self._staging = Staging(index, options.staging_bytes)
+        self._pool = DevicePool(index, max_free_bytes)
+        self._staging = Staging(index, staging_bytes)
 
     def upload(self, tensors: Mapping[str, Tensor], stream: Stream = None) -> dict[str, Tensor]:
         """Move the host tensors into one device buffer of their own; wait for the copy.

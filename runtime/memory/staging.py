@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from threading import Lock
 
 from trt_lora.plugins.errors import BackendError
@@ -69,22 +70,15 @@ class Staging:
         Raises:
             BackendError: the host is out of pinned memory, or the device is lost.
         """
-        size = self._chunk_bytes
-        parts = (part for piece in pieces for part in _cut(piece, size))
-        for index, chunk in groupby(parts, key=lambda part: part.offset // size):
-            with self._lock:
-                self._send(self._slot(index % 2), list(chunk), target, stream)
+        self._send(((piece, target) for piece in pieces), stream)
 
     def scatter(self, tensors: Mapping[int, Tensor], stream: int) -> None:
         """Enqueue copies of host tensors to addresses of this GPU, one for each; else as `copy`."""
-        size, end, parts = self._chunk_bytes, 0, list[tuple[Piece, int]]()
+        end, pieces = 0, list[tuple[Piece, int]]()
         for target, tensor in tensors.items():
-            piece = Piece(end, tensor.pointer, tensor.nbytes)
-            parts += [(part, target - end) for part in _cut(piece, size)]
+            pieces.append((Piece(end, tensor.pointer, tensor.nbytes), target - end))
             end += tensor.nbytes
-        for index, chunk in groupby(parts, key=lambda part: part[0].offset // size):
-            with self._lock:
-                self._send_apart(self._slot(index % 2), list(chunk), stream)
+        self._send(pieces, stream)
 
     def close(self) -> None:
         """Free the pinned memory, once the device has read it."""
@@ -99,24 +93,24 @@ class Staging:
                 self._slots[index] = _Slot(self._chunk_bytes)
         return self._slots[index]
 
-    def _send(self, slot: "_Slot", parts: list[Piece], target: int, stream: int) -> None:
-        slot.copied.wait()  # the device may still read what was here
-        start, last = parts[0].offset, parts[-1]
-        for part in parts:
-            ctypes.memmove(slot.pointer + part.offset - start, part.address, part.nbytes)
-        nbytes = last.offset + last.nbytes - start
-        kind = constant("cudaMemcpyKind").cudaMemcpyHostToDevice
-        call("cudaMemcpyAsync", target + start, slot.pointer, nbytes, kind, stream)
-        slot.copied.record(stream)
+    def _send(self, pieces: Iterable[tuple[Piece, int]], stream: int) -> None:
+        """Enqueue copies of pieces, each to its offset from an address, chunk by chunk."""
+        size = self._chunk_bytes
+        parts = ((part, target) for piece, target in pieces for part in _cut(piece, size))
+        for index, chunk in groupby(parts, key=lambda part: part[0].offset // size):
+            with self._lock:
+                self._send_chunk(self._slot(index % 2), list(chunk), stream)
 
-    def _send_apart(self, slot: "_Slot", parts: list[tuple[Piece, int]], stream: int) -> None:
+    def _send_chunk(self, slot: "_Slot", chunk: list[tuple[Piece, int]], stream: int) -> None:
         slot.copied.wait()  # the device may still read what was here
-        start = parts[0][0].offset
+        pinned = slot.pointer - chunk[0][0].offset
         kind = constant("cudaMemcpyKind").cudaMemcpyHostToDevice
-        for part, base in parts:
-            pinned = slot.pointer + part.offset - start
-            ctypes.memmove(pinned, part.address, part.nbytes)
-            call("cudaMemcpyAsync", base + part.offset, pinned, part.nbytes, kind, stream)
+        for target, run in groupby(chunk, key=itemgetter(1)):
+            parts = [part for part, _ in run]
+            for part in parts:
+                ctypes.memmove(pinned + part.offset, part.address, part.nbytes)
+            start, end = parts[0].offset, parts[-1].offset + parts[-1].nbytes
+            call("cudaMemcpyAsync", target + start, pinned + start, end - start, kind, stream)
         slot.copied.record(stream)
 
 

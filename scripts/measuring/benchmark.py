@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.checked import typed
 from trt_lora.plugins.messages import shown
-from trt_lora.runtime.files.json_file import check_types, read_json
+from trt_lora.runtime.files.json_file import read_json
 from trt_lora.scripts.measuring.made_by import made_by
 
 SCHEMA_VERSION = 1
@@ -77,11 +78,5 @@ def _parse(data: dict[str, Any]) -> Benchmark:
     if data["schema_version"] != SCHEMA_VERSION:
         version = shown(data["schema_version"])
         raise ValueError(f"schema version is {version}, this release reads {SCHEMA_VERSION}")
-    found = Benchmark(**{**data, "workloads": tuple(map(_workload, data["workloads"]))})
-    check_types(found, Benchmark, "benchmark")
+    found: Benchmark = typed(Benchmark, data, "benchmark")
     return found
-
-
-def _workload(item: dict[str, Any]) -> WorkloadTimes:
-    contestants = tuple(ContestantTimes(**times) for times in item["contestants"])
-    return WorkloadTimes(**{**item, "contestants": contestants})

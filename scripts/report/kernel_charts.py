@@ -1,11 +1,10 @@
 """Charts of the kernels of an engine's layouts, from what `inspect --kernels --json` printed."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from trt_lora.builder.tensorrt.build_log import Kernel, Layout
-from trt_lora.runtime.files.json_file import check_types, read_json_list
+from trt_lora.builder.tensorrt.build_log import Layout
+from trt_lora.plugins.checked import typed
+from trt_lora.runtime.files.json_file import read_json_as
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.measuring.made_by import made_by
 from trt_lora.scripts.report.bars import Bar, Chart
@@ -20,11 +19,9 @@ def kernel_charts(path: Path, manifest: Manifest) -> tuple[Chart, ...]:
         AdapterError: the file cannot be read, or holds no list.
         ConfigError: it is not what the command prints.
     """
-    items = read_json_list(path, _MAX_BYTES)
+    items = read_json_as(list, path, _MAX_BYTES)
     with made_by("trt-lora inspect ENGINE --kernels --json", path):
-        layouts = tuple(map(_layout, items))
-        for layout in layouts:
-            check_types(layout, Layout, "layout")
+        layouts: tuple[Layout, ...] = typed(tuple[Layout, ...], items, "layout")
         plain, *_ = layouts
     return tuple(
         Chart(
@@ -34,10 +31,6 @@ def kernel_charts(path: Path, manifest: Manifest) -> tuple[Chart, ...]:
         for number, name in enumerate(manifest.profiles)
         if plain.count(number)
     )
-
-
-def _layout(item: Mapping[str, Any]) -> Layout:
-    return Layout(item["name"], tuple(Kernel(**kernel) for kernel in item["kernels"]))
 
 
 def _bar(layout: Layout, plain: Layout, profile: int, layers: int) -> Bar:

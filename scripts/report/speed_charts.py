@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_lora.runtime.files.json_file import check_types, read_json
+from trt_lora.plugins.checked import typed
+from trt_lora.runtime.files.json_file import read_json
 from trt_lora.scripts.measuring.benchmark import Benchmark, WorkloadTimes
 from trt_lora.scripts.measuring.made_by import made_by
 from trt_lora.scripts.report.bars import Bar, Chart
@@ -80,22 +81,22 @@ def peer_charts(path: Path) -> tuple[Chart, ...]:
     data = read_json(path)
     with made_by("python -m trt_lora.scripts.bench.peers", path):
         cells = tuple(_peer_cell(cell, data["peers"]) for cell in data["cells"])
-        for cell in cells:
-            check_types(cell, PeerCell, "cell")
     return tuple(chart for cell in cells if cell.peers for chart in _peer_charts(cell))
 
 
 def _peer_cell(cell: Mapping[str, Any], peers: Mapping[str, Any]) -> PeerCell:
-    return PeerCell(
-        cell["batch"],
-        cell["context"],
-        tuple(
-            PeerTimes(
-                peers[name]["title"], row["decode, tokens/s"], row["prompt, ms"], name == _OURS
-            )
-            for name, row in cell["peers"].items()
-        ),
-    )
+    times = [
+        {
+            "title": peers[name]["title"],
+            "tokens_per_second": row["decode, tokens/s"],
+            "prompt_ms": row["prompt, ms"],
+            "is_ours": name == _OURS,
+        }
+        for name, row in cell["peers"].items()
+    ]
+    fields = {"rows": cell["batch"], "prompt_tokens": cell["context"], "peers": times}
+    found: PeerCell = typed(PeerCell, fields, "cell")
+    return found
 
 
 def _peer_charts(cell: PeerCell) -> Iterator[Chart]:

@@ -94,7 +94,6 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "vllm.LoRAModel": lambda: vllm.LoRAModel(1, ADAPTER, LONG, Path(LONG)),
     "vllm.LoRARequest": lambda: vllm.LoRARequest(LONG, 1, LONG, base_model_name=LONG),
     "vllm.PEFTHelper": lambda: vllm.PEFTHelper(8, 16, list(PATHS)),
-    "vllm.PackedLoRALayerWeights": lambda: vllm.PackedLoRALayerWeights((LAYER, None, LAYER)),
     "vllm.RequestOutput": lambda: vllm.RequestOutput("1", LONG, [9] * 999, []),
     "vllm.SamplingParams": lambda: vllm.SamplingParams(stop=LONG),
     "vllm.TokenLogprob": lambda: vllm.TokenLogprob(-0.5, 1, LONG),

@@ -20,7 +20,7 @@ PACKAGES = (runtime, builder, max, trtllm, vllm)
 RECORDS = {
     *("Adapter", "Completion", "CompletionOutput", "Coverage", "LoRALayerWeights"),
     *("LoRAModel", "LoRAMapping", "LoRAOutcome", "Manifest", "PEFTHelper"),
-    *("PackedLoRALayerWeights", "RequestOutput", "StepAnswers", "Tensor", "Token", "TokenLogprob"),
+    *("RequestOutput", "StepAnswers", "Tensor", "Token", "TokenLogprob"),
 }
 NEEDED: dict[str, dict[str, object]] = {  # fields of what cannot be made without them
     "BuildConfig": {"model": Path("model"), "output": Path("engine")},

@@ -36,8 +36,7 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import load_adapter
 from trt_lora.runtime import save_adapter as save_as
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter, preview_adapter
-from trt_lora.runtime.files.untrusted_file import AdapterFile
-from trt_lora.runtime.memory.read_buffer import Bytes, ReadBuffer
+from trt_lora.runtime.files.untrusted_file import AdapterFile, Bytes, ReadBuffer
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 pytestmark = pytest.mark.slow  # for the engines that all of them share

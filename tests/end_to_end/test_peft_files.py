@@ -25,8 +25,7 @@ from support.models.tiny_models import save_adapter, save_model
 
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.runtime import load_adapter
-from trt_lora.runtime.files.untrusted_file import AdapterFile
-from trt_lora.runtime.memory.read_buffer import Bytes, ReadBuffer
+from trt_lora.runtime.files.untrusted_file import AdapterFile, Bytes, ReadBuffer
 
 pytestmark = pytest.mark.slow  # for the engines that all of them share
 

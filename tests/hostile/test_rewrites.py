@@ -17,7 +17,7 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.formats import peft as peft_format
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE, read_peft_config
-from trt_lora.runtime.adapters.formats.peft_ignored import targeting_of
+from trt_lora.runtime.adapters.formats.peft_targets import targeting_of
 from trt_lora.runtime.adapters.load import load_adapter
 
 

@@ -10,7 +10,7 @@ from support.fakes.tiny_engine import engine_directory, small_manifest
 from support.fakes.tiny_static_engine import static_manifest
 
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
+from trt_lora.runtime.engines.tensorrt.graphs import MAX_GRAPHS
 
 
 @pytest.fixture
@@ -47,16 +47,16 @@ def engine(trt: FakeTensorRT, tmp_path: Path) -> TensorRTEngine:
 def plain(trt: FakeTensorRT, tmp_path: Path) -> TensorRTEngine:
     """As `engine`, without CUDA graphs: every run is enqueued."""
     directory = engine_directory(tmp_path / "engine")
-    return TensorRTEngine(directory, small_manifest(), graphs=GraphOptions(max_graphs=0))
+    return TensorRTEngine(directory, small_manifest(), max_graphs=0)
 
 
 @pytest.fixture
 def static_engine(trt: FakeTensorRT, tmp_path: Path) -> Callable[..., TensorRTEngine]:
     """Make an engine of the tiny model with a static cache, not entered."""
 
-    def make(max_len: int = 16, max_graphs: int = GraphOptions.max_graphs) -> TensorRTEngine:
+    def make(max_len: int = 16, max_graphs: int = MAX_GRAPHS) -> TensorRTEngine:
         trt.manifest = static_manifest(max_len)
         directory = engine_directory(tmp_path / "static", trt.manifest)
-        return TensorRTEngine(directory, trt.manifest, graphs=GraphOptions(max_graphs))
+        return TensorRTEngine(directory, trt.manifest, max_graphs=max_graphs)
 
     return make

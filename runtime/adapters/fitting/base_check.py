@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.formats.merge_advice import merge_advice
+from trt_lora.runtime.adapters.formats.peft_config import merge_advice
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import EXACT, BaseCopy, BaseWeight
 from trt_lora.runtime.manifest import Manifest
@@ -50,7 +50,8 @@ def compare_copies(
     same, other = dict[str, str](), dict[str, str]()
     for name, copy in adapter.base_copies.items():
         own = embeddings.get(copy.path)
-        dtype = _dtype_of(copy, own) if own and own.shape == copy.shape else None
+        known = own.sha256 if own and own.shape == copy.shape else {}
+        dtype = next((dtype for dtype, sha256 in known.items() if sha256 == copy.sha256), None)
         if dtype is not None:
             rounded = "" if dtype == EXACT else f", rounded to {dtype}"
             same[name] = f"it is a copy of the base model's own {copy.path}{rounded}"
@@ -59,11 +60,6 @@ def compare_copies(
         else:
             other[name] = adapter.unusable_keys[name] + ("" if embeddings else _NO_HASHES)
     return same, other
-
-
-def _dtype_of(copy: BaseCopy, own: BaseWeight) -> str | None:
-    """The dtype in which the base model has a copy's values; None where it has others."""
-    return next((dtype for dtype, known in own.sha256.items() if known == copy.sha256), None)
 
 
 def _difference(copy: BaseCopy, own: BaseWeight) -> str:

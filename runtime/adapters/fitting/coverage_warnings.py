@@ -27,65 +27,41 @@ def coverage_warnings(
     unexpected_keys: Collection[str],
     sites: Collection[SiteCoverage],
     missing: Collection[str],
-) -> tuple[str, ...]:
-    """Return the warnings of a coverage with these fields."""
-    return (
-        *_other_base(adapter, manifest),
-        *_missing(missing),
-        *_few(adapter, sites),
-        *adapter.warnings,
-        *_unexpected(unexpected_keys),
-        *_flushed(sites),
-    )
-
-
-def _other_base(adapter: Adapter, manifest: Manifest) -> Iterator[str]:
-    ours = manifest.base_model
+) -> Iterator[str]:
+    """Yield the warnings of a coverage with these fields."""
+    base = manifest.base_model
     if is_other_base(adapter.base_model or "", manifest):
         yield (
             f"the adapter names {shown(adapter.base_model)} as its base model, the engine was "
-            f"built from {ours.name} ({ours.architecture}); the shapes agree"
+            f"built from {base.name} ({base.architecture}); the shapes agree"
         )
-
-
-def _missing(missing: Collection[str]) -> Iterator[str]:
     if missing:
         yield (
             f"the adapter's config targets {listed([*missing])}, but its file has no tensors "
             "for them: it may be incomplete"
         )
+    if adapter.targets is None and adapter.owned:
+        yield from _few(sites)
+    yield from adapter.warnings
+    if unexpected_keys:
+        names = listed([*unexpected_keys])
+        yield f"{len(unexpected_keys)} of its tensors have no binding in the engine: {names}"
+    if lossy := [site for site in sites if site.flushed > _FLUSHED * _values(site)]:
+        yield (
+            f"{sum(site.flushed for site in lossy)} values became 0 in {lossy[0].dtype}, more than "
+            f"{_FLUSHED:.0%} of those of {listed([site.path for site in lossy])}"
+        )
 
 
-def _few(adapter: Adapter, sites: Collection[SiteCoverage]) -> Iterator[str]:
+def _few(sites: Collection[SiteCoverage]) -> Iterator[str]:
     """Without a config, only the other sites of its modules tell what the adapter should have."""
-    if adapter.targets is not None or not adapter.owned:
-        return
-    modules = {_module(site) for site in sites if site.rank}
-    alike = [site for site in sites if _module(site) in modules]
+    modules = {site.path.rpartition(".")[2] for site in sites if site.rank}
+    alike = [site for site in sites if site.path.rpartition(".")[2] in modules]
     adapted = sum(site.rank > 0 for site in alike)
     if adapted < len(alike) / 2:
         yield (
             f"the adapter has tensors for {adapted} of the {len(alike)} sites of "
             f"{listed(sorted(modules))}: it may be incomplete"
-        )
-
-
-def _module(site: SiteCoverage) -> str:
-    return site.path.rpartition(".")[2]
-
-
-def _unexpected(unexpected_keys: Collection[str]) -> Iterator[str]:
-    if unexpected_keys:
-        names = listed([*unexpected_keys])
-        yield f"{len(unexpected_keys)} of its tensors have no binding in the engine: {names}"
-
-
-def _flushed(sites: Collection[SiteCoverage]) -> Iterator[str]:
-    lossy = [site for site in sites if site.flushed > _FLUSHED * _values(site)]
-    if lossy:
-        yield (
-            f"{sum(site.flushed for site in lossy)} values became 0 in {lossy[0].dtype}, more than "
-            f"{_FLUSHED:.0%} of those of {listed([site.path for site in lossy])}"
         )
 
 

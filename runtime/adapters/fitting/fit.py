@@ -92,7 +92,13 @@ def match_adapter(
         label = f"{adapter.source}: {', '.join(weight.names)}"
         _check_shape(weight, site, factor, manifest, label)
     for site in manifest.sites:
-        _check_ranks(weights, site, manifest, adapter.source)
+        names = manifest.binding_names.pair(site.path)
+        a, b = map(weights.get, names)
+        if a and b and a.shape[1] != b.shape[0]:
+            raise AdapterError(
+                f"{adapter.source}: {names[0]} has rank {a.shape[1]} but {names[1]} has rank "
+                f"{b.shape[0]}"
+            )
     if strict and unexpected_keys:
         raise AdapterError(refusal(adapter, manifest, unexpected_keys))
     if strict and not weights:
@@ -124,17 +130,6 @@ def _check_shape(
         )
 
 
-def _check_ranks(
-    weights: Mapping[str, Weight], site: Site, manifest: Manifest, source: str
-) -> None:
-    names = manifest.binding_names.pair(site.path)
-    a, b = (weights.get(name) for name in names)
-    if a is not None and b is not None and a.shape[1] != b.shape[0]:
-        raise AdapterError(
-            f"{source}: {names[0]} has rank {a.shape[1]} but {names[1]} has rank {b.shape[0]}"
-        )
-
-
 def _with_padded_ranks(
     adapter: Adapter, weights: Mapping[str, Weight], manifest: Manifest, multiple: int
 ) -> dict[str, Weight]:
@@ -143,12 +138,11 @@ def _with_padded_ranks(
     for site in manifest.sites:
         names = manifest.binding_names.pair(site.path)
         pair = [weights[name] for name in names if name in weights]
-        if len(pair) == 2 and all(_is_read(weight, adapter) for weight in pair):
+        if pair and all(_is_read(weight, adapter) for weight in pair):
             rank = -(-pair[0].shape[1] // multiple) * multiple
             rank = min(rank, manifest.max_lora_rank)
-            for name, factor, weight in zip(names, FACTORS, pair, strict=True):
-                if weight.shape != site.shape(factor, rank):
-                    taken[name] = padded(weight, site.shape(factor, rank))
+            for name, factor in zip(names, FACTORS, strict=True):
+                taken[name] = padded(weights[name], site.shape(factor, rank))
     return taken
 
 
@@ -201,46 +195,32 @@ def _coverage(
     conversions: Mapping[str, Conversion],
 ) -> Coverage:
     sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
-    bindings = {
-        name: weights[name].names if name in weights else () for name in manifest.lora_bindings
-    }
-    missing_sites = find_missing_sites(adapter, manifest, weights)
+    missing = find_missing_sites(adapter, manifest, weights)
 
     def of_site(site: Site) -> SiteCoverage:
-        return _of_site(site, manifest, weights, sources, tensors, conversions)
+        names = manifest.binding_names.pair(site.path)
+        if names[0] not in weights:
+            return SiteCoverage(site.path)
+        a, b = (weights[name] for name in names)
+        change = Conversion.of_all(conversions[name] for name in names if name in conversions)
+        return SiteCoverage(
+            site.path,
+            rank=a.shape[1],
+            scales=tuple(dict.fromkeys(sources[n].scale * sources[n].folded for n in b.names)),
+            source_dtypes=tuple(dict.fromkeys(sources[name].dtype for name in a.names + b.names)),
+            dtype=site.dtype,
+            rounding_error=change.rounding_error,
+            flushed=change.flushed,
+            nbytes=sum(tensors[name].nbytes for name in names),
+        )
 
     sites = tuple(map(of_site, manifest.sites))
     return Coverage(
-        source=adapter.source,
-        bindings=bindings,
-        unexpected_keys=unexpected_keys,
-        sites=sites,
-        missing_sites=missing_sites,
-        ignored={**adapter.ignored, **compare_copies(adapter, manifest.base_model.embeddings)[0]},
-        warnings=coverage_warnings(adapter, manifest, unexpected_keys, sites, missing_sites),
-    )
-
-
-def _of_site(
-    site: Site,
-    manifest: Manifest,
-    weights: Mapping[str, Weight],
-    sources: Mapping[str, Weight],
-    tensors: Mapping[str, Tensor],
-    conversions: Mapping[str, Conversion],
-) -> SiteCoverage:
-    names = manifest.binding_names.pair(site.path)
-    if names[0] not in weights:
-        return SiteCoverage(site.path)
-    a, b = (weights[name] for name in names)
-    change = Conversion.of_all(conversions[name] for name in names if name in conversions)
-    return SiteCoverage(
-        site.path,
-        rank=a.shape[1],
-        scales=tuple(dict.fromkeys(sources[n].scale * sources[n].folded for n in b.names)),
-        source_dtypes=tuple(dict.fromkeys(sources[name].dtype for name in a.names + b.names)),
-        dtype=site.dtype,
-        rounding_error=change.rounding_error,
-        flushed=change.flushed,
-        nbytes=sum(tensors[name].nbytes for name in names),
+        adapter.source,
+        {name: weights[name].names if name in weights else () for name in manifest.lora_bindings},
+        unexpected_keys,
+        sites,
+        missing,
+        {**adapter.ignored, **compare_copies(adapter, manifest.base_model.embeddings)[0]},
+        tuple(coverage_warnings(adapter, manifest, unexpected_keys, sites, missing)),
     )

@@ -46,30 +46,23 @@ def _match_factors(
     factors: Mapping[str, Mapping[Factor, Weight]], manifest: Manifest
 ) -> tuple[list[tuple[str, Weight]], dict[str, str]]:
     """Map what has no site of its own onto fused or split modules."""
-    pairs: dict[str, Pair] = {
-        path: (both["A"], both["B"]) for path, both in factors.items() if len(both) == 2
+    matrices: dict[str, Pair] = {
+        path: (both["A"], both["B"])
+        for path, both in factors.items()
+        if len(both) == 2 and all(len(weight.shape) == 2 for weight in both.values())
     }
-    matrices = {path: pair for path, pair in pairs.items() if _are_matrices(pair)}
     mapped, why = map_pairs(matrices, manifest.sites)
     names = manifest.binding_names
     found = [item for path, pair in mapped for item in zip(names.pair(path), pair, strict=True)]
     reached = {name for _, weight in found for name in weight.names}
     reasons = {
-        name: f"module {path} has no site in this engine{_because(why.get(path))}"
+        name: f"module {path} has no site in this engine{f': {why[path]}' if path in why else ''}"
         for path, both in factors.items()
         for weight in both.values()
         for name in weight.names
         if name not in reached
     }
     return found, reasons
-
-
-def _because(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
-
-
-def _are_matrices(pair: Pair) -> bool:
-    return all(len(weight.shape) == 2 for weight in pair)
 
 
 def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict[str, str]:

@@ -1,21 +1,39 @@
-"""TensorRT-Edge-LLM's processed adapters: one safetensors file, A [k, r], B [r, n], scaled B."""
+"""TensorRT-Edge-LLM's processed adapters, and any safetensors file keyed by binding name.
+
+A [k, r], B [r, n], the scale folded into B.
+"""
 
 import json
 from pathlib import Path
 
 from trt_lora.plugins.contract.sites import BindingNames
+from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.formats.named_safetensors import (
-    adapter_from_safetensors,
-    save_safetensors,
-)
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.files.safetensors_file import (
+    FINGERPRINT_KEY,
+    read_safetensors,
+    save_safetensors,
+)
 from trt_lora.runtime.files.untrusted_file import file_inside
 
 PROCESSED_FILE = "processed_adapter_model.safetensors"
 CONFIG_FILE = "config.json"
+
+
+def adapter_from_safetensors(path: Path) -> Adapter:
+    """Read such a file; both spellings of the names are known, and an engine's own names.
+
+    Raises:
+        AdapterError: the file is missing or damaged.
+    """
+    file = read_safetensors(path)
+    if not file.tensors:
+        raise AdapterError(f"{path} holds no tensors; save the adapter again")
+    weights = {t.name: Weight((t.name,), t.shape, t.dtype, t.read) for t in file.tensors}
+    return Adapter(str(path), weights, base_fingerprint=file.metadata.get(FINGERPRINT_KEY))
 
 
 def adapter_from_edgellm(directory: Path) -> Adapter:

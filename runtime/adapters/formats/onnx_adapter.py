@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from trt_lora.plugins.errors import AdapterError, BackendError
+from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.safetensors_file import check_tensor
-from trt_lora.runtime.files.untrusted_file import AdapterFile
+from trt_lora.runtime.files.untrusted_file import AdapterFile, ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
-from trt_lora.runtime.memory.read_buffer import ReadBuffer, Reader
 from trt_lora.runtime.memory.tensor import Tensor
 
 _TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(bfloat16)": "bfloat16"}
@@ -54,16 +54,13 @@ def _weight(name: str, value: Any, path: Path) -> Weight:
     if dtype is None:
         raise AdapterError(f"{path}: {name} is {value.data_type()}; expected {', '.join(_TYPES)}")
     check_tensor(name, shape, path)
-    return Weight((name,), shape, dtype, _reader(value, shape, dtype))
 
-
-def _reader(value: Any, shape: tuple[int, ...], dtype: str) -> Reader:
     def read(buffer: ReadBuffer | None = None) -> Array:  # its numpy() does not know bfloat16
         storage = np.empty(shape, storage_dtype(dtype))
         ctypes.memmove(storage.ctypes.data, value.data_ptr(), storage.nbytes)
         return storage
 
-    return read
+    return Weight((name,), shape, dtype, read)
 
 
 def save_onnxruntime(weights: dict[str, Weight], path: Path, dtype: str, source: str) -> Conversion:
@@ -94,9 +91,5 @@ def _value(ort: Any, tensor: Tensor) -> Any:
 
 
 def _onnxruntime() -> Any:
-    try:
+    with extra("cpu", "an .onnx_adapter file"):
         return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise BackendError(
-            f"onnxruntime cannot be imported ({error}); pip install 'trt-lora[cpu]'"
-        ) from error

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +12,22 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.formats.merge_advice import merge_advice
-from trt_lora.runtime.adapters.formats.named_safetensors import FINGERPRINT_KEY, save_safetensors
-from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE, read_peft_config
-from trt_lora.runtime.adapters.formats.peft_ignored import targeting_of
+from trt_lora.runtime.adapters.formats.peft_config import (
+    CONFIG_FILE,
+    merge_advice,
+    read_peft_config,
+)
+from trt_lora.runtime.adapters.formats.peft_targets import targeting_of
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import BaseCopy
 from trt_lora.runtime.files.json_file import read_json
-from trt_lora.runtime.files.safetensors_file import StoredTensor, read_safetensors
+from trt_lora.runtime.files.safetensors_file import (
+    FINGERPRINT_KEY,
+    StoredTensor,
+    read_safetensors,
+    save_safetensors,
+)
 from trt_lora.runtime.files.untrusted_file import file_inside
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -78,7 +85,8 @@ def adapter_from_peft(directory: Path) -> Adapter:
             _check_rank(tensor, is_a, config.rank(site), f"{path}: tensor {tensor.name!r}")
             scale = 1.0 if is_a else config.scale(site)
             name = BindingNames.LORA.binding("A" if is_a else "B", site)
-            weights[name] = _weight(tensor, scale)
+            stored_weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
+            weights[name] = stored_weight.transposed()
     return Adapter(
         str(directory),
         weights,
@@ -92,11 +100,6 @@ def adapter_from_peft(directory: Path) -> Adapter:
     )
 
 
-def _weight(tensor: StoredTensor, scale: float) -> Weight:
-    stored = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
-    return stored.transposed()
-
-
 def _why_unusable(name: str, directory: Path) -> str:
     reason = next((reason for part, reason in _UNUSABLE if part in name), _UNKNOWN)
     return reason.replace("{merge}", merge_advice(directory))
@@ -106,7 +109,8 @@ def _stored(directory: Path) -> tuple[list[tuple[Path, StoredTensor]], dict[str,
     """Every tensor with its file, and the files' metadata."""
     stored: dict[str, tuple[Path, StoredTensor]] = {}
     metadata: dict[str, str] = {}
-    for name in _file_names(directory):
+    files, indexed = _files(directory)
+    for name in files:
         path = file_inside(directory, name)
         file = read_safetensors(path)
         metadata |= file.metadata
@@ -114,49 +118,33 @@ def _stored(directory: Path) -> tuple[list[tuple[Path, StoredTensor]], dict[str,
             if tensor.name in stored:
                 raise AdapterError(f"{path}: tensor {tensor.name!r} is in another shard too")
             stored[tensor.name] = (path, tensor)
-    _check_complete(directory, stored)
+    if lost := sorted(indexed - stored.keys()):
+        raise AdapterError(
+            f"{directory / INDEX_FILE} names {len(lost)} tensors that its files do not hold, such "
+            f"as {shown(lost[0])}; copy or save the adapter again"
+        )
     return list(stored.values()), metadata
 
 
-def _check_complete(directory: Path, stored: Collection[str]) -> None:
-    """Every tensor that an index names must be in its files."""
+def _files(directory: Path) -> tuple[list[str], set[str]]:
+    """The files of the weights, each once, and the tensors that their index names."""
     if (directory / WEIGHTS_FILE).is_file():
-        return
-    index = file_inside(directory, INDEX_FILE)
-    if lost := sorted(_weight_map(index).keys() - set(stored)):
-        raise AdapterError(
-            f"{index} names {len(lost)} tensors that its files do not hold, such as "
-            f"{shown(lost[0])}; copy or save the adapter again"
-        )
-
-
-def _file_names(directory: Path) -> Iterator[str]:
-    if (directory / WEIGHTS_FILE).is_file():
-        yield WEIGHTS_FILE
-    elif (directory / INDEX_FILE).is_file():
-        yield from _shards(file_inside(directory, INDEX_FILE))
-    else:
+        return [WEIGHTS_FILE], set()
+    if not (directory / INDEX_FILE).is_file():
         others = ", ".join(sorted(p.name for p in directory.glob("adapter_model*"))) or "none"
         raise AdapterError(
             f"{directory} has no {WEIGHTS_FILE} (other weight files: {others}); save the adapter "
             "again with safe_serialization=True, or convert a .bin file with: "
             f"trt-lora convert-adapter {directory} OUT --format peft"
         )
-
-
-def _shards(index: Path) -> list[str]:
-    """The files that an index names, each once."""
-    files = list(dict.fromkeys(_weight_map(index).values()))
-    if not 0 < len(files) <= _MAX_SHARDS:
-        raise AdapterError(f"{index} names {len(files)} files; expected 1 to {_MAX_SHARDS}")
-    return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
+    index = file_inside(directory, INDEX_FILE)
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise AdapterError(f"{index}: weight_map must name a file for every tensor")
-    return names
+    files = list(dict.fromkeys(names.values()))
+    if not 0 < len(files) <= _MAX_SHARDS:
+        raise AdapterError(f"{index} names {len(files)} files; expected 1 to {_MAX_SHARDS}")
+    return files, set(names)
 
 
 def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, label: str) -> None:

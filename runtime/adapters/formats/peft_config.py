@@ -5,8 +5,9 @@ another release; it is refused unless it is unset, for nobody knows what it does
 """
 
 import math
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
-from trt_lora.runtime.adapters.formats.merge_advice import merge_advice
 from trt_lora.runtime.adapters.formats.peft_patterns import (
     MAX_STEPS,
     ModulePatterns,
@@ -56,6 +56,7 @@ _MERGED = {  # refused too, but PEFT can merge them
     "layer_replication": "the base model's layers are repeated",
 }
 
+_PATTERNS = "module patterns and numbers"
 _PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 _BASE_CHANGING_INIT = (
     "this initialisation changed the base weights; convert the adapter with PEFT's "
@@ -129,15 +130,25 @@ def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
             f"{path}: peft_type is {shown(fields.get('peft_type'))}; only 'LORA' is supported"
         )
     _refuse(fields, path)
+
+    def checked(name: str, is_right: Callable[[Any], bool], expected: str, default: Any) -> Any:
+        if not is_right(value := fields.get(name, default)):
+            raise AdapterError(f"{path}: {name} is {shown(value)}, expected {expected}")
+        return value
+
     config = PeftConfig(
-        r=_number(fields, "r", path, default=8),
-        lora_alpha=_number(fields, "lora_alpha", path, default=8),
-        use_rslora=_switch(fields, "use_rslora", path),
-        rank_pattern=_pattern(fields, "rank_pattern", path),
-        alpha_pattern=_pattern(fields, "alpha_pattern", path),
-        base_model=_text(fields, "base_model_name_or_path", path),
+        r=checked("r", _is_number, "a number", 8),
+        lora_alpha=checked("lora_alpha", _is_number, "a number", 8),
+        use_rslora=bool(checked("use_rslora", _is_unset_or(bool), "true or false", None)),
+        rank_pattern=checked("rank_pattern", _has_numbers, _PATTERNS, None) or {},
+        alpha_pattern=checked("alpha_pattern", _has_numbers, _PATTERNS, None) or {},
+        base_model=checked("base_model_name_or_path", _is_unset_or(str), "a text", None),
         targeting={name: fields[name] for name in FIELDS if fields.get(name) is not None},
     )
+    for pattern in (*config.rank_pattern, *config.alpha_pattern):
+        if problem := pattern_problem(pattern):
+            field = "rank_pattern" if pattern in config.rank_pattern else "alpha_pattern"
+            raise AdapterError(f"{path}: {field} has the pattern {shown(pattern)}: {problem}")
     for rank in (config.r, *config.rank_pattern.values()):
         if rank < 1 or rank != int(rank):
             raise AdapterError(f"{path}: a rank is {rank}; ranks are whole numbers from 1")
@@ -162,25 +173,14 @@ def _refusal(name: str, adapter: Path) -> str:
     return _REFUSED.get(name, "this release does not know the field; update trt-lora")
 
 
-def _switch(fields: dict[str, Any], name: str, path: Path) -> bool:
-    value = fields.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise AdapterError(f"{path}: {name} is {shown(value)}, expected true or false")
+def merge_advice(adapter: object) -> str:
+    """Return what to do about an adapter of this path that no engine can take."""
+    command = f"trt-lora merge --model DIR --adapter {shlex.quote(str(adapter))} OUT"
+    return f"merge it into the base model and build from that: {command}"
 
 
-def _text(fields: dict[str, Any], name: str, path: Path) -> str | None:
-    value = fields.get(name)
-    if value is None or isinstance(value, str):
-        return value
-    raise AdapterError(f"{path}: {name} is {shown(value)}, expected a text")
-
-
-def _number(fields: dict[str, Any], name: str, path: Path, *, default: int) -> Any:
-    value = fields.get(name, default)
-    if not _is_number(value):
-        raise AdapterError(f"{path}: {name} is {shown(value)}, expected a number")
-    return value
+def _is_unset_or(kind: type) -> Callable[[Any], bool]:
+    return lambda value: value is None or isinstance(value, kind)
 
 
 def _is_number(value: object) -> bool:
@@ -189,17 +189,7 @@ def _is_number(value: object) -> bool:
     return abs(value) <= sys.float_info.max  # NaN is not, and an int may be beyond any float
 
 
-def _pattern(fields: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
-    value = fields.get(name) or {}
-    if not isinstance(value, dict):
-        raise AdapterError(
-            f"{path}: {name} is {shown(value)}, expected module patterns and numbers"
-        )
-    for key, number in value.items():
-        if not _is_number(number):
-            raise AdapterError(
-                f"{path}: {name} of {shown(key)} is {shown(number)}, expected a number"
-            )
-        if problem := pattern_problem(key):
-            raise AdapterError(f"{path}: {name} has the pattern {shown(key)}: {problem}")
-    return value
+def _has_numbers(patterns: object) -> bool:
+    return not patterns or (
+        isinstance(patterns, dict) and all(_is_number(value) for value in patterns.values())
+    )

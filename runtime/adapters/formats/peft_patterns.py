@@ -1,7 +1,7 @@
 """Bounded evaluation of PEFT's module regexes from untrusted configs.
 
-A regex with catastrophic backtracking would hang the process, so only those with bounded work are
-used: few repetitions, none of a group, and not too many for all paths.
+A regex with catastrophic backtracking would hang the process, so only those of a few forms are
+used, with few repetitions, none of a group, and not with too many paths.
 Plain names, which may be thousands, are looked up.
 """
 
@@ -12,37 +12,44 @@ from collections.abc import Iterable, Iterator, Mapping
 
 _MAX_LENGTH = 1024
 MAX_PATH = 256  # of what a pattern is matched with
-_MAX_REPEATS, _MAX_OPTIONS, _MAX_GROUPS = 3, 4, 4
+_MAX_REPEATS, _MAX_GROUPS = 3, 4
 MAX_STEPS = 100_000_000  # of the regular expressions' engine: some seconds
 
 _PLAIN = re.compile(r"\^?[\w.-]+")  # a dot is any character, all others are themselves
-# A repeated group, a back reference, an extension but (?:, a set that Python may read otherwise.
-_REFUSED = re.compile(r"\)[*+{]|\\[1-9]|\(\?(?!:)|\[\[|--|&&|~~|\|\|")
+# Characters and sets of them, alternatives, groups that nothing repeats.
+_FORM = re.compile(
+    r"(?:(?:[\w.-]|\\[.dw]|\[\^?[\w.-]+\])(?:[*+]\??|\?)?|[\^$|]|\((?:\?:)?|\)(?![*+?]))*"
+)
+_REPEAT = re.compile(r"[*+]\??|(?<!\()\?")
 
 
 def pattern_problem(pattern: str) -> str:
     """Return why a pattern cannot be used; empty if it can."""
-    counts = (_repeats(pattern), _options(pattern), pattern.count("("))
-    limits = (_MAX_REPEATS, _MAX_OPTIONS, _MAX_GROUPS)
     if (
         len(pattern) > _MAX_LENGTH
-        or _REFUSED.search(pattern)
-        or any(count > limit for count, limit in zip(counts, limits, strict=True))
+        or not _FORM.fullmatch(pattern)
+        or len(_REPEAT.findall(pattern)) > _MAX_REPEATS
+        or pattern.count("(") > _MAX_GROUPS
     ):
         return "it is too complex to be evaluated safely; write the modules' names instead"
     try:
         re.compile(pattern)  # by itself: "a)(b" is none, but would be one between brackets
-    except (re.error, OverflowError, RecursionError) as error:
+    except re.error as error:
         return str(error)
     return ""
 
 
-def _repeats(pattern: str) -> int:
-    return sum(pattern.count(sign) for sign in "*+{")
+class BoundedPattern:
+    """A pattern without a `pattern_problem`, and what it costs to match it."""
 
+    def __init__(self, pattern: str, before: str = "", after: str = "") -> None:
+        """Compile it between parts of an expression of ours."""
+        self.match = re.compile(f"{before}{pattern}{after}").match
+        self._repeats = len(_REPEAT.findall(pattern))
 
-def _options(pattern: str) -> int:
-    return pattern.count("?") - pattern.count("(?:")
+    def steps(self, path: str, starts: int = 1) -> int:
+        """Estimate the steps of a match that is tried from as many places."""
+        return math.comb(len(path), self._repeats) * starts
 
 
 class ModulePatterns:
@@ -55,7 +62,7 @@ class ModulePatterns:
         """Sort the patterns, which have no `pattern_problem`, into names and expressions."""
         self._values = list(patterns.values())
         self._names: _Names = defaultdict(dict)
-        self._expressions: list[tuple[int, str, re.Pattern[str]]] = []
+        self._expressions: list[tuple[int, BoundedPattern]] = []
         for order, pattern in enumerate(patterns):
             if _PLAIN.fullmatch(pattern):
                 name = pattern.removeprefix("^")
@@ -63,52 +70,34 @@ class ModulePatterns:
                 place = (len(name), dots, pattern.startswith("^"))
                 self._names[place].setdefault(name, order)
             else:
-                compiled = re.compile(rf"(.*\.)?(?:{pattern})$")
-                self._expressions.append((order, pattern, compiled))
+                self._expressions.append((order, BoundedPattern(pattern, r"(.*\.)?(?:", ")$")))
 
     def value(self, path: str, default: float) -> float:
         """Return the value of the first pattern that names the path's end."""
-        if not self._values:
-            return default
         first = min(self._named(path), default=len(self._values))
-        for order, _, compiled in self._expressions:
-            if order > first:
-                break
-            if len(path) <= MAX_PATH and compiled.match(path):
+        for order, pattern in self._expressions:
+            if order < first and len(path) <= MAX_PATH and pattern.match(path):
                 return self._values[order]
         return self._values[first] if first < len(self._values) else default
 
     def _named(self, path: str) -> Iterator[int]:
         """The orders of the names that match."""
-        ends = {len(end): end for end in ends_of(path)}
+        ends = {len(end): end for end in ends_of(path)} if self._names else {}
         for (length, dots, whole), names in self._names.items():
             end = path if whole else ends.get(length)
             if end is not None and len(end) == length:
                 signs = ["." if i in dots else sign for i, sign in enumerate(end)] if dots else end
-                order = names.get("".join(signs))
-                if order is not None:
+                if (order := names.get("".join(signs))) is not None:
                     yield order
 
     def steps(self, paths: Iterable[str]) -> int:
         """Estimate the steps of matching every expression with every path, after each dot."""
-        freedoms = [pattern_freedom(pattern) for _, pattern, _ in self._expressions]
-        known = [path for path in paths if len(path) <= MAX_PATH]
         return sum(
-            len(path) + (path.count(".") + 1) * pattern_ways(path, freedom)
-            for path in known
-            for freedom in freedoms
+            len(path) + pattern.steps(path, path.count(".") + 1)
+            for path in paths
+            if len(path) <= MAX_PATH
+            for _, pattern in self._expressions
         )
-
-
-def pattern_freedom(pattern: str) -> tuple[int, int]:
-    """Return how many repetitions and how many options a pattern has."""
-    return _repeats(pattern), _options(pattern)
-
-
-def pattern_ways(path: str, freedom: tuple[int, int]) -> int:
-    """Return in how many ways at most a pattern of that freedom is tried at a path."""
-    ways: int = math.comb(len(path), freedom[0]) * 2 ** freedom[1]
-    return ways
 
 
 _Names = defaultdict[tuple[int, tuple[int, ...], bool], dict[str, int]]

@@ -1,20 +1,22 @@
-"""PEFT's target module rule, evaluated without the model.
+"""PEFT's target module rule, evaluated without the model, and the tensors that it leaves out.
 
 PEFT applies no tensor of a module that the config does not target, and says nothing about it.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of
+from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.adapters.formats.peft_patterns import (
     MAX_PATH,
     MAX_STEPS,
+    BoundedPattern,
     ends_of,
-    pattern_freedom,
     pattern_problem,
-    pattern_ways,
 )
 
 FIELDS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
@@ -26,6 +28,45 @@ _HEAD = "lm_head"  # what PEFT leaves out of all-linear, in the table of modules
 _USUAL = 1000  # modules that patterns get all their time for
 # PEFT shortens a list of so many names by those of the model, and a short name is asked its layer.
 _SHORTENED = 20
+_LAYER = r"\.(?P<layer>\d+)\."
+
+_TENSOR = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_.*")  # of any kind
+_UNTARGETED = "its config does not target the module, so that PEFT does not apply it either"
+
+
+@dataclass(frozen=True)
+class Targeting:
+    """Target rule, ignored tensors and warnings of a PEFT config for its own file."""
+
+    targets: Rule
+    ignored: Mapping[str, str]  # tensor -> why it is not applied
+    warnings: tuple[str, ...]
+
+
+def targeting_of(fields: Mapping[str, Any], names: Collection[str]) -> Targeting:
+    """Return what the fields of a config say of tensors of these names."""
+    matches = ((name, _TENSOR.fullmatch(name)) for name in names)
+    paths = {name: match["path"] for name, match in matches if match}
+    rule = cache(target_rule(fields, len(paths)))
+    ignored = {name: _UNTARGETED for name, path in paths.items() if rule(path) is False}
+    untold = list(dict.fromkeys(path for path in paths.values() if rule(path) is None))
+    return Targeting(rule, ignored, tuple(_warnings(ignored, untold, fields)))
+
+
+def _warnings(
+    ignored: Collection[str], untold: list[str], fields: Mapping[str, Any]
+) -> Iterator[str]:
+    if ignored:
+        yield (
+            f"{len(ignored)} of its tensors are ignored, as PEFT ignores them, for its config does "
+            f"not target their modules: {listed([*ignored])}"
+        )
+    if untold:
+        said = ", ".join(f"{name} is {shown(value)}" for name, value in fields.items())
+        yield (
+            f"whether its config targets {listed(untold)} cannot be told without the model "
+            f"({said or 'it has no target_modules'}); they are applied, PEFT may ignore them"
+        )
 
 
 def target_rule(fields: Mapping[str, Any], modules: int = _USUAL) -> Rule:
@@ -37,10 +78,10 @@ def target_rule(fields: Mapping[str, Any], modules: int = _USUAL) -> Rule:
     """
     names, excluded, layers, pattern = (fields.get(name) for name in FIELDS)
     limit = MAX_STEPS // max(modules, _USUAL)
-    named, kept_out = _named(names, limit), _named(excluded, limit) if excluded else _never
+    named, kept_out = _named(names, limit), _named(excluded or [], limit)
     if isinstance(names, str) and names.lower() == ALL_LINEAR:
         named = _is_no_head
-    in_layers = _in_layers(names, layers, pattern, limit) if layers not in (None, []) else _always
+    in_layers = _in_layers(names, layers, pattern, limit)
 
     def rule(path: str) -> Answer:
         out = kept_out(path)
@@ -56,13 +97,13 @@ def _named(names: object, limit: int) -> Rule:
         known = frozenset(names)
         return lambda path: any(end in known for end in ends_of(path))
     if not isinstance(names, str) or pattern_problem(names):
-        return _unknown
-    pattern, freedom = re.compile(names), pattern_freedom(names)
+        return lambda _: None
+    pattern = BoundedPattern(names, "(?:", r")\Z")
 
     def matches(path: str) -> Answer:
-        if len(path) > MAX_PATH or pattern_ways(path, freedom) > limit:
+        if len(path) > MAX_PATH or pattern.steps(path) > limit:
             return None
-        return pattern.fullmatch(path) is not None
+        return pattern.match(path) is not None
 
     return matches
 
@@ -74,19 +115,19 @@ def _is_no_head(path: str) -> bool:
 
 def _in_layers(names: object, layers: object, prefixes: object, limit: int) -> Rule:
     """Rule of `layers_to_transform`; PEFT applies it only to names in a list."""
-    if not isinstance(names, list):
-        return _always
+    if not isinstance(names, list) or layers in (None, []):
+        return lambda _: True
     numbers = layers if isinstance(layers, list) else [layers]
     patterns = _layer_patterns(prefixes)
     if patterns is None or not all(isinstance(number, int) for number in numbers):
-        return _unknown
+        return lambda _: None
     whole = frozenset(map(str, names))  # a module that is named by its whole path has any layer
 
     def rule(path: str) -> Answer:
         starts = path.count(".") + 1
-        if len(path) > MAX_PATH or any(pattern_ways(path, f) * starts > limit for _, f in patterns):
+        if len(path) > MAX_PATH or any(p.steps(path, starts) > limit for p in patterns):
             return None
-        match = next((found for regex, _ in patterns if (found := regex.match(path))), None)
+        match = next((found for pattern in patterns if (found := pattern.match(path))), None)
         if match and match["layer"] and int(match["layer"]) in numbers:
             return True
         if path in whole:
@@ -96,25 +137,12 @@ def _in_layers(names: object, layers: object, prefixes: object, limit: int) -> R
     return rule
 
 
-def _layer_patterns(prefixes: object) -> list[tuple[re.Pattern[str], tuple[int, int]]] | None:
-    """PEFT's patterns for a layer's number, each with the freedom of what its config says."""
+def _layer_patterns(prefixes: object) -> list[BoundedPattern] | None:
+    """PEFT's patterns for a layer's number; None if one cannot be used."""
     if not prefixes:
-        return [(re.compile(r".*?\.[^.]*\.(?P<layer>\d+)\."), (0, 0))]
+        return [BoundedPattern("", r".*?\.[^.]*", _LAYER)]
     written = prefixes if isinstance(prefixes, list) else [prefixes]
     usable = [p for p in written if isinstance(p, str) and not pattern_problem(p)]
     if len(usable) < len(written):
         return None
-    found = [re.compile(rf"(?:^|.*?\.){prefix}\.(?P<layer>\d+)\.") for prefix in usable]
-    return list(zip(found, map(pattern_freedom, usable), strict=True))
-
-
-def _always(path: str) -> bool:
-    return True
-
-
-def _never(path: str) -> bool:
-    return False
-
-
-def _unknown(path: str) -> None:
-    return None
+    return [BoundedPattern(prefix, r"(?:^|.*?\.)", _LAYER) for prefix in usable]

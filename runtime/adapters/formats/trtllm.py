@@ -7,13 +7,13 @@ Source: TensorRT-LLM's `examples/hf_lora_convert.py` and its documentation of th
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trt_lora.plugins.contract.modules import MODULES, PARTS, Module, module_of, parts_of
+from trt_lora.plugins.contract.modules import MODULES, PART_SUFFIXES, PARTS, module_of, parts_of
 from trt_lora.plugins.contract.sites import Site, layer_of
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -21,10 +21,9 @@ from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, concatenate
 from trt_lora.runtime.files.npy_file import NpyFile, npy_of_array, open_npy
-from trt_lora.runtime.files.untrusted_file import file_inside
+from trt_lora.runtime.files.untrusted_file import ReadBuffer, file_inside
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.read_buffer import ReadBuffer
 from trt_lora.runtime.memory.tensor import Tensor
 
 TRTLLM_WEIGHTS = "model.lora_weights.npy"
@@ -76,12 +75,12 @@ def _from_arrays(source: str, weights: NpyFile, config: NpyFile, manifest: Manif
     _check_dtype(source, TRTLLM_WEIGHTS, weights, ("float32", "float16", "bfloat16"))
     _check_dtype(source, TRTLLM_CONFIG, config, ("int32",))
     rows = _rows(config, weights, source, most=_MAX_PARTS * len(manifest.sites))
-    layers = _by_layer(manifest)
+    places = _places(manifest)
     pairs: dict[str, Pair] = {}
     for number, row in enumerate(rows):
         label = f"{source}: row {number} of {TRTLLM_CONFIG}"
         path, k, n = _locate_site(
-            row[0], row[1], layers, f"{label}, for {manifest.base_model.name},"
+            row[0], row[1], places, f"{label}, for {manifest.base_model.name},"
         )
         if path in pairs:
             raise AdapterError(f"{label} is for {path}, and so is another row")
@@ -145,24 +144,40 @@ def _exchanged(b: Weight) -> Weight:
 # ----------------------------------------------------------------------- module and layer <-> path
 
 
-def _by_layer(manifest: Manifest) -> dict[int | None, list[Site]]:
-    """The sites of known modules, by the number of their layer."""
-    layers: dict[int | None, list[Site]] = defaultdict(list)
+_Place = tuple[str, int, int]  # path, k and n
+
+
+def _places(manifest: Manifest) -> dict[tuple[int | None, str], list[_Place]]:
+    """Where a row of a layer and a module belongs: a site, a part of one, or made of some."""
+    places: dict[tuple[int | None, str], list[_Place]] = defaultdict(list)
+    parts: dict[tuple[int | None, str], list[Site]] = defaultdict(list)
     for site in manifest.sites:
         if site.module is not None:
-            layers[site.layer].append(site)
-    return layers
+            places[site.layer, site.module.name].append((site.path, site.k, site.n))
+            for name, width in zip(parts_of(site.path), site.parts, strict=False):
+                places[site.layer, name].append((_beside(site, name), site.k, width))
+            for fused, names in PARTS.items():
+                if site.module.name in names and fused in PART_SUFFIXES:
+                    parts[site.layer, fused].append(site)
+    for (layer, fused), sites in parts.items():
+        path, *others = {_beside(site, fused) for site in sites}
+        if len(sites) == len(PARTS[fused]) and not others:
+            places[layer, fused].append((path, sites[0].k, sum(site.n for site in sites)))
+    return places
+
+
+def _beside(site: Site, module: str) -> str:
+    """The path of a module beside a site."""
+    return f"{site.path.rpartition('.')[0]}.{PART_SUFFIXES[module]}"
 
 
 def _locate_site(
-    module_id: int, layer: int, layers: Mapping[int | None, list[Site]], label: str
-) -> tuple[str, int, int]:
-    """(path, k, n) of a module of a layer: a site, a part of one, or made of some."""
+    module_id: int, layer: int, places: Mapping[tuple[int | None, str], list[_Place]], label: str
+) -> _Place:
     module = _MODULES.get(module_id)
     if module is None:
         raise AdapterError(f"{label} has module id {module_id}; known are 0 to {max(_MODULES)}")
-    sites = layers.get(layer, [])
-    matches = [*_direct(module, sites), *_whole(module, sites), *_part(module, sites)]
+    matches = places.get((layer, module.name), [])
     if len(matches) != 1:
         raise AdapterError(
             f"{label} is {module.name} of layer {layer}, for which the engine has "
@@ -171,32 +186,6 @@ def _locate_site(
     if module.name in PARTS and not parts_of(matches[0][0]):
         raise AdapterError(f"{label}: {matches[0][0]} alternates heads, TensorRT-LLM does not")
     return matches[0]
-
-
-def _direct(module: Module, sites: list[Site]) -> Iterator[tuple[str, int, int]]:
-    yield from ((site.path, site.k, site.n) for site in sites if site.module == module)
-
-
-def _whole(module: Module, sites: list[Site]) -> Iterator[tuple[str, int, int]]:
-    """A fused module where the engine has its parts."""
-    names = PARTS.get(module.name, ())
-    parts = [site for site in sites if site.module is not None and site.module.name in names]
-    if names and len(parts) == len(names) and len({_parent(site.path) for site in parts}) == 1:
-        path = f"{_parent(parts[0].path)}.{module.suffixes[0]}"
-        yield path, parts[0].k, sum(site.n for site in parts)
-
-
-def _part(module: Module, sites: list[Site]) -> Iterator[tuple[str, int, int]]:
-    """A part where the engine has the fused module."""
-    for site in sites:
-        names = parts_of(site.path)
-        if module.name in names and site.parts:
-            width = site.parts[names.index(module.name)]
-            yield f"{_parent(site.path)}.{module.suffixes[0]}", site.k, width
-
-
-def _parent(path: str) -> str:
-    return path.rpartition(".")[0]
 
 
 # ----------------------------------------------------------------------------------------- writing

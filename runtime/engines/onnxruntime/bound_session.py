@@ -1,15 +1,14 @@
 """ONNX Runtime session with an IOBinding that re-binds only what changed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import compress
 from operator import is_not
 from typing import Any
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import check_inputs
-from trt_lora.runtime.engines.onnxruntime.skipped_dummies import SkippedDummies
 from trt_lora.runtime.manifest import Binding, Manifest
-from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap
+from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, ZeroMemory
 
 
 class BoundSession:
@@ -138,6 +137,39 @@ class BoundSession:
         if isinstance(owner, onnxruntime.OrtValue) and tuple(owner.shape()) == tensor.shape:
             return owner
         return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.storage())
+
+
+class SkippedDummies:
+    """Pairs of LoRA inputs whose products ONNX Runtime skips where there is no adapter.
+
+    Whoever binds a dummy sees rank 1. ONNX Runtime is given nothing in its place where its graph
+    has a default for the input, of rank 0: a product of nothing is the same zero.
+    """
+
+    def __init__(self, manifest: Manifest, optional: Collection[str]) -> None:
+        """Pair A and B of every site.
+
+        Args:
+            manifest: of the engine.
+            optional: inputs that have a default.
+        """
+        self._partners: dict[str, str] = {}
+        for site in manifest.sites:
+            a, b = manifest.binding_names.pair(site.path)
+            if a in optional and b in optional:
+                self._partners |= {a: b, b: a}
+
+    def with_partners(self, names: Iterable[str]) -> Collection[str]:
+        """Return inputs and their partners, each once: a pair is skipped or bound together."""
+        changed = dict.fromkeys(names)
+        return changed | {self._partners[name]: None for name in changed if name in self._partners}
+
+    def skips(self, name: str, tensor_map: TensorMap) -> bool:
+        """Whether an input and its partner are dummies."""
+        if name not in self._partners:
+            return False
+        pair = tensor_map[name], tensor_map[self._partners[name]]
+        return all(isinstance(tensor.owner, ZeroMemory) for tensor in pair)
 
 
 def _check_is_tensor(name: str, tensor: object) -> None:

@@ -5,18 +5,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.plugins.errors import StateError, TensorError
+from trt_lora.plugins.errors import ConfigError, StateError, TensorError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import closed, open_already
 from trt_lora.runtime.engines.ranked_run import RankedRows
-from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
+from trt_lora.runtime.engines.tensorrt.graphs import MAX_GRAPHS
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import Mirror
 from trt_lora.runtime.engines.tensorrt.prepared.prepared_run import TensorRTPreparedRun
@@ -26,7 +25,7 @@ from trt_lora.runtime.engines.tensorrt.runs import Runs
 from trt_lora.runtime.engines.tensorrt.warm_up import warm_up_inputs
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.cuda import Event, call, on_device, try_call
-from trt_lora.runtime.memory.device import CudaMemory, MemoryOptions
+from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 
@@ -49,14 +48,20 @@ class TensorRTEngine:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        manifest: Manifest,
-        *,
-        memory: MemoryOptions | None = None,
-        graphs: GraphOptions | None = None,
+        self, directory: Path, manifest: Manifest, *, max_graphs: int = MAX_GRAPHS
     ) -> None:
-        """Describe the engine; nothing touches the GPU before `with`."""
+        """Describe the engine; nothing touches the GPU before `with`.
+
+        Args:
+            directory: the engine's.
+            manifest: of the same directory.
+            max_graphs: CUDA graphs that are kept at a time; 0 captures none.
+
+        Raises:
+            ConfigError: it is below 0.
+        """
+        if max_graphs < 0:
+            raise ConfigError(f"max_graphs must be 0 (no graphs) or more, got {max_graphs}")
         self.directory = directory
         self.manifest = manifest
         self.memory = CudaMemory()
@@ -64,7 +69,7 @@ class TensorRTEngine:
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
         self._flavour = flavour_named(manifest.flavour)
-        self._memory_options, self._graph_options = memory, graphs or GraphOptions()
+        self._max_graphs = max_graphs
         self._open: Runs | None = None
         self._lock = Lock()  # held by a run from its first binding to its last byte
 
@@ -83,18 +88,13 @@ class TensorRTEngine:
         with self._lock:
             if self._open is not None:
                 raise open_already()
-            memory = CudaMemory(int(call("cudaGetDevice")), self._memory_options)
+            memory = CudaMemory(int(call("cudaGetDevice")))
             plan = Plan(self.directory, self.manifest, self._flavour, memory)
-            self._open = Runs(self.manifest, plan, memory, self._graph_options)
+            self._open = Runs(self.manifest, plan, memory, self._max_graphs)
             self.memory = memory
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release graphs, contexts, plan, stream and memory, and write the runtime cache.
 
         It waits for the run under way in another thread. Tensors stay until their owners let go.

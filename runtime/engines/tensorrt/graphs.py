@@ -5,29 +5,17 @@ import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from trt_lora.plugins.errors import BackendError, ConfigError, TensorError
+from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, frozen_copy
 from trt_lora.runtime.memory.cuda import call, constant, try_call
 
+MAX_GRAPHS = 32  # at a time, each with an execution context
 _GIVE_UP_AFTER = 3  # captures that failed where none succeeded
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class GraphOptions:
-    """Limits of the CUDA graph cache."""
-
-    max_graphs: int = 32  # at a time, each with an execution context; 0 captures none
-
-    def __post_init__(self) -> None:
-        """Refuse a number that cannot work."""
-        if self.max_graphs < 0:
-            raise ConfigError(f"max_graphs must be 0 (no graphs) or more, got {self.max_graphs}")
 
 
 class GraphCache:
@@ -52,9 +40,9 @@ class GraphCache:
     """
 
     def __init__(
-        self, options: GraphOptions, stream: int, new_context: Callable[[], BoundContext]
+        self, max_graphs: int, stream: int, new_context: Callable[[], BoundContext]
     ) -> None:
-        self._options = options
+        self._max_graphs = max_graphs
         self._stream = stream
         self._new_context = new_context
         self._graphs: OrderedDict[RunKey, _Graph] = OrderedDict()
@@ -71,7 +59,7 @@ class GraphCache:
             repeats: it was made to come again, with this very key, which stays as it is: it is
                 found at once, and captured at once if no graph has to go.
         """
-        if not self._options.max_graphs or self._failures == _GIVE_UP_AFTER:
+        if not self._max_graphs or self._failures == _GIVE_UP_AFTER:
             return False
         if (graph := self._graphs.get(key)) is not None:
             self._graphs.move_to_end(key)
@@ -79,7 +67,7 @@ class GraphCache:
             return True
         if key in self._refused:
             return False
-        has_room = len(self._graphs) < self._options.max_graphs
+        has_room = len(self._graphs) < self._max_graphs
         if key not in self._once and not (repeats and has_room):
             self._remember(self._once, key if repeats else frozen_copy(key))
             return False
@@ -96,7 +84,7 @@ class GraphCache:
 
         Return whether the run was enqueued; the graph is launched from the next time on.
         """
-        while len(self._graphs) >= self._options.max_graphs:
+        while len(self._graphs) >= self._max_graphs:
             self._graphs.popitem(last=False)
         ran = False
         context = None
@@ -124,7 +112,7 @@ class GraphCache:
 
     def _remember(self, runs: OrderedDict[RunKey, None], key: RunKey) -> None:
         runs[key] = None
-        if len(runs) > self._options.max_graphs:
+        if len(runs) > self._max_graphs:
             runs.popitem(last=False)
 
 

@@ -1,22 +1,64 @@
-"""Deserialized TensorRT plan, and the activation memory shared by its execution contexts."""
+"""Deserialized TensorRT plan, with the activation memory and the kernels of all its contexts."""
 
+import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.plugins.tensorrt.plugin_failures import summary
 from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
 from trt_lora.runtime.engines.interface import Port, check_interface
-from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE, RuntimeCache
-from trt_lora.runtime.manifest import PLAN_FILE, Manifest
+from trt_lora.runtime.manifest import PLAN_FILE, RUNTIME_CACHE_FILE, Manifest
 from trt_lora.runtime.memory.device import CudaMemory
+
+_LOG = logging.getLogger(__name__)
 
 # NVIDIA's names of the dtypes that an engine's inputs and outputs have.
 _DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32"}
 _DTYPES |= {"INT64": "int64", "BOOL": "bool"}
+
+
+class RuntimeCache:
+    """Kernels that TensorRT-RTX compiled: read when an engine is opened, written when it is closed.
+
+    It only saves time, so that nothing about it is an error: a file that is damaged, or of another
+    GPU, driver or TensorRT-RTX (which checks all that), is ignored and replaced; where no file can
+    be written there is none.
+    """
+
+    def __init__(self, path: Path, cache: Any) -> None:
+        """Fill `cache`, an empty `IRuntimeCache`, from the file."""
+        self.cache = cache
+        self._path = path
+        self._stored = self._load()  # digest of what the file holds
+
+    def save(self) -> None:
+        """Write the file, whole, if it would not stay the same."""
+        try:
+            data = bytes(self.cache.serialize())
+            if data and _digest(data) != self._stored:
+                with publish_file(self._path) as path:
+                    path.write_bytes(data)
+        except (OSError, RuntimeError, TypeError) as error:  # None where TensorRT-RTX fails
+            _LOG.info("%s is not written: %s", self._path, str(error))
+
+    def _load(self) -> bytes:
+        if not self._path.exists():
+            return b""
+        why = "it is damaged, or of another GPU, driver or TensorRT-RTX"
+        try:
+            data = self._path.read_bytes()
+            if data and self.cache.deserialize(data):
+                return _digest(data)
+        except (OSError, RuntimeError) as error:
+            why = str(error)
+        _LOG.info("%s is ignored, and written anew at the end: %s", self._path, why)
+        return b""
 
 
 class Plan:
@@ -49,8 +91,10 @@ class Plan:
         _check_interface(trt, self._engine, directory / PLAN_FILE, manifest)
         self._memory_bytes = int(self._engine.device_memory_size_v2)
         self._memory = memory.allocate(self._memory_bytes)
-        has_cache = flavour.has_runtime_cache
-        self._cache = _runtime_cache(self._engine, directory) if has_cache else None
+        self._cache: RuntimeCache | None = None
+        if flavour.has_runtime_cache:
+            cache = self._engine.create_runtime_config().create_runtime_cache()
+            self._cache = RuntimeCache(directory / RUNTIME_CACHE_FILE, cache)
         self._configs: dict[bool, Any] = {}  # by `for_graph`; contexts may refer to theirs
 
     def new_context(self, *, for_graph: bool = False) -> Any:
@@ -126,6 +170,5 @@ def _port(engine: Any, name: str) -> Port:
     return Port(name, _DTYPES.get(dtype, dtype), tuple(sizes))
 
 
-def _runtime_cache(engine: Any, directory: Path) -> RuntimeCache:
-    config = engine.create_runtime_config()
-    return RuntimeCache(directory / RUNTIME_CACHE_FILE, config.create_runtime_cache())
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

@@ -10,7 +10,7 @@ from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.candidates import launch_candidates
 from trt_lora.runtime.engines.ranked_run import TEMPERATURES, RankedRows
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
-from trt_lora.runtime.engines.tensorrt.graphs import GraphCache, GraphOptions
+from trt_lora.runtime.engines.tensorrt.graphs import GraphCache
 from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
 from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.plan import Plan
@@ -37,9 +37,7 @@ class Runs:
     first, so that no context changes and no graph goes while it runs.
     """
 
-    def __init__(
-        self, manifest: Manifest, plan: Plan, memory: CudaMemory, graphs: GraphOptions
-    ) -> None:
+    def __init__(self, manifest: Manifest, plan: Plan, memory: CudaMemory, max_graphs: int) -> None:
         self._plan = plan
         self._memory = memory
         self._outputs = tuple(binding.name for binding in manifest.outputs)
@@ -54,7 +52,7 @@ class Runs:
         # Last: what fails before leaves no stream behind.
         self._stream = int(call("cudaStreamCreateWithFlags", flags))
         self._context = BoundContext(context, self._outputs, self._stream)
-        self._graphs = GraphCache(graphs, self._stream, self._context_for_graph)
+        self._graphs = GraphCache(max_graphs, self._stream, self._context_for_graph)
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """See `Executor.execute`."""

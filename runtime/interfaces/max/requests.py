@@ -46,13 +46,6 @@ class LoRARequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     lora_path: str | None = None
 
 
-class LoRAResponse(msgspec.Struct, frozen=True):
-    """MAX's `LoRAResponse`."""
-
-    status: LoRAStatus
-    message: str
-
-
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw])
 _REQUEST = msgspec.msgpack.Decoder(LoRARequest)
 _MALFORMED = (msgspec.MsgspecError, RecursionError, ValueError)
@@ -90,7 +83,7 @@ class LoRARequestProcessor:
         """
         self._sockets = RequestSockets(zmq_endpoint_base, MOST_WAITING)
         self._operations, self._timeout_s = operations, timeout_s
-        self._roots = AllowedRoots.of(allowed_roots)
+        self._roots = AllowedRoots(allowed_roots)
         self._worker = ThreadPoolExecutor(1, "lora-requests")
         self._waiting: deque[_Waiting] = deque()
         self._answers: deque[bytes] = deque(maxlen=MOST_WAITING)
@@ -156,8 +149,7 @@ class LoRARequestProcessor:
     def _answer(self, request_id: msgspec.Raw, outcome: LoRAOutcome) -> None:
         if len(self._answers) == MOST_WAITING:
             _LOG.warning("nobody fetches the answers to LoRA requests; the oldest is dropped")
-        response = LoRAResponse(outcome.status, outcome.message)
-        self._answers.append(msgspec.msgpack.encode((request_id, response)))
+        self._answers.append(msgspec.msgpack.encode((request_id, outcome)))  # MAX's `LoRAResponse`
 
     def _send(self) -> None:
         while self._answers and self._sockets.send(self._answers[0]):

@@ -2,17 +2,13 @@
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
-from trt_lora.runtime.interfaces.vllm.layer_weights import (
-    LoRALayerWeights,
-    PackedLoRALayerWeights,
-)
 from trt_lora.runtime.interfaces.vllm.llm import LLM
 from trt_lora.runtime.interfaces.vllm.manager import (
     LoRAModelManager,
     LRUCacheLoRAModelManager,
 )
 from trt_lora.runtime.interfaces.vllm.mapping import LoRAMapping
-from trt_lora.runtime.interfaces.vllm.model import LoRAModel
+from trt_lora.runtime.interfaces.vllm.model import LoRALayerWeights, LoRAModel
 from trt_lora.runtime.interfaces.vllm.outputs import (
     CompletionOutput,
     RequestOutput,
@@ -33,7 +29,6 @@ __all__ = [
     "LoRAModelManager",
     "LoRARequest",
     "PEFTHelper",
-    "PackedLoRALayerWeights",
     "RequestOutput",
     "SamplingParams",
     "TokenLogprob",

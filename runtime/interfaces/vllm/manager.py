@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.contract.modules import parts_of
+from trt_lora.plugins.contract.modules import PART_SUFFIXES, parts_of
 from trt_lora.plugins.errors import ConfigError, StateError, UnknownAdapterError
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 from trt_lora.runtime.interfaces.vllm.mapping import LoRAMapping
 from trt_lora.runtime.interfaces.vllm.metrics import Mean, lora_metrics
-from trt_lora.runtime.interfaces.vllm.model import PART_SUFFIXES, LoRAModel
+from trt_lora.runtime.interfaces.vllm.model import LoRAModel
 from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.runtime.store.store import AdapterStore
 

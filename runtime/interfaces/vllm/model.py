@@ -1,4 +1,4 @@
-"""vLLM's `LoRAModel`: a numbered adapter, and the weights of its layers."""
+"""vLLM's `LoRAModel`, a numbered adapter, and `LoRALayerWeights`, those of one linear layer."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -8,25 +8,55 @@ from pathlib import Path
 import numpy as np
 
 from trt_lora.plugins.checked import check_items, checked
-from trt_lora.plugins.contract.modules import MODULES, parts_of
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import listed
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import Pair, weight_of
-from trt_lora.runtime.interfaces.vllm.layer_weights import (
-    LoRALayerWeights,
-    PackedLoRALayerWeights,
-)
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.dtypes import Array, Float32
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
-LayerWeights = LoRALayerWeights | PackedLoRALayerWeights
 
-PART_SUFFIXES = {module.name: module.suffixes[0] for module in MODULES if module.suffixes}
-"""Last part of a module's path, by TensorRT-LLM's name."""
+@short_repr
+@dataclass(frozen=True, eq=False)
+class LoRALayerWeights:
+    """y + scaling * (x @ A) @ B; vLLM's `embeddings_tensor` and `bias` are refused at load."""
+
+    lora_a: Array  # [in, rank]
+    lora_b: Array  # [rank, out]
+    scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the shapes.
+
+        Raises:
+            AdapterError: these are no two matrices of one rank.
+        """
+        a, b = self.lora_a.shape, self.lora_b.shape
+        if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
+            raise AdapterError(
+                f"lora_a has shape {list(a)} and lora_b {list(b)}, expected [in, rank] and "
+                "[rank, out]"
+            )
+
+    @property
+    def rank(self) -> int:
+        """The number of A's columns."""
+        return int(self.lora_a.shape[1])
+
+    def optimize(self) -> "LoRALayerWeights":
+        """Return the same with the scale folded into B, in float32; in place in vLLM."""
+        if self.scaling == 1:
+            return self
+        scaled = self.lora_b.astype(np.float32) * np.float32(self.scaling)
+        return replace(self, lora_b=scaled, scaling=1.0)
+
+    def compute_delta_weight(self) -> Float32:
+        """Return scaling * A @ B, [in, out], what the layer adds to its weight."""
+        a, b = self.lora_a.astype(np.float32), self.lora_b.astype(np.float32)
+        return np.float32(self.scaling) * (a @ b)
 
 
 @short_repr
@@ -50,11 +80,11 @@ class LoRAModel:
 
     @classmethod
     @checked
-    def of_layers(cls, id: int, loras: Mapping[str, LayerWeights], name: str = "") -> "LoRAModel":
+    def of_layers(
+        cls, id: int, loras: Mapping[str, LoRALayerWeights], name: str = ""
+    ) -> "LoRAModel":
         """Return a model of layers in memory, by the path of their module."""
-        pairs: dict[str, Pair] = {}
-        for path, layer in loras.items():
-            pairs |= _pairs(path, layer)
+        pairs = {path: _pair(path, layer) for path, layer in loras.items()}
         return cls(id, Adapter.of_pairs(name or f"LoRA {id}", pairs), name)
 
     @classmethod
@@ -119,7 +149,7 @@ class LoRAModel:
         return scales.pop()
 
     @cached_property
-    def loras(self) -> dict[str, LayerWeights]:
+    def loras(self) -> dict[str, LoRALayerWeights]:
         """The layers by the path of their module, read into memory.
 
         Raises:
@@ -136,7 +166,7 @@ class LoRAModel:
         return 0
 
     @checked
-    def get_lora(self, module_name: str) -> LayerWeights | None:
+    def get_lora(self, module_name: str) -> LoRALayerWeights | None:
         """Return the weights of a module, by its path; None if it is not adapted."""
         return self.loras.get(module_name)
 
@@ -156,24 +186,7 @@ class LoRAModel:
         return self.of_layers(self.id, layers, self.name)
 
 
-def _pairs(path: str, layer: LayerWeights) -> dict[str, Pair]:
-    """A and B by path; a packed layer is its parts beside it."""
-    if isinstance(layer, LoRALayerWeights):
-        return {path: _pair(path, layer)}
-    names = parts_of(path)
-    if len(names) != len(layer.parts):
-        raise AdapterError(f"{path} has {len(names) or 'no'} parts, these are {len(layer.parts)}")
-    parent = path.rpartition(".")[0]
-    parts = zip(names, layer.parts, strict=True)
-    found = {f"{parent}.{PART_SUFFIXES[name]}": part for name, part in parts if part is not None}
-    return {at: _pair(at, part) for at, part in found.items()}
-
-
 def _pair(path: str, layer: LoRALayerWeights) -> Pair:
-    a, b = (tensor_from_numpy(_own(array)) for array in (layer.lora_a, layer.lora_b))
+    """A and B in copies that nothing else writes to."""
+    a, b = (tensor_from_numpy(np.array(f, order="C")) for f in (layer.lora_a, layer.lora_b))
     return weight_of(f"{path}.lora_a", a), weight_of(f"{path}.lora_b", b).times(layer.scaling)
-
-
-def _own(array: Array) -> Array:
-    """A copy that nobody else writes to."""
-    return np.array(array, order="C")

@@ -1,13 +1,12 @@
 """vLLM's `PEFTHelper`: the fields of `adapter_config.json` that decide whether an adapter fits."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from trt_lora.plugins.checked import checked
+from trt_lora.plugins.checked import checked, typed
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.files.json_file import read_json
@@ -45,7 +44,13 @@ class PEFTHelper:
         fields = read_json(file_inside(directory, CONFIG_FILE))
         if missing := [name for name in _REQUIRED if fields.get(name) is None]:
             raise AdapterError(f"{directory}: required PEFT config field missing: {missing[0]}")
-        return cls(**{name: _checked(name, fields, directory) for name in fields.keys() & _KINDS})
+        known = {field.name for field in dataclasses.fields(cls)}
+        taken = {name: value for name, value in fields.items() if name in known}
+        try:
+            helper: PEFTHelper = typed(cls, taken, f"{directory}: config")
+        except ValueError as error:
+            raise AdapterError(str(error)) from error
+        return helper
 
     @checked
     def validate_legal(self, lora_config: LoRAConfig) -> None:
@@ -75,22 +80,3 @@ class PEFTHelper:
     def vllm_lora_scaling_factor(self) -> float:
         """`scaling_factor`."""
         return self.scaling_factor
-
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "r": (int,),
-    "lora_alpha": (int, float),
-    "target_modules": (list, str),
-    "bias": (str,),
-    "modules_to_save": (list, type(None)),
-    "use_rslora": (bool,),
-    "use_dora": (bool,),
-}
-
-
-def _checked(name: str, fields: dict[str, Any], directory: Path) -> Any:
-    value = fields[name]
-    if type(value) not in _KINDS[name]:
-        expected = " or ".join(kind.__name__ for kind in _KINDS[name])
-        raise AdapterError(f"{directory}: {name} is {shown(value)}, expected {expected}")
-    return value

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.adapters import cast, exponents
+from trt_lora.runtime.adapters import cast
 from trt_lora.runtime.adapters.cast import Caster, Conversion
 from trt_lora.runtime.adapters.cast_table import CastTable, cast_table
 from trt_lora.runtime.adapters.pack import pack_weights
@@ -84,11 +84,10 @@ def refuses(caster: Caster, values: Array, scale: float, target: str) -> bool:
     return False
 
 
-@pytest.fixture(params=["by exponents", "by table", "by arithmetic"])
+@pytest.fixture(params=["by table", "by arithmetic"])
 def caster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Caster:
     """One that takes one way for all values, where the cast has that way."""
     monkeypatch.setattr(cast, "_TABLE_PAYS", 1 << 40 if request.param == "by arithmetic" else 0)
-    monkeypatch.setattr(exponents, "_FEW", 1 if request.param == "by exponents" else -1)
     return Caster()
 
 
@@ -205,30 +204,6 @@ def test_a_processor_that_flushes_subnormal_numbers_changes_nothing(scale: float
     for (bits, change), (expected_bits, expected_change) in zip(found, expected, strict=True):
         np.testing.assert_array_equal(bits, expected_bits)
         assert change == expected_change
-
-
-# --------------------------------------------------------------------------------- the exponents
-
-
-@pytest.mark.parametrize("dtype", SHORT)
-def test_a_power_of_two_is_an_addition_to_the_exponents_within_a_dtype(dtype: str) -> None:
-    for scale in (1.0, 2.0, 32.0, -0.5, 2.0**-4):
-        shift = cast_table(dtype, dtype, scale).shift
-        assert shift is not None
-        magnitudes = np.arange(shift.least, shift.least + shift.count, dtype=np.uint16)
-        bits = np.concatenate([magnitudes, magnitudes | np.uint16(1 << 15)])
-        exact = scaled(bits.view(storage_dtype(dtype)), scale).numpy()
-        sums = (bits + np.uint16(shift.add)).view(storage_dtype(dtype))
-        np.testing.assert_array_equal(sums.astype(np.float32), exact)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "scale"),
-    [("float16", "float16", 0.3), ("bfloat16", "bfloat16", 3.0), ("bfloat16", "float16", 2.0),
-     ("float16", "bfloat16", 1.0), ("float16", "float16", 0.0), ("float16", "float16", 1e30)],
-)  # fmt: skip
-def test_other_casts_are_no_addition(source: str, target: str, scale: float) -> None:
-    assert cast_table(source, target, scale).shift is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])

@@ -13,7 +13,7 @@ from support.fakes.fake_engine import write_peft
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.formats.named_safetensors import adapter_from_safetensors
+from trt_lora.runtime.adapters.formats.edgellm import adapter_from_safetensors
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import Weight, weight_of
 from trt_lora.runtime.memory.dtypes import Array

@@ -3,11 +3,9 @@
 import dataclasses
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -214,34 +212,6 @@ def test_a_stretch_as_long_as_promised_always_changes_the_sample(tmp_path: Path)
     for start in [0, size - length, *rng.integers(0, size - length, 20).tolist()]:
         file.write_bytes(whole[:start] + bytes(length) + whole[start + length :])
         assert sampled_sha256(file) != before, start
-
-
-def without_samples(directory: Path) -> None:
-    """Make the manifest one of a release that recorded none."""
-    fields: dict[str, Any] = json.loads((directory / MANIFEST_FILE).read_text())
-    for record in fields["files"].values():
-        record.pop("sample")
-    (directory / MANIFEST_FILE).write_text(json.dumps(fields), encoding="utf-8")
-
-
-def test_an_engine_of_an_earlier_release_opens_and_says_what_was_not_checked(
-    large: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    without_samples(large)
-    with caplog.at_level(logging.WARNING):
-        open_engine(large, "onnxruntime")
-    messages = [record.getMessage() for record in caplog.records]
-    assert [str(large / ONNX_WEIGHTS_FILE) in text for text in messages] == [False, True]
-    assert "only the size of" in messages[0]
-    damage(large / ONNX_WEIGHTS_FILE, flipped)
-    assert_refused(large, ONNX_WEIGHTS_FILE, "full")
-
-
-def test_small_files_of_an_earlier_release_are_compared_whole(engine: Path) -> None:
-    without_samples(engine)
-    open_engine(engine, "onnxruntime")
-    damage(engine / ONNX_FILE, flipped)
-    assert_refused(engine, ONNX_FILE)
 
 
 # --------------------------------------------------------------------------------- all of the files

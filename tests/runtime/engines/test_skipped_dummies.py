@@ -11,7 +11,7 @@ from support.models.tiny_model_runs import bound_prompt, prompt
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
-from trt_lora.runtime.engines.onnxruntime.skipped_dummies import SkippedDummies
+from trt_lora.runtime.engines.onnxruntime.bound_session import SkippedDummies
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files import untrusted_file as adapter_file
-from trt_lora.runtime.files.untrusted_file import AdapterFile
-from trt_lora.runtime.memory.read_buffer import Bytes, ReadBuffer
+from trt_lora.runtime.files.untrusted_file import AdapterFile, Bytes, ReadBuffer, _may_have_writer
 
 CONTENT = bytes(range(256)) * 64
 
@@ -95,18 +93,28 @@ def assert_changed(file: AdapterFile) -> None:
         file.read(0, 1000)
 
 
-def test_a_file_that_somebody_has_open_for_writing_is_refused(tmp_path: Path) -> None:
-    file = file_of(tmp_path)
-    with file.path.open("r+b"), pytest.raises(AdapterError, match="is being written to"):
-        AdapterFile(file.path)
+def told(path: Path) -> bool:
+    with path.open("rb") as file:
+        return _may_have_writer(file.fileno())
 
 
-def test_a_file_that_somebody_has_mapped_for_writing_is_refused(tmp_path: Path) -> None:
-    file = file_of(tmp_path)
-    with file.path.open("r+b") as stream:
+def test_a_writer_is_seen_until_it_closes_the_file(tmp_path: Path) -> None:
+    path = file_of(tmp_path).path
+    assert not told(path)
+    with path.open("r+b") as stream:
+        assert told(path)
         memory = mmap.mmap(stream.fileno(), 0)
-    with memory, pytest.raises(AdapterError, match="is being written to"):
-        AdapterFile(file.path)
+    with memory:
+        assert told(path)
+    with path.open("rb"):
+        assert not told(path)
+
+
+def test_the_lease_is_given_back(tmp_path: Path) -> None:
+    with file_of(tmp_path).path.open("rb") as file:
+        assert not _may_have_writer(file.fileno())
+        # It fails where there is a lease.
+        os.close(os.open(file.name, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def write_in_pauses(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
@@ -132,10 +140,9 @@ def test_a_file_that_is_soon_complete_is_waited_for(
     np.testing.assert_array_equal(file.read(0, len(CONTENT)), expected(0, len(CONTENT)))
 
 
-def test_a_writer_that_pauses_is_waited_for_where_the_system_does_not_tell(
+def test_a_writer_that_pauses_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter_file, "open_for_writing", lambda _: None)
     path, half = tmp_path / "file", len(CONTENT) // 2
     path.write_bytes(bytes(len(CONTENT)))
     with path.open("r+b", buffering=0) as stream:
@@ -143,6 +150,17 @@ def test_a_writer_that_pauses_is_waited_for_where_the_system_does_not_tell(
         write_in_pauses(monkeypatch, *halves)
         file = AdapterFile(path)
     np.testing.assert_array_equal(file.read(0, len(CONTENT)), expected(0, len(CONTENT)))
+
+
+def test_a_file_that_is_written_to_all_the_time_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    with path.open("r+b", buffering=0) as stream:
+        write_in_pauses(monkeypatch, *[partial(stream.write, b"x")] * 99)
+        with pytest.raises(AdapterError, match="is being written to; load it again"):
+            AdapterFile(path)
 
 
 def test_a_file_that_is_written_to_at_once_is_refused(tmp_path: Path) -> None:

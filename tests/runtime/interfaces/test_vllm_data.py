@@ -17,7 +17,6 @@ from trt_lora.runtime.interfaces.vllm import (
     LoRAMapping,
     LoRAModel,
     LoRARequest,
-    PackedLoRALayerWeights,
     PEFTHelper,
 )
 from trt_lora.runtime.memory.dtypes import Array
@@ -58,7 +57,6 @@ def test_the_delta_of_a_layer_is_the_scaled_product_before_and_after_optimize() 
     np.testing.assert_allclose(weights.compute_delta_weight(), product(weights), rtol=1e-5)
     np.testing.assert_allclose(folded.compute_delta_weight(), product(weights), rtol=1e-5)
     assert folded.optimize() is folded
-    assert not weights.is_packed
 
 
 def test_a_layer_of_other_shapes_is_refused() -> None:
@@ -66,27 +64,15 @@ def test_a_layer_of_other_shapes_is_refused() -> None:
         LoRALayerWeights(np.zeros((8, 2)), np.zeros((3, 6)))
 
 
-def test_the_parts_of_a_packed_layer_become_one_site_of_the_engine() -> None:
+def test_the_parts_of_a_fused_layer_become_one_site_of_the_engine() -> None:
     q, v = layer(2, 0, 3.0, n=6), layer(3, 1, n=2)
-    packed = PackedLoRALayerWeights.pack([q, None, v])
-    assert packed.is_packed
-    assert packed.rank == 3
-    assert packed.scaling == [3.0, 1.0, 1.0]
-    assert [a is None for a in packed.lora_a] == [b is None for b in packed.lora_b]
-    assert [a is None for a in packed.lora_a] == [False, True, False]
     path = "model.layers.0.self_attn.qkv_proj"
-    fused = manifest_of(site(path, K, 10, (6, 2, 2)))
-    for weights in (packed, packed.optimize()):
-        adapter = LoRAModel.of_layers(1, {path: weights}).adapter
-        fitted = fit_adapter(adapter, fused)
-        a, b = (fitted.tensors[f"lora_{f}_{path}"].numpy().astype(np.float64) for f in "AB")
-        expected = np.zeros((K, 10))
-        expected[:, :6], expected[:, 8:] = product(q), product(v)
-        np.testing.assert_allclose(a @ b, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(AdapterError, match="no part of the fused layer"):
-        PackedLoRALayerWeights.pack([None, None])
-    with pytest.raises(AdapterError, match="has no parts, these are 3"):
-        LoRAModel.of_layers(1, {Q: packed})
+    adapter = LoRAModel.of_layers(1, {Q: q, V: v}).adapter
+    fitted = fit_adapter(adapter, manifest_of(site(path, K, 10, (6, 2, 2))))
+    a, b = (fitted.tensors[f"lora_{f}_{path}"].numpy().astype(np.float64) for f in "AB")
+    expected = np.zeros((K, 10))
+    expected[:, :6], expected[:, 8:] = product(q), product(v)
+    np.testing.assert_allclose(a @ b, expected, rtol=1e-5, atol=1e-6)
 
 
 # -------------------------------------------------------------------------------------- LoRAModel
@@ -99,8 +85,8 @@ def test_a_model_of_a_peft_directory_has_its_layers_scale_and_rank(tmp_path: Pat
     assert model.check_lora_name(Q)
     assert not model.check_lora_name("model.layers.1.self_attn.q_proj")
     assert model.get_lora("elsewhere") is None
-    weights = model.get_lora(Q)
-    assert isinstance(weights, LoRALayerWeights)
+    weights = model.loras[Q]
+    assert model.get_lora(Q) is weights
     stored = np.random.default_rng(1)
     a, b = stored.standard_normal((2, K), np.float32), stored.standard_normal((N, 2), np.float32)
     np.testing.assert_array_equal(weights.lora_a, a.T)
@@ -115,10 +101,8 @@ def test_a_clone_has_another_number_and_an_optimized_model_the_same_deltas(tmp_p
     assert clone.adapter is model.adapter
     assert folded.scaling == 1.0
     for path in (Q, V):
-        before, after = model.loras[path], folded.loras[path]
-        assert isinstance(before, LoRALayerWeights)
-        assert isinstance(after, LoRALayerWeights)
-        np.testing.assert_allclose(product(after), product(before), rtol=1e-5)
+        expected = product(model.loras[path])
+        np.testing.assert_allclose(product(folded.loras[path]), expected, rtol=1e-5)
 
 
 def test_a_checkpoint_that_is_missing_or_adapts_other_modules_is_refused(tmp_path: Path) -> None:
@@ -136,7 +120,6 @@ def test_layers_of_different_scales_have_no_common_one() -> None:
     model = LoRAModel.of_layers(1, {Q: layer(scaling=2), V: layer(scaling=3)})
     with pytest.raises(AdapterError, match="2 scales; ask its layers"):
         _ = model.scaling
-    assert isinstance(model.loras[Q], LoRALayerWeights)
     assert model.loras[Q].scaling == 2
 
 

@@ -15,7 +15,7 @@ from support.fakes.fake_cuda_state import ALIGNMENT, CopyKind, Status, Work
 
 from trt_lora.plugins.errors import BackendError, ConfigError, TensorError
 from trt_lora.runtime.memory.cuda import call
-from trt_lora.runtime.memory.device import CudaMemory, MemoryOptions
+from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.host import Memory, pack
 from trt_lora.runtime.memory.staging import Piece, pieces_of
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy, tensor_from_storage
@@ -280,7 +280,7 @@ def test_a_large_upload_passes_through_two_small_pinned_buffers(
         tensors = {n: tensor_from_numpy(t.numpy().copy()) for n, t in tensors.items()}
     values = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
 
-    memory = CudaMemory(options=MemoryOptions(staging_bytes=512))
+    memory = CudaMemory(staging_bytes=512)
     uploaded = memory.upload(tensors)
 
     end = uploaded["d"].pointer + 1 - uploaded["a"].pointer
@@ -397,4 +397,4 @@ def test_memory_may_be_uploaded_to_after_it_was_closed(cuda: FakeCuda) -> None:
 @pytest.mark.parametrize(("kept", "staging_bytes"), [(-1, 4096), (0, 255)])
 def test_sizes_that_cannot_work_are_refused(kept: int, staging_bytes: int) -> None:
     with pytest.raises(ConfigError, match=f"got {kept} and {staging_bytes}"):
-        MemoryOptions(kept, staging_bytes)
+        CudaMemory(max_free_bytes=kept, staging_bytes=staging_bytes)

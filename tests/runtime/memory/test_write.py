@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 
-from trt_lora.runtime.memory.device import CudaMemory, MemoryOptions
+from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
 
@@ -24,7 +24,7 @@ def some_arrays() -> dict[int, np.ndarray]:
 
 @pytest.mark.usefixtures("hurrying")
 def test_every_tensor_is_where_it_should_be_and_nothing_else_is_written(cuda: FakeCuda) -> None:
-    with_chunks = CudaMemory(0, MemoryOptions(staging_bytes=CHUNK))
+    with_chunks = CudaMemory(staging_bytes=CHUNK)
     block = with_chunks.zeros(4096)
     arrays = some_arrays()
     with_chunks.write(placed(block, arrays))

@@ -21,10 +21,10 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     [
         ({"schema_version": 2}, "schema version is 2, this release reads 1"),
         ({"engine": 3}, "benchmark.engine is 3, expected str"),
-        ({"workloads": [{}]}, "KeyError: 'contestants'"),
-        ({"workloads": 3}, "TypeError"),
+        ({"workloads": [{}]}, "rows is missing"),
+        ({"workloads": 3}, "benchmark.workloads is 3, expected a list"),
         ({"memory_bytes": {"a": "b"}}, "expected int"),
-        ({"more": 1}, "unexpected keyword argument 'more'"),
+        ({"more": 1}, "'more' is not known to this release"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:

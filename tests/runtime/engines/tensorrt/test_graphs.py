@@ -27,7 +27,6 @@ from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt import run_key
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.engines.tensorrt.graphs import GraphOptions
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -44,8 +43,7 @@ def captures(cuda: FakeCuda) -> int:
 
 def with_graphs(engine: TensorRTEngine, max_graphs: int) -> TensorRTEngine:
     """The same engine with room for so many graphs."""
-    graphs = GraphOptions(max_graphs)
-    return TensorRTEngine(engine.directory, engine.manifest, graphs=graphs)
+    return TensorRTEngine(engine.directory, engine.manifest, max_graphs=max_graphs)
 
 
 def generation(engine: TensorRTEngine, tensor_map: TensorMap) -> list[Array]:
@@ -249,9 +247,9 @@ def test_runs_that_repeat_after_more_than_there_is_room_for_are_not_captured(
     assert captures(cuda) == 0
 
 
-def test_a_number_of_graphs_below_zero_is_refused() -> None:
+def test_a_number_of_graphs_below_zero_is_refused(engine: TensorRTEngine) -> None:
     with pytest.raises(ConfigError, match=r"max_graphs must be 0 .*, got -1"):
-        GraphOptions(max_graphs=-1)
+        with_graphs(engine, -1)
 
 
 # What cannot be captured.

@@ -1,4 +1,4 @@
-"""`runtime/engines/tensorrt/kernel_cache.py`: TensorRT-RTX's kernels in a file beside the plan."""
+"""`runtime/engines/tensorrt/plan.py`: TensorRT-RTX's kernels in a file beside the plan."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ from support.models.tiny_model_runs import bound_prompt
 
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.engines.tensorrt.kernel_cache import RUNTIME_CACHE_FILE
+from trt_lora.runtime.manifest import RUNTIME_CACHE_FILE
 
 
 def run_once(engine: TensorRTEngine) -> Path:

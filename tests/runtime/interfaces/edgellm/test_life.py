@@ -21,7 +21,7 @@ from support.fakes.fake_engine import FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import AdapterError, StateError, UnknownAdapterError
 from trt_lora.runtime.interfaces.edgellm import LoRAManager
-from trt_lora.runtime.memory.device import CudaMemory, MemoryOptions
+from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import ALIGNMENT
 from trt_lora.runtime.memory.tensor import TensorMap
@@ -69,7 +69,7 @@ class Life(RuleBasedStateMachine):
         self.patch, self.folder = pytest.MonkeyPatch(), tempfile.TemporaryDirectory()
         self.cuda = FakeCuda()
         self.cuda.install(self.patch)
-        self.memory = CudaMemory(options=MemoryOptions(staging_bytes=1 << 12))
+        self.memory = CudaMemory(staging_bytes=1 << 12)
         self.manager, self.expected, self.bound = LoRAManager(), Expected(), False
         self.maps = [TensorMap(), TensorMap()]
         self.seen: list[Bindings] = [{}, {}]

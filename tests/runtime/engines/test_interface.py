@@ -16,7 +16,7 @@ from support.fakes.tiny_static_engine import static_manifest, static_slots_manif
 from trt_lora.plugins.contract.sites import MAX_RANK
 from trt_lora.plugins.errors import BackendError, ManifestError
 from trt_lora.runtime import open_engine
-from trt_lora.runtime.engines.manifest_checks import check_manifest
+from trt_lora.runtime.engines.interface import check_manifest
 from trt_lora.runtime.manifest import MANIFEST_FILE, PLAN_FILE, Manifest, load_manifest
 
 Fields = dict[str, Any]
