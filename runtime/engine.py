@@ -14,6 +14,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.engines.engine import EngineExecutor, closed
 from trt_lora.runtime.engines.open_executor import open_executor
+from trt_lora.runtime.engines.topk import Floats, TopK, TopKRun
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.text.prompts import Prompt, is_text, one_each, prompt_list
@@ -268,6 +269,14 @@ class Engine:
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """See `Executor`."""
         return self.executor.execute(tensor_map)
+
+    def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> TopKRun:
+        """See `Executor`."""
+        return self.executor.prepare_topk(tensor_map, logits=logits, fed=fed)
+
+    def topk(self, logits: Tensor, temperatures: Floats) -> TopK:
+        """See `Executor`."""
+        return self.executor.topk(logits, temperatures)
 
 
 @checked

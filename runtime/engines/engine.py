@@ -1,14 +1,17 @@
 """Executor and engine protocols, and input checks shared by the backends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from trt_lora.plugins.errors import StateError, TensorError
 from trt_lora.plugins.messages import listed
+from trt_lora.runtime.engines.topk import TopK, TopKRun
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
@@ -58,6 +61,37 @@ class Executor(Protocol):
         """
         ...
 
+    def topk(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> TopK:
+        """Return the best tokens of logits that `execute` has left.
+
+        Args:
+            logits: [rows, vocab].
+            temperatures: that totals will be asked at [rows]; 0 is greedy.
+
+        Raises:
+            TensorError: the logits are not where the engine leaves them.
+            BackendError: the search failed.
+            StateError: called outside `with`.
+        """
+        ...
+
+    def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> TopKRun:
+        """Make a run of these shapes, which costs the host less than `execute`.
+
+        Args:
+            tensor_map: every input. Those in the engine's memory are bound as they are; those on
+                the host, for an engine on a GPU, are copied to memory of the run. The caller may
+                change the values of both in `TopKRun.inputs`.
+            logits: the output [rows, vocab] whose best tokens are found; no other counts.
+            fed: the input int64 [rows, 1], on the host, that can take each row's greedy token.
+
+        Raises:
+            TensorError: an input is missing, or has a shape, dtype or device the engine refuses.
+            BackendError: the device or the host is out of memory.
+            StateError: called outside `with`.
+        """
+        ...
+
 
 @runtime_checkable
 class EngineExecutor(Executor, Protocol):
@@ -87,62 +121,6 @@ class EngineExecutor(Executor, Protocol):
         traceback: TracebackType | None,
     ) -> None:
         """Refuse further runs, wait for those under way in other threads, release everything."""
-        ...
-
-
-class PreparedRun(Protocol):
-    """A run that comes again and again: what it reads and writes stays where it is.
-
-    Not for several threads at a time.
-    """
-
-    @property
-    def inputs(self) -> Mapping[str, Array]:
-        """Inputs on the host, for the caller to write to before a run."""
-        ...
-
-    @property
-    def outputs(self) -> Mapping[str, Tensor]:
-        """Outputs on the host, but those in place of an input; every run overwrites them."""
-        ...
-
-    def bind(self, tensor_map: TensorMap) -> None:
-        """Take other tensors of the engine's memory for some inputs, from the next run on.
-
-        No output may have another shape by that.
-
-        Raises:
-            TensorError: the engine refuses the shape, dtype or device of one.
-        """
-        ...
-
-    def run(self) -> None:
-        """Run the engine once, and wait until the outputs are there.
-
-        Raises:
-            BackendError, TensorError: the run failed.
-            StateError: the engine was closed since.
-        """
-        ...
-
-
-@runtime_checkable
-class PreparesRuns(Protocol):
-    """An executor on which a run that is prepared costs the host less than `execute`."""
-
-    def prepare(self, tensor_map: TensorMap) -> PreparedRun:
-        """Make a run of these shapes.
-
-        Args:
-            tensor_map: every input. Those in the engine's memory are bound as they are; those on
-                the host, for an engine on a GPU, are copied to memory of the run. The caller may
-                change the values of both in `PreparedRun.inputs`.
-
-        Raises:
-            TensorError: an input is missing, or has a shape, dtype or device the engine refuses.
-            BackendError: the device or the host is out of memory.
-            StateError: called outside `with`.
-        """
         ...
 
 

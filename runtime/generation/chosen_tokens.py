@@ -1,26 +1,52 @@
-"""The next tokens of sequences, from what a run has found for them."""
+"""The next tokens of sequences, from what runs have found for them."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from trt_lora.runtime.generation.next_tokens import NextTokens
-from trt_lora.runtime.generation.sampling import UNDECIDED, next_keys
-from trt_lora.runtime.generation.token import Token
+from trt_lora.runtime.engines.topk import NO_TOKEN
+from trt_lora.runtime.generation.sampling import next_key
+from trt_lora.runtime.generation.sequence import Sequence as Request
+from trt_lora.runtime.generation.step_output import StepOutput
+from trt_lora.runtime.generation.token import Logprobs, Token
 
 
-def chosen_tokens(found: NextTokens) -> list[Token]:
-    """Choose and append the next token of each sequence; where there is none, note its failure."""
-    sequences = found.rows
-    if not sequences:
-        return []
-    keys = np.concatenate([next_keys(sequence.draws) for sequence in sequences])
-    sampling = [sequence.sampling for sequence in sequences]
-    processes = [s.process if s.changes_logits else None for s in sequences]
-    chosen = found.choose(sampling, keys, processes)
-    logprobs = found.logprobs(chosen, sampling)
+class ChosenToken(NamedTuple):
+    """The next token of a sequence, which has not taken it yet."""
+
+    sequence: Request
+    token: int  # `NO_TOKEN` where none can be chosen
+    logprobs: Logprobs | None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence is known to end with it."""
+        stops = self.sequence.forbidden.stop_token_ids
+        return self.sequence.left <= 1 or self.token == NO_TOKEN or self.token in stops
+
+
+def choose_tokens(outputs: Iterable[StepOutput]) -> list[ChosenToken]:
+    """Choose the next token of each sequence, all of which have finite logits."""
+    return [chosen for output in outputs if output.sequences for chosen in _of_run(output)]
+
+
+def append_tokens(chosen: Sequence[ChosenToken]) -> list[Token]:
+    """Let each sequence take its token; where there is none, note its failure."""
     results = []
-    for sequence, token, known in zip(sequences, chosen.tolist(), logprobs, strict=True):
-        if token == UNDECIDED:
+    for sequence, token, logprobs in chosen:
+        if token == NO_TOKEN:
             sequence.failure = "its parameters forbid every token that could come next"
         else:
-            results.append(sequence.append(token, known))
+            results.append(sequence.append(token, logprobs))
     return results
+
+
+def _of_run(output: StepOutput) -> Iterable[ChosenToken]:
+    sequences = output.sequences
+    keys = np.array([next_key(s.draws) if s.temperature else 0 for s in sequences], np.uint64)
+    sampling = [sequence.sampling for sequence in sequences]
+    processes = [s.process if s.changes_logits else None for s in sequences]
+    tokens = output.choose(sampling, keys, processes)
+    logprobs = output.logprobs(tokens, sampling)
+    return map(ChosenToken, sequences, tokens.tolist(), logprobs)

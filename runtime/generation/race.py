@@ -12,19 +12,21 @@ of its id, begun at the token's key: nothing is drawn for those who do not take 
 import numpy as np
 import numpy.typing as npt
 
-_Floats = npt.NDArray[np.float64]
+from trt_lora.runtime.engines.host_topk import BLOCK, weigh
+from trt_lora.runtime.engines.topk import Floats, Logits, Tokens
+
+Keys = npt.NDArray[np.uint64]  # [rows], one a token; unused where greedy
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
-_BLOCK = 256  # ids of a block
 _BLOCK_IDS = 1 << 40  # behind all token ids: those of blocks
 _REST_ID = 1 << 41  # that of all who are not named
 
 
 def race_of_some(
-    ids: npt.NDArray[np.integer], weights: _Floats, keys: npt.NDArray[np.uint64], *, rest: _Floats
-) -> npt.NDArray[np.int64]:
+    ids: npt.NDArray[np.integer], weights: Floats, keys: Keys, *, rest: Floats
+) -> Tokens:
     """Return the place of the winner in each row [rows]; that behind the last is the rest's.
 
     Args:
@@ -35,29 +37,41 @@ def race_of_some(
     """
     names = np.pad(ids.astype(np.int64), ((0, 0), (0, 1)), constant_values=_REST_ID)
     rates = np.concatenate([weights, rest[:, None]], axis=1)
-    return np.asarray(_arrivals(names, rates, keys[:, None]).argmin(axis=1), np.int64)
+    return np.asarray(_arrivals(names, rates, keys).argmin(axis=1), np.int64)
 
 
-def race_of_vocabulary(weights: npt.NDArray[np.float32], key: np.uint64) -> int:
-    """Return the winning id: blocks of 256 race first, then the ids of the block that has won.
+def race_of_rest(
+    logits: Logits, known: Tokens, temperatures: Floats, keys: Keys, blocks: Floats
+) -> Tokens:
+    """Return the winning id of each row [rows] among all tokens but the known ones.
+
+    Blocks of 256 ids race first, then the ids of the block that has won.
 
     Args:
-        weights: [vocab], one of them above 0; 0 never wins.
-        key: of the token.
+        logits: [rows, vocab].
+        known: token ids that do not take part [rows, n].
+        temperatures: [rows].
+        keys: [rows].
+        blocks: weights of the ids that take part, added up by blocks [rows, blocks]; one of each
+            row is above 0.
     """
-    starts = np.arange(0, len(weights), _BLOCK)
-    blocks = np.add.reduceat(weights, starts, dtype=np.float64)
-    first = int(starts[_arrivals(np.arange(len(starts)) + _BLOCK_IDS, blocks, key).argmin()])
-    inside = weights[first : first + _BLOCK].astype(np.float64)
-    return first + int(_arrivals(np.arange(first, first + len(inside)), inside, key).argmin())
+    numbers = np.broadcast_to(np.arange(blocks.shape[1]) + _BLOCK_IDS, blocks.shape)
+    firsts = _arrivals(numbers, blocks, keys).argmin(axis=1)[:, None] * BLOCK
+    ids = firsts + np.arange(BLOCK)
+    inside = np.take_along_axis(logits, np.minimum(ids, logits.shape[1] - 1), axis=1)
+    inside[ids >= logits.shape[1]] = -np.inf
+    row, at = np.nonzero((known >= firsts) & (known < firsts + BLOCK))
+    inside[row, (known - firsts)[row, at]] = -np.inf
+    for of_row, temperature in zip(inside, temperatures, strict=True):
+        weigh(of_row, temperature, of_row.max(), out=of_row)
+    places = _arrivals(ids, inside.astype(np.float64), keys).argmin(axis=1)
+    return np.asarray(firsts[:, 0] + places, np.int64)
 
 
-def _arrivals(
-    ids: npt.NDArray[np.int64], weights: _Floats, key: np.uint64 | npt.NDArray[np.uint64]
-) -> _Floats:
-    """When each contender arrives."""
+def _arrivals(ids: Tokens, weights: Floats, keys: Keys) -> Floats:
+    """When each contender arrives [rows, n]."""
     with np.errstate(over="ignore"):  # numbers of 64 bits
-        bits = key + (ids.astype(np.uint64) + np.uint64(1)) * _GAMMA
+        bits = keys[:, None] + (ids.astype(np.uint64) + np.uint64(1)) * _GAMMA
         bits = (bits ^ (bits >> _SHIFTS[0])) * _MIX_1
         bits = (bits ^ (bits >> _SHIFTS[1])) * _MIX_2
     # Of 52 bits, at the middle of their intervals: neither 0 nor 1 is ever drawn.

@@ -1,6 +1,6 @@
 """Token sampling: greedy, or temperature, then min-p, then top-k, then top-p.
 
-Tokens are ranked: the greatest logit first, of equal ones the lower id first. Greedy takes the
+Tokens are in order: the greatest logit first, of equal ones the lower id first. Greedy takes the
 first. Min-p keeps those that are at least so many times as probable as the first, top-k the first k
 of them, and top-p (nucleus sampling, arXiv 1904.09751) the fewest of the first that reach p of what
 top-k keeps. Which of the kept is drawn, a race by token id decides, see `race.py`: their order does
@@ -10,19 +10,15 @@ not, for rounding changes it.
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from trt_lora.runtime.generation.candidates import Candidates, ranked, total, vocabulary_weights
+from trt_lora.runtime.engines.host_topk import find_candidates, rest_blocks
+from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Floats, Logits, Tokens, TopK
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.race import race_of_some, race_of_vocabulary
+from trt_lora.runtime.generation.race import Keys, race_of_rest, race_of_some
 
-Logits = npt.NDArray[np.float32]
-Tokens = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]  # [rows], one a token; unused where greedy
-
-UNDECIDED = -1  # in place of a token, where more candidates have to decide, or none can be chosen
-_FEW = 256  # candidates to begin with: as many as a GPU finds, and nearly always enough
-_MORE = 8  # times as many where they were not
+NEEDS_FULL_LOGITS = -2  # in place of a token, where candidates do not decide which it is
+_INITIAL_TOPK = 256  # candidates: as many as a GPU finds, and nearly always enough
+_TOPK_GROWTH = 8  # times as many where they were not
 
 
 def generator(
@@ -45,30 +41,43 @@ def generator(
 
 def next_keys(draws: np.random.Generator, count: int = 1) -> Keys:
     """Return the keys of the next tokens of one sequence [count]."""
-    return draws.integers(1 << 64, size=count, dtype=np.uint64)
+    return np.asarray(draws.bit_generator.random_raw(count), np.uint64)
 
 
-def choose(logits: Logits, sampling: Sequence[SamplingParams], keys: Keys) -> Tokens:
+def next_key(draws: np.random.Generator) -> int:
+    """Return the key of the next token of one sequence."""
+    return int(draws.bit_generator.random_raw())
+
+
+def choose(found: TopK, sampling: Sequence[SamplingParams], keys: Keys) -> Tokens:
     """Return one token per row, which depends on that row and its key alone.
 
     Args:
-        logits: [rows, vocab]; -inf is allowed, NaN is not.
+        found: of each row; it holds no NaN.
         sampling: how to choose, for each row.
         keys: [rows].
 
     Returns:
-        Token ids [rows]; `UNDECIDED` where all logits are -inf.
+        Token ids [rows]; `NO_TOKEN` where all logits are -inf.
     """
-    tokens = np.asarray(logits.argmax(axis=-1), np.int64)
-    tokens[np.isneginf(logits[np.arange(len(tokens)), tokens])] = UNDECIDED
-    drawn = [row for row, p in enumerate(sampling) if p.temperature and tokens[row] != UNDECIDED]
-    if drawn:
-        params = [sampling[row] for row in drawn]
-        candidates = _candidates([logits[row] for row in drawn], params, _FEW)
-        tokens[drawn] = draw(candidates, params, keys[drawn])
-        for row, known in zip(drawn, candidates.tokens, strict=True):
-            if tokens[row] == UNDECIDED:
-                tokens[row] = choose_beyond(logits[row], sampling[row], keys[row], known)
+    tokens = found.first()
+    drawn = [row for row, p in enumerate(sampling) if p.temperature and tokens[row] != NO_TOKEN]
+    if not drawn:
+        return tokens
+    params, some = [sampling[row] for row in drawn], keys[drawn]
+    totals = [_total_of(each, found.vocabulary) for each in params]
+    candidates = found.candidates(drawn, _INITIAL_TOPK, totals)
+    tokens = tokens.copy()
+    tokens[drawn] = chosen = draw(candidates, params, some)
+    if missing := np.flatnonzero(chosen == NEEDS_FULL_LOGITS).tolist():
+        rows = [drawn[place] for place in missing]
+        tokens[rows] = choose_beyond(
+            found.logits(rows),
+            [params[place] for place in missing],
+            some[missing],
+            candidates.tokens[missing].astype(np.int64, copy=False),
+            None if candidates.rest is None else candidates.rest[missing],
+        )
     return tokens
 
 
@@ -85,7 +94,7 @@ def draw(candidates: Candidates, sampling: Sequence[SamplingParams], keys: Keys)
         keys: [rows].
 
     Returns:
-        Token ids [rows], `UNDECIDED` where the logits themselves have to be asked.
+        Token ids [rows], `NEEDS_FULL_LOGITS` where the logits themselves have to be asked.
     """
     count = candidates.tokens.shape[1]
     temperature, top_k, top_p = _parameters(sampling, candidates.vocabulary)
@@ -108,33 +117,59 @@ def draw(candidates: Candidates, sampling: Sequence[SamplingParams], keys: Keys)
     places = race_of_some(candidates.tokens, weights, keys, rest=rest)
     is_decided = (is_whole | is_open) & (places < count)
     tokens = candidates.tokens[np.arange(len(sampling)), np.minimum(places, count - 1)]
-    return np.where(is_decided, tokens, UNDECIDED).astype(np.int64)
+    return np.where(is_decided, tokens, NEEDS_FULL_LOGITS).astype(np.int64)
 
 
 def choose_beyond(
-    logits: Logits, params: SamplingParams, key: np.uint64, candidates: npt.NDArray[np.integer]
-) -> int:
-    """Return the token of a row whose candidates have not decided which it is.
+    logits: Logits,
+    sampling: Sequence[SamplingParams],
+    keys: Keys,
+    known: Tokens,
+    blocks: Floats | None = None,
+) -> Tokens:
+    """Return the tokens of rows whose candidates have not decided which they are.
 
     Args:
-        logits: [vocab] of the row.
-        params: how to choose.
-        key: of the token.
-        candidates: the token ids that were looked at [count].
+        logits: [rows, vocab].
+        sampling: how to choose, for each row.
+        keys: [rows].
+        known: the candidates [rows, count].
+        blocks: weights of all others, as `Candidates.rest`; None if they are not known.
 
     Returns:
-        A token id; `UNDECIDED` where the logits are NaN.
+        Token ids [rows].
     """
-    if not _is_cut(params, logits.size):  # those that raced as one have won
-        rest = logits.copy()
-        rest[candidates] = -np.inf
-        return race_of_vocabulary(vocabulary_weights(rest, params.temperature), key)
-    count, token = len(candidates), UNDECIDED
-    while token == UNDECIDED and count < logits.size:
-        count *= _MORE
-        more = _candidates([logits], [params], count)
+    tokens = np.empty(len(logits), np.int64)
+    some = list[int]()  # of which the tokens that raced as one have won
+    for row, params in enumerate(sampling):
+        if _is_cut(params, logits.shape[1]):
+            tokens[row] = _widened(logits[row][None], params, keys[row], known.shape[1])
+        else:
+            some.append(row)
+    if some:
+        temperatures = np.array([sampling[row].temperature for row in some])
+        found = _rest_blocks(logits, known, temperatures, some) if blocks is None else blocks[some]
+        tokens[some] = race_of_rest(logits[some], known[some], temperatures, keys[some], found)
+    return tokens
+
+
+def _widened(logits: Logits, params: SamplingParams, key: np.uint64, count: int) -> int:
+    """The token of a row [1, vocab] by more and more candidates."""
+    token, vocabulary = NEEDS_FULL_LOGITS, logits.shape[1]
+    while token == NEEDS_FULL_LOGITS and count < vocabulary:
+        count *= _TOPK_GROWTH
+        more = find_candidates(logits, count, [_total_of(params, vocabulary)])
         (token,) = draw(more, [params], np.array([key])).tolist()
     return token
+
+
+def _rest_blocks(
+    logits: Logits, known: Tokens, temperatures: Floats, rows: Sequence[int]
+) -> Floats:
+    """As `rest_blocks`, where the greatest of the rest is not known."""
+    others = logits[rows]
+    np.put_along_axis(others, known[rows], -np.inf, axis=1)
+    return rest_blocks(logits, known, temperatures, others.max(axis=1), rows)
 
 
 def _is_cut(params: SamplingParams, vocabulary: int) -> bool:
@@ -142,25 +177,15 @@ def _is_cut(params: SamplingParams, vocabulary: int) -> bool:
     return 0 < params.top_k < vocabulary or params.min_p > 0 or params.top_p < 1
 
 
-def _candidates(
-    rows: Sequence[Logits], sampling: Sequence[SamplingParams], count: int
-) -> Candidates:
-    tokens = np.stack([ranked(row, count) for row in rows])
-    logits = np.stack([row[best] for row, best in zip(rows, tokens, strict=True)])
-    totals = [_total(row, params) for row, params in zip(rows, sampling, strict=True)]
-    return Candidates(tokens, logits, np.array(totals), rows[0].size)
-
-
-def _total(logits: Logits, params: SamplingParams) -> float:
-    """What all tokens weigh; NaN where top-k or min-p makes that unimportant."""
-    if 0 < params.top_k < logits.size or params.min_p:
-        return np.nan
-    return float(total(logits, params.temperature))
+def _total_of(params: SamplingParams, vocabulary: int) -> float | None:
+    """At which temperature what all tokens weigh is of importance; None after top-k or min-p."""
+    is_known_without = 0 < params.top_k < vocabulary or params.min_p
+    return None if is_known_without else params.temperature
 
 
 def _parameters(
     sampling: Sequence[SamplingParams], vocabulary: int
-) -> tuple[npt.NDArray[np.float64], Tokens, npt.NDArray[np.float64]]:
+) -> tuple[Floats, Tokens, Floats]:
     """Temperature, top-k and top-p of each row; greedy is top-k 1 at any temperature."""
     greedy = [params.temperature == 0 for params in sampling]
     temperature = [params.temperature or 1 for params in sampling]
@@ -169,16 +194,14 @@ def _parameters(
     return np.array(temperature, np.float64), np.where(greedy, 1, top_k), top_p
 
 
-def _at_least(
-    weights: npt.NDArray[np.float64], sampling: Sequence[SamplingParams], top_k: Tokens
-) -> Tokens:
+def _at_least(weights: Floats, sampling: Sequence[SamplingParams], top_k: Tokens) -> Tokens:
     """How many tokens min-p and top-k keep, where a candidate falls below min-p; else top-k."""
     min_p = np.array([params.min_p for params in sampling], np.float64)
     probable = (weights >= min_p[:, None]).sum(axis=1)
     return np.where(probable < weights.shape[1], np.minimum(top_k, probable), top_k)
 
 
-def _weights(logits: Logits, temperature: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _weights(logits: Logits, temperature: Floats) -> Floats:
     """Probability of each candidate [rows, count], in parts of the first one's."""
     with np.errstate(over="ignore"):  # so far below the first that its probability is 0
         scores = (logits.astype(np.float64) - logits[:, :1]) / temperature[:, None]

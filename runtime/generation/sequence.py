@@ -7,10 +7,11 @@ import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.engines.topk import Logits
 from trt_lora.runtime.generation.logits.forbidden_tokens import ForbiddenTokens, forbidden_tokens
-from trt_lora.runtime.generation.logits.process_logits import processed
+from trt_lora.runtime.generation.logits.penalties import apply_penalties
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.sampling import Logits, generator, next_keys
+from trt_lora.runtime.generation.sampling import generator, next_keys
 from trt_lora.runtime.generation.text.answer_text import AnswerText
 from trt_lora.runtime.generation.text.structured import Constraint
 from trt_lora.runtime.generation.text.token_ids import token_ids
@@ -116,7 +117,7 @@ class Sequence:
         if self.constraint is not None:
             logits = self.constraint.masked(logits)
         logits = self.forbidden.apply(logits, self.answer)
-        return processed(logits, self.sampling, self.prompt, self.answer)
+        return apply_penalties(logits, self.sampling, self.prompt, self.answer)
 
     def append(self, token: int, logprobs: Logprobs | None) -> Token:
         """Take the next token, and say whether it is the last."""

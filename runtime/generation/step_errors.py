@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from trt_lora.plugins.errors import OutputError
 
 
-def not_numbers(rows: Sequence[Hashable], adapters: str) -> OutputError:
+def non_finite_logits(rows: Sequence[Hashable], adapters: str) -> OutputError:
     """Return the error of sequences whose logits are NaN or infinite with `adapters`."""
     return OutputError(
         f"the logits of prompt {_listed(rows)} are NaN or infinite with {adapters}"
@@ -15,7 +15,7 @@ def not_numbers(rows: Sequence[Hashable], adapters: str) -> OutputError:
     )
 
 
-def stuck(reasons: Mapping[Hashable, str]) -> OutputError:
+def grammar_exhausted(reasons: Mapping[Hashable, str]) -> OutputError:
     """Return the error of sequences whose structured output became too large to follow."""
     reason = next(iter(reasons.values()))
     return OutputError(

@@ -9,13 +9,13 @@ from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError, StateError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.chosen_tokens import chosen_tokens
+from trt_lora.runtime.generation.chosen_tokens import ChosenToken, append_tokens, choose_tokens
 from trt_lora.runtime.generation.decoding.cache_regions import prompt_budget, row_count
 from trt_lora.runtime.generation.decoding.rows import Rows
-from trt_lora.runtime.generation.next_tokens import NextTokens
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence
-from trt_lora.runtime.generation.step_errors import not_numbers, stuck
+from trt_lora.runtime.generation.step_errors import grammar_exhausted, non_finite_logits
+from trt_lora.runtime.generation.step_output import StepOutput
 from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import StepAnswers, Token
@@ -309,31 +309,46 @@ class Scheduler:
 
     def _step(self, deliver: abc.Callable[[StepAnswers], None] | None) -> None:
         for sequence in [s for s in self._active.running if s.error]:
-            self._active.end([sequence], stuck({sequence.id: sequence.error}))
+            self._active.end([sequence], grammar_exhausted({sequence.id: sequence.error}))
         self.progress.clear()
         changed = self._active.schedule()
         self.is_stalled = not changed and not self._active.running and len(self) > 0
-        self._take(lambda: self._rows.decode(ahead=self._is_known_to_go_on()))
+        self._take(self._rows.decode, self._rows.launch_next)
         if deliver is not None and self._rows.waits_for_prompts:
             answers = self._answers()
             self._held, self._active.failed = [], {}
             deliver(answers)
-        self._take(lambda: self._rows.prefill(self._budget))
+        self._take(partial(self._rows.prefill, self._budget))
 
-    def _take(self, run: abc.Callable[[], NextTokens | None]) -> None:
-        """Run something of a step, and choose what sequences are given by it."""
+    def _take(
+        self,
+        run: abc.Callable[[], list[StepOutput]],
+        go_on: abc.Callable[[list[ChosenToken]], None] | None = None,
+    ) -> None:
+        """Run something of a step, and choose what sequences are given by it.
+
+        Args:
+            run: returns what is found.
+            go_on: takes the tokens that are chosen, before sequences do.
+        """
         self._is_torn = True
-        found = run()
-        if found is not None:
-            numbers = found.are_numbers()
-            wrong = [s for s, is_right in zip(found.rows, numbers, strict=True) if not is_right]
-            self._unsettled = chosen_tokens(found.only(numbers) if wrong else found)
+        outputs, wrong = run(), list[Sequence]()
+        for place, output in enumerate(outputs):
+            is_finite = output.is_finite()
+            if not is_finite.all():
+                wrong += output.select(~is_finite).sequences
+                outputs[place] = output.select(is_finite)
+        chosen = choose_tokens(outputs)
+        if go_on is not None:
+            go_on(chosen)
+        self._unsettled = append_tokens(chosen)
+        if outputs:
             self._settle()
-            if wrong:
-                names = dict.fromkeys(sequence.adapter for sequence in wrong)
-                described = [f"adapter {name!r}" if name else "no adapter" for name in names]
-                error = not_numbers([sequence.id for sequence in wrong], ", ".join(described))
-                self._active.end(wrong, error, clear=True)
+        if wrong:
+            names = dict.fromkeys(sequence.adapter for sequence in wrong)
+            described = [f"adapter {name!r}" if name else "no adapter" for name in names]
+            error = non_finite_logits([sequence.id for sequence in wrong], ", ".join(described))
+            self._active.end(wrong, error, clear=True)
         self._is_torn = False
 
     def _settle(self) -> None:
@@ -346,10 +361,6 @@ class Scheduler:
         ended = [t.row for t in self._unsettled if t.finish_reason is not None and t.row in self]
         self._active.end(self._active[number] for number in ended)
         self._unsettled = []
-
-    def _is_known_to_go_on(self) -> bool:
-        """Whether every sequence is greedy, and its next token not its last by length."""
-        return all(sequence.is_greedy and sequence.left > 1 for sequence in self._active.running)
 
     def _answers(self) -> StepAnswers:
         return StepAnswers({token.row: token for token in self._held}, dict(self._active.failed))

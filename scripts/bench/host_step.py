@@ -1,28 +1,35 @@
-"""The host's part of a step: all that `Scheduler.step` does but run the engine.
+"""The host's part of a step, from the end of the engine's run to the tokens' delivery and on.
 
-Logits are made before, as an engine on a CPU leaves them; the engine's run is left out of the time.
+The engine's run costs nothing: logits are made before, as an engine on a CPU leaves them. All else
+is as in a server: a thread steps, makes text, and hands each request its token.
 """
 
-import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import product
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
+from queue import SimpleQueue
+from threading import Event
 from time import perf_counter
 
 import numpy as np
 
 from trt_lora.plugins.contract.step import CACHE, LOGITS
 from trt_lora.runtime import AdapterStore, SamplingParams, Scheduler, ServingConfig, TensorMap
+from trt_lora.runtime.engines.host_topk import HostTopK
+from trt_lora.runtime.engines.topk import TEMPERATURES, Floats, Logits
 from trt_lora.runtime.generation.decoding.step_inputs import TOKEN_SHAPES
-from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.generation.token import StepAnswers, Token
 from trt_lora.runtime.manifest import Binding, Manifest
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
+from trt_lora.runtime.serving.engine_loop import EngineLoop
 from trt_lora.scripts.bench.llama import llama_manifest
 from trt_lora.scripts.measuring.report import ResultRow
 
-VOCABULARY, MAX_LEN, STEPS = 49_152, 1024, 40  # the vocabulary is that of the demo's model
+VOCABULARY, MAX_LEN, STEPS = 49_152, 1024, 200  # the vocabulary is that of the demo's model
+WARM_UP = 5  # steps before
 ROWS = (8, 32)
 WAYS = {
     "greedy": SamplingParams(temperature=0),
@@ -34,11 +41,10 @@ PEAKS = {"flat": 0.0, "peaked": 20.0}  # by how much one logit of a row is above
 
 @dataclass
 class StubEngine:
-    """`Executor` that answers with the same logits [rows, vocabulary], and times itself."""
+    """`Executor` that finds the same logits [rows, vocabulary] at every step."""
 
     manifest: Manifest
-    logits: Logits
-    seconds: float = 0.0  # of all runs
+    found: Logits
     memory: HostMemory = HostMemory()  # noqa: RUF009 # it holds nothing
     rank_multiple: int = 1
     input_names: tuple[str, ...] = ()
@@ -49,11 +55,62 @@ class StubEngine:
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Return logits of the places kept."""
-        start = perf_counter()
-        kept = tensor_map["kept"].shape[0]
-        found = {LOGITS: tensor_from_numpy(self.logits[:kept].copy())}
-        self.seconds += perf_counter() - start
-        return found
+        return {LOGITS: tensor_from_numpy(self.found[: tensor_map["kept"].shape[0]])}
+
+    def topk(self, logits: Tensor, temperatures: Floats) -> HostTopK:
+        """Return what looks at logits."""
+        del temperatures
+        return HostTopK.of(logits)
+
+    def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> "StubRun":
+        """Return a run of as many places."""
+        del logits, fed
+        return StubRun(self.found[: tensor_map["kept"].shape[0]])
+
+
+class StubRun:
+    """`TopKRun` that costs nothing."""
+
+    def __init__(self, logits: Logits) -> None:
+        """Find these logits at every run."""
+        rows = len(logits)
+        self._logits = logits
+        ids, each = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
+        self.inputs: Mapping[str, Array] = {
+            "input_ids": ids, "lengths": each, TEMPERATURES: np.zeros(rows)
+        }  # fmt: skip
+
+    def bind(self, tensor_map: TensorMap) -> None:
+        """Nothing is read."""
+
+    def enqueue(self, *, is_fed: bool = False) -> None:
+        """Nothing is run."""
+
+    def result(self) -> HostTopK:
+        """Return what looks at the logits."""
+        return HostTopK(self._logits)
+
+    def discard(self) -> None:
+        """Nothing is under way."""
+
+
+@dataclass
+class Clients:
+    """Who waits for tokens: takes those of each step, and when they came."""
+
+    requests: int
+    tokens: SimpleQueue[Token] = field(default_factory=SimpleQueue)
+    times: list[float] = field(default_factory=list)  # at the end of each delivery
+    are_done: Event = field(default_factory=Event)
+
+    def take(self, answers: StepAnswers) -> None:
+        """Hand over the tokens of a step."""
+        for token in answers.tokens.values():
+            self.tokens.put(token)
+            self.requests -= token.finish_reason is not None
+        self.times.append(perf_counter())
+        if self.requests == 0:
+            self.are_done.set()
 
 
 def rows() -> Iterator[ResultRow]:
@@ -68,7 +125,7 @@ def rows() -> Iterator[ResultRow]:
 def measure(
     count: int, way: str, logits: str, tokenizer: TextTokenizer | None = None, steps: int = STEPS
 ) -> ResultRow:
-    """Measure steps of full rows.
+    """Measure steps of full rows, from one delivery to the next.
 
     Args:
         count: rows of the batch.
@@ -78,16 +135,25 @@ def measure(
         steps: that count.
     """
     engine = StubEngine(_manifest(count), random_logits(count, PEAKS[logits]))
-    batch = Scheduler(engine, AdapterStore(engine), ServingConfig(rows=count), tokenizer=tokenizer)
-    sampling = replace(WAYS[way], max_tokens=steps + 2, ignore_eos=True)
-    for _ in range(count):
-        batch.submit([1], sampling)
-    batch.step()  # the prompts
-    times = [_step_ms(batch, engine) for _ in range(steps)]
+    scheduler = Scheduler(
+        engine, AdapterStore(engine), ServingConfig(rows=count), tokenizer=tokenizer
+    )
+    sampling = replace(WAYS[way], max_tokens=WARM_UP + steps + 2, ignore_eos=True)
+    for row in range(count):  # equal prompts would be run once
+        scheduler.submit([row], sampling)
+    clients = Clients(count)
+    with EngineLoop(scheduler, clients.take):
+        clients.are_done.wait()
+    ends = clients.times[WARM_UP:-1]  # in the last step all rows are given up
+    times = sorted((end - start) * 1e3 for start, end in pairwise(ends))
     return ResultRow(
         f"{count} rows, {way}, {logits}",
-        {"vocabulary": VOCABULARY, "text": tokenizer is not None},
-        {"step, ms": statistics.median(times), "slowest step, ms": max(times)},
+        {"vocabulary": VOCABULARY, "text": tokenizer is not None, "steps": len(times)},
+        {
+            "a tenth is faster, ms": times[len(times) // 10],
+            "median, ms": times[len(times) // 2],
+            "slowest, ms": times[-1],
+        },
     )
 
 
@@ -97,12 +163,6 @@ def random_logits(rows: int, peak: float) -> Logits:
     logits = rng.standard_normal((rows, VOCABULARY), np.float32)
     logits[np.arange(rows), rng.integers(0, VOCABULARY, rows)] += np.float32(peak)
     return logits
-
-
-def _step_ms(batch: Scheduler, engine: StubEngine) -> float:
-    run, start = engine.seconds, perf_counter()
-    batch.step()
-    return (perf_counter() - start - (engine.seconds - run)) * 1e3
 
 
 def _manifest(rows: int) -> Manifest:

@@ -85,3 +85,11 @@ class IdleEngine:
     def execute(self, tensor_map: object) -> Any:
         """Nothing is run here."""
         raise NotImplementedError
+
+    def prepare_topk(self, tensor_map: object, *, logits: str, fed: str) -> Any:
+        """Nothing is run here."""
+        raise NotImplementedError
+
+    def topk(self, logits: object, temperatures: object) -> Any:
+        """Nothing is run here."""
+        raise NotImplementedError

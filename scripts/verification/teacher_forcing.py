@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from trt_lora.runtime import Engine, TensorMap
+from trt_lora.runtime.engines.topk import Logits
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
-from trt_lora.runtime.generation.sampling import Logits
 
 Row = Sequence[int]
 

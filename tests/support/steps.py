@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from trt_lora.runtime.generation.decoding.rows import Rows
-from trt_lora.runtime.generation.next_tokens import RowLogits
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.serving.scheduler import Scheduler
 
@@ -26,12 +25,12 @@ def keep_logits(
 
     def keeping(run: Any) -> Any:
         def kept(*args: Any, **options: Any) -> Any:
-            found = run(*args, **options)
-            for part in getattr(found, "parts", (found,)) if found is not None else ():
-                assert isinstance(part, RowLogits)
-                for sequence, row in zip(part.rows, part.logits, strict=True):
+            outputs = run(*args, **options)
+            for output in outputs:
+                found = output.topk.logits(range(len(output.sequences)))
+                for sequence, row in zip(output.sequences, found, strict=True):
                     logits[sequence.id].append(row.copy())
-            return found
+            return outputs
 
         return kept
 

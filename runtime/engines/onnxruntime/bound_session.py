@@ -34,7 +34,7 @@ class BoundSession:
         self._tensors: list[Tensor] = []
         self._written: dict[str, Tensor] = {}  # outputs in place of an input
         self._places: dict[str, int] = {}  # of outputs, in the order of first binding
-        self.outputs: dict[str, Tensor] = {}  # of `repeat`, but those in place of an input
+        self.outputs: dict[str, Tensor] = {}  # of `replay`, but those in place of an input
 
     def run(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Bind what differs from the run before, run, and return every output.
@@ -50,7 +50,7 @@ class BoundSession:
             self._places.clear()
         return taken | self._written
 
-    def repeat(self) -> None:
+    def replay(self) -> None:
         """Run what is bound; `outputs` are those of the last run, in the memory of the first.
 
         Raises:

@@ -5,13 +5,17 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.engines.engine import closed, open_already
+from trt_lora.runtime.engines.host_topk import HostTopK
 from trt_lora.runtime.engines.interface import Port, check_interface
 from trt_lora.runtime.engines.onnxruntime.mapped_weights import MappedWeights
-from trt_lora.runtime.engines.onnxruntime.prepared_run import OnnxRuntimePreparedRun
 from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
+from trt_lora.runtime.engines.onnxruntime.topk_run import OnnxRuntimeTopKRun
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, Manifest
 from trt_lora.runtime.memory.dtypes import DTYPES
 from trt_lora.runtime.memory.host import HostMemory
@@ -88,12 +92,18 @@ class OnnxRuntimeEngine:
             raise closed()
         return pool.run(tensor_map)
 
-    def prepare(self, tensor_map: TensorMap) -> OnnxRuntimePreparedRun:
-        """Make a run that comes again and again; see `PreparesRuns.prepare`."""
+    def topk(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> HostTopK:
+        """Return the best tokens of logits; see `Executor.topk`. They are found when asked for."""
+        del temperatures
+        return HostTopK.of(logits)
+
+    def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> OnnxRuntimeTopKRun:
+        """Make a run that is replayed; see `Executor.prepare_topk`."""
+        del fed  # no run is fed by another
         pool = self._open
         if pool is None:
             raise closed()
-        return pool.prepare(tensor_map)
+        return pool.prepare_topk(tensor_map, logits)
 
     def release_inputs(self) -> None:
         """Let go of the inputs of earlier runs; see `Executor.release_inputs`."""

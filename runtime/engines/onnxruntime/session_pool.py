@@ -7,7 +7,7 @@ from weakref import WeakSet
 from trt_lora.runtime.engines.engine import closed
 from trt_lora.runtime.engines.onnxruntime.bound_session import BoundSession
 from trt_lora.runtime.engines.onnxruntime.mapped_weights import MappedWeights
-from trt_lora.runtime.engines.onnxruntime.prepared_run import OnnxRuntimePreparedRun
+from trt_lora.runtime.engines.onnxruntime.topk_run import OnnxRuntimeTopKRun
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
@@ -22,7 +22,7 @@ class SessionPool:
     def __init__(self, session: Any, manifest: Manifest, weights: MappedWeights) -> None:
         self._session, self._manifest, self._weights = session, manifest, weights
         self._idle: dict[int, BoundSession] = {}  # by the thread that used it last
-        self._prepared = WeakSet[OnnxRuntimePreparedRun]()
+        self._prepared = WeakSet[OnnxRuntimeTopKRun]()
         self._running = 0
         self._closed = False
         self._changed = Condition()
@@ -40,15 +40,15 @@ class SessionPool:
             idle[get_ident()] = bound  # the bindings of a run that failed are forgotten
         return outputs
 
-    def prepare(self, tensor_map: TensorMap) -> OnnxRuntimePreparedRun:
-        """Make a run that comes again and again, with bindings of its own.
+    def prepare_topk(self, tensor_map: TensorMap, logits: str) -> OnnxRuntimeTopKRun:
+        """Make a run that is replayed, with bindings of its own.
 
         Raises:
             TensorError: an input is missing, or has a dtype or device that the graph refuses.
             StateError: the pool is closed.
         """
         with self:
-            run = OnnxRuntimePreparedRun(self, self._manifest, tensor_map)
+            run = OnnxRuntimeTopKRun(self, self._manifest, tensor_map, logits)
             self._prepared.add(run)
         return run
 
@@ -76,7 +76,7 @@ class SessionPool:
     def release(self) -> None:
         """Let go of the inputs of earlier runs, and of those under way when they have ended.
 
-        A prepared run keeps its own, as whoever has it does.
+        A prepared run keeps its own, as its holder does.
         """
         with self._changed:
             self._idle = {}

@@ -5,7 +5,7 @@ from typing import Any
 
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.kernels.candidates import launch_candidates
-from trt_lora.runtime.engines.tensorrt.run_key import BoundAddress, Ranking, RunKey
+from trt_lora.runtime.engines.tensorrt.run_key import BoundAddress, RunKey, TopKSearch
 
 
 class BoundContext:
@@ -20,7 +20,7 @@ class BoundContext:
         self._stream = stream
         self._profile = 0
         self._set: dict[str, BoundAddress] = {}
-        self._ranking: Ranking | None = None
+        self._search: TopKSearch | None = None
 
     def run(self, key: RunKey) -> None:
         """Set what differs from the run before, and enqueue.
@@ -41,7 +41,7 @@ class BoundContext:
                 self._bind(name, address)
         for name in self._outputs:
             self._check_shape(name, key.addresses[name][1])
-        self._ranking = key.ranking
+        self._search = key.search
 
     def enqueue(self) -> None:
         """Enqueue a run with what is set, and the search for candidates that belongs to it.
@@ -51,8 +51,8 @@ class BoundContext:
         """
         if not self.context.execute_async_v3(self._stream):
             raise BackendError("the engine failed to run; its own log says why")
-        if self._ranking is not None:
-            launch_candidates(*self._ranking, self._stream)
+        if self._search is not None:
+            launch_candidates(*self._search, self._stream)
 
     def _use_profile(self, index: int) -> None:
         self._set.clear()  # a switch forgets shapes and addresses

@@ -14,14 +14,13 @@ from trt_lora.plugins.errors import ConfigError, StateError, TensorError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import closed, open_already
-from trt_lora.runtime.engines.ranked_run import RankedRows
 from trt_lora.runtime.engines.tensorrt.graphs import MAX_GRAPHS
+from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror
 from trt_lora.runtime.engines.tensorrt.plan import Plan
-from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import Mirror
-from trt_lora.runtime.engines.tensorrt.prepared.prepared_run import TensorRTPreparedRun
-from trt_lora.runtime.engines.tensorrt.prepared.ranked_run import RankedCalls, TensorRTRankedRun
+from trt_lora.runtime.engines.tensorrt.plan_runner import PlanRunner
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey
-from trt_lora.runtime.engines.tensorrt.runs import Runs
+from trt_lora.runtime.engines.tensorrt.topk_run import TensorRTTopKRun, TopKCalls
+from trt_lora.runtime.engines.tensorrt.topk_search import DeviceTopK
 from trt_lora.runtime.engines.tensorrt.warm_up import warm_up_inputs
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.cuda import Event, call, on_device, try_call
@@ -37,8 +36,8 @@ class TensorRTEngine:
     libraries are ready (`tensor_from` asks for it), and where callers may write to them. Whoever
     writes on other streams waits before calling `execute`. `execute` waits for its stream before
     it returns, so that every stream and the host may use the outputs, and inputs may be let go of.
-    A run of `prepare_ranked` alone is under way when `enqueue` returns: it holds what it uses, and
-    whoever writes to that on another stream asks for its result before.
+    A run of `prepare_topk` alone is under way when `enqueue` returns: it holds what it uses, and
+    its result is asked for before another stream writes to that.
 
     The stream does not wait for the default stream by itself, nor that for it: work of other
     threads on the default stream would make a capture fail. Any number of threads may call
@@ -70,7 +69,7 @@ class TensorRTEngine:
         self.output_names = tuple(binding.name for binding in manifest.outputs)
         self._flavour = flavour_named(manifest.flavour)
         self._max_graphs = max_graphs
-        self._open: Runs | None = None
+        self._open: PlanRunner | None = None
         self._lock = Lock()  # held by a run from its first binding to its last byte
 
     def __repr__(self) -> str:
@@ -90,7 +89,7 @@ class TensorRTEngine:
                 raise open_already()
             memory = CudaMemory(int(call("cudaGetDevice")))
             plan = Plan(self.directory, self.manifest, self._flavour, memory)
-            self._open = Runs(self.manifest, plan, memory, self._max_graphs)
+            self._open = PlanRunner(self.manifest, plan, memory, self._max_graphs)
             self.memory = memory
         return self
 
@@ -100,40 +99,34 @@ class TensorRTEngine:
         It waits for the run under way in another thread. Tensors stay until their owners let go.
         """
         with self._lock:
-            runs, self._open = self._open, None
-            if runs is not None:
+            runner, self._open = self._open, None
+            if runner is not None:
                 with on_device(self.memory.index, try_call):
-                    runs.close()
+                    runner.close()
             self.memory.close()
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Run the plan once and wait for it; see `Executor.execute`."""
-        with self._alone() as runs:
-            return runs.execute(tensor_map)
+        with self._alone() as runner:
+            return runner.execute(tensor_map)
 
-    def prepare(self, tensor_map: TensorMap) -> TensorRTPreparedRun:
-        """Make a run that comes again and again; see `PreparesRuns.prepare`."""
-        with self._alone() as runs:
-            repeat = partial(self._repeat, runs)
-            return TensorRTPreparedRun(self.manifest, self.memory, tensor_map, repeat)
-
-    def prepare_ranked(self, tensor_map: TensorMap, *, logits: str, fed: str) -> TensorRTRankedRun:
-        """Make a run that ranks its logits; see `RanksLogits.prepare_ranked`."""
-        with self._alone() as runs:
-            calls = RankedCalls(partial(self._begin, runs), partial(self._wait, runs))
-            return TensorRTRankedRun(
+    def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> TensorRTTopKRun:
+        """Make a run that is replayed; see `Executor.prepare_topk`."""
+        with self._alone() as runner:
+            calls = TopKCalls(partial(self._replay, runner), partial(self._wait, runner))
+            return TensorRTTopKRun(
                 self.manifest, self.memory, tensor_map, logits=logits, fed=fed, calls=calls
             )
 
-    def rank(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> RankedRows:
-        """Find candidates; see `RanksLogits.rank`."""
-        with self._alone() as runs:
+    def topk(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> DeviceTopK:
+        """Find the best tokens; see `Executor.topk`."""
+        with self._alone() as runner:
             if logits.device != self.memory.device:
                 raise TensorError(
                     f"the logits are on {logits.device}, the engine on {self.memory.device}; pass "
                     "what its own `execute` returned"
                 )
-            return runs.rank(logits, temperatures)
+            return runner.topk(logits, temperatures)
 
     def release_inputs(self) -> None:
         """Do nothing: the engine keeps addresses of earlier inputs, and no memory."""
@@ -153,7 +146,7 @@ class TensorRTEngine:
             self.execute(warm_up_inputs(self.manifest, ranges, self.memory))
 
     @contextmanager
-    def _alone(self) -> Iterator[Runs]:
+    def _alone(self) -> Iterator[PlanRunner]:
         """Give this thread the engine and its GPU, one thread at a time."""
         with self._lock:
             if self._open is None:
@@ -161,25 +154,20 @@ class TensorRTEngine:
             with on_device(self.memory.index):
                 yield self._open
 
-    def _repeat(self, prepared_for: Runs, key: RunKey, mirror: Mirror) -> None:
-        with self._alone() as runs:
-            _check_same(runs, prepared_for)
-            runs.repeat(key, mirror)
-
-    def _begin(
-        self, prepared_for: Runs, key: RunKey, mirror: Mirror, copied: Event, is_fed: bool
+    def _replay(
+        self, prepared_for: PlanRunner, key: RunKey, mirror: Mirror, copied: Event, is_fed: bool
     ) -> None:
-        with self._alone() as runs:
-            _check_same(runs, prepared_for)
-            runs.begin(key, mirror, copied, is_fed=is_fed)
+        with self._alone() as runner:
+            _check_same(runner, prepared_for)
+            runner.replay(key, mirror, copied, is_fed=is_fed)
 
-    def _wait(self, prepared_for: Runs, copied: Event) -> None:
+    def _wait(self, prepared_for: PlanRunner, copied: Event) -> None:
         with self._lock:
             _check_same(self._open, prepared_for)
             copied.wait()
 
 
-def _check_same(found: Runs | None, prepared_for: Runs) -> None:
+def _check_same(found: PlanRunner | None, prepared_for: PlanRunner) -> None:
     """Refuse a run of an engine that was closed since it was prepared, with StateError."""
     if found is None:
         raise closed()

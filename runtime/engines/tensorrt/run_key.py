@@ -9,8 +9,8 @@ from trt_lora.plugins.kernels.candidates import CandidateBuffers, LogitsShape
 BoundAddress = tuple[int, tuple[int, ...]]  # address and shape of a tensor
 
 
-class Ranking(NamedTuple):
-    """A search for candidates that follows the engine."""
+class TopKSearch(NamedTuple):
+    """A search for the best tokens that follows the engine."""
 
     shape: LogitsShape
     buffers: CandidateBuffers
@@ -23,7 +23,7 @@ class RunKey:
     profile: int
     addresses: Mapping[str, BoundAddress]
     digest: int
-    ranking: Ranking | None = None
+    search: TopKSearch | None = None
 
     def __hash__(self) -> int:
         """Hash the digest."""
@@ -33,7 +33,7 @@ class RunKey:
         """Compare profile, every address and the search, not the digest."""
         if not isinstance(other, RunKey):
             return NotImplemented
-        return (self.profile, self.ranking) == (other.profile, other.ranking) and (
+        return (self.profile, self.search) == (other.profile, other.search) and (
             self.addresses == other.addresses
         )
 
@@ -72,4 +72,4 @@ class RunState:
 
 def frozen_copy(key: RunKey) -> RunKey:
     """Return a copy of a key that stays as it is."""
-    return RunKey(key.profile, dict(key.addresses), key.digest, key.ranking)
+    return RunKey(key.profile, dict(key.addresses), key.digest, key.search)

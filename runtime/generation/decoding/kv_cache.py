@@ -73,9 +73,11 @@ class KVCache:
         Raises:
             StateError: it has none.
         """
-        if owner not in self._owners:
-            raise StateError(f"{owner!r} has no row; admitted are: {self._owners}")
-        return self._owners.index(owner)
+        try:
+            return self._owners.index(owner)
+        except ValueError:
+            message = f"{owner!r} has no row; admitted are: {self._owners}"
+            raise StateError(message) from None
 
     def admit(self, owner: Hashable, source: int | None = None, common: int = 0) -> int:
         """Give a sequence the next row.

@@ -6,19 +6,14 @@ import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.engines.ranked_run import RanksLogits
+from trt_lora.runtime.generation.chosen_tokens import ChosenToken
+from trt_lora.runtime.generation.decoding.decode_steps import Group, RowInput
 from trt_lora.runtime.generation.decoding.kv_cache import Prefix
-from trt_lora.runtime.generation.decoding.ranked_steps import RankedSteps, row_candidates
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
-from trt_lora.runtime.generation.next_tokens import (
-    NextTokens,
-    RowCandidates,
-    RowLogits,
-    SeveralRuns,
-)
 from trt_lora.runtime.generation.sequence import Sequence
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.generation.step_output import StepOutput
+from trt_lora.runtime.memory.tensor import HOST, TensorMap
 from trt_lora.runtime.store.store import AdapterStore
 
 # Prompts are run together where padding them to one length adds no more than a quarter.
@@ -35,9 +30,6 @@ class Rows:
     A sequence is decoded where its row lacks one token, and before that its prompt is run. A row
     that begins as another one does, with the same adapter and salt, is copied from it or taken over
     instead; only what differs is run. Of equal prompts that come together one is run.
-
-    Where the engine ranks its logits, candidates alone come to the host, and a step may be begun
-    ahead.
     """
 
     def __init__(
@@ -62,11 +54,10 @@ class Rows:
         self._adapters, self._shares = adapters, shares_prefixes
         self._bound: TensorMap | None = None  # of the last step
         self.shared_tokens = 0  # of prompts, that were not run
-        self._ranker: RanksLogits | None = None
-        self._steps: RankedSteps | None = None
-        if isinstance(executor, RanksLogits):
-            self._ranker = executor
-            self._steps = RankedSteps(executor, executor.memory, self.cache)
+        self._executor = executor
+        self._has_slots = adapters.bindings.slot_count is not None
+        # On a GPU every step binds all slots, and a sequence keeps its own.
+        self._binds_each_step = not self._has_slots or executor.memory.device == HOST
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -76,7 +67,7 @@ class Rows:
     @property
     def waits_for_prompts(self) -> bool:
         """Whether a prompt is not run to its end."""
-        return any(map(self._waits, self.sequences))
+        return any(map(_waits, self.sequences, self._lengths()))
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in.
@@ -84,7 +75,7 @@ class Rows:
         Raises:
             StateError: no row is free.
         """
-        self._settle()  # rows may move
+        self._decoder.steps.settle()  # rows may move
         sequence.key = self._key(sequence)
         sequence.slot, sequence.leader = BASE_SLOT, self._leader(sequence)
         source, common = (None, 0) if sequence.leader else self._longest_prefix(sequence)
@@ -92,30 +83,38 @@ class Rows:
         self.shared_tokens += common
         sequence.pending = list(sequence.tokens[common:])
 
-    def decode(self, *, ahead: bool = False) -> NextTokens | None:
-        """Append its pending token to each sequence whose prompt was run; None if there is none.
+    def decode(self) -> list[StepOutput]:
+        """Append its pending token to each sequence whose prompt was run.
 
-        Args:
-            ahead: the next step will probably have the greedy token of each of these sequences: it
-                may be begun, if no prompt waits. Where it has others after all, it is made anew.
+        If all do, and are known to have their greedy token next, a device may begin the next step.
         """
-        tokens = {s: s.pending[0] for s in self.sequences if self._is_ready(s)}
+        pairs = zip(self.sequences, self._lengths(), strict=True)
+        tokens = {s: s.pending[0] for s, length in pairs if _is_ready(s, length)}
         if not tokens:
-            return None
-        ahead = ahead and len(tokens) == len(self.cache.owners)
-        found = self._ranked(tokens, ahead=ahead) if self._steps else self._decoded(tokens)
+            return []
+        steps = self._decoder.steps
+        ahead = steps.overlap and self._are_all(tokens) and all(map(_is_known_to_go_on, tokens))
+        found = steps.run([*map(self._group, self._by_adapter(tokens))], ahead=ahead)
         for sequence in tokens:
             sequence.pending = []
         return found
 
-    def prefill(self, budget: int | None = None) -> NextTokens | None:
+    def launch_next(self, chosen: abc.Sequence[ChosenToken]) -> None:
+        """Let a device begin the step of tokens that were just chosen, if all sequences go on."""
+        if self._decoder.steps.may_launch:
+            tokens = {each.sequence: each.token for each in chosen if not each.is_last}
+            groups = self._by_adapter(tokens)
+            if self._are_all(tokens) and len(groups) == 1:
+                self._decoder.steps.launch_next(self._group(tokens))
+
+    def prefill(self, budget: int | None = None) -> list[StepOutput]:
         """Run the next chunk of prompts, the oldest first; return what is found where they end.
 
         Args:
             budget: tokens of all of them, most; None is the whole of each.
         """
-        parts = [part for group in self._groups(budget) if (part := self._run(group)) is not None]
-        return parts[0] if len(parts) == 1 else SeveralRuns(tuple(parts)) if parts else None
+        found = [self._run(group) for group in self._groups(budget)]
+        return [output for output in found if output is not None]
 
     def remove(self, sequence: Sequence, *, clear: bool = False, keep: bool = True) -> None:
         """Free a row.
@@ -125,7 +124,7 @@ class Rows:
             clear: nothing of it may meet another one's values.
             keep: what it begins with, for others, if rows are free.
         """
-        self._settle()  # rows move on another stream
+        self._decoder.steps.settle()  # rows move on another stream
         self._leave_followers(sequence)
         prefix = None
         if keep and not clear and self._shares and sequence.key is not None:
@@ -135,24 +134,13 @@ class Rows:
 
     def clear(self) -> None:
         """Free all rows, whatever a step or a removal that did not end has left."""
-        if self._steps is not None:
-            self._steps.drop()
+        self._decoder.steps.drop()
         self.cache.clear()
         self._bound = None
 
-    def _is_ready(self, sequence: Sequence) -> bool:
-        return len(sequence.pending) == 1 and self._length(sequence) > 0
-
-    def _waits(self, sequence: Sequence) -> bool:
-        """Whether its prompt is not run to its end."""
-        return bool(sequence.pending) and not self._is_ready(sequence)
-
-    def _length(self, sequence: Sequence) -> int:
-        return int(self.cache.lengths[self.cache.row_of(sequence)])
-
-    def _settle(self) -> None:
-        if self._steps is not None:
-            self._steps.settle()
+    def _lengths(self) -> list[int]:
+        """Tokens in the rows of the sequences."""
+        return [*map(int, self.cache.lengths[: len(self.cache.owners)])]
 
     def _key(self, sequence: Sequence) -> abc.Hashable:
         """What sequences have in common whose rows can be shared."""
@@ -162,9 +150,9 @@ class Rows:
         """The row that begins with most tokens of a sequence, and how many; the last is run."""
         wanted = np.array(sequence.tokens[:-1], np.int64)
         kept = [(row, p.tokens) for row, p in self.cache.prefixes.items() if p.key == sequence.key]
-        for row, other in enumerate(self.sequences):
+        for row, (other, length) in enumerate(zip(self.sequences, self._lengths(), strict=True)):
             if self._may_share(sequence, other):
-                kept.append((row, other.tokens[: self._length(other)]))
+                kept.append((row, other.tokens[:length]))
         best: tuple[int | None, int] = (None, 0)
         for row, tokens in kept:
             common = _common(wanted, np.array(tokens, np.int64))
@@ -176,9 +164,9 @@ class Rows:
         """Return the sequence of equal tokens whose prompt is run for both."""
         alike = (
             other
-            for other in self.sequences
+            for other, length in zip(self.sequences, self._lengths(), strict=True)
             if other.leader is None
-            and self._waits(other)
+            and _waits(other, length)
             and self._may_share(sequence, other)
             and other.tokens == sequence.tokens
         )
@@ -210,45 +198,37 @@ class Rows:
             for other in others:
                 other.leader = heir
 
-    def _ranked(self, tokens: dict[Sequence, int], *, ahead: bool) -> NextTokens:
-        assert self._steps is not None
-        if unbound := [s for s in tokens if s.lease is not None and s.slot == BASE_SLOT]:
-            self._bind(unbound)
-        return self._steps.run(
-            tokens,
-            {s: s.temperature for s in tokens},
-            self._decoder.adapter,
-            ahead=ahead,
-            slots={s: s.slot for s in tokens},
-        )
+    def _are_all(self, tokens: abc.Collection[Sequence]) -> bool:
+        return 0 < len(tokens) == len(self.cache.owners)
 
-    def _decoded(self, tokens: dict[Sequence, int]) -> NextTokens:
-        """One token for each row up to the last one named; an idle row in between stays as it was.
+    def _by_adapter(self, tokens: abc.Mapping[Sequence, int]) -> list[dict[Sequence, int]]:
+        """The sequences that a run can take together: with slots all, otherwise of one adapter."""
+        sequences = list(tokens)
+        groups = self._adapters.bindings.groups([sequence.lease for sequence in sequences])
+        return [{sequences[place]: tokens[sequences[place]] for place in group} for group in groups]
 
-        What is written behind its length is overwritten by its own next token.
-        """
-        places = {self.cache.row_of(s): s for s in tokens}
-        count = max(places) + 1
-        ids = np.zeros(count, np.int64)
-        for place, sequence in places.items():
-            ids[place] = tokens[sequence]
-        rows = None if len(places) == count else np.array(sorted(places))
-        self._bind([places.get(place) for place in range(count)])
-        logits = self._decoder.decode(ids, rows=rows)
-        return RowLogits(tuple(places[place] for place in sorted(places)), logits)
+    def _group(self, tokens: abc.Mapping[Sequence, int]) -> Group:
+        """Sequences that are run together; between their rows others may be idle."""
+        places = {row: s for row, s in enumerate(self.sequences) if s in tokens}
+        if self._binds_each_step or not all(map(_has_slot, tokens)):
+            self._bind([places.get(place) for place in range(min(places), max(places) + 1)])
+        rows = {s: RowInput(row, tokens[s], s.temperature, s.slot) for row, s in places.items()}
+        return Group(rows, self._decoder.adapter)
 
     def _bind(self, sequences: abc.Sequence[Sequence | None]) -> None:
         """Give each row of the next run its adapter; None is a row that is idle."""
+        if not self._has_slots:  # an idle row may have any
+            sequences = [sequence for sequence in sequences if sequence is not None]
         step = self._adapters.bindings.rows([None if s is None else s.lease for s in sequences])
         if step is not self._bound:
             self._decoder.use_adapter(step)
             self._bound = step
-        if self._steps is not None and LORA_SLOT in step:
+        if LORA_SLOT in step:
             for sequence, slot in zip(sequences, step[LORA_SLOT].numpy().tolist(), strict=True):
                 if sequence is not None:
                     sequence.slot = slot
 
-    def _run(self, group: list[_Chunk]) -> NextTokens | None:
+    def _run(self, group: list[_Chunk]) -> StepOutput | None:
         """Run chunks of neighbouring rows; return what is found for those whose prompt ends."""
         sequences = [sequence for sequence, _ in group]
         new = np.array([count for _, count in group])
@@ -263,17 +243,11 @@ class Rows:
             if len(sequence.pending) <= 1:
                 self._lead(sequence)
         ended = np.array([not sequence.pending for sequence in sequences])
-        return self._found(sequences, logits).only(ended) if ended.any() else None
-
-    def _found(
-        self, sequences: abc.Sequence[Sequence], logits: Tensor
-    ) -> RowLogits | RowCandidates:
-        """What logits [n, vocab] are for n sequences."""
-        if self._ranker is None:
-            return RowLogits(tuple(sequences), logits.numpy().astype(np.float32, copy=False))
-        temperatures = np.array([s.temperature for s in sequences], np.float64)
-        found = self._ranker.rank(logits, temperatures)
-        return row_candidates(found, {s: place for place, s in enumerate(sequences)})
+        if not ended.any():
+            return None
+        temperatures = np.array([sequence.temperature for sequence in sequences], np.float64)
+        found = self._executor.topk(logits, temperatures)
+        return StepOutput(tuple(sequences), found).select(ended)
 
     def _groups(self, budget: int | None) -> abc.Iterator[list[_Chunk]]:
         """Chunks that run together: of neighbouring new rows, of similar length."""
@@ -289,7 +263,8 @@ class Rows:
     def _chunks(self, budget: int | None) -> abc.Iterator[_Chunk]:
         """The next chunk of each prompt within the budget, the oldest first; never none."""
         left = budget
-        waiting = [s for s in self.sequences if s.leader is None and self._waits(s)]
+        pairs = zip(self.sequences, self._lengths(), strict=True)
+        waiting = [s for s, length in pairs if s.leader is None and _waits(s, length)]
         for sequence in sorted(waiting, key=lambda s: s.id):
             count = min(len(sequence.pending), self._most_tokens)
             if budget is not None and left is not None:
@@ -302,11 +277,33 @@ class Rows:
     def _fits(self, group: list[_Chunk]) -> bool:
         places = [self.cache.row_of(sequence) for sequence, _ in group]
         counts = [count for _, count in group]
+        leases = [sequence.lease for sequence, _ in group]
+        if len(self._adapters.bindings.groups(leases)) > 1:
+            return False
         are_neighbours = places == list(range(places[0], places[0] + len(places)))
         is_new = not self.cache.lengths[places].any()
         return (
             are_neighbours and is_new and max(counts) * len(counts) <= _MOST_PADDING * sum(counts)
         )
+
+
+def _is_ready(sequence: Sequence, length: int) -> bool:
+    return len(sequence.pending) == 1 and length > 0
+
+
+def _waits(sequence: Sequence, length: int) -> bool:
+    """Whether its prompt is not run to its end."""
+    return bool(sequence.pending) and not _is_ready(sequence, length)
+
+
+def _is_known_to_go_on(sequence: Sequence) -> bool:
+    """Whether its next token is the first candidate, and not its last by length."""
+    return sequence.is_greedy and sequence.left > 1
+
+
+def _has_slot(sequence: Sequence) -> bool:
+    """Whether the slot of its adapter is known, which stays the same on a device."""
+    return sequence.lease is None or sequence.slot != BASE_SLOT
 
 
 def _common(one: Ids, other: Ids) -> int:

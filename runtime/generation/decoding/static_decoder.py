@@ -5,15 +5,16 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from trt_lora.plugins.contract.slots import LORA_SLOT
+from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime.engines.engine import Executor, PreparesRuns
-from trt_lora.runtime.generation.decoding.decode_steps import DecodeSteps
+from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.engines.topk import Logits
+from trt_lora.runtime.generation.decoding.decode_steps import DecodeSteps, Group, RowInput
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import Ids, token_inputs
-from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
 
 # Tokens of a row in a piece, about. ONNX Runtime's attention computes what it masks as well: half
@@ -44,20 +45,18 @@ class StaticDecoder:
 
         Args:
             executor: a running engine whose cache is static.
-            tensor_map: holds the engine's LoRA bindings; they are copied into a map of its own.
+            tensor_map: holds the engine's LoRA bindings, and nothing else.
             rows: sequences at a time, most.
         """
         self._executor = executor
-        self.adapter = TensorMap(tensor_map)  # another object after every change
+        self.adapter = tensor_map  # another object after every change
         self._map = TensorMap(tensor_map)
         self.cache = KVCache(executor.manifest, executor.memory, rows)
-        self._steps: DecodeSteps | None = None
-        if isinstance(executor, PreparesRuns):
-            self._steps = DecodeSteps(executor, executor.memory, self.cache)
+        self.steps = DecodeSteps(executor, self.cache)
 
     def use_adapter(self, tensor_map: TensorMap) -> None:
-        """Take other LoRA bindings from the next run on; what is in the cache stays."""
-        self.adapter = TensorMap(self.adapter | tensor_map)
+        """Take other LoRA bindings, all of them, from the next run on; the cache stays."""
+        self.adapter = tensor_map
         self._map.update(tensor_map)
 
     def run(
@@ -102,7 +101,7 @@ class StaticDecoder:
         before = lengths.copy()
         try:
             return self._in_pieces(pieces, ids, first, new, kept)
-        except BaseException:  # an interrupt, too: whoever tries again begins where this did
+        except BaseException:  # an interrupt, too: the next try begins where this did
             lengths[:] = before
             raise
 
@@ -148,11 +147,12 @@ class StaticDecoder:
         lengths += new  # in place
         return logits
 
-    def decode(self, tokens: Ids, *, rows: Ids | None = None) -> Logits:
-        """Append a token to each of the first rows; run the engine once.
+    def decode(self, tokens: Ids, *, first: int = 0, rows: Ids | None = None) -> Logits:
+        """Append a token to neighbouring rows; fetch all their logits.
 
         Args:
-            tokens: [n].
+            tokens: [n], for the rows from `first` on.
+            first: the first row.
             rows: those of the n that get their token and logits [k]; all by default. The others
                 stay as they were.
 
@@ -162,18 +162,16 @@ class StaticDecoder:
         Raises:
             TensorError: a row would be longer than the engine allows.
         """
-        count, chosen = len(tokens), slice(None) if rows is None else rows
-        steps = self._steps
-        if rows is not None and self._executor.memory.device == HOST:
-            steps = None  # they compute the logits of all
-        if steps is None:
-            new = np.zeros(count, np.int64)
-            new[chosen] = 1
-            return self.run(tokens[:, None], new=new, kept=rows)
-        self.cache.check_room(0, np.ones(steps.rows(count), np.int64))
-        logits = steps.run(tokens, self.adapter)
-        self.cache.lengths[:count][chosen] += 1
-        return logits[chosen]
+        places = range(len(tokens)) if rows is None else rows.tolist()
+        slots = np.broadcast_to(self.host_slots(), len(tokens)).tolist()
+        told = {at: RowInput(first + at, int(tokens[at]), 0.0, slots[at]) for at in places}
+        (found,) = self.steps.run([Group(told, self.adapter)])
+        return found.topk.logits(range(len(told)))
+
+    def host_slots(self) -> npt.NDArray[np.int32]:
+        """The slots of the LoRA bindings, of each row or of all; none where a device has them."""
+        slots = self.adapter.get(LORA_SLOT)
+        return np.full(1, BASE_SLOT) if slots is None or slots.device != HOST else slots.storage()
 
     def _bound(self, lengths: Ids, width: int) -> int:
         """Positions looked at: as few as needed on the host, few different ones on a GPU."""

@@ -1,56 +1,66 @@
 """Log probabilities of a chosen token and of the most probable ones."""
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
 
-from trt_lora.runtime.generation.candidates import ranked, total
+import numpy as np
+
+from trt_lora.runtime.engines.host_topk import find_candidates
+from trt_lora.runtime.engines.topk import Candidates, Logits, Tokens, TopK
 from trt_lora.runtime.generation.token import Logprob, Logprobs
 
-_Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+_MOST = 256  # tokens that are looked for in all rows; a row that wants more is searched alone
 
 
-def logprobs_of_row(logits: npt.NDArray[np.float32], token: int, count: int) -> Logprobs:
-    """Return them from all logits of a row, within 1e-6 of its log softmax in float64.
+def logprobs_of(found: TopK, tokens: Tokens, counts: Sequence[int | None]) -> list[Logprobs | None]:
+    """Return those of each row that asks for them, within 1e-6 of its log softmax in float64.
 
-    Args:
-        logits: [vocab] of the engine.
-        token: the chosen one.
-        count: most probable tokens, -1 for all.
-    """
-    wanted = logits.size if count < 0 else min(count, logits.size)
-    best = ranked(logits, max(wanted, 1))[:wanted]
-    base = _base(logits.max(), total(logits, 1.0))
-    ranks = {token: 0} | {int(t): n for n, t in enumerate(best, 1)}
-    ranks[token] = ranks[token] or _rank(logits, token)
-    return {t: Logprob(float(logits[t]) - base, rank) for t, rank in ranks.items()}
-
-
-def logprobs_of_candidates(
-    tokens: _Ids, logits: npt.NDArray[np.float32], total_mass: float, token: int, count: int
-) -> Logprobs | None:
-    """Return them from the candidates of a row, None where these do not hold all of them.
+    Logits come from a device only where its candidates do not tell.
 
     Args:
-        tokens: [candidates], ranked.
-        logits: [candidates].
-        total_mass: exp(logit - greatest) added up over the whole vocabulary.
-        token: the chosen one.
-        count: most probable tokens.
+        found: of each row, by an engine.
+        tokens: the chosen ones [rows].
+        counts: most probable tokens of each row, -1 for all; None where nothing is asked for.
+
+    Returns:
+        By row, None where nothing is asked for.
     """
-    places = np.flatnonzero(tokens == token)
-    if not places.size or not 0 <= count <= (tokens >= 0).sum():  # behind a small vocabulary: -1
-        return None
-    base = _base(logits[0], total_mass)
-    found = dict.fromkeys([int(places[0]), *range(count)])
-    return {int(tokens[at]): Logprob(float(logits[at]) - base, at + 1) for at in found}
+    result: list[Logprobs | None] = [None] * len(counts)
+    wanted = {
+        row: found.vocabulary if count < 0 else min(count, found.vocabulary)
+        for row, count in enumerate(counts)
+        if count is not None
+    }
+    rows = list(wanted)
+    if rows:
+        most = max((count for count in wanted.values() if count <= _MOST), default=0)
+        candidates = found.candidates(rows, max(most, 1), [1.0] * len(rows))
+        for place, row in enumerate(rows):
+            result[row] = _of_row(found, candidates, place, row, int(tokens[row]), wanted[row])
+    return result
 
 
-def _rank(logits: npt.NDArray[np.float32], token: int) -> int:
+def _of_row(
+    found: TopK, candidates: Candidates, place: int, row: int, token: int, count: int
+) -> Logprobs:
+    """Those of a row, which has a place among the candidates."""
+    total = candidates.totals[place]
+    best = candidates.tokens[place, :count]
+    if np.isnan(total) or len(best) < count or (best < 0).any():  # behind a small vocabulary: -1
+        candidates, place = find_candidates(found.logits([row]), max(count, 1), [1.0]), 0
+        total, best = candidates.totals[0], candidates.tokens[0, :count]
+    values = candidates.logits[place]
+    base = float(values[0]) + float(np.log(total))  # the log-sum-exp of the row
+    (at,) = np.nonzero(candidates.tokens[place] == token)
+    if at.size:
+        chosen = Logprob(float(values[at[0]]) - base, int(at[0]) + 1)
+    else:
+        (logits,) = found.logits([row])
+        chosen = Logprob(float(logits[token]) - base, _rank(logits, token))
+    pairs = enumerate(zip(best.tolist(), values.tolist()), 1)  # noqa: B905 - as many as are wanted
+    return {token: chosen} | {t: Logprob(value - base, n) for n, (t, value) in pairs}
+
+
+def _rank(logits: Logits, token: int) -> int:
     """Return a token's place, from 1: behind the greater, and of equal ones behind lower ids."""
     greater = np.count_nonzero(logits > logits[token])
     return int(1 + greater + np.count_nonzero(logits[:token] == logits[token]))
-
-
-def _base(greatest: np.float32, total_mass: float) -> float:
-    """The log-sum-exp of a row."""
-    return float(greatest) + float(np.log(total_mass))

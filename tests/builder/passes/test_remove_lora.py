@@ -11,9 +11,9 @@ from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
 from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
 from trt_lora.builder.passes.remove_lora import RemoveLoRA, engine_without_lora
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.engines.topk import Logits
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
-from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.manifest import (
     ONNX_CPU_FILE,
     ONNX_FILE,

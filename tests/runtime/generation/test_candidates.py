@@ -10,19 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trt_lora.runtime.generation.candidates import Candidates, ranked, total
+from trt_lora.runtime.engines.host_topk import HostTopK, find_candidates, topk_ids
+from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Logits, Tokens
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.race import Keys
 from trt_lora.runtime.generation.sampling import (
-    UNDECIDED,
-    Keys,
-    Logits,
-    choose,
+    NEEDS_FULL_LOGITS,
     choose_beyond,
     draw,
 )
+from trt_lora.runtime.generation.sampling import choose as choose_of
 
 BORDER = 1e-12
 ROUNDING = 1e-4  # weights of a whole vocabulary are float32
+
+
+def choose(logits: Logits, sampling: list[SamplingParams], keys: Keys) -> Tokens:
+    return choose_of(HostTopK(logits), sampling, keys)
+
+
+def ranked(logits: Logits, count: int) -> Tokens:
+    ids: Tokens = topk_ids(logits[None], count)[0]
+    return ids
+
+
+def total(logits: Logits, temperature: float) -> float:
+    (found,) = find_candidates(logits[None], 1, [temperature]).totals
+    return float(found)
 
 
 def ranking(logits: Logits) -> list[int]:
@@ -85,15 +99,17 @@ def block_winners(key: int, weights: dict[int, np.longdouble]) -> set[int]:
 def right_tokens(logits: Logits, sampling: SamplingParams, key: int) -> set[int]:
     """The tokens that the definition allows: one, or several on a border."""
     right = right_of_candidates(logits, sampling, key, 256)
-    if UNDECIDED not in right:
+    if NEEDS_FULL_LOGITS not in right:
         return right
     order = ranking(logits)
     rest = dict(zip(order, weights_of(logits, order, sampling), strict=True))
-    return right - {UNDECIDED} | block_winners(key, {token: rest[token] for token in order[256:]})
+    return right - {NEEDS_FULL_LOGITS} | block_winners(
+        key, {token: rest[token] for token in order[256:]}
+    )
 
 
 def right_of_candidates(logits: Logits, sampling: SamplingParams, key: int, count: int) -> set[int]:
-    """The same where the first `count` tokens race by themselves, `UNDECIDED` for all others."""
+    """The same where `count` tokens race by themselves, `NEEDS_FULL_LOGITS` for all others."""
     order, right = ranking(logits), set[int]()
     weights = dict(zip(order, weights_of(logits, order, sampling), strict=True))
     is_cut = 0 < sampling.top_k < logits.size or sampling.min_p > 0 or sampling.top_p < 1
@@ -104,7 +120,7 @@ def right_of_candidates(logits: Logits, sampling: SamplingParams, key: int, coun
             named = {token: weights[token] for token in order[:count]}
             rest = np.sum([weights[token] for token in order[count:]])
             found = winners(key, named | {2**41: rest})
-            right |= {UNDECIDED if token == 2**41 else token for token in found}
+            right |= {NEEDS_FULL_LOGITS if token == 2**41 else token for token in found}
     return right
 
 
@@ -171,7 +187,7 @@ def test_a_few_candidates_decide_the_token_of_the_definition_or_none(
     (token,) = draw(candidates, [sampling], np.array([key], np.uint64))
     enough = sampling.temperature == 0 or 0 < sampling.top_k <= count or logits.size <= count
     right = right_of_candidates(logits, sampling, key, count)
-    assert token in right or (token == UNDECIDED and not enough)
+    assert token in right or (token == NEEDS_FULL_LOGITS and not enough)
 
 
 def test_candidates_decide_as_soon_as_they_reach_p_or_win_against_the_rest() -> None:
@@ -190,11 +206,11 @@ def test_candidates_decide_as_soon_as_they_reach_p_or_win_against_the_rest() -> 
         )
         return set(draw(rows, sampling, keys(2000)).tolist())
 
-    assert decided(1) == {0, 1, UNDECIDED}  # the rest wins where it does
+    assert decided(1) == {0, 1, NEEDS_FULL_LOGITS}  # the rest wins where it does
     assert [decided(top_p) for top_p in (0.39, 0.41, 0.69)] == [{0}, {0, 1}, {0, 1}]
-    assert decided(0.71) == {UNDECIDED}  # of how much it is a part is not known
+    assert decided(0.71) == {NEEDS_FULL_LOGITS}  # of how much it is a part is not known
     assert decided(1, top_k=2) == decided(0.9, top_k=2) == {0, 1}
-    assert decided(1, top_k=3) == {UNDECIDED}
+    assert decided(1, top_k=3) == {NEEDS_FULL_LOGITS}
 
 
 def keys(count: int, seed: int = 0) -> Keys:
@@ -268,9 +284,10 @@ def test_the_rest_of_the_candidates_and_one_of_it_are_drawn_as_often_as_they_sho
         logits.size,
     )
     tokens = draw(candidates, params, keys(rows))
-    behind = np.flatnonzero(tokens == UNDECIDED)
+    behind = np.flatnonzero(tokens == NEEDS_FULL_LOGITS)
     for row in behind:
-        tokens[row] = choose_beyond(logits, SamplingParams(), keys(rows)[row], best)
+        key = keys(rows)[[row]]
+        (tokens[row],) = choose_beyond(logits[None], [SamplingParams()], key, best[None])
     weights = np.exp(logits.astype(np.float64))
     right = weights / weights.sum()
     share = share_of(tokens, 300)
@@ -283,4 +300,4 @@ def test_nothing_is_chosen_where_nothing_is_possible() -> None:
     params = [SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.5)]
     params = [*params, SamplingParams(temperature=0.0), SamplingParams(temperature=0.0)]
     tokens = choose(logits, params, keys(5))
-    assert (tokens == UNDECIDED).tolist() == [True, False, True, True, False]
+    assert (tokens == NO_TOKEN).tolist() == [True, False, True, True, False]

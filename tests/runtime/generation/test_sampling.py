@@ -9,15 +9,11 @@ import numpy.typing as npt
 import pytest
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.engines.host_topk import HostTopK
+from trt_lora.runtime.engines.topk import Logits, Tokens
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.sampling import (
-    Keys,
-    Logits,
-    Tokens,
-    choose,
-    generator,
-    next_keys,
-)
+from trt_lora.runtime.generation.race import Keys
+from trt_lora.runtime.generation.sampling import choose, generator, next_key, next_keys
 
 VOCAB = 12
 
@@ -48,7 +44,7 @@ def some_keys(rows: int, *, seed: int = 0) -> Keys:
 
 def chosen(logits: Logits, sampling: SamplingParams, keys: Keys) -> Tokens:
     """One token per row, all chosen in one way."""
-    return choose(logits, [sampling] * len(logits), keys)
+    return choose(HostTopK(logits), [sampling] * len(logits), keys)
 
 
 def drawn(logits: Logits, sampling: SamplingParams, draws: int) -> npt.NDArray[np.float64]:
@@ -195,6 +191,15 @@ def test_a_sequence_draws_by_its_seed_and_its_prompt() -> None:
 def test_a_sequence_that_goes_on_draws_behind_what_it_has_drawn() -> None:
     whole = next_keys(generator(7, [5, 6]), 10)
     np.testing.assert_array_equal(next_keys(generator(7, [5, 6, 1, 2, 3], 3), 7), whole[3:])
+    one_by_one = generator(7, [5, 6])
+    assert [next_key(one_by_one) for _ in range(10)] == whole.tolist()
+
+
+def test_the_keys_of_a_seed_never_change() -> None:
+    """They are 64 bits of PCG64 seeded with seed and prompt: answers can be repeated later."""
+    draws = np.random.default_rng(np.random.SeedSequence([7, 5, 6]))
+    expected = draws.integers(1 << 64, size=5, dtype=np.uint64)
+    np.testing.assert_array_equal(next_keys(generator(7, [5, 6]), 5), expected)
 
 
 def test_without_a_seed_every_sequence_draws_something_else() -> None:

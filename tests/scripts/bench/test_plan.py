@@ -1,5 +1,6 @@
 """An engine's step and switch, and the host's part of a step, as workloads: on fakes."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,8 +18,10 @@ from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import StateError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT, flavour_named
+from trt_lora.runtime import SamplingParams, Scheduler
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
+from trt_lora.runtime.serving.engine_loop import EngineLoop
 from trt_lora.scripts.bench import host_step, plan
 from trt_lora.scripts.bench.gpu import llama_engines
 from trt_lora.scripts.bench.llama import LLAMA_3_8B, LayerShape
@@ -117,21 +120,27 @@ def test_a_plan_decodes_on_one_stream_and_prefills_on_two(
 
 @pytest.mark.parametrize("way", host_step.WAYS)
 @pytest.mark.parametrize("logits", host_step.PEAKS)
-def test_the_hosts_part_of_a_step_is_measured_without_the_engines(way: str, logits: str) -> None:
+def test_the_hosts_part_of_a_step_is_measured_from_delivery_to_delivery(
+    way: str, logits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()  # of the deliveries alone
+    monkeypatch.setattr(host_step, "perf_counter", lambda: next(clock) * 1e-3)
     row = host_step.measure(2, way, logits, steps=3)
     assert row.name == f"2 rows, {way}, {logits}"
-    assert 0 < row.variants["step, ms"] <= row.variants["slowest step, ms"]
+    assert row.sizes["steps"] == 3
+    assert list(row.variants.values()) == pytest.approx([1, 1, 1])
 
 
-def test_time_inside_the_engine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-
-    class Slow(host_step.StubEngine):
-        def execute(self, tensor_map):  # type: ignore[no-untyped-def]
-            clock[0] += 5
-            self.seconds += 5
-            return super().execute(tensor_map)
-
-    monkeypatch.setattr(host_step, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(host_step, "StubEngine", Slow)
-    assert host_step.measure(2, "greedy", "peaked", steps=3).variants["slowest step, ms"] == 0
+def test_all_rows_of_the_bench_are_given_a_token_at_every_step() -> None:
+    clients = host_step.Clients(2)
+    engine = host_step.StubEngine(host_step._manifest(2), host_step.random_logits(2, 0.0))
+    scheduler = Scheduler(engine, rows=2)
+    for row in range(2):
+        scheduler.submit([row], SamplingParams(temperature=0, max_tokens=4))
+    with EngineLoop(scheduler, clients.take):
+        assert clients.are_done.wait(60)
+    tokens = [clients.tokens.get() for _ in range(8)]
+    assert [token.row for token in tokens] == [0, 1] * 4
+    assert len(clients.times) == 4
+    best = engine.found.argmax(axis=1).tolist()
+    assert [token.token_id for token in tokens] == best * 4

@@ -21,7 +21,7 @@ from tokenizers.models import WordLevel
 from trt_lora.builder.checkpoint.base_model import load_model
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine, read_manifest
-from trt_lora.runtime.generation.sampling import Logits
+from trt_lora.runtime.engines.topk import Logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
 

@@ -19,7 +19,7 @@ from support.models.tiny_models import save_adapter
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
-from trt_lora.runtime.generation.sampling import Logits
+from trt_lora.runtime.engines.topk import Logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 from trt_lora.scripts.verification.teacher_forcing import forced_logits
 

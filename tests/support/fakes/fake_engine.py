@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
+from support.fakes.executed_run import ExecutedRun
 
 from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
+from trt_lora.runtime.engines.host_topk import HostTopK
 from trt_lora.runtime.manifest import BaseModel, Binding, Dimension, Manifest, Range
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.host import Blocks, HostMemory, Memory, Stream
@@ -119,6 +121,12 @@ class FakeExecutor:
         kept = ids.reshape(-1)[feeds["kept"]]
         logits = np.eye(VOCAB, dtype=storage)[(kept + 1) % VOCAB]
         return {"logits": tensor_from_storage(logits, self.manifest.dtype)}
+
+    def topk(self, logits: Tensor, temperatures: Array) -> HostTopK:
+        return HostTopK.of(logits)
+
+    def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> ExecutedRun:
+        return ExecutedRun(self.execute, self.manifest, tensor_map, logits)
 
 
 class FakeMemory:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import ALIGNMENT, Block, Work
-from support.fakes.fake_ranking import RankingDriver
 from support.fakes.fake_tensorrt_interface import EngineInterface, TensorIOMode
+from support.fakes.fake_topk import TopKDriver
 from support.fakes.tiny_engine import (
     ACTIVATION_BYTES,
     PLAN,
@@ -89,7 +89,7 @@ class FakeTensorRT(ModuleType):
         self.__spec__ = ModuleSpec(name, None)
         self.cuda = cuda
         self.manifest = small_manifest()
-        self.driver = RankingDriver(cuda)
+        self.driver = TopKDriver(cuda)
         self.refusals: set[str] = set()  # methods that answer False or None
         self.contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
         self.bound: list[str] = []  # tensors whose address was set, in order

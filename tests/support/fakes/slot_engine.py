@@ -14,8 +14,10 @@ from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 
 from trt_lora.plugins.contract.slots import LORA_SLOT
 from trt_lora.plugins.errors import BackendError
+from trt_lora.runtime.engines.host_topk import HostTopK
+from trt_lora.runtime.engines.topk import Logits
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.sampling import Logits, choose, generator, next_keys
+from trt_lora.runtime.generation.sampling import choose, generator, next_keys
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 
@@ -51,7 +53,7 @@ def expected_answer(
     draws = generator(sampling.seed, prompt)
     while len(found) < min(sampling.max_tokens or max_len, max_len - len(prompt)):
         logits = _logits(sum(ids), len(ids), number)[None]
-        token = int(choose(logits, [sampling], next_keys(draws))[0])
+        token = int(choose(HostTopK(logits), [sampling], next_keys(draws))[0])
         if token in (sampling.stop_token_ids or ()):
             return [*found, None]
         ids.append(token)

@@ -7,8 +7,8 @@ import numpy as np
 from trt_lora.plugins.contract.step import LOGITS
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.engines.topk import Logits
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
-from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy, tensor_from_storage

@@ -57,7 +57,5 @@ def check_cache(batch: Scheduler, answers: dict[int, list[int]]) -> None:
 
 
 def is_ahead(batch: Scheduler) -> bool:
-    """Whether a step has been begun that nobody has asked for."""
-    steps = rows_of(batch)._steps
-    assert steps is not None
-    return steps._ahead is not None
+    """Whether a step was launched that was not asked for."""
+    return rows_of(batch)._decoder.steps._next is not None

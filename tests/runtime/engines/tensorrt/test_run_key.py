@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from trt_lora.plugins.kernels.candidates import CandidateBuffers, LogitsShape
-from trt_lora.runtime.engines.tensorrt.run_key import Ranking, RunKey, RunState, frozen_copy
+from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState, TopKSearch, frozen_copy
 
 
 def state_of(**addresses: int) -> RunState:
@@ -39,10 +39,10 @@ def test_runs_differ_by_the_search_that_follows_them() -> None:
     """A graph of another run would search where memory may have been freed."""
     plain = state_of(a=1).key(0)
     shape, buffers = LogitsShape(1, 11, "float32"), CandidateBuffers(2, 3, 4, 5, 6, 7, 8)
-    ranked = replace(plain, ranking=Ranking(shape, buffers))
-    moved = replace(plain, ranking=Ranking(shape, buffers._replace(tokens=9)))
+    searched = replace(plain, search=TopKSearch(shape, buffers))
+    moved = replace(plain, search=TopKSearch(shape, buffers._replace(tokens=9)))
 
-    assert len({plain, ranked, moved, frozen_copy(ranked)}) == 3
+    assert len({plain, searched, moved, frozen_copy(searched)}) == 3
 
 
 def test_keys_with_the_same_digest_are_different_if_any_place_is() -> None:

@@ -18,6 +18,7 @@ from support.steps import step_of
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.runtime import SamplingParams, Scheduler, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.engines.topk import TopKRun
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
@@ -70,6 +71,12 @@ def step_inputs(engine: TensorRTEngine, rows: int) -> TensorMap:
     return tensor_map
 
 
+def logits_of(run: TopKRun) -> Array:
+    """Run; return logits [rows, vocab]."""
+    run.enqueue()
+    return run.result().logits(range(ROWS))
+
+
 def are_right(logits: Array, ids: Iterable[int], names: Sequence[str | None]) -> bool:
     """Whether logits [rows, vocab] are those of one token and one adapter each."""
     pairs = zip(ids, names, strict=True)
@@ -114,8 +121,8 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
         adapters = loaded(engine, files)
         names: list[str | None] = [None] * ROWS
         tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)})
-        run = engine.prepare(tensor_map)
-        run.run()
+        run = engine.prepare_topk(tensor_map, logits="logits", fed="input_ids")
+        logits_of(run)
         captured = cuda.names().count("cudaStreamBeginCapture")
         placed = set(adapters.slots.items())
         for anew, names in switches(1000):
@@ -131,8 +138,7 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
             ids = np.arange(ROWS) + len(placed)
             run.inputs["input_ids"][:, 0] = ids % 11
             run.inputs[LORA_SLOT][:] = bindings[LORA_SLOT].numpy()
-            run.run()
-            assert are_right(run.outputs["logits"].numpy(), ids % 11, names)
+            assert are_right(logits_of(run), ids % 11, names)
             placed |= adapters.slots.items()
         launched = cuda.names().count("cudaGraphLaunch")
         assert cuda.names().count("cudaStreamBeginCapture") == captured == 1
@@ -146,8 +152,9 @@ def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits
     with slot_engine as engine:
         adapters = loaded(engine, files)
         names: list[str | None] = ["a"] * ROWS
-        run = engine.prepare(TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)}))
-        run.run()
+        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)})
+        run = engine.prepare_topk(tensor_map, logits="logits", fed="input_ids")
+        logits_of(run)
         before, copied = len(cuda.calls), len(cuda.copies)
         bindings = adapters.rows(["b"] * ROWS)
         activation = cuda.names()[before:]
@@ -156,13 +163,13 @@ def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits
         assert {copy.kind for copy in cuda.copies[copied:]} == {CopyKind.cudaMemcpyHostToDevice}
         run.inputs[LORA_SLOT][:] = bindings[LORA_SLOT].numpy()
         before = len(cuda.calls)
-        run.run()
+        logits = logits_of(run)
         step = cuda.names()[before:]
         order = [
             step.index(n) for n in ("cudaEventRecord", "cudaStreamWaitEvent", "cudaGraphLaunch")
         ]
         assert order == sorted(order)
-        assert are_right(run.outputs["logits"].numpy(), [0] * ROWS, ["b"] * ROWS)
+        assert are_right(logits, [0] * ROWS, ["b"] * ROWS)
 
 
 @pytest.mark.usefixtures("hurrying")

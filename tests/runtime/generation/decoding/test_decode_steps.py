@@ -24,6 +24,7 @@ from support.steps import step_of
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.generation.decoding.decode_steps import Group, RowInput
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
@@ -38,8 +39,9 @@ BEGIN = [  # a step that a graph answers
     "cudaGraphLaunch",
     "cudaMemcpyAsync",
 ]
-STEP = [*BEGIN, "cudaStreamSynchronize"]  # whose logits come to the host
 AHEAD = [*BEGIN, "cudaEventRecord", "cudaEventSynchronize"]  # of the next step, then of this one
+SWITCHED = [AHEAD[0], "cudaStreamSynchronize", *AHEAD[1:]]  # behind what another run has begun
+FETCH = ["cudaGetDevice", "cudaMemcpyAsync", "cudaStreamSynchronize"]  # the logits of a row
 
 
 def tokens(count: int) -> SamplingParams:
@@ -96,27 +98,31 @@ def test_an_answer_of_512_tokens_is_one_capture_and_one_launch_for_every_other_t
     assert answer == expected_answer([3, 1, 4], 512)
 
 
-def test_a_step_copies_tokens_and_lengths_in_and_the_logits_out(
+def test_a_step_copies_tokens_and_lengths_in_and_a_row_of_logits_out_where_it_is_asked_for(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with decoder_of(static_engine(), [[3, 1], [4]], rows=2) as decoder:
-        for _ in range(3):
-            decoder.decode(np.array([1, 5]))
-            (_, upload), (_, download) = [c for c in cuda.calls if c[0] == "cudaMemcpyAsync"][-2:]
-            assert upload[2] <= 3 * 256  # ids, lengths and places of two rows, each aligned
-            assert download[2] == 256  # two rows of eleven logits
-            assert cuda.copies[-2].source_is_pinned
-        places = {call[1][:3] for call in cuda.calls if call[0] == "cudaMemcpyAsync"}
-        assert len([p for p in places if p[2] == 256 and p[0] < 1 << 60]) == 1
+        for row in (0, 1, 0):
+            told = {at: RowInput(at, token) for at, token in enumerate((1, 5))}
+            before = len(cuda.copies)
+            (found,) = decoder.steps.run([Group(told, decoder.adapter)])
+            upload, download = cuda.copies[before:]
+            assert upload.nbytes <= 4 * 256  # ids, lengths, places and temperatures, each aligned
+            assert upload.source_is_pinned
+            assert download.nbytes < 2 * 2 * 1024 + 3 * 256  # 256 tokens of each row, their logits
+            before = len(cuda.copies)
+            assert found.topk.logits([row]).shape == (1, 11)
+            assert [copy.nbytes for copy in cuda.copies[before:]] == [11 * 4]
 
 
 def test_the_default_streams_work_is_waited_for(static_engine: MakeEngine, cuda: FakeCuda) -> None:
     with decoder_of(static_engine(), [[3, 1]], rows=1) as decoder:
         for _ in range(3):
             decoder.decode(np.array([1]))
-        record, wait = (next(c for c in reversed(cuda.calls) if c[0] == name) for name in STEP[1:3])
-        assert record[1][1] == 0
-        assert wait[1][0] != 0
+        wait = max(at for at, name in enumerate(cuda.names()) if name == BEGIN[2])
+        assert cuda.calls[wait - 1][0] == BEGIN[1]
+        assert cuda.calls[wait - 1][1][1] == 0
+        assert cuda.calls[wait][1][0] != 0
 
 
 # Numbers of rows.
@@ -128,8 +134,8 @@ def test_a_step_runs_a_power_of_two_of_rows_or_all(
 ) -> None:
     prompts = [[3, 1, 4], [1], [5, 9], [2, 6, 5]][:rows]
     with decoder_of(static_engine(), prompts, rows) as decoder:
-        assert decoder._steps is not None
-        assert [decoder._steps.rows(count) for count in range(1, rows + 1)] == expected
+        spans = [decoder.steps._runs.span(0, count, count) for count in range(1, rows + 1)]
+        assert [span.rows for span in spans] == expected
         written = [list(prompt) for prompt in prompts]
         for count in (*range(1, rows + 1), *range(rows, 0, -1)):
             logits = decoder.decode(np.arange(count) + 2)
@@ -185,7 +191,7 @@ def test_a_switch_between_tokens_binds_what_changed_and_keeps_one_graph_for_each
             logits = decoder.decode(np.array([step]))[0]
             ids.append(step)
             assert close(logits, ids, {"a": SECOND, "b": only_down, "": {}}[name])
-            seen.append((cuda.names()[before:] == STEP, set(trt.bound)))
+            seen.append((cuda.names()[before:] == [*SWITCHED, *FETCH], set(trt.bound)))
         del decoder
 
     assert [is_launch for is_launch, _ in seen] == [False] * 3 + [True] * 5
@@ -345,8 +351,8 @@ def test_batches_take_turns_on_one_engine_each_with_an_adapter_of_its_own(
 
 
 def test_what_cannot_be_prepared_is_refused(static_engine: MakeEngine) -> None:
-    engine = static_engine()
+    engine, how = static_engine(), {"logits": "logits", "fed": "input_ids"}
     with pytest.raises(StateError, match="the engine is closed"):
-        engine.prepare(TensorMap())
+        engine.prepare_topk(TensorMap(), **how)
     with engine, pytest.raises(TensorError, match="the tensor map lacks input_ids, lengths"):
-        engine.prepare(TensorMap())
+        engine.prepare_topk(TensorMap(), **how)

@@ -11,11 +11,11 @@ from support.models.tiny_sizes import VOCABULARY
 from support.steps import step_of
 
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.engines.topk import Logits
 from trt_lora.runtime.generation.decoding import static_decoder
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder, _host_pieces
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.sampling import Logits
 from trt_lora.runtime.memory.tensor import Tensor
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.store.store import AdapterStore

@@ -27,7 +27,8 @@ from support.steps import step_of
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import MirroredBlock
+from trt_lora.runtime.engines.tensorrt.mirrored_block import MirroredBlock
+from trt_lora.runtime.generation.decoding.step_runs import StepRuns
 from trt_lora.runtime.memory.cuda import Event
 from trt_lora.runtime.serving.scheduler import Scheduler
 
@@ -142,29 +143,28 @@ def test_a_step_begun_with_other_tokens_than_are_asked_for_is_made_anew(
         rows = rows_of(batch)
         step_of(batch)
         (sequence,) = rows.sequences
-        found = rows.decode(ahead=True)
-        assert found is not None
+        (found,) = rows.decode()
         second = int(found.choose([greedy(1)], np.zeros(1, np.uint64))[0])
         assert is_ahead(batch)
         token = (second + 1) % VOCABULARY
         sequence.pending = [token]
-        found = rows.decode(ahead=True)
-        assert found is not None
+        (found,) = rows.decode()
         ids = [*PROMPTS[0], answer[0], token]
         assert found.choose([greedy(1)], np.zeros(1, np.uint64)).tolist() == expected_answer(ids, 1)
         assert rows.cache.lengths.tolist() == [len(ids)]
 
 
-def test_what_was_begun_with_another_adapter_is_forgotten(static_engine: MakeEngine) -> None:
+def test_what_was_begun_with_another_adapter_is_forgotten(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens: dict[bool, list[int]] = {}
     for runs_ahead in (True, False):
+        monkeypatch.setattr(StepRuns, "overlap", runs_ahead)
         with static_engine() as engine:
             manager = manager_of(engine, a=FIRST, b=SECOND)
             manager.switch_weights("a")
             batch = Scheduler(engine, manager=manager, rows=1)
             batch.submit(PROMPTS[0], greedy(12))
-            if not runs_ahead:
-                batch._is_known_to_go_on = lambda: False  # type: ignore[method-assign]
             answers: dict[int, list[int]] = {}
             for name in ("a", "b", "b", "a", "a", "a"):
                 manager.switch_weights(name)
@@ -379,10 +379,8 @@ def test_a_run_that_is_fed_follows_one_and_any_other_none(static_engine: MakeEng
         batch.submit(PROMPTS[0], greedy(9))
         for _ in range(3):
             step_of(batch)
-        steps = rows_of(batch)._steps
-        assert steps is not None
-        run = steps._last
-        assert run is not None
+        steps = rows_of(batch)._decoder.steps
+        run = steps._runs._made[-1].run
         with pytest.raises(StateError, match="1 runs are under way, not 0; ask for results"):
             run.enqueue()
         with pytest.raises(StateError, match="1 runs are under way, not 0; ask for results"):

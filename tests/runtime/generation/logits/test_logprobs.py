@@ -1,11 +1,14 @@
 """Log probabilities against sums of the whole vocabulary, in `longdouble`."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from trt_lora.runtime.generation.candidates import ranked, total
-from trt_lora.runtime.generation.logits.logprobs import logprobs_of_candidates, logprobs_of_row
+from trt_lora.runtime.engines.host_topk import HostTopK, find_candidates
+from trt_lora.runtime.engines.topk import Candidates, Logits, Temperatures
+from trt_lora.runtime.generation.logits.logprobs import logprobs_of
 from trt_lora.runtime.generation.token import Logprobs
 
 VOCABULARY, CANDIDATES = 700, 256
@@ -27,6 +30,12 @@ def check(found: Logprobs, logits: npt.NDArray[np.float32], token: int, count: i
     for other, known in found.items():
         assert known.rank == order.index(other) + 1
         assert known.logprob == pytest.approx(float(exact[other]), rel=0, abs=1e-6)
+
+
+def logprobs_of_row(logits: npt.NDArray[np.float32], token: int, count: int) -> Logprobs:
+    (found,) = logprobs_of(HostTopK(logits[None]), np.array([token]), [count])
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 80.0])
@@ -55,24 +64,63 @@ def test_a_token_outside_the_best_has_a_rank(token: int) -> None:
     }
 
 
+class FewFound(HostTopK):
+    """Candidates as a device finds them: so many, whatever is asked for, and -1 behind them."""
+
+    def __init__(self, logits: npt.NDArray[np.float32], at: float = 1.0) -> None:
+        super().__init__(logits[None])
+        self.fetched = 0  # rows of logits
+        self._found = find_candidates(logits[None], CANDIDATES, [at])
+        self._at = at
+
+    def candidates(self, rows: Sequence[int], count: int, temperatures: Temperatures) -> Candidates:
+        found, missing = self._found, CANDIDATES - self._found.tokens.shape[1]
+        tokens = np.pad(found.tokens.astype(np.int32), ((0, 0), (0, missing)), constant_values=-1)
+        values = np.pad(found.logits, ((0, 0), (0, missing)), constant_values=-np.inf)
+        totals = found.totals if temperatures == [self._at] else np.full(1, np.nan)
+        return Candidates(tokens, values, totals, found.vocabulary)
+
+    def logits(self, rows: Sequence[int]) -> Logits:
+        self.fetched += len(rows)
+        return super().logits(rows)
+
+
 @pytest.mark.parametrize("count", [0, 1, 20, CANDIDATES])
 def test_candidates_and_the_total_tell_the_same(count: int) -> None:
     logits = some_logits(3.0)
-    best, mass = ranked(logits, CANDIDATES), float(total(logits, 1.0))
+    best = np.argsort(-logits, kind="stable")
     for token in map(int, best[[0, 7, CANDIDATES - 1]]):
-        found = logprobs_of_candidates(best, logits[best], mass, token, count)
-        assert found is not None
-        check(found, logits, token, count)
+        found = FewFound(logits)
+        (known,) = logprobs_of(found, np.array([token]), [count])
+        check(known or {}, logits, token, count)
+        assert not found.fetched
 
 
-def test_candidates_that_do_not_hold_what_is_asked_for_say_so() -> None:
+def test_logits_are_fetched_where_candidates_do_not_hold_what_is_asked_for() -> None:
     logits = some_logits(3.0)
-    best, mass = ranked(logits, CANDIDATES), float(total(logits, 1.0))
-    outside = int(ranked(logits, VOCABULARY)[CANDIDATES])
-    first = int(best[0])
+    best = np.argsort(-logits, kind="stable")
+    outside, first = int(best[CANDIDATES]), int(best[0])
     for token, count in ((outside, 1), (first, CANDIDATES + 1), (first, -1)):
-        assert logprobs_of_candidates(best, logits[best], mass, token, count) is None
-    padded = np.array([4, 2, -1, -1], np.int32)  # as a GPU gives a vocabulary of two
-    values = np.array([1, 0, -np.inf, -np.inf], np.float32)
-    assert logprobs_of_candidates(padded, values, 1.4, 4, 3) is None
-    assert set(logprobs_of_candidates(padded, values, 1.4, 4, 2) or {}) == {4, 2}
+        found = FewFound(logits)
+        (known,) = logprobs_of(found, np.array([token]), [count])
+        check(known or {}, logits, token, count)
+        assert found.fetched
+    at_another_temperature = FewFound(logits, at=1.7)
+    (known,) = logprobs_of(at_another_temperature, np.array([first]), [2])
+    check(known or {}, logits, first, 2)
+
+
+def test_behind_the_last_token_of_a_small_vocabulary_is_none() -> None:
+    logits = np.array([0, 1], np.float32)
+    for count in (1, 2, 3, -1):
+        (known,) = logprobs_of(FewFound(logits), np.array([1]), [count])
+        assert set(known or {}) == ({1} if count == 1 else {0, 1})
+
+
+def test_rows_ask_for_log_probabilities_of_their_own_and_some_for_none() -> None:
+    logits = np.stack([some_logits(scale) for scale in (0.1, 3.0, 80.0, 1.0)])
+    tokens, counts = np.array([5, int(logits[1].argmax()), 0, 699]), [3, None, -1, 300]
+    found = logprobs_of(HostTopK(logits), tokens, counts)
+    assert found[1] is None
+    for row in (0, 2, 3):
+        check(found[row] or {}, logits[row], int(tokens[row]), counts[row] or 0)

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a run in one device block, and in pinned blocks laid out alike."""
+"""Inputs and outputs of a run in one device block, and in two pinned blocks laid out alike."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +15,8 @@ from trt_lora.runtime.memory.tensor import HOST, Tensor
 class MirroredBlock:
     """Inputs first, then outputs: each way one copy moves all of them. Scratch has no mirror.
 
-    Whoever enqueues a copy waits for it before the next of that mirror, and before letting go of
-    the block.
+    The pinned blocks are for runs in turns: what one has brought to the host stays during the next.
+    A copy is waited for before the next of that mirror, and before the block is let go of.
     """
 
     def __init__(
@@ -25,8 +25,7 @@ class MirroredBlock:
         inputs: Mapping[str, Tensor],
         outputs: Sequence[TensorShape],
         *,
-        scratch: Sequence[TensorShape] = (),
-        mirrors: int = 1,
+        scratch: Sequence[TensorShape],
     ) -> None:
         """Allocate all blocks, and write the inputs to the pinned ones.
 
@@ -35,7 +34,6 @@ class MirroredBlock:
             inputs: on the host.
             outputs: of the run, that come to the host.
             scratch: what the run writes beside them.
-            mirrors: how many pinned blocks there are, to be used in turns.
 
         Raises:
             BackendError: the device or the host is out of memory.
@@ -56,8 +54,7 @@ class MirroredBlock:
             for name, place in places.items()
         }
         self.mirrors = tuple(
-            Mirror(device.pointer, places, inputs, parts[1], (ends[0], ends[1]))
-            for _ in range(mirrors)
+            Mirror(device.pointer, places, inputs, parts[1], (ends[0], ends[1])) for _ in range(2)
         )
 
 

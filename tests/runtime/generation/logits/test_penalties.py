@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
-from trt_lora.runtime.generation.logits.process_logits import processed
+from trt_lora.runtime.engines.host_topk import HostTopK
+from trt_lora.runtime.generation.logits.penalties import apply_penalties
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import choose, next_keys
 
@@ -58,7 +59,7 @@ def test_logits_are_those_of_the_definition_rounded_once(
     logits = some_logits(seed)
     before = logits.copy()
     expected = np.array(by_definition(logits, params, prompt, answer), np.float32)
-    np.testing.assert_array_equal(processed(logits, params, prompt, answer), expected)
+    np.testing.assert_array_equal(apply_penalties(logits, params, prompt, answer), expected)
     np.testing.assert_array_equal(logits, before)
 
 
@@ -67,7 +68,7 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     logits, prompt, answer = some_logits(1), [3, 4, 3], [7, 7, 9]
     theirs: Any = RepetitionPenaltyLogitsProcessor(penalty)
     expected = theirs(torch.tensor([prompt + answer]), torch.tensor(logits[None]).clone())
-    found = processed(
+    found = apply_penalties(
         logits,
         SamplingParams(repetition_penalty=penalty, temperature=0),
         prompt,
@@ -82,7 +83,7 @@ def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
     theirs: Any = MinPLogitsWarper(min_p)
     expected = theirs(torch.zeros(1, 0), torch.tensor(logits[None] / 1.5)).isfinite()[0].numpy()
     sampling = [SamplingParams(temperature=1.5, min_p=min_p)] * 4000
-    tokens = choose(np.broadcast_to(logits, (4000, VOCABULARY)), sampling, KEYS)
+    tokens = choose(HostTopK(np.broadcast_to(logits, (4000, VOCABULARY))), sampling, KEYS)
     assert set(tokens.tolist()) == set(np.flatnonzero(expected).tolist())
 
 
@@ -95,7 +96,7 @@ def test_a_token_that_a_grammar_forbids_stays_forbidden() -> None:
         presence_penalty=-2,
         temperature=0,
     )
-    found = processed(logits, params, [4], [4, 5])
+    found = apply_penalties(logits, params, [4], [4, 5])
     assert np.flatnonzero(np.isfinite(found)).tolist() == [3]
 
 
@@ -118,7 +119,7 @@ def test_what_is_beyond_float32_stays_a_number_and_a_token_is_chosen(
     params: SamplingParams,
 ) -> None:
     for seed in range(5):
-        found = processed(some_logits(seed), params, [4, 5, 6], [7])
+        found = apply_penalties(some_logits(seed), params, [4, 5, 6], [7])
         assert np.isfinite(found).all()
-        (token,) = choose(found[None], [params], KEYS[:1])
+        (token,) = choose(HostTopK(found[None]), [params], KEYS[:1])
         assert found[token] == found.max()

@@ -19,7 +19,7 @@ from support.models.tiny_sizes import VOCABULARY
 from trt_lora.plugins.errors import StateError, TensorError
 from trt_lora.runtime import TensorMap, open_engine
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
-from trt_lora.runtime.engines.onnxruntime.prepared_run import OnnxRuntimePreparedRun
+from trt_lora.runtime.engines.onnxruntime.topk_run import OnnxRuntimeTopKRun
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.memory.dtypes import Array
@@ -45,9 +45,9 @@ class Case:
     cache: KVCache
     tokens: Array
 
-    def prepare(self, name: str = "a") -> OnnxRuntimePreparedRun:
+    def prepare(self, name: str = "a") -> OnnxRuntimeTopKRun:
         """Prepare a step with an adapter."""
-        return self.engine.prepare(step(self.cache, self.adapters[name], self.tokens[0], 0))
+        return prepared(self.engine, step(self.cache, self.adapters[name], self.tokens[0], 0))
 
     def expected(self, name: str, tokens: Array) -> Array:
         """Logits [steps, rows, vocab] of tokens [steps, rows], a step at a time."""
@@ -66,6 +66,10 @@ def case(engine: OnnxRuntimeEngine, tiny_engine: TinyEngine) -> Case:
     return Case(engine, adapters, KVCache(engine.manifest, engine.memory, ROWS), tokens)
 
 
+def prepared(engine: OnnxRuntimeEngine, tensor_map: TensorMap) -> OnnxRuntimeTopKRun:
+    return engine.prepare_topk(tensor_map, logits="logits", fed="input_ids")
+
+
 def step(cache: KVCache, lora: TensorMap, tokens: Array, done: int) -> TensorMap:
     """Everything that a step of all rows reads."""
     lengths, kept = np.full(ROWS, done, np.int64), np.arange(ROWS)
@@ -74,12 +78,12 @@ def step(cache: KVCache, lora: TensorMap, tokens: Array, done: int) -> TensorMap
     return TensorMap({**lora, **tensors, **cache.views(0, ROWS)})
 
 
-def run_again(run: OnnxRuntimePreparedRun, tokens: Array, done: int) -> Array:
+def run_again(run: OnnxRuntimeTopKRun, tokens: Array, done: int) -> Array:
     """Run the step of these tokens; return its logits, where they are."""
     run.inputs["input_ids"][:, 0] = tokens
     run.inputs["lengths"][:] = done
-    run.run()
-    return run.outputs["logits"].numpy()
+    run.enqueue()
+    return run.result().logits(range(ROWS))
 
 
 @pytest.mark.parametrize("name", ["", "a"], ids=["base model", "adapter"])
@@ -158,11 +162,25 @@ def test_after_a_run_that_failed_it_goes_on(case: Case, spoil: str) -> None:
     np.testing.assert_array_equal(run_again(run, case.tokens[0], 0), before)
 
 
+def test_a_run_on_the_host_is_made_when_it_is_enqueued_and_its_result_is_taken_once(
+    case: Case,
+) -> None:
+    run = case.prepare()
+    with pytest.raises(StateError, match="no run is under way; enqueue one"):
+        run.result()
+    with pytest.raises(StateError, match="runs on the host do not overlap"):
+        run.enqueue(is_fed=True)
+    run.enqueue()
+    run.discard()
+    with pytest.raises(StateError, match="no run is under way"):
+        run.result()
+
+
 def test_an_input_that_is_missing_is_refused_by_name(case: Case) -> None:
     tensor_map = step(case.cache, case.adapters[""], case.tokens[0], 0)
     del tensor_map["lengths"]
     with pytest.raises(TensorError, match="the tensor map lacks lengths"):
-        case.engine.prepare(tensor_map)
+        prepared(case.engine, tensor_map)
 
 
 def test_it_does_not_outlive_its_engine_nor_keep_its_weights(
@@ -178,16 +196,20 @@ def test_it_does_not_outlive_its_engine_nor_keep_its_weights(
             original(self, session)
 
         monkeypatch.setattr(onnxruntime.IOBinding, "__init__", noted)
-        run = other.prepare(tensor_map)
+        run = prepared(other, tensor_map)
         run_again(run, case.tokens[0], 0)
     gc.collect()
     assert sessions
     assert all(session() is None for session in sessions)
-    for call in (run.run, lambda: run.bind(case.adapters[""]), lambda: other.prepare(tensor_map)):
+    for call in (
+        run.enqueue,
+        lambda: run.bind(case.adapters[""]),
+        lambda: prepared(other, tensor_map),
+    ):
         with pytest.raises(StateError, match="closed; use: with open_engine"):
             call()
     with other, pytest.raises(StateError, match="closed"):  # open again, with another session
-        run.run()
+        run.enqueue()
 
 
 def test_closing_waits_for_the_run_under_way(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,21 @@ import numpy.typing as npt
 
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.candidates import launch_candidates
-from trt_lora.runtime.engines.ranked_run import TEMPERATURES, RankedRows
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
 from trt_lora.runtime.engines.tensorrt.graphs import GraphCache
 from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
+from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror
 from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.plan import Plan
-from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import Mirror
-from trt_lora.runtime.engines.tensorrt.prepared.ranking import (
+from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
+from trt_lora.runtime.engines.tensorrt.topk_search import (
+    DeviceTopK,
     candidate_shapes,
-    ranked_rows,
-    ranking_of,
+    found_on_device,
+    search_of,
     workspace_shape,
 )
-from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
+from trt_lora.runtime.engines.topk import TEMPERATURES
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.cuda import Event, call, constant, try_call
 from trt_lora.runtime.memory.device import CudaMemory
@@ -30,7 +31,7 @@ from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 _DEFAULT_STREAM = 0
 
 
-class Runs:
+class PlanRunner:
     """One run after another, on the GPU that is current at every call.
 
     All that is under way when a call returns is of one key: whatever has another waits for it
@@ -59,23 +60,16 @@ class Runs:
         profile = self._inputs.update(tensor_map, self._state)
         outputs: dict[str, Tensor] = {}
         staged: dict[str, Tensor] = {}  # held, as the outputs are, until the stream has passed
-        with self._in_order():
+        with self._synchronized():
             staged.update(self._stage(tensor_map))
             outputs.update(self._memory.empty(self._output_shapes.infer(self._state.addresses)))
-            self._put(outputs)
+            self._set_binding(outputs)
             self._enqueue(self._state.key(profile))
         outputs.update({name: tensor_map[source] for name, source in self._in_place.items()})
         return {name: outputs[name] for name in self._outputs}
 
-    def repeat(self, key: RunKey, mirror: Mirror) -> None:
-        """Run what was prepared, and wait for it: a copy in, a launch, a copy out."""
-        with self._in_order():
-            mirror.upload(self._stream)
-            self._enqueue(key, repeats=True)
-            mirror.download(self._stream)
-
-    def begin(self, key: RunKey, mirror: Mirror, copied: Event, *, is_fed: bool) -> None:
-        """Enqueue what `repeat` runs; `copied` stands for its end.
+    def replay(self, key: RunKey, mirror: Mirror, copied: Event, *, is_fed: bool) -> None:
+        """Enqueue what was prepared: a copy in, a launch, a copy out; `copied` stands for its end.
 
         Args:
             key: the run.
@@ -92,15 +86,15 @@ class Runs:
             copied.record(self._stream)
             self._under_way = key
 
-    def rank(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> RankedRows:
-        """See `RanksLogits.rank`."""
+    def topk(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> DeviceTopK:
+        """See `Executor.topk`."""
         bits = tensor_from_numpy(temperatures.view(np.int64))
-        with self._in_order():
+        with self._synchronized():
             places = self._memory.stage({TEMPERATURES: bits}, self._stream)
             shapes = [*candidate_shapes(len(temperatures)), workspace_shape(logits)]
             places |= self._memory.empty(shapes)
-            launch_candidates(*ranking_of(logits, places), self._stream)
-        return ranked_rows(places, logits)
+            launch_candidates(*search_of(logits, places), self._stream)
+        return found_on_device(places, temperatures, logits)
 
     def close(self) -> None:
         """Release all but the memory of tensors."""
@@ -112,7 +106,7 @@ class Runs:
         del self._plan
 
     @contextmanager
-    def _in_order(self) -> Iterator[None]:
+    def _synchronized(self) -> Iterator[None]:
         """What the block enqueues comes after the default stream's work, and is done at its end."""
         self._finish()
         with self._behind_others():
@@ -151,10 +145,10 @@ class Runs:
     def _stage(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         host = {name: tensor_map[name] for name in self._inputs.on_host}
         staged = self._memory.stage(host, self._stream) if host else {}
-        self._put(staged)
+        self._set_binding(staged)
         return staged
 
-    def _put(self, tensors: Mapping[str, Tensor]) -> None:
+    def _set_binding(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             self._state.put(name, (tensor.pointer, tensor.shape))
 

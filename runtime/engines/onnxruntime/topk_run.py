@@ -1,39 +1,50 @@
-"""A run that comes again and again: what it reads and writes stays bound."""
+"""A pre-bound run, replayed every step: what it reads and writes stays bound."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
+from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.engines.engine import check_inputs
+from trt_lora.runtime.engines.host_topk import HostTopK
 from trt_lora.runtime.engines.onnxruntime.bound_session import BoundSession
+from trt_lora.runtime.engines.topk import TEMPERATURES
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.tensor import TensorMap
 
 
-class OnnxRuntimePreparedRun:
-    """A `PreparedRun`; see there. Inputs are not copied: the caller writes to its own arrays."""
+class OnnxRuntimeTopKRun:
+    """A `TopKRun`; see there. Inputs are not copied: the caller writes to its own arrays."""
 
     def __init__(
         self,
         pool: AbstractContextManager[Any],
         manifest: Manifest,
         tensor_map: TensorMap,
+        logits: str,
     ) -> None:
-        """Bind everything; see `PreparesRuns.prepare`.
+        """Bind everything; see `Executor.prepare_topk`.
 
         Args:
             pool: lends ONNX Runtime's session.
             manifest: of the engine.
             tensor_map: all inputs.
+            logits: the output whose best tokens are found.
         """
         names = [binding.name for binding in manifest.inputs]
         check_inputs(tensor_map, names)
-        self._pool, self._manifest = pool, manifest
+        self._pool, self._manifest, self._logits = pool, manifest, logits
         self._bound: BoundSession | None = None
+        self._found: HostTopK | None = None  # of the last run, until its result is taken
         self._map = TensorMap({name: tensor_map[name] for name in names})
         kept = {*manifest.lora_bindings, *(output.in_place_of for output in manifest.outputs)}
-        self.inputs = {n: tensor.storage() for n, tensor in self._map.items() if n not in kept}
-        self.outputs: Mapping[str, Tensor] = {}  # from the first run on
+        own = {name: tensor.storage() for name, tensor in self._map.items() if name not in kept}
+        # Totals are added up when they are asked for, at any temperature.
+        unread = np.zeros(manifest.max_batch_size)
+        self.inputs: Mapping[str, Array] = {**own, TEMPERATURES: unread}
         self.bind(TensorMap())
 
     def bind(self, tensor_map: TensorMap) -> None:
@@ -48,22 +59,36 @@ class OnnxRuntimePreparedRun:
                 self._map.update(before)
                 raise
             self._bound = bound
-        self.inputs |= {n: t.storage() for n, t in changed.items() if n in self.inputs}
+        own = {n: t.storage() for n, t in changed.items() if n in self.inputs}
+        self.inputs = {**self.inputs, **own}
 
-    def run(self) -> None:
+    def enqueue(self, *, is_fed: bool = False) -> None:
         """Run and wait. Outputs stay where the first run put them."""
+        if is_fed:
+            raise StateError("runs on the host do not overlap: none can be fed by another")
         with self._pool as session:
             bound = self._taken(session)
-            bound.repeat()
+            bound.replay()
             self._bound = bound
-        self.outputs = bound.outputs
+        self._found = HostTopK.of(bound.outputs[self._logits])
+
+    def result(self) -> HostTopK:
+        """Return what the last run has found, once."""
+        found, self._found = self._found, None
+        if found is None:
+            raise StateError("no run is under way; enqueue one")
+        return found
+
+    def discard(self) -> None:
+        """Forget what was found."""
+        self._found = None
 
     def forget(self) -> None:
         """Let go of the session and of all inputs."""
-        self._bound, self._map = None, TensorMap()
+        self._bound, self._found, self._map = None, None, TensorMap()
 
     def _taken(self, session: Any) -> BoundSession:
-        """Return what is bound, new after a failure, for whoever puts it back if nothing fails."""
+        """Return what is bound, new after a failure; it is put back if nothing fails."""
         bound, self._bound = self._bound, None
         if bound is None:
             bound = BoundSession(session, self._manifest)

@@ -1,4 +1,4 @@
-"""A run that ranks its logits on the device, and may be enqueued one ahead."""
+"""A pre-bound run, replayed every step, with the search for the best tokens behind the engine."""
 
 import contextlib
 import weakref
@@ -9,20 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from trt_lora.plugins.errors import BackendError, StateError
-from trt_lora.runtime.engines.ranked_run import TEMPERATURES, RankedRows
-from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import Mirror, MirroredBlock
-from trt_lora.runtime.engines.tensorrt.prepared.ranking import (
-    candidate_shapes,
-    ranked_rows,
-    ranking_of,
-    workspace_shape,
-)
-from trt_lora.runtime.engines.tensorrt.prepared.run_bindings import (
+from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror, MirroredBlock
+from trt_lora.runtime.engines.tensorrt.run_bindings import (
     RunBindings,
     outputs_of,
     split_inputs,
 )
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey
+from trt_lora.runtime.engines.tensorrt.topk_search import (
+    DeviceTopK,
+    candidate_shapes,
+    found_on_device,
+    search_of,
+    workspace_shape,
+)
+from trt_lora.runtime.engines.topk import TEMPERATURES
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.cuda import Event
 from trt_lora.runtime.memory.device import CudaMemory
@@ -31,16 +32,16 @@ from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 
 
 @dataclass(frozen=True)
-class RankedCalls:
-    """What a ranked run asks of its engine."""
+class TopKCalls:
+    """What a run asks of its engine."""
 
     # Enqueue the copy in, without the first input where True, the run, the copy out, the event.
     enqueue: Callable[[RunKey, Mirror, Event, bool], None]
     wait: Callable[[Event], None]
 
 
-class TensorRTRankedRun:
-    """A `RankedRun`; see there. Nothing is allocated or bound in `enqueue`.
+class TensorRTTopKRun:
+    """A `TopKRun`; see there. Nothing is allocated or bound in `enqueue`.
 
     The engine, the search for candidates and their feedback work on one device block, and are one
     graph. The copies are no part of it: they go to two pinned blocks in turns, so that a run leaves
@@ -55,15 +56,15 @@ class TensorRTRankedRun:
         *,
         logits: str,
         fed: str,
-        calls: RankedCalls,
+        calls: TopKCalls,
     ) -> None:
-        """Allocate the blocks and bind everything; see `RanksLogits.prepare_ranked`.
+        """Allocate the blocks and bind everything; see `Executor.prepare_topk`.
 
         Args:
             manifest: of the engine.
             memory: of its GPU, which is current.
             tensor_map: all inputs.
-            logits: output that is ranked.
+            logits: the output whose best tokens are found.
             fed: input that takes the greedy tokens.
             calls: run the engine.
         """
@@ -78,15 +79,17 @@ class TensorRTRankedRun:
             inputs,
             candidate_shapes(rows),
             scratch=[*outputs, workspace_shape(found)],
-            mirrors=2,
         )
         places = block.on_device
-        ranking = ranking_of(places[logits], places, greedy=places[fed].pointer)
-        self._bindings = RunBindings(manifest, memory, given, places, ranking)
+        search = search_of(places[logits], places, greedy=places[fed].pointer)
+        self._bindings = RunBindings(manifest, memory, given, places, search)
         self._calls, self._rows = calls, rows
         self._events = tuple(Event() for _ in block.mirrors)
-        self._found = tuple(ranked_rows(m.outputs, places[logits]) for m in block.mirrors)
         self._inputs = tuple(_with_temperatures(mirror.inputs) for mirror in block.mirrors)
+        self._found = tuple(
+            found_on_device(mirror.outputs, inputs[TEMPERATURES], places[logits])
+            for mirror, inputs in zip(block.mirrors, self._inputs, strict=True)
+        )
         self._next = 0  # the mirror of the next run
         self._under_way: deque[tuple[int, str]] = deque()
         # What is under way uses the block and all that is bound: the finalizer holds both.
@@ -103,7 +106,7 @@ class TensorRTRankedRun:
         self._bindings.bind(tensor_map)
 
     def enqueue(self, *, is_fed: bool = False) -> None:
-        """Begin a run; see `RankedRun.enqueue`."""
+        """Begin a run; see `TopKRun.enqueue`."""
         mirror = self._next
         self._check_under_way(int(is_fed))
         failure = ""  # with the text alone: the error holds the memory of the run
@@ -117,8 +120,8 @@ class TensorRTRankedRun:
         self._under_way.append((mirror, failure))
         self._next = 1 - mirror
 
-    def result(self) -> RankedRows:
-        """Wait for the oldest run; see `RankedRun.result`."""
+    def result(self) -> DeviceTopK:
+        """Wait for the oldest run; see `TopKRun.result`."""
         if not self._under_way:
             raise StateError("no run is under way; enqueue one")
         mirror, failure = self._under_way[0]

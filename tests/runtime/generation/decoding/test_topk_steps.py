@@ -1,31 +1,38 @@
 """Steps whose candidates are found on the device, and steps begun ahead: on a fake GPU."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.fakes.executed_run import ExecutedRun
 from support.fakes.fake_cuda import FakeCuda
-from support.fakes.fake_cuda_state import CopyKind, Work
+from support.fakes.fake_cuda_state import CopyKind, Status, Work
 from support.fakes.tiny_engine import VOCABULARY
 from support.models.static_batches import (
     PROMPTS,
     answers_of,
+    drain,
     greedy,
     is_ahead,
+    keep,
     rows_of,
 )
 from support.models.tiny_model_runs import expected_answer
 from support.steps import step_of
 
 from trt_lora.plugins.kernels import candidates
-from trt_lora.runtime import SamplingParams
-from trt_lora.runtime.engines.ranked_run import RanksLogits
+from trt_lora.runtime import SamplingParams, TensorMap
+from trt_lora.runtime.engines.host_topk import HostTopK
+from trt_lora.runtime.engines.tensorrt import mirrored_block
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.engines.tensorrt.prepared import mirrored_block
 from trt_lora.runtime.generation import sampling as host_sampling
 from trt_lora.runtime.generation.decoding import rows as decoding_rows
-from trt_lora.runtime.generation.token import Logprobs
+from trt_lora.runtime.generation.decoding.step_runs import StepRuns
+from trt_lora.runtime.generation.sequence import Sequence
+from trt_lora.runtime.generation.token import Logprobs, Token
 from trt_lora.runtime.serving.scheduler import Scheduler
 
 pytestmark = pytest.mark.usefixtures("hurrying")
@@ -52,13 +59,19 @@ CHANGED = [
 @contextmanager
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let batches take logits to the host, as with ONNX Runtime."""
+
+    def run_of(engine: TensorRTEngine, inputs: TensorMap, *, logits: str, fed: str) -> ExecutedRun:
+        return ExecutedRun(engine.execute, engine.manifest, inputs, logits)
+
     with monkeypatch.context() as patch:
-        patch.setattr(decoding_rows, "RanksLogits", type("Nobody", (), {}))
+        patch.setattr(TensorRTEngine, "topk", lambda _, logits, temperatures: HostTopK.of(logits))
+        patch.setattr(TensorRTEngine, "prepare_topk", run_of)
+        patch.setattr(StepRuns, "overlap", False)
         yield
 
 
 def answers_with(
-    engine: TensorRTEngine, sampling: Sequence[SamplingParams], prompts: Sequence[list[int]]
+    engine: TensorRTEngine, sampling: abc.Sequence[SamplingParams], prompts: abc.Sequence[list[int]]
 ) -> dict[int, list[int]]:
     """Run a batch of prompts."""
     batch = Scheduler(engine, rows=len(prompts))
@@ -83,7 +96,6 @@ def test_tokens_are_those_of_logits_on_the_host(
     sampling: list[SamplingParams],
 ) -> None:
     with static_engine(max_graphs=max_graphs) as engine:
-        assert isinstance(engine, RanksLogits)
         found = answers_with(engine, sampling, PROMPTS)
         with on_the_host(monkeypatch):
             assert answers_with(engine, sampling, PROMPTS) == found
@@ -97,7 +109,7 @@ def test_where_two_candidates_do_not_decide_the_logits_of_the_row_do(
     params: SamplingParams,
 ) -> None:
     monkeypatch.setattr(candidates, "KEPT", 2)
-    monkeypatch.setattr(host_sampling, "_FEW", 2)
+    monkeypatch.setattr(host_sampling, "_INITIAL_TOPK", 2)
     sampling = [greedy(7), params, params, greedy(7)]
     with static_engine() as engine:
         cuda.copies.clear()
@@ -145,7 +157,7 @@ def test_log_probabilities_are_those_of_logits_on_the_host(
 
 
 def test_the_host_begins_with_as_many_candidates_as_a_gpu_finds() -> None:
-    assert host_sampling._FEW == candidates.KEPT
+    assert host_sampling._INITIAL_TOPK == candidates.KEPT
 
 
 def logprobs_with(engine: TensorRTEngine, params: SamplingParams) -> list[Logprobs]:
@@ -247,19 +259,91 @@ def test_no_step_is_begun_beyond_the_end_of_the_cache(static_engine: MakeEngine)
         ahead = []
         for token in answer:
             rows_of(batch).sequences[0].pending = [token]
-            rows_of(batch).decode(ahead=True)
+            rows_of(batch).decode()
             ahead.append(is_ahead(batch))
         assert ahead == [True] * 4 + [False]
 
 
-def test_no_step_is_begun_for_a_sequence_that_draws(static_engine: MakeEngine) -> None:
+@pytest.mark.parametrize("sampling", [MIXTURE, CHANGED], ids=["mixture", "changed"])
+def test_for_sequences_that_draw_the_next_step_is_launched_before_text_is_made(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, sampling: list[SamplingParams]
+) -> None:
+    seen: list[bool] = []  # whether a step was under way when a sequence took its token
+    append = Sequence.append
+
+    def noted(self: Sequence, token: int, logprobs: Logprobs | None) -> Token:
+        seen.append(is_ahead(batch))
+        return append(self, token, logprobs)
+
     with static_engine() as engine:
         batch = Scheduler(engine, rows=2)
-        batch.submit(PROMPTS[0], greedy(9))
-        batch.submit(PROMPTS[1], MIXTURE[1])
+        for prompt, params in zip(PROMPTS[:2], sampling, strict=False):
+            batch.submit(prompt, replace(params, max_tokens=6))
+        step_of(batch)  # the prompts
+        with monkeypatch.context() as patch:
+            patch.setattr(Sequence, "append", noted)
+            while batch:
+                step_of(batch)
+                rows_of(batch).cache.check_integrity()
+    # The last step by length is followed by none.
+    assert seen == 2 * 4 * [True] + 2 * [False]
+
+
+def test_tokens_are_the_same_where_no_step_is_launched_ahead(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sampling in (MIXTURE, CHANGED):
+        with static_engine() as engine:
+            found = answers_with(engine, sampling, PROMPTS)
+            with monkeypatch.context() as patch:
+                patch.setattr(StepRuns, "overlap", False)
+                assert answers_with(engine, sampling, PROMPTS) == found
+
+
+def test_a_step_launched_with_drawn_tokens_is_used_and_never_made_twice(
+    static_engine: MakeEngine, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = SamplingParams(max_tokens=9, temperature=1.5, seed=3, ignore_eos=True)
+    copies = []
+    for overlap in (True, False):
+        monkeypatch.setattr(StepRuns, "overlap", overlap)
+        with static_engine() as engine:
+            before = len(cuda.calls)
+            answers_with(engine, [drawn, drawn], PROMPTS[:2])
+            copies.append(cuda.names()[before:].count("cudaMemcpyAsync"))
+    assert copies[0] == copies[1]
+
+
+def test_a_drawn_stop_token_is_followed_by_no_step_of_its_row(static_engine: MakeEngine) -> None:
+    drawn = SamplingParams(max_tokens=9, temperature=1.5, seed=3, ignore_eos=True)
+    with static_engine() as engine:
+        answer = answers_with(engine, [drawn], PROMPTS[:1])[0]
+        place = next(at for at in range(2, 9) if answer[at] not in answer[:at])
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], replace(drawn, stop_token_ids=[answer[place]]))
+        ahead = []
         while batch:
             step_of(batch)
-            assert not is_ahead(batch) or len(batch) == 1
+            ahead.append(is_ahead(batch))
+    assert ahead == [False, *[True] * (place - 1), False]
+
+
+def test_what_fails_when_it_is_launched_ahead_is_met_by_the_step_itself(
+    static_engine: MakeEngine, cuda: FakeCuda
+) -> None:
+    drawn = SamplingParams(max_tokens=9, temperature=1.5, seed=3, ignore_eos=True)
+    with static_engine() as engine:
+        expected = answers_with(engine, [drawn], PROMPTS[:1])
+        batch = Scheduler(engine, rows=1)
+        batch.submit(PROMPTS[0], drawn)
+        answers: dict[int, list[int]] = {}
+        for _ in range(3):
+            keep(step_of(batch), answers)
+        cuda.fail("cudaMemcpyAsync", Status.cudaErrorInvalidValue)
+        keep(step_of(batch), answers)  # its tokens were found before
+        assert not is_ahead(batch)
+        drain(batch, answers)
+    assert answers == expected
 
 
 def test_results_that_the_next_step_overwrites_would_be_seen(

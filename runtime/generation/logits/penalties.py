@@ -16,7 +16,7 @@ _Floats = npt.NDArray[np.float64]
 _LARGEST = np.finfo(np.float32).max  # what bias and penalties bring beyond it counts as this
 
 
-def processed(
+def apply_penalties(
     logits: npt.NDArray[np.float32],
     sampling: SamplingParams,
     prompt: Sequence[int],
@@ -39,7 +39,7 @@ def processed(
     changed = np.union1d(seen, np.array([*bias], np.int64))
     values = logits[changed].astype(np.float64)
     values[_places(changed, [*bias])] += [*bias.values()]
-    _repel(values, _places(changed, seen), sampling.repetition_penalty)
+    _repetition_penalty(values, _places(changed, seen), sampling.repetition_penalty)
     answered = _places(changed, repeated)
     values[answered] -= sampling.frequency_penalty * counts
     values[answered] -= sampling.presence_penalty
@@ -49,7 +49,7 @@ def processed(
     return result
 
 
-def _repel(values: _Floats, places: npt.NDArray[np.intp], penalty: float) -> None:
+def _repetition_penalty(values: _Floats, places: npt.NDArray[np.intp], penalty: float) -> None:
     """Divide what is positive and multiply the rest, in place; both may overflow to infinity."""
     found = values[places]
     with np.errstate(over="ignore"):

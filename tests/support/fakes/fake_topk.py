@@ -19,7 +19,7 @@ _REAL = cuda_bindings.bindings
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
-class RankingDriver(FakeDriver):
+class TopKDriver(FakeDriver):
     """Each launch is work on its stream, and reads the logits when its turn comes.
 
     The first kernel leaves zeros in the workspace, and the second wants them there.
@@ -69,14 +69,14 @@ class RankingDriver(FakeDriver):
         keys = self._workspace(rows, count)
 
         def run() -> None:
-            assert not self.view(keys).any(), "the parts have not been ranked"
+            assert not self.view(keys).any(), "the parts have not been searched"
             self.view(keys).fill(GARBAGE)
             views = {
                 name: self.view(place).view(_dtype(kind)).reshape(count, -1)
                 for name, (place, kind) in places.items()
                 if place[1]
             }
-            _rank(views)
+            _find(views)
 
         self._enqueue(launched, [keys, *(place for place, _ in places.values())], run)
 
@@ -96,7 +96,7 @@ class RankingDriver(FakeDriver):
         return rows.keys, count * rows.parts * (candidates.KEPT + 1) * 8
 
 
-def _rank(views: dict[str, Array]) -> None:
+def _find(views: dict[str, Array]) -> None:
     logits = views["logits"].astype(np.float32)
     finite = np.isfinite(logits).all(axis=1)
     views["not_finite"][:, 0] = ~finite

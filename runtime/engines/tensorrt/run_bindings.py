@@ -1,4 +1,4 @@
-"""What a run that comes again and again is bound to, and the key of its graph."""
+"""What a run that is replayed is bound to, and the key of its graph."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import check_inputs
 from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
 from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes, TensorShape
-from trt_lora.runtime.engines.tensorrt.run_key import Ranking, RunKey, RunState, frozen_copy
+from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState, TopKSearch, frozen_copy
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap
@@ -24,7 +24,7 @@ class RunBindings:
         memory: CudaMemory,
         tensor_map: TensorMap,
         block: Mapping[str, Tensor],
-        ranking: Ranking | None = None,
+        search: TopKSearch,
     ) -> None:
         """Bind everything.
 
@@ -33,13 +33,13 @@ class RunBindings:
             memory: of its GPU.
             tensor_map: all inputs.
             block: where inputs on the host are copied to, and all outputs.
-            ranking: what is launched behind the engine.
+            search: that is launched behind the engine.
 
         Raises:
             TensorError: the engine refuses the shape, dtype or device of an input.
         """
         self._inputs, self._state = RunInputs(manifest, memory), RunState()
-        self._ranking = ranking
+        self._search = search
         for output in manifest.outputs:
             if output.name in block:
                 place = block[output.name]
@@ -57,7 +57,7 @@ class RunBindings:
                 f"{on_host[0]} lies on the host; a prepared run takes what the engine's memory "
                 "made, or what was on the host when it was prepared"
             )
-        found = replace(frozen_copy(self._state.key(profile)), ranking=self._ranking)
+        found = replace(frozen_copy(self._state.key(profile)), search=self._search)
         self.key, self._map = self._known(found), candidate
 
     def _known(self, key: RunKey) -> RunKey:

@@ -1,1 +1,0 @@
-"""Runs that come again and again."""

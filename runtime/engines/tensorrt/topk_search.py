@@ -1,0 +1,146 @@
+"""The search for the best tokens on the device: its places in memory, and what it leaves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_lora.plugins.kernels import candidates
+from trt_lora.plugins.kernels.candidates import CandidateBuffers, LogitsShape
+from trt_lora.runtime.engines.tensorrt.output_shapes import TensorShape
+from trt_lora.runtime.engines.tensorrt.run_key import TopKSearch
+from trt_lora.runtime.engines.topk import (
+    TEMPERATURES,
+    Candidates,
+    Floats,
+    Logits,
+    Mask,
+    Temperatures,
+    Tokens,
+)
+from trt_lora.runtime.memory.tensor import Tensor
+
+TOKENS, VALUES = "candidates.tokens", "candidates.values"
+TOTALS, FLAGS = "candidates.totals", "candidates.not_finite"
+_WORKSPACE = "candidates.workspace"
+
+
+@dataclass(frozen=True)
+class DeviceTopK:
+    """A `TopK` of logits on the device, whose best tokens are on the host; see there."""
+
+    tokens: npt.NDArray[np.int32]  # [rows, count]; -1 behind the last of a small vocabulary
+    values: Logits  # [rows, count], their logits
+    totals: Floats  # [rows], at these temperatures
+    flags: npt.NDArray[np.int32]  # [rows], other than 0 where a logit is not finite
+    temperatures: Floats  # [rows], 0 is greedy
+    device_logits: Tensor  # [all rows, vocab], until the next run
+    places: Sequence[int] | None = None  # of the rows among all; None: they are all
+
+    @property
+    def vocabulary(self) -> int:
+        """See `TopK`."""
+        return self.device_logits.shape[1]
+
+    def __len__(self) -> int:
+        """See `TopK`."""
+        return len(self.tokens)
+
+    def is_finite(self) -> Mask:
+        """See `TopK`."""
+        return np.asarray(self.flags == 0, np.bool_)
+
+    def first(self) -> Tokens:
+        """See `TopK`."""
+        return self.tokens[:, 0].astype(np.int64)
+
+    def candidates(self, rows: Sequence[int], count: int, temperatures: Temperatures) -> Candidates:
+        """See `TopK`; totals are NaN at other temperatures than those of the run."""
+        del count
+        at = _index(rows)
+        asked = np.array([np.nan if t is None else t or 1 for t in temperatures])
+        is_known = asked == np.where(self.temperatures[at] == 0, 1, self.temperatures[at])
+        totals = np.where(is_known, self.totals[at], np.nan)
+        return Candidates(self.tokens[at], self.values[at], totals, self.vocabulary)
+
+    def logits(self, rows: Sequence[int]) -> Logits:
+        """See `TopK`: a copy from the device for each."""
+        places = rows if self.places is None else [self.places[row] for row in rows]
+        return np.stack([_row_of(self.device_logits, place).numpy() for place in places]).astype(
+            np.float32, copy=False
+        )
+
+    def select(self, rows: Sequence[int]) -> "DeviceTopK":
+        """See `TopK`."""
+        at, all_places = _index(rows), self.places
+        return replace(
+            self,
+            tokens=self.tokens[at],
+            values=self.values[at],
+            totals=self.totals[at],
+            flags=self.flags[at],
+            temperatures=self.temperatures[at],
+            places=rows if all_places is None else [all_places[row] for row in rows],
+        )
+
+
+def candidate_shapes(rows: int) -> list[TensorShape]:
+    """Return what a search leaves; the totals are the bits of float64."""
+    listed = (rows, candidates.KEPT)
+    return [
+        (TOKENS, "int32", listed),
+        (VALUES, "float32", listed),
+        (TOTALS, "int64", (rows,)),
+        (FLAGS, "int32", (rows,)),
+    ]
+
+
+def workspace_shape(logits: Tensor) -> TensorShape:
+    """Return what a search needs beside."""
+    return _WORKSPACE, "bool", (candidates.candidates_workspace_bytes(_shape(logits)),)
+
+
+def search_of(logits: Tensor, places: Mapping[str, Tensor], *, greedy: int = 0) -> TopKSearch:
+    """Return the search.
+
+    Args:
+        logits: [rows, vocab].
+        places: the temperatures, what it leaves and what it needs, on the same device.
+        greedy: where each row's first token goes too; 0 is nowhere.
+    """
+    buffers = CandidateBuffers(
+        logits.pointer,
+        temperatures=places[TEMPERATURES].pointer,
+        tokens=places[TOKENS].pointer,
+        values=places[VALUES].pointer,
+        totals=places[TOTALS].pointer,
+        not_finite=places[FLAGS].pointer,
+        workspace=places[_WORKSPACE].pointer,
+        greedy=greedy,
+    )
+    return TopKSearch(_shape(logits), buffers)
+
+
+def found_on_device(
+    found: Mapping[str, Tensor], temperatures: Floats, logits: Tensor
+) -> "DeviceTopK":
+    """Return what a search left: in place where it is on the host, otherwise a copy."""
+    tokens, values, totals, flags = (found[n].numpy() for n in (TOKENS, VALUES, TOTALS, FLAGS))
+    return DeviceTopK(tokens, values, totals.view(np.float64), flags, temperatures, logits)
+
+
+def _shape(logits: Tensor) -> LogitsShape:
+    rows, vocabulary = logits.shape
+    return LogitsShape(rows, vocabulary, logits.dtype)
+
+
+def _row_of(logits: Tensor, row: int) -> Tensor:
+    step = logits.nbytes // logits.shape[0]
+    pointer, shape = logits.pointer + row * step, logits.shape[1:]
+    return Tensor(pointer, shape, logits.dtype, logits.device, logits)
+
+
+def _index(rows: Sequence[int]) -> slice | list[int]:
+    """The first rows are no copy."""
+    return slice(len(rows)) if [*rows] == [*range(len(rows))] else [*rows]
