@@ -176,7 +176,7 @@ def test_logits_that_are_no_numbers_name_the_adapter_and_its_strength(
 @pytest.fixture
 def adapted(engine: Engine, tiny_engine: TinyEngine) -> Iterator[Engine]:
     engine.adapters.load("a", tiny_engine.adapter)
-    engine.adapters.blend("twice", {"a": 2})
+    engine.adapters.blend("strong", {"a": 8})
     yield engine
     engine.adapters.unload("a")
 
@@ -186,7 +186,7 @@ GREEDY = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
 
 def test_each_prompt_has_its_own_adapter_whatever_others_have(adapted: Engine) -> None:
     """The engine takes one adapter at a time: each step has a run for each of them."""
-    names = ["a", None, "twice", "a", "a@2", None]
+    names = ["a@-8", None, "strong", "a@-8", "a@8", None]
     prompts = [PROMPTS[0]] * len(names)
     together = adapted.generate(prompts, adapter=names, sampling=GREEDY)
     alone = [adapted.generate(PROMPTS[0], adapter=name, sampling=GREEDY) for name in names]
@@ -198,9 +198,9 @@ def test_each_prompt_has_its_own_adapter_whatever_others_have(adapted: Engine) -
 
 def test_a_strength_is_an_argument_or_a_part_of_the_name(adapted: Engine) -> None:
     found = [
-        adapted.generate(PROMPTS[1], adapter="a", scale=2, sampling=GREEDY),
-        adapted.generate(PROMPTS[1], adapter="a@2", sampling=GREEDY),
-        *adapted.generate([PROMPTS[1]], adapter=["twice"], sampling=GREEDY),
+        adapted.generate(PROMPTS[1], adapter="a", scale=8, sampling=GREEDY),
+        adapted.generate(PROMPTS[1], adapter="a@8", sampling=GREEDY),
+        *adapted.generate([PROMPTS[1]], adapter=["strong"], sampling=GREEDY),
     ]
     assert len({one.token_ids for one in found}) == 1
     with pytest.raises(AdapterError, match="a scale is inf, expected a finite number"):

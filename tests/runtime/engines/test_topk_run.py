@@ -17,9 +17,10 @@ from support.models.tiny_model_runs import bindings_of, manager_of
 from support.models.tiny_sizes import VOCABULARY
 
 from trt_lora.plugins.errors import StateError, TensorError
-from trt_lora.runtime import TensorMap, open_engine
+from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.engines.onnxruntime.topk_run import OnnxRuntimeTopKRun
+from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.memory.dtypes import Array
@@ -31,7 +32,7 @@ BOUND, ROWS, STEPS = 16, 2, 5
 
 @pytest.fixture
 def engine(tiny_engine: TinyEngine) -> Iterator[OnnxRuntimeEngine]:
-    with open_engine(tiny_engine.engine, "onnxruntime") as running:
+    with open_executor(tiny_engine.engine, "onnxruntime") as running:
         assert isinstance(running, OnnxRuntimeEngine)
         yield running
 

@@ -205,7 +205,9 @@ def test_wrong_numbers_are_refused(served: Served) -> None:
         batch.cancel(7)
     with pytest.raises(ConfigError, match="rows is 5, expected a whole number from 1 to 4"):
         scheduler_of(served.engine, rows=5)
-    with pytest.raises(ConfigError, match="max_num_batched_tokens is 0, expected a whole number"):
+    with pytest.raises(
+        ConfigError, match="max_num_batched_tokens is 0, expected a number from 1 on"
+    ):
         scheduler_of(served.engine, max_num_batched_tokens=0)
     with pytest.raises(ConfigError, match=r"prompt has 65 tokens, this engine takes 64; .*--max-s"):
         batch.submit([3] * 65)
@@ -244,7 +246,7 @@ def test_a_sequence_without_numbers_leaves_the_others_alone(
     for tensor in cache.views(0, cache.rows).values():
         assert np.isfinite(tensor.numpy()).all()
     del watched.ids[bad]
-    replacing = watched.batch.submit([9, 8, 7], ENDLESS)
+    replacing = watched.batch.submit([9, 8, 7], ENDLESS, adapter="a")
     watched.ids[replacing], watched.logits[replacing] = [9, 8, 7], []
     watched.step(5)
     assert len(watched.ids[good]) == 6 + 7

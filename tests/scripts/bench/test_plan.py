@@ -12,13 +12,14 @@ from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory
 from support.fakes.tiny_static_engine import static_manifest
+from support.schedulers import scheduler_of
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import StateError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT, flavour_named
-from trt_lora.runtime import SamplingParams, Scheduler
+from trt_lora.runtime import SamplingParams
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.runtime.serving.engine_loop import EngineLoop
@@ -134,7 +135,7 @@ def test_the_hosts_part_of_a_step_is_measured_from_delivery_to_delivery(
 def test_all_rows_of_the_bench_are_given_a_token_at_every_step() -> None:
     clients = host_step.Clients(2)
     engine = host_step.StubEngine(host_step._manifest(2), host_step.random_logits(2, 0.0))
-    scheduler = Scheduler(engine, rows=2)
+    scheduler = scheduler_of(engine, rows=2)
     for row in range(2):
         scheduler.submit([row], SamplingParams(temperature=0, max_tokens=4))
     with EngineLoop(scheduler, clients.take):

@@ -13,10 +13,12 @@ from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import DOWN, UP, engine_directory, expected_logits
 from support.fakes.tiny_static_engine import ROWS, static_slots_manifest
 from support.models.tiny_model_runs import NO_ADAPTER, adapter, expected_answer, manager_of
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
-from trt_lora.runtime import SamplingParams, Scheduler, TensorMap, open_engine
+from trt_lora.runtime import SamplingParams, TensorMap
+from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.topk import TopKRun
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
@@ -95,7 +97,7 @@ def switches(count: int) -> Iterator[tuple[str, list[str | None]]]:
 def test_a_plan_for_many_adapters_is_opened_on_tensorrt(
     slot_engine: TensorRTEngine, cuda: FakeCuda
 ) -> None:
-    with open_engine(slot_engine.directory, "tensorrt") as engine:
+    with open_executor(slot_engine.directory, "tensorrt") as engine:
         assert engine.memory.device == "cuda:0"
         assert isinstance(engine, TensorRTEngine)
         engine.warm_up()
@@ -107,10 +109,12 @@ def test_rows_have_adapters_of_their_own(
     with slot_engine as engine:
         adapters = loaded(engine, files)
         names = ["a", None, "b", "a"]
-        outputs = engine.execute(TensorMap({**step_inputs(engine, 4), **adapters.rows(names)}))
+        step = TensorMap({**step_inputs(engine, 4), **adapters.bindings.rows(names)})
+        outputs = engine.execute(step)
         assert are_right(outputs["logits"].numpy(), [0] * 4, names)
         names = ["e", "d", None, "a"]
-        outputs = engine.execute(TensorMap({**step_inputs(engine, 4), **adapters.rows(names)}))
+        step = TensorMap({**step_inputs(engine, 4), **adapters.bindings.rows(names)})
+        outputs = engine.execute(step)
         assert are_right(outputs["logits"].numpy(), [0] * 4, names)
 
 
@@ -120,16 +124,16 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
     with slot_engine as engine:
         adapters = loaded(engine, files)
         names: list[str | None] = [None] * ROWS
-        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)})
+        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.bindings.rows(names)})
         run = engine.prepare_topk(tensor_map, logits="logits", fed="input_ids")
         logits_of(run)
         captured = cuda.names().count("cudaStreamBeginCapture")
-        placed = set(adapters.slots.items())
+        placed = set(adapters.bindings.slots.items())
         for anew, names in switches(1000):
             if anew:
                 adapters.unload(anew)
                 adapters.load(anew, files[anew], strict=False)
-            bindings = adapters.rows(names)
+            bindings = adapters.bindings.rows(names)
             assert all(
                 (bindings[name].pointer, bindings[name].shape)
                 == (tensor_map[name].pointer, tensor_map[name].shape)
@@ -139,7 +143,7 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
             run.inputs["input_ids"][:, 0] = ids % 11
             run.inputs[LORA_SLOT][:] = bindings[LORA_SLOT].numpy()
             assert are_right(logits_of(run), ids % 11, names)
-            placed |= adapters.slots.items()
+            placed |= adapters.bindings.slots.items()
         launched = cuda.names().count("cudaGraphLaunch")
         assert cuda.names().count("cudaStreamBeginCapture") == captured == 1
         assert launched == 1000
@@ -152,11 +156,11 @@ def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits
     with slot_engine as engine:
         adapters = loaded(engine, files)
         names: list[str | None] = ["a"] * ROWS
-        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)})
+        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.bindings.rows(names)})
         run = engine.prepare_topk(tensor_map, logits="logits", fed="input_ids")
         logits_of(run)
         before, copied = len(cuda.calls), len(cuda.copies)
-        bindings = adapters.rows(["b"] * ROWS)
+        bindings = adapters.bindings.rows(["b"] * ROWS)
         activation = cuda.names()[before:]
         assert "cudaStreamSynchronize" not in activation  # the host goes on
         assert activation.count("cudaMemcpyAsync") == len(engine.manifest.lora_bindings) + 1
@@ -182,8 +186,8 @@ def test_sequences_join_and_leave_with_adapters_of_their_own(
     with slot_engine as engine:
         adapters = loaded(engine, files)
         background = DeferredExecutor()
-        adapters._background = background  # type: ignore[assignment]
-        batch = Scheduler(engine, adapters=adapters)
+        adapters._prefetcher._thread = background  # type: ignore[assignment]
+        batch = scheduler_of(engine, adapters)
 
         def join(prompt: list[int], name: str | None, tokens: int) -> None:
             sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
@@ -220,7 +224,7 @@ def test_answers_to_one_prompt_have_its_adapter_in_copied_rows(
     """At a temperature near zero, every draw is the greedy token."""
     alike = SamplingParams(max_tokens=6, temperature=1e-9, n=3, ignore_eos=True, seed=0)
     with slot_engine as engine:
-        batch = Scheduler(engine, adapters=loaded(engine, files))
+        batch = scheduler_of(engine, loaded(engine, files))
         batch.submit([1], SamplingParams(max_tokens=9, ignore_eos=True, temperature=0), adapter="b")
         step_of(batch)
         rows = batch.submit_all([3, 1, 4], alike, adapter="d")
@@ -238,18 +242,15 @@ def test_a_manager_binds_one_adapter_for_all_rows(
         manager = manager_of(engine)
         for name, path in files.items():
             manager.load_weights(name, path, strict=False)
-        for active in ("a", "d", None):
+        names = ["d", None, "a"]
+        for active in ("a", "d", None, "b"):
             manager.switch_weights(active) if active else manager.reset_weights()
-            batch = Scheduler(engine, manager=manager)
-            sampling = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0)
-            rows = [batch.submit(prompt, sampling) for prompt in ([3, 1, 4], [1])]
-            answers: dict[int, list[int]] = {row: [] for row in rows}
-            while batch:
-                for token in step_of(batch):
-                    assert token.token_id is not None
-                    answers[token.row].append(token.token_id)
-            assert answers[rows[0]] == expected_answer([3, 1, 4], 6, WEIGHTS[active])
-            assert answers[rows[1]] == expected_answer([1], 6, WEIGHTS[active])
+            names = [active] * 3
+            bound = TensorMap()
+            manager.refresh_tensor_map(bound)
+            assert bound[LORA_SLOT].shape == (1,)
+            outputs = engine.execute(TensorMap({**step_inputs(engine, 3), **bound}))
+            assert are_right(outputs["logits"].numpy(), [0] * 3, names)
 
 
 def test_the_ranks_of_an_adapter_lie_beside_it(
@@ -257,8 +258,8 @@ def test_the_ranks_of_an_adapter_lie_beside_it(
 ) -> None:
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        ranks = adapters.rows(["a", "b", "c"])[LORA_RANK].numpy()
-        found = [ranks[adapters.slots[name]].tolist() for name in "abc"]
+        ranks = adapters.bindings.rows(["a", "b", "c"])[LORA_RANK].numpy()
+        found = [ranks[adapters.bindings.slots[name]].tolist() for name in "abc"]
         assert found == [[3, 3], [0, 2], [1, 0]]
 
 
@@ -268,11 +269,11 @@ def test_a_decoder_gives_every_row_of_a_step_its_adapter(
     """Three rows in a run of four, of which the last takes no adapter."""
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        decoder = StaticDecoder(engine, adapters.rows([None]), ROWS)
+        decoder = StaticDecoder(engine, adapters.bindings.rows([None]), ROWS)
         for row in range(3):
             decoder.cache.admit(row)
         for count, names in enumerate((["a", None, "b"], ["e", "d", None], [None, "c", "c"]), 1):
-            decoder.use_adapter(adapters.rows(names))
+            decoder.use_adapter(adapters.bindings.rows(names))
             logits = decoder.decode(np.zeros(3, np.int64))
             ids = np.zeros(count, np.int64)
             expected = [expected_logits(ids, WEIGHTS[name])[-1] for name in names]

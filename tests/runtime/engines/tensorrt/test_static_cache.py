@@ -11,10 +11,11 @@ from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import DECODE, PREFILL, expected_logits
 from support.fakes.tiny_static_engine import KEY, VALUE
 from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manager_of
+from support.schedulers import answers_of, scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.errors import TensorError
-from trt_lora.runtime import SamplingParams, TensorMap, generate
+from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
@@ -125,10 +126,11 @@ def test_rows_of_different_lengths_have_the_answers_that_each_has_alone(
     static_engine: MakeEngine,
 ) -> None:
     with static_engine() as engine:
-        manager = manager_of(engine, a=FIRST, b=SECOND)
-        for name, weights in (("", {}), ("a", FIRST), ("b", SECOND)):
-            manager.switch_weights(name) if name else manager.reset_weights()
-            completions = generate(engine, PROMPTS, manager=manager, sampling=tokens(9))
+        store = manager_of(engine, a=FIRST, b=SECOND).store
+        assert store is not None
+        for name, weights in ((None, {}), ("a", FIRST), ("b", SECOND)):
+            names = [name] * len(PROMPTS)
+            completions = answers_of(engine, store, PROMPTS, names, tokens(9))
             for prompt, completion in zip(PROMPTS, completions, strict=True):
                 assert list(completion.token_ids) == expected_answer(prompt, 9, weights)
 
@@ -140,7 +142,7 @@ def test_rows_that_join_and_leave_change_no_answer(
 ) -> None:
     lengths = [9, 2, 5, 7, 4, 8]
     with static_engine(max_graphs=max_graphs) as engine:
-        batch = Scheduler(engine, rows=3, max_num_batched_tokens=chunk)
+        batch = scheduler_of(engine, rows=3, max_num_batched_tokens=chunk)
         answers: dict[int, list[int]] = {}
         prompts = [*PROMPTS, [2, 7], [1, 8, 2, 8]]
         for prompt, length in zip(prompts, lengths, strict=True):

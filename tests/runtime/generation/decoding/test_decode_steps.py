@@ -19,6 +19,7 @@ from support.models.tiny_model_runs import (
     expected_answer,
     manager_of,
 )
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
@@ -28,7 +29,6 @@ from trt_lora.runtime.generation.decoding.decode_steps import Group, RowInput
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
-from trt_lora.runtime.serving.scheduler import Scheduler
 
 MakeEngine = Callable[..., TensorRTEngine]
 BEGIN = [  # a step that a graph answers
@@ -81,7 +81,7 @@ def test_an_answer_of_512_tokens_is_one_capture_and_one_launch_for_every_other_t
     called: list[None] = []
     trt.call_plugin = lambda: called.append(None)
     with static_engine(max_len=520) as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit([3, 1, 4], tokens(512))
         for _ in range(512):
             before = len(cuda.calls)
@@ -290,7 +290,7 @@ def test_a_prepared_run_does_not_outlive_its_engine(static_engine: MakeEngine) -
 def session(engine: TensorRTEngine) -> None:
     """Two rows, the first of which goes on alone."""
     with engine:
-        batch = Scheduler(engine, rows=2)
+        batch = scheduler_of(engine, rows=2)
         for prompt, count in (([3, 1, 4], 6), ([1, 5], 4)):
             batch.submit(prompt, tokens(count))
         written: dict[int, list[int]] = {0: [], 1: []}
@@ -336,10 +336,9 @@ def test_batches_take_turns_on_one_engine_each_with_an_adapter_of_its_own(
     with static_engine() as engine:
         batches = {}
         for name in weights:
-            manager = manager_of(engine, a=FIRST, b=SECOND)
-            manager.switch_weights(name) if name else manager.reset_weights()
-            batches[name] = Scheduler(engine, manager=manager, rows=1)
-            batches[name].submit([3, 1, 4], tokens(9))
+            store = manager_of(engine, a=FIRST, b=SECOND).store
+            batches[name] = scheduler_of(engine, store, rows=1)
+            batches[name].submit([3, 1, 4], tokens(9), adapter=name or None)
         answers: dict[str, list[int | None]] = {name: [] for name in weights}
         for _ in range(9):
             for name in batches:

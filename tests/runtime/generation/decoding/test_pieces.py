@@ -8,6 +8,7 @@ import pytest
 from conftest import TinyEngine
 from support.fakes.slot_engine import SlotEngine, expected_answer, number_file
 from support.models.tiny_sizes import VOCABULARY
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
@@ -17,7 +18,6 @@ from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder, _
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.memory.tensor import Tensor
-from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.store.store import AdapterStore
 
 ROWS, BEFORE, WIDTH = 2, 4, 14
@@ -108,8 +108,8 @@ def test_each_row_keeps_its_own_adapter_and_what_was_interrupted_begins_again(
     adapters = AdapterStore(engine)
     for name, number in numbers.items():
         adapters.load(name, number_file(tmp_path, number))
-        adapters.activate(name)
-    batch = Scheduler(engine, adapters=adapters, max_num_batched_tokens=36)
+        adapters.bindings.activate(name)
+    batch = scheduler_of(engine, adapters, max_num_batched_tokens=36)
     sampling = SamplingParams(max_tokens=6, temperature=0.9, seed=3, ignore_eos=True)
     prompts = {"c": list(range(4, 16)), "a": list(range(7, 17)), "b": list(range(5, 16))}
     rows = {batch.submit(prompt, sampling, adapter=name): name for name, prompt in prompts.items()}

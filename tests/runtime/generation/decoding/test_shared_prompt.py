@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.errors import ConfigError, OutputError
@@ -38,7 +39,7 @@ def engine() -> Counted:
 
 @pytest.fixture
 def batch(engine: Counted) -> Scheduler:
-    return Scheduler(engine, adapters=AdapterStore(engine), max_num_batched_tokens=2)
+    return scheduler_of(engine, AdapterStore(engine), max_num_batched_tokens=2)
 
 
 def answers_of(batch: Scheduler, rows: tuple[int, ...]) -> list[list[int | None]]:
@@ -94,7 +95,7 @@ def test_all_leave_before_their_prompt_is_through(batch: Scheduler) -> None:
 def test_answers_have_the_adapter_of_their_prompt(engine: Counted, tmp_path: Path) -> None:
     adapters = AdapterStore(engine)
     adapters.load("five", number_file(tmp_path, 5))
-    batch = Scheduler(engine, adapters=adapters)
+    batch = scheduler_of(engine, adapters)
     alone = batch.submit(PROMPT, ALONE)
     rows = batch.submit_all(PROMPT, DRAWN, adapter="five")
     found = answers_of(batch, (alone, *rows))
@@ -111,7 +112,7 @@ class ReplacedBetweenLeases(AdapterStore):
     def lease(self, name: str, *, expected_version: int | None = None) -> Lease:
         found = super().lease(name, expected_version=expected_version)
         if self.another is not None:
-            self.load_weights(name, self.another, replace=True)
+            self.load(name, self.another, replace=True)
             self.another = None
         return found
 
@@ -121,9 +122,9 @@ def test_answers_whose_adapter_is_replaced_between_two_of_them_share_no_prompt(
 ) -> None:
     adapters = ReplacedBetweenLeases(engine)
     adapters.load("a", number_file(tmp_path, 5))
-    adapters.activate("a")
+    adapters.bindings.activate("a")
     adapters.another = number_file(tmp_path, 6)
-    batch = Scheduler(engine, adapters=adapters)
+    batch = scheduler_of(engine, adapters)
     leading = replace(DRAWN, temperature=1e-9)  # every draw is the greedy token
     found = answers_of(batch, batch.submit_all(PROMPT, leading, adapter="a"))
     assert found == [expected_answer(PROMPT, n, replace(leading, n=1)) for n in (5, 6, 6)]
@@ -134,7 +135,7 @@ def test_logits_that_are_no_numbers_end_all_answers_of_a_prompt(
 ) -> None:
     adapters = AdapterStore(engine)
     adapters.load("bad", number_file(tmp_path, POISON))
-    batch = Scheduler(engine, adapters=adapters)
+    batch = scheduler_of(engine, adapters)
     rows = batch.submit_all(PROMPT, DRAWN, adapter="bad")
     failed: dict[int, BaseException] = {}
     while batch:

@@ -1,6 +1,7 @@
 """What comes while a step is ahead: rows, adapters, other runs, failures; on a fake GPU."""
 
 import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from support.models.static_batches import (
     rows_of,
 )
 from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manager_of
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.errors import BackendError, StateError
@@ -30,7 +32,6 @@ from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.mirrored_block import MirroredBlock
 from trt_lora.runtime.generation.decoding.step_runs import StepRuns
 from trt_lora.runtime.memory.cuda import Event
-from trt_lora.runtime.serving.scheduler import Scheduler
 
 pytestmark = pytest.mark.usefixtures("hurrying")
 
@@ -73,7 +74,7 @@ def test_a_stop_token_is_seen_one_step_late_and_never_returned(static_engine: Ma
         stop = next(token for token in expected[stopping] if token != expected[stopping][0])
         kept = expected[stopping][: expected[stopping].index(stop)]
         with static_engine() as engine:
-            batch = Scheduler(engine, rows=4)
+            batch = scheduler_of(engine, rows=4)
             for row, prompt in enumerate(PROMPTS):
                 stops = [stop] if row == stopping else []
                 batch.submit(
@@ -96,7 +97,7 @@ def test_a_row_that_leaves_while_a_step_is_ahead_changes_no_other(
     static_engine: MakeEngine, leaving: int
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=3)
+        batch = scheduler_of(engine, rows=3)
         for prompt in PROMPTS[:3]:
             batch.submit(prompt, greedy(9))
         answers: dict[int, list[int]] = {}
@@ -118,7 +119,7 @@ def test_a_row_that_joins_while_a_step_is_ahead_is_run_with_the_next(
     static_engine: MakeEngine,
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=4)
+        batch = scheduler_of(engine, rows=4)
         answers: dict[int, list[int]] = {}
         for prompt in PROMPTS:
             batch.submit(prompt, greedy(9))
@@ -138,7 +139,7 @@ def test_a_step_begun_with_other_tokens_than_are_asked_for_is_made_anew(
 ) -> None:
     answer = expected_answer(PROMPTS[0], 1)
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
         rows = rows_of(batch)
         step_of(batch)
@@ -154,51 +155,60 @@ def test_a_step_begun_with_other_tokens_than_are_asked_for_is_made_anew(
         assert rows.cache.lengths.tolist() == [len(ids)]
 
 
-def test_what_was_begun_with_another_adapter_is_forgotten(
-    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("runs_ahead", [True, False])
+def test_of_several_adapters_each_has_a_run_and_the_last_of_them_runs_ahead(
+    static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, runs_ahead: bool
 ) -> None:
-    tokens: dict[bool, list[int]] = {}
-    for runs_ahead in (True, False):
-        monkeypatch.setattr(StepRuns, "overlap", runs_ahead)
-        with static_engine() as engine:
-            manager = manager_of(engine, a=FIRST, b=SECOND)
-            manager.switch_weights("a")
-            batch = Scheduler(engine, manager=manager, rows=1)
-            batch.submit(PROMPTS[0], greedy(12))
-            answers: dict[int, list[int]] = {}
-            for name in ("a", "b", "b", "a", "a", "a"):
-                manager.switch_weights(name)
-                batch.use_active_adapter()
-                for _ in range(2):
-                    keep(step_of(batch), answers)
-            tokens[runs_ahead] = answers[0]
-            del batch, manager
-    assert tokens[True] == tokens[False]
-    assert len(tokens[True]) == 12
+    monkeypatch.setattr(StepRuns, "overlap", runs_ahead)
+    weights: dict[str | None, Any] = {"a": FIRST, None: {}, "b": SECOND}
+    lengths = {"a": 3, None: 5, "b": 12}
+    with static_engine() as engine:
+        store = manager_of(engine, a=FIRST, b=SECOND).store
+        batch = scheduler_of(engine, store)
+        rows = {n: batch.submit(PROMPTS[0], greedy(lengths[n]), adapter=n) for n in weights}
+        also = batch.submit(PROMPTS[1], greedy(11), adapter="b")
+        answers: dict[int, list[int]] = {}
+        ahead = set()
+        while batch:
+            keep(step_of(batch), answers)
+            ahead.add((batch.running, is_ahead(batch)))
+        del batch
+    for name, row in rows.items():
+        assert answers[row] == expected_answer(PROMPTS[0], lengths[name], weights[name])
+    assert answers[also] == expected_answer(PROMPTS[1], 11, SECOND)
+    assert ((2, True) in ahead) == runs_ahead
+    assert not {(4, True), (3, True)} & ahead
 
 
 def test_an_adapter_that_goes_while_a_step_is_ahead_is_let_go_of_after_it(
     static_engine: MakeEngine,
 ) -> None:
     with static_engine() as engine:
-        manager = manager_of(engine, a=FIRST)
-        manager.switch_weights("a")
-        batch = Scheduler(engine, manager=manager, rows=1)
-        batch.submit(PROMPTS[0], greedy(12))
+        manager = manager_of(engine, b=SECOND)
+        store = manager.store
+        assert store is not None
+        manager.add_weights("a", FIRST)
+        memory = weakref.ref(store.bindings.rows(["a"])[next(iter(FIRST))].owner)
+        batch = scheduler_of(engine, store, rows=1)
+        row = batch.submit(PROMPTS[0], greedy(12), adapter="a")
+        answers: dict[int, list[int]] = {}
         for _ in range(3):
-            step_of(batch)
+            keep(step_of(batch), answers)
         assert is_ahead(batch)
-        manager.reset_weights()
-        batch.use_active_adapter()
-        step_of(batch)
-        del batch, manager
+        store.unload("a")
+        while batch:
+            keep(step_of(batch), answers)
+        assert answers[row] == expected_answer(PROMPTS[0], 12, FIRST)
+        assert store.stats.leased == 0
+        del batch
+        assert memory() is None
 
 
 def test_a_batch_that_is_forgotten_waits_for_its_step_ahead(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(12))
         for _ in range(3):
             step_of(batch)
@@ -213,7 +223,7 @@ def test_a_batch_in_a_cycle_is_collected_behind_its_step_ahead(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(12))
         step_of(batch)
         gc.collect()  # the cache is older than what is made from here on
@@ -233,7 +243,7 @@ def test_an_engine_that_is_closed_waits_for_the_step_ahead(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(12))
         for _ in range(3):
             step_of(batch)
@@ -250,7 +260,7 @@ def test_other_runs_on_the_engine_come_between_two_steps(
     static_engine: MakeEngine, max_graphs: int
 ) -> None:
     with static_engine(max_graphs=max_graphs) as engine:
-        batches = [Scheduler(engine, rows=1) for _ in range(2)]
+        batches = [scheduler_of(engine, rows=1) for _ in range(2)]
         answers: list[dict[int, list[int]]] = [{}, {}]
         batches[0].submit(PROMPTS[0], greedy(9))
         for _ in range(3):
@@ -272,7 +282,7 @@ def test_a_row_without_numbers_is_named_and_the_others_go_on(
     static_engine: MakeEngine, cuda: FakeCuda, steps: int, joins: bool
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=4)
+        batch = scheduler_of(engine, rows=4)
         for prompt in PROMPTS[:3]:
             batch.submit(prompt, greedy(9))
         answers: dict[int, list[int]] = {}
@@ -302,7 +312,7 @@ def test_a_failure_of_the_step_ahead_is_raised_where_its_tokens_are_asked_for(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
         answers: dict[int, list[int]] = {}
         for _ in range(3):
@@ -324,7 +334,7 @@ def test_a_plugin_that_fails_in_the_step_ahead_is_told_with_its_tokens(
         raise BackendError("the LoRA plugin failed: no workspace")
 
     with static_engine(max_graphs=0) as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
         answers: dict[int, list[int]] = {}
         for _ in range(2):
@@ -342,7 +352,7 @@ def test_a_failure_that_nobody_asks_for_is_forgotten_with_its_sequence(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
         for _ in range(3):
             step_of(batch)
@@ -357,7 +367,7 @@ def test_a_wait_that_is_interrupted_loses_no_token(
     static_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=2)
+        batch = scheduler_of(engine, rows=2)
         for prompt in PROMPTS[:2]:
             batch.submit(prompt, greedy(9))
         answers: dict[int, list[int]] = {}
@@ -375,7 +385,7 @@ def test_a_wait_that_is_interrupted_loses_no_token(
 
 def test_a_run_that_is_fed_follows_one_and_any_other_none(static_engine: MakeEngine) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
         for _ in range(3):
             step_of(batch)

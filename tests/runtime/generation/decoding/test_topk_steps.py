@@ -21,6 +21,7 @@ from support.models.static_batches import (
     rows_of,
 )
 from support.models.tiny_model_runs import expected_answer
+from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.kernels import candidates
@@ -33,7 +34,6 @@ from trt_lora.runtime.generation.decoding import rows as decoding_rows
 from trt_lora.runtime.generation.decoding.step_runs import StepRuns
 from trt_lora.runtime.generation.sequence import Sequence
 from trt_lora.runtime.generation.token import Logprobs, Token
-from trt_lora.runtime.serving.scheduler import Scheduler
 
 pytestmark = pytest.mark.usefixtures("hurrying")
 
@@ -74,7 +74,7 @@ def answers_with(
     engine: TensorRTEngine, sampling: abc.Sequence[SamplingParams], prompts: abc.Sequence[list[int]]
 ) -> dict[int, list[int]]:
     """Run a batch of prompts."""
-    batch = Scheduler(engine, rows=len(prompts))
+    batch = scheduler_of(engine, rows=len(prompts))
     for prompt, params in zip(prompts, sampling, strict=True):
         batch.submit(prompt, params)
     return answers_of(batch)
@@ -162,7 +162,7 @@ def test_the_host_begins_with_as_many_candidates_as_a_gpu_finds() -> None:
 
 def logprobs_with(engine: TensorRTEngine, params: SamplingParams) -> list[Logprobs]:
     """Those of every step of two prompts."""
-    batch, found = Scheduler(engine, rows=2), list[Logprobs]()
+    batch, found = scheduler_of(engine, rows=2), list[Logprobs]()
     for prompt in PROMPTS[:2]:
         batch.submit(prompt, params)
     while batch:
@@ -181,7 +181,7 @@ def test_answers_to_one_prompt_are_those_of_the_prompt_run_for_each(
             if not shares:
                 patch.setattr(decoding_rows.Rows, "_leader", lambda *_: None)
                 patch.setattr(decoding_rows.Rows, "_longest_prefix", lambda *_: (None, 0))
-            batch = Scheduler(engine, rows=4)
+            batch = scheduler_of(engine, rows=4)
             batch.submit(PROMPTS[1], greedy(9))
             step_of(batch)
             batch.submit_all(PROMPTS[0], params)
@@ -192,7 +192,7 @@ def test_answers_to_one_prompt_are_those_of_the_prompt_run_for_each(
 
 def test_greedy_brings_no_logits_to_the_host(static_engine: MakeEngine, cuda: FakeCuda) -> None:
     with static_engine(max_len=64) as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(60))
         step_of(batch)
         cuda.copies.clear()
@@ -217,7 +217,7 @@ def test_the_next_step_is_launched_before_this_one_is_waited_for(
     static_engine: MakeEngine, cuda: FakeCuda
 ) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
         step_of(batch)
         step_of(batch)
@@ -231,7 +231,7 @@ def test_the_next_step_is_launched_before_this_one_is_waited_for(
 
 def test_no_step_is_begun_behind_the_last_one_by_length(static_engine: MakeEngine) -> None:
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=2)
+        batch = scheduler_of(engine, rows=2)
         batch.submit(PROMPTS[0], greedy(4))
         batch.submit(PROMPTS[1], greedy(9))
         ahead = []
@@ -245,14 +245,14 @@ def test_no_step_is_begun_behind_the_last_one_by_length(static_engine: MakeEngin
 
 def test_no_step_is_begun_where_a_row_has_no_room_for_it(static_engine: MakeEngine) -> None:
     with static_engine(max_len=8) as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(100))
         assert answers_of(batch) == {0: expected_answer(PROMPTS[0], 5)}
 
 
 def test_no_step_is_begun_beyond_the_end_of_the_cache(static_engine: MakeEngine) -> None:
     with static_engine(max_len=8) as engine:
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(100))
         step_of(batch)
         answer = expected_answer(PROMPTS[0], 5)
@@ -276,7 +276,7 @@ def test_for_sequences_that_draw_the_next_step_is_launched_before_text_is_made(
         return append(self, token, logprobs)
 
     with static_engine() as engine:
-        batch = Scheduler(engine, rows=2)
+        batch = scheduler_of(engine, rows=2)
         for prompt, params in zip(PROMPTS[:2], sampling, strict=False):
             batch.submit(prompt, replace(params, max_tokens=6))
         step_of(batch)  # the prompts
@@ -319,7 +319,7 @@ def test_a_drawn_stop_token_is_followed_by_no_step_of_its_row(static_engine: Mak
     with static_engine() as engine:
         answer = answers_with(engine, [drawn], PROMPTS[:1])[0]
         place = next(at for at in range(2, 9) if answer[at] not in answer[:at])
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], replace(drawn, stop_token_ids=[answer[place]]))
         ahead = []
         while batch:
@@ -334,7 +334,7 @@ def test_what_fails_when_it_is_launched_ahead_is_met_by_the_step_itself(
     drawn = SamplingParams(max_tokens=9, temperature=1.5, seed=3, ignore_eos=True)
     with static_engine() as engine:
         expected = answers_with(engine, [drawn], PROMPTS[:1])
-        batch = Scheduler(engine, rows=1)
+        batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], drawn)
         answers: dict[int, list[int]] = {}
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""`open_engine`: which backend runs an engine here, and why not the other."""
+"""`open_executor`: which backend runs an engine here, and why not the other."""
 
 import sys
 from pathlib import Path
@@ -10,10 +10,9 @@ from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory, small_manifest
 
 from trt_lora.plugins.errors import BackendError, ManifestError, TensorError
-from trt_lora.runtime import open_engine
 from trt_lora.runtime.engines.engine import check_inputs
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
-from trt_lora.runtime.engines.open_engine import BACKENDS
+from trt_lora.runtime.engines.open_executor import BACKENDS, open_executor
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import MANIFEST_FILE, PLAN_FILE
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
@@ -27,9 +26,9 @@ def directory(tmp_path: Path) -> Path:
 
 def obstacle(directory: Path) -> str:
     """Return why TensorRT cannot run an engine; `auto` must then choose ONNX Runtime."""
-    assert isinstance(open_engine(directory), OnnxRuntimeEngine)
+    assert isinstance(open_executor(directory), OnnxRuntimeEngine)
     with pytest.raises(BackendError) as caught:
-        open_engine(directory, "tensorrt")
+        open_executor(directory, "tensorrt")
     message = str(caught.value)
     assert message.startswith(f"{directory} cannot run on TensorRT here: ")
     return message
@@ -39,7 +38,7 @@ def obstacle(directory: Path) -> str:
 def test_tensorrt_runs_an_engine_where_a_gpu_its_library_and_a_plan_are_there(
     directory: Path, trt: FakeTensorRT, backend: str
 ) -> None:
-    engine = open_engine(str(directory), backend)
+    engine = open_executor(str(directory), backend)
 
     assert isinstance(engine, TensorRTEngine)
     assert engine.directory == directory
@@ -49,14 +48,14 @@ def test_tensorrt_runs_an_engine_where_a_gpu_its_library_and_a_plan_are_there(
 def test_opening_asks_for_the_number_of_gpus_and_nothing_else(
     directory: Path, trt: FakeTensorRT, cuda: FakeCuda
 ) -> None:
-    open_engine(directory)
+    open_executor(directory)
 
     assert cuda.names() == ["cudaGetDeviceCount"]
     assert not list(trt.contexts)
 
 
 def test_an_opened_engine_runs_inside_with(directory: Path, trt: FakeTensorRT) -> None:
-    with open_engine(directory) as engine:
+    with open_executor(directory) as engine:
         assert engine.memory.device == "cuda:0"
         assert len(list(trt.contexts)) == 1
 
@@ -66,7 +65,7 @@ def test_an_opened_engine_runs_inside_with(directory: Path, trt: FakeTensorRT) -
 def test_onnxruntime_is_taken_when_asked_for_and_cuda_is_left_alone(
     directory: Path, trt: FakeTensorRT, cuda: FakeCuda
 ) -> None:
-    engine = open_engine(directory, "onnxruntime")
+    engine = open_executor(directory, "onnxruntime")
 
     assert isinstance(engine, OnnxRuntimeEngine)
     assert engine.memory.device == "cpu"
@@ -80,7 +79,7 @@ def test_an_engine_of_full_tensorrt_needs_full_tensorrt(
     full = FakeTensorRT(cuda, "tensorrt")
     full.install(monkeypatch)
 
-    with open_engine(directory, "tensorrt") as engine:
+    with open_executor(directory, "tensorrt") as engine:
         assert isinstance(engine, TensorRTEngine)
         assert len(list(full.contexts)) == 1
 
@@ -88,11 +87,11 @@ def test_an_engine_of_full_tensorrt_needs_full_tensorrt(
 def test_auto_logs_which_backend_runs_and_why(
     directory: Path, trt: FakeTensorRT, cuda: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", "trt_lora.runtime.engines.open_engine"):
-        open_engine(directory)
+    with caplog.at_level("INFO", "trt_lora.runtime.engines.open_executor"):
+        open_executor(directory)
         cuda.devices = 0
-        open_engine(directory)
-        open_engine(directory, "onnxruntime")  # asked for: nothing to explain
+        open_executor(directory)
+        open_executor(directory, "onnxruntime")  # asked for: nothing to explain
 
     assert [record.getMessage() for record in caplog.records] == [
         f"{directory} runs on tensorrt-rtx (GPU): it has a plan, and library and GPU are there",
@@ -103,7 +102,7 @@ def test_auto_logs_which_backend_runs_and_why(
 @pytest.mark.parametrize("backend", ["cpu", "TensorRT", ""])
 def test_an_unknown_backend_is_refused_with_the_known_ones(directory: Path, backend: str) -> None:
     with pytest.raises(BackendError) as caught:
-        open_engine(directory, backend)
+        open_executor(directory, backend)
 
     assert str(caught.value) == f"unknown backend {backend!r}; choose from: {', '.join(BACKENDS)}"
 
@@ -153,11 +152,11 @@ def test_a_missing_driver_or_gpu_is_the_reason_in_the_words_of_nvidia(
     message: str,
 ) -> None:
     cuda.fail("cudaGetDeviceCount", reason)
-    assert isinstance(open_engine(directory), OnnxRuntimeEngine)
+    assert isinstance(open_executor(directory), OnnxRuntimeEngine)
 
     cuda.fail("cudaGetDeviceCount", reason)
     with pytest.raises(BackendError, match=message):
-        open_engine(directory, "tensorrt")
+        open_executor(directory, "tensorrt")
 
 
 def test_a_machine_with_no_gpus_says_so(directory: Path, trt: FakeTensorRT, cuda: FakeCuda) -> None:
@@ -181,14 +180,14 @@ def test_a_bfloat16_engine_without_a_gpu_says_that_onnxruntime_cannot_run_it(
     cuda.devices = 0
 
     with pytest.raises(BackendError, match=r"bfloat16 engine.*run it with TensorRT on a GPU"):
-        open_engine(directory)
+        open_executor(directory)
 
 
 def test_a_directory_that_is_no_engine_is_refused_before_cuda_is_asked(
     tmp_path: Path, cuda: FakeCuda
 ) -> None:
     with pytest.raises(ManifestError, match=f"has no {MANIFEST_FILE}: it is not an engine"):
-        open_engine(tmp_path)
+        open_executor(tmp_path)
 
     assert not cuda.calls
 
@@ -199,7 +198,7 @@ def test_a_plan_that_is_incomplete_is_refused_before_cuda_is_asked(
     (directory / PLAN_FILE).write_bytes(b"half a plan")
 
     with pytest.raises(ManifestError, match="the engine is incomplete"):
-        open_engine(directory)
+        open_executor(directory)
     assert not cuda.calls
 
 
