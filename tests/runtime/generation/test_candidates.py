@@ -287,7 +287,7 @@ def test_the_rest_of_the_candidates_and_one_of_it_are_drawn_as_often_as_they_sho
     behind = np.flatnonzero(tokens == NEEDS_FULL_LOGITS)
     for row in behind:
         key = keys(rows)[[row]]
-        (tokens[row],) = choose_beyond(logits[None], [SamplingParams()], key, best[None])
+        (tokens[row],) = choose_beyond([logits], params[:1], key, candidates.select([row]))
     weights = np.exp(logits.astype(np.float64))
     right = weights / weights.sum()
     share = share_of(tokens, 300)
