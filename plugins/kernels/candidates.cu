@@ -1,8 +1,8 @@
-// The KEPT most probable tokens of each row of logits [rows, vocabulary] in ranked order, which is the greatest
-// logit first and of equal ones the lower id first; and what the probabilities of all tokens are parts of.
+// The KEPT most probable tokens of each row of logits [rows, vocabulary], best first: the greatest logit first and
+// of equal ones the lower id first; and what the probabilities of all tokens are parts of.
 // No atomics: keys have one order and sums are added in one, so a call gives the same bits each time.
 //
-//   best_of_parts  each CTA ranks PART tokens of one row, and leaves the best of them in the workspace
+//   best_of_parts  each CTA sorts PART tokens of one row, and leaves the best of them in the workspace
 //   best_of_rows   one CTA for each row merges what those left
 //
 // A token and its logit are one key, the greater the better. A list is KEPT keys in falling order; in shared

@@ -1,7 +1,7 @@
 """The most probable tokens of each row of logits, found on the GPU: what sampling looks at.
 
 Two launches for a call, `best_of_parts` and `best_of_rows` of candidates.cu. What they leave is
-`trt_lora.runtime.generation.candidates.Candidates`, in which `draw` finds each row's token.
+`trt_lora.runtime.engines.topk.Candidates`, in which `draw` finds each row's token.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from trt_lora.plugins.kernels.launcher import enqueue, load_kernel
 from trt_lora.plugins.kernels.nvrtc import ELEMENTS, cached_ptx
 
 KEPT = 256  # candidates of a row
-_LISTS = 8  # of KEPT tokens, that a CTA ranks at once
+_LISTS = 8  # of KEPT tokens, that a CTA sorts at once
 _PART = KEPT * _LISTS  # tokens of a CTA
 _KEY_BYTES, _SUM_BYTES = 8, 8
 _SHARED_BYTES = _PART * _KEY_BYTES + THREADS * _SUM_BYTES

@@ -31,9 +31,20 @@ class Candidates:
     # temperature. NaN where it is not known.
     totals: Floats
     vocabulary: int
-    # Of [rows, blocks of ids]: weights of all other tokens added up, in parts of a row's own; see
-    # `rest_blocks`. None where only the device has seen them.
+    # Of [rows, blocks of 256 ids]: the same of all other tokens. None where a device has found what
+    # is here.
     rest: Floats | None = None
+
+    def select(self, rows: Sequence[int]) -> "Candidates":
+        """Return those of some rows."""
+        at = [*rows]
+        return Candidates(
+            self.tokens[at],
+            self.logits[at],
+            self.totals[at],
+            self.vocabulary,
+            None if self.rest is None else self.rest[at],
+        )
 
 
 class TopK(Protocol):
@@ -66,8 +77,8 @@ class TopK(Protocol):
         """
         ...
 
-    def logits(self, rows: Sequence[int]) -> Logits:
-        """Return all logits of some rows [rows, vocab], on the host."""
+    def logits(self, rows: Sequence[int]) -> list[Logits]:
+        """Return all logits of some rows, each [vocab] on the host: a copy from a device."""
         ...
 
     def select(self, rows: Sequence[int]) -> "TopK":

@@ -9,10 +9,12 @@ A contender's draw is the SplitMix64 generator's (Steele, Lea and Flood, OOPSLA 
 of its id, begun at the token's key: nothing is drawn for those who do not take part.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.runtime.engines.host_topk import BLOCK, weigh
+from trt_lora.runtime.engines.host_topk import BLOCK
 from trt_lora.runtime.engines.topk import Floats, Logits, Tokens
 
 Keys = npt.NDArray[np.uint64]  # [rows], one a token; unused where greedy
@@ -41,31 +43,39 @@ def race_of_some(
 
 
 def race_of_rest(
-    logits: Logits, known: Tokens, temperatures: Floats, keys: Keys, blocks: Floats
+    logits: Sequence[Logits],
+    known: npt.NDArray[np.integer],
+    temperatures: Floats,
+    keys: Keys,
+    blocks: Floats,
 ) -> Tokens:
     """Return the winning id of each row [rows] among all tokens but the known ones.
 
-    Blocks of 256 ids race first, then the ids of the block that has won.
+    Blocks of 256 ids race first, then the ids of the block that has won. If there is none, which
+    rounding may bring about, the last of those known stands for what weighs as little.
 
     Args:
-        logits: [rows, vocab].
+        logits: of each row [vocab].
         known: token ids that do not take part [rows, n].
         temperatures: [rows].
         keys: [rows].
-        blocks: weights of the ids that take part, added up by blocks [rows, blocks]; one of each
-            row is above 0.
+        blocks: weights of the ids that take part, added up by blocks [rows, blocks].
     """
     numbers = np.broadcast_to(np.arange(blocks.shape[1]) + _BLOCK_IDS, blocks.shape)
     firsts = _arrivals(numbers, blocks, keys).argmin(axis=1)[:, None] * BLOCK
-    ids = firsts + np.arange(BLOCK)
-    inside = np.take_along_axis(logits, np.minimum(ids, logits.shape[1] - 1), axis=1)
-    inside[ids >= logits.shape[1]] = -np.inf
-    row, at = np.nonzero((known >= firsts) & (known < firsts + BLOCK))
-    inside[row, (known - firsts)[row, at]] = -np.inf
-    for of_row, temperature in zip(inside, temperatures, strict=True):
-        weigh(of_row, temperature, of_row.max(), out=of_row)
-    places = _arrivals(ids, inside.astype(np.float64), keys).argmin(axis=1)
-    return np.asarray(firsts[:, 0] + places, np.int64)
+    inside = np.full((len(firsts), BLOCK), -np.inf, np.float32)
+    for row, first in enumerate(firsts[:, 0].tolist()):
+        some = logits[row][first : first + BLOCK]
+        inside[row, : len(some)] = some
+    of_row, at = np.nonzero((known >= firsts) & (known < firsts + BLOCK))
+    inside[of_row, (known - firsts)[of_row, at]] = -np.inf
+    greatest = inside.max(axis=1)
+    is_there = (blocks.max(axis=1) > 0) & ~np.isneginf(greatest)
+    with np.errstate(over="ignore"):  # so far below the greatest that its weight is 0
+        scores = inside.astype(np.float64) - np.where(is_there, greatest, 0)[:, None]
+        weights = np.exp(scores / temperatures[:, None])
+    places = _arrivals(firsts + np.arange(BLOCK), weights, keys).argmin(axis=1)
+    return np.where(is_there, firsts[:, 0] + places, known[:, -1]).astype(np.int64)
 
 
 def _arrivals(ids: Tokens, weights: Floats, keys: Keys) -> Floats:

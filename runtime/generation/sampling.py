@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trt_lora.runtime.engines.host_topk import find_candidates, rest_blocks
+from trt_lora.runtime.engines.host_topk import candidate_weights, find_candidates, rest_blocks
 from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Floats, Logits, Tokens, TopK
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.race import Keys, race_of_rest, race_of_some
@@ -71,13 +71,9 @@ def choose(found: TopK, sampling: Sequence[SamplingParams], keys: Keys) -> Token
     tokens[drawn] = chosen = draw(candidates, params, some)
     if missing := np.flatnonzero(chosen == NEEDS_FULL_LOGITS).tolist():
         rows = [drawn[place] for place in missing]
-        tokens[rows] = choose_beyond(
-            found.logits(rows),
-            [params[place] for place in missing],
-            some[missing],
-            candidates.tokens[missing].astype(np.int64, copy=False),
-            None if candidates.rest is None else candidates.rest[missing],
-        )
+        some, params = some[missing], [params[place] for place in missing]
+        known = candidates.select(missing)
+        tokens[rows] = choose_beyond(found.logits(rows), params, some, known)
     return tokens
 
 
@@ -98,7 +94,7 @@ def draw(candidates: Candidates, sampling: Sequence[SamplingParams], keys: Keys)
     """
     count = candidates.tokens.shape[1]
     temperature, top_k, top_p = _parameters(sampling, candidates.vocabulary)
-    weights = _weights(candidates.logits, temperature)
+    weights = candidate_weights(candidates, temperature)
     mass = weights.cumsum(axis=1)
     top_k = _at_least(weights, sampling, top_k)
     last = np.minimum(top_k, count) - 1
@@ -121,35 +117,37 @@ def draw(candidates: Candidates, sampling: Sequence[SamplingParams], keys: Keys)
 
 
 def choose_beyond(
-    logits: Logits,
+    logits: Sequence[Logits],
     sampling: Sequence[SamplingParams],
     keys: Keys,
-    known: Tokens,
-    blocks: Floats | None = None,
+    candidates: Candidates,
 ) -> Tokens:
     """Return the tokens of rows whose candidates have not decided which they are.
 
     Args:
-        logits: [rows, vocab].
+        logits: of each row [vocab].
         sampling: how to choose, for each row.
         keys: [rows].
-        known: the candidates [rows, count].
-        blocks: weights of all others, as `Candidates.rest`; None if they are not known.
+        candidates: of these rows.
 
     Returns:
         Token ids [rows].
     """
-    tokens = np.empty(len(logits), np.int64)
-    some = list[int]()  # of which the tokens that raced as one have won
+    tokens, some = np.empty(len(logits), np.int64), list[int]()
     for row, params in enumerate(sampling):
-        if _is_cut(params, logits.shape[1]):
-            tokens[row] = _widened(logits[row][None], params, keys[row], known.shape[1])
-        else:
+        if _is_cut(params, candidates.vocabulary):
+            count = candidates.tokens.shape[1]
+            tokens[row] = _widened(logits[row][None], params, keys[row], count)
+        else:  # the tokens that raced as one have won
             some.append(row)
     if some:
+        rows, known = [logits[row] for row in some], candidates.select(some)
         temperatures = np.array([sampling[row].temperature for row in some])
-        found = _rest_blocks(logits, known, temperatures, some) if blocks is None else blocks[some]
-        tokens[some] = race_of_rest(logits[some], known[some], temperatures, keys[some], found)
+        rest = known.rest
+        if rest is None:
+            weights = candidate_weights(known, temperatures)
+            rest = rest_blocks(np.stack(rows), known.tokens, weights, temperatures)
+        tokens[some] = race_of_rest(rows, known.tokens, temperatures, keys[some], rest)
     return tokens
 
 
@@ -161,15 +159,6 @@ def _widened(logits: Logits, params: SamplingParams, key: np.uint64, count: int)
         more = find_candidates(logits, count, [_total_of(params, vocabulary)])
         (token,) = draw(more, [params], np.array([key])).tolist()
     return token
-
-
-def _rest_blocks(
-    logits: Logits, known: Tokens, temperatures: Floats, rows: Sequence[int]
-) -> Floats:
-    """As `rest_blocks`, where the greatest of the rest is not known."""
-    others = logits[rows]
-    np.put_along_axis(others, known[rows], -np.inf, axis=1)
-    return rest_blocks(logits, known, temperatures, others.max(axis=1), rows)
 
 
 def _is_cut(params: SamplingParams, vocabulary: int) -> bool:
@@ -199,10 +188,3 @@ def _at_least(weights: Floats, sampling: Sequence[SamplingParams], top_k: Tokens
     min_p = np.array([params.min_p for params in sampling], np.float64)
     probable = (weights >= min_p[:, None]).sum(axis=1)
     return np.where(probable < weights.shape[1], np.minimum(top_k, probable), top_k)
-
-
-def _weights(logits: Logits, temperature: Floats) -> Floats:
-    """Probability of each candidate [rows, count], in parts of the first one's."""
-    with np.errstate(over="ignore"):  # so far below the first that its probability is 0
-        scores = (logits.astype(np.float64) - logits[:, :1]) / temperature[:, None]
-    return np.asarray(np.exp(scores))

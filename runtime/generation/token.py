@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trt_lora.plugins.short_repr import short_repr
 
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(frozen=True)
-class Logprob:
+class Logprob(NamedTuple):
     """The log probability of a token: the log softmax of the engine's own logits, in float64.
 
     Bias, penalties, temperature and grammars do not change it; that is `raw_logprobs` of vLLM.

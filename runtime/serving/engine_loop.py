@@ -1,6 +1,5 @@
 """EngineLoop: a thread that owns a scheduler, and gives requests of any thread their tokens."""
 
-import gc
 import logging
 import threading
 from collections import abc, deque
@@ -16,6 +15,7 @@ from trt_lora.runtime.generation.sequence import Sequence
 from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.generation.token import StepAnswers
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.serving.step_garbage import StepGarbage
 from trt_lora.runtime.store.entry import Lease
 
 _LOGGER = logging.getLogger(__name__)
@@ -51,13 +51,14 @@ class EngineLoop:
             scheduler: from now on the thread's alone.
             on_events: takes what a step gave, in the loop's thread: it had better be quick. What it
                 raises is logged, and others go on; what it was given does not come again.
-            freezes_garbage: keep what is alive now out of Python's garbage collections, which take
-                longer than a step where many adapters are loaded, and collect when idle instead;
-                it is let go of at the end.
+            freezes_garbage: keep what is alive out of Python's garbage collections, which take
+                longer than a step where many adapters are loaded, and collect what is new between
+                steps and when idle instead; see `StepGarbage`. It holds for the whole process.
         """
         self._scheduler, self._on_events = scheduler, on_events
         self._commands: deque[Sequence | _Cancel] = deque()
-        self._freezes, self._is_collected = freezes_garbage, False
+        self._garbage = StepGarbage() if freezes_garbage else None
+        self._is_collected = False
         self._errors: list[Exception] = []  # of the engine, since it last gave a token
         self._lock = threading.Lock()  # of what follows
         self._deadline: float | None = None  # of the drain, once it is closing
@@ -136,9 +137,8 @@ class EngineLoop:
             raise StateError("the engine's loop is closed; make another one")
 
     def _run(self) -> None:
-        if self._freezes:
-            gc.collect()
-            gc.freeze()
+        if self._garbage is not None:
+            self._garbage.collect()
         try:
             while not self._is_over() and len(self._errors) < _MOST_ERRORS:
                 self._follow_commands()
@@ -151,8 +151,8 @@ class EngineLoop:
             self._error = error
         finally:
             self._end()
-            if self._freezes:
-                gc.unfreeze()
+            if self._garbage is not None:
+                self._garbage.end()
 
     def _is_over(self) -> bool:
         """Whether it is closing, and nothing is left or the time to drain is over."""
@@ -175,8 +175,8 @@ class EngineLoop:
 
     def _sleep(self) -> None:
         """Wait for what another thread does; collect garbage once before."""
-        if self._freezes and not self._is_collected and not self._scheduler:
-            gc.collect()
+        if self._garbage is not None and not self._is_collected and not self._scheduler:
+            self._garbage.collect()
             self._is_collected = True
         most = None if self._deadline is None else max(self._deadline - monotonic(), 0.0)
         if not self._commands:
@@ -188,6 +188,8 @@ class EngineLoop:
             self._scheduler.progress.clear()
             return
         self._is_collected = False
+        if self._garbage is not None:
+            self._garbage.before_step()
         try:
             self._deliver(self._scheduler.step(self._deliver))
         except Exception as error:

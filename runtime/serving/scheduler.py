@@ -41,10 +41,11 @@ class Scheduler:
     and salt that begins alike runs only the rest of its prompt.
 
     On an engine that finds candidates where its logits are, tokens are chosen from at most 256 of
-    them a row; logits come to the host only where those do not tell. While all sequences are
-    greedy, nothing else is asked of their logits and no prompt waits, the next step is begun before
-    the host looks at the tokens of this one. Tokens are those of the same steps one by one, and at
-    most one overlapped step is discarded for each sequence that ends, none for an end by length.
+    them a row; logits come to the host only where those do not tell. Where no prompt waits, the
+    next step is begun as soon as tokens are chosen, before text is made of them; and while all
+    sequences are greedy and nothing else is asked of their logits, before the host looks at the
+    tokens of this one. Tokens are those of the same steps one by one, and at most one overlapped
+    step is discarded for each sequence that ends, none for an end by length.
 
     A step is made as a whole or not at all: where anything ends it, an interrupt too, every
     sequence is as it was, and the next step runs its prompt and its answer again. Tokens that were

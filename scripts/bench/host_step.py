@@ -16,6 +16,7 @@ import numpy as np
 from trt_lora.plugins.contract.step import CACHE, LOGITS
 from trt_lora.runtime import AdapterStore, SamplingParams, Scheduler, ServingConfig, TensorMap
 from trt_lora.runtime.engines.host_topk import HostTopK
+from trt_lora.runtime.engines.onnxruntime.exp_sums import OnnxRuntimeExpSums
 from trt_lora.runtime.engines.topk import TEMPERATURES, Floats, Logits
 from trt_lora.runtime.generation.decoding.step_inputs import TOKEN_SHAPES
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
@@ -41,10 +42,11 @@ PEAKS = {"flat": 0.0, "peaked": 20.0}  # by how much one logit of a row is above
 
 @dataclass
 class StubEngine:
-    """`Executor` that finds the same logits [rows, vocabulary] at every step."""
+    """`Executor` that finds the same logits [rows, vocabulary] at every step, as ONNX Runtime's."""
 
     manifest: Manifest
     found: Logits
+    exp_sums: OnnxRuntimeExpSums = field(default_factory=OnnxRuntimeExpSums)
     memory: HostMemory = HostMemory()  # noqa: RUF009 # it holds nothing
     rank_multiple: int = 1
     input_names: tuple[str, ...] = ()
@@ -60,21 +62,21 @@ class StubEngine:
     def topk(self, logits: Tensor, temperatures: Floats) -> HostTopK:
         """Return what looks at logits."""
         del temperatures
-        return HostTopK.of(logits)
+        return HostTopK.of(logits, self.exp_sums)
 
     def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> "StubRun":
         """Return a run of as many places."""
         del logits, fed
-        return StubRun(self.found[: tensor_map["kept"].shape[0]])
+        return StubRun(self.found[: tensor_map["kept"].shape[0]], self.exp_sums)
 
 
 class StubRun:
     """`TopKRun` that costs nothing."""
 
-    def __init__(self, logits: Logits) -> None:
+    def __init__(self, logits: Logits, exp_sums: OnnxRuntimeExpSums) -> None:
         """Find these logits at every run."""
         rows = len(logits)
-        self._logits = logits
+        self._logits, self._exp_sums = logits, exp_sums
         ids, each = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
         self.inputs: Mapping[str, Array] = {
             "input_ids": ids, "lengths": each, TEMPERATURES: np.zeros(rows)
@@ -88,7 +90,7 @@ class StubRun:
 
     def result(self) -> HostTopK:
         """Return what looks at the logits."""
-        return HostTopK(self._logits)
+        return HostTopK(self._logits, self._exp_sums)
 
     def discard(self) -> None:
         """Nothing is under way."""

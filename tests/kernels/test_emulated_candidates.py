@@ -69,7 +69,7 @@ def test_the_best_may_all_lie_in_one_part_or_in_each(greatest_first: bool) -> No
 
 
 @pytest.mark.parametrize("largest", [3.4e38, 6e4, 1e-38, 1e-45])
-def test_numbers_at_the_ends_of_the_range_are_ranked_and_added_up(largest: float) -> None:
+def test_numbers_at_the_ends_of_the_range_are_sorted_and_added_up(largest: float) -> None:
     logits = np.linspace(-largest, largest, 3000).astype(np.float32)[None]
     assert call_of(logits).mistakes(run_candidates(call_of(logits))) == []
 

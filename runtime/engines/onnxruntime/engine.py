@@ -95,7 +95,10 @@ class OnnxRuntimeEngine:
     def topk(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> HostTopK:
         """Return the best tokens of logits; see `Executor.topk`. They are found when asked for."""
         del temperatures
-        return HostTopK.of(logits)
+        pool = self._open
+        if pool is None:
+            raise closed()
+        return HostTopK.of(logits, pool.exp_sums)
 
     def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> OnnxRuntimeTopKRun:
         """Make a run that is replayed; see `Executor.prepare_topk`."""

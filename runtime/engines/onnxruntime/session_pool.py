@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 from trt_lora.runtime.engines.engine import closed
 from trt_lora.runtime.engines.onnxruntime.bound_session import BoundSession
+from trt_lora.runtime.engines.onnxruntime.exp_sums import OnnxRuntimeExpSums
 from trt_lora.runtime.engines.onnxruntime.mapped_weights import MappedWeights
 from trt_lora.runtime.engines.onnxruntime.topk_run import OnnxRuntimeTopKRun
 from trt_lora.runtime.manifest import Manifest
@@ -21,6 +22,7 @@ class SessionPool:
 
     def __init__(self, session: Any, manifest: Manifest, weights: MappedWeights) -> None:
         self._session, self._manifest, self._weights = session, manifest, weights
+        self.exp_sums = OnnxRuntimeExpSums()
         self._idle: dict[int, BoundSession] = {}  # by the thread that used it last
         self._prepared = WeakSet[OnnxRuntimeTopKRun]()
         self._running = 0
@@ -48,7 +50,7 @@ class SessionPool:
             StateError: the pool is closed.
         """
         with self:
-            run = OnnxRuntimeTopKRun(self, self._manifest, tensor_map, logits)
+            run = OnnxRuntimeTopKRun(self, self._manifest, tensor_map, logits, self.exp_sums)
             self._prepared.add(run)
         return run
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.engines.engine import check_inputs
-from trt_lora.runtime.engines.host_topk import HostTopK
+from trt_lora.runtime.engines.host_topk import ExpSums, HostTopK
 from trt_lora.runtime.engines.onnxruntime.bound_session import BoundSession
 from trt_lora.runtime.engines.topk import TEMPERATURES
 from trt_lora.runtime.manifest import Manifest
@@ -25,6 +25,7 @@ class OnnxRuntimeTopKRun:
         manifest: Manifest,
         tensor_map: TensorMap,
         logits: str,
+        exp_sums: ExpSums,
     ) -> None:
         """Bind everything; see `Executor.prepare_topk`.
 
@@ -33,10 +34,11 @@ class OnnxRuntimeTopKRun:
             manifest: of the engine.
             tensor_map: all inputs.
             logits: the output whose best tokens are found.
+            exp_sums: of their weights.
         """
         names = [binding.name for binding in manifest.inputs]
         check_inputs(tensor_map, names)
-        self._pool, self._manifest, self._logits = pool, manifest, logits
+        self._pool, self._manifest, self._logits, self._exp_sums = pool, manifest, logits, exp_sums
         self._bound: BoundSession | None = None
         self._found: HostTopK | None = None  # of the last run, until its result is taken
         self._map = TensorMap({name: tensor_map[name] for name in names})
@@ -70,7 +72,7 @@ class OnnxRuntimeTopKRun:
             bound = self._taken(session)
             bound.replay()
             self._bound = bound
-        self._found = HostTopK.of(bound.outputs[self._logits])
+        self._found = HostTopK.of(bound.outputs[self._logits], self._exp_sums)
 
     def result(self) -> HostTopK:
         """Return what the last run has found, once."""

@@ -64,12 +64,11 @@ class DeviceTopK:
         totals = np.where(is_known, self.totals[at], np.nan)
         return Candidates(self.tokens[at], self.values[at], totals, self.vocabulary)
 
-    def logits(self, rows: Sequence[int]) -> Logits:
-        """See `TopK`: a copy from the device for each."""
+    def logits(self, rows: Sequence[int]) -> list[Logits]:
+        """See `TopK`."""
         places = rows if self.places is None else [self.places[row] for row in rows]
-        return np.stack([_row_of(self.device_logits, place).numpy() for place in places]).astype(
-            np.float32, copy=False
-        )
+        copies = [_row_of(self.device_logits, place).numpy() for place in places]
+        return [copy.astype(np.float32, copy=False) for copy in copies]
 
     def select(self, rows: Sequence[int]) -> "DeviceTopK":
         """See `TopK`."""

@@ -166,7 +166,7 @@ class StaticDecoder:
         slots = np.broadcast_to(self.host_slots(), len(tokens)).tolist()
         told = {at: RowInput(first + at, int(tokens[at]), 0.0, slots[at]) for at in places}
         (found,) = self.steps.run([Group(told, self.adapter)])
-        return found.topk.logits(range(len(told)))
+        return np.stack(found.topk.logits(range(len(told))))
 
     def host_slots(self) -> npt.NDArray[np.int32]:
         """The slots of the LoRA bindings, of each row or of all; none where a device has them."""

@@ -1,11 +1,12 @@
 """Log probabilities of a chosen token and of the most probable ones."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from trt_lora.runtime.engines.host_topk import find_candidates
-from trt_lora.runtime.engines.topk import Candidates, Logits, Tokens, TopK
+from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Logits, Tokens, TopK
 from trt_lora.runtime.generation.token import Logprob, Logprobs
 
 _MOST = 256  # tokens that are looked for in all rows; a row that wants more is searched alone
@@ -24,40 +25,49 @@ def logprobs_of(found: TopK, tokens: Tokens, counts: Sequence[int | None]) -> li
     Returns:
         By row, None where nothing is asked for.
     """
-    result: list[Logprobs | None] = [None] * len(counts)
     wanted = {
         row: found.vocabulary if count < 0 else min(count, found.vocabulary)
         for row, count in enumerate(counts)
         if count is not None
     }
-    rows = list(wanted)
+    rows, result = list(wanted), list[Logprobs | None]([None] * len(counts))
     if rows:
         most = max((count for count in wanted.values() if count <= _MOST), default=0)
         candidates = found.candidates(rows, max(most, 1), [1.0] * len(rows))
-        for place, row in enumerate(rows):
-            result[row] = _of_row(found, candidates, place, row, int(tokens[row]), wanted[row])
+        best = _listed(candidates, tokens[rows], most)
+        for row, of_row in zip(rows, best, strict=True):
+            result[row] = _of_row(found, row, int(tokens[row]), wanted[row], of_row)
     return result
 
 
-def _of_row(
-    found: TopK, candidates: Candidates, place: int, row: int, token: int, count: int
-) -> Logprobs:
-    """Those of a row, which has a place among the candidates."""
-    total = candidates.totals[place]
-    best = candidates.tokens[place, :count]
-    if np.isnan(total) or len(best) < count or (best < 0).any():  # behind a small vocabulary: -1
-        candidates, place = find_candidates(found.logits([row]), max(count, 1), [1.0]), 0
-        total, best = candidates.totals[0], candidates.tokens[0, :count]
-    values = candidates.logits[place]
-    base = float(values[0]) + float(np.log(total))  # the log-sum-exp of the row
-    (at,) = np.nonzero(candidates.tokens[place] == token)
-    if at.size:
-        chosen = Logprob(float(values[at[0]]) - base, int(at[0]) + 1)
+_Best = tuple[
+    list[int], list[float], float, int
+]  # tokens, logits, log-sum-exp, the chosen one's place
+
+
+def _listed(candidates: Candidates, chosen: Tokens, count: int) -> list[_Best]:
+    """The first tokens of each row; the place of one that is no candidate is -1."""
+    is_chosen = candidates.tokens == chosen[:, None]
+    places = np.where(is_chosen.any(axis=1), is_chosen.argmax(axis=1), -1)
+    bases = candidates.logits[:, 0] + np.log(candidates.totals)
+    columns = max(count, int(places.max()) + 1)
+    lists = candidates.tokens[:, :columns], candidates.logits[:, :columns], bases, places
+    return list(zip(*(array.tolist() for array in lists), strict=True))
+
+
+def _of_row(found: TopK, row: int, token: int, count: int, best: _Best) -> Logprobs:
+    tokens, values, base, place = best
+    if len(tokens) < count or math.isnan(base) or NO_TOKEN in tokens[:count]:
+        logits = np.stack(found.logits([row]))
+        candidates = find_candidates(logits, max(count, 1), [1.0])
+        ((tokens, values, base, place),) = _listed(candidates, np.array([token]), count)
+    if place >= 0:
+        chosen = Logprob(values[place] - base, place + 1)
     else:
-        (logits,) = found.logits([row])
-        chosen = Logprob(float(logits[token]) - base, _rank(logits, token))
-    pairs = enumerate(zip(best.tolist(), values.tolist()), 1)  # noqa: B905 - as many as are wanted
-    return {token: chosen} | {t: Logprob(value - base, n) for n, (t, value) in pairs}
+        (of_row,) = found.logits([row])
+        chosen = Logprob(float(of_row[token]) - base, _rank(of_row, token))
+    pairs = zip(tokens[:count], values, range(1, count + 1))  # noqa: B905 - more values than tokens
+    return {token: chosen} | {t: Logprob(value - base, rank) for t, value, rank in pairs}
 
 
 def _rank(logits: Logits, token: int) -> int:

@@ -1,4 +1,4 @@
-"""Ranked tokens and what is drawn from them, against a sort and sums of the whole vocabulary.
+"""The best tokens and what is drawn from them, against a sort and sums of the whole vocabulary.
 
 The sums of the reference have 64 bits of mantissa (`longdouble`). Where two tokens arrive at almost
 the same time, or a sum lies on p, both neighbours are right.
@@ -29,7 +29,7 @@ def choose(logits: Logits, sampling: list[SamplingParams], keys: Keys) -> Tokens
     return choose_of(HostTopK(logits), sampling, keys)
 
 
-def ranked(logits: Logits, count: int) -> Tokens:
+def best_ids(logits: Logits, count: int) -> Tokens:
     ids: Tokens = topk_ids(logits[None], count)[0]
     return ids
 
@@ -39,14 +39,14 @@ def total(logits: Logits, temperature: float) -> float:
     return float(found)
 
 
-def ranking(logits: Logits) -> list[int]:
+def ordered(logits: Logits) -> list[int]:
     """All tokens, the greatest logit first, of equal ones the lower id first."""
     return sorted(range(logits.size), key=lambda token: (-float(logits[token]), token))
 
 
 def kept_sets(logits: Logits, sampling: SamplingParams) -> list[list[int]]:
-    """The tokens that min-p, top-k and top-p keep, ranked; several where one is on a border."""
-    order = ranking(logits)
+    """The tokens that min-p, top-k and top-p keep, in order; several where one is on a border."""
+    order = ordered(logits)
     if sampling.temperature == 0:
         return [order[:1]]
     scores = logits[order].astype(np.longdouble)
@@ -101,7 +101,7 @@ def right_tokens(logits: Logits, sampling: SamplingParams, key: int) -> set[int]
     right = right_of_candidates(logits, sampling, key, 256)
     if NEEDS_FULL_LOGITS not in right:
         return right
-    order = ranking(logits)
+    order = ordered(logits)
     rest = dict(zip(order, weights_of(logits, order, sampling), strict=True))
     return right - {NEEDS_FULL_LOGITS} | block_winners(
         key, {token: rest[token] for token in order[256:]}
@@ -110,7 +110,7 @@ def right_tokens(logits: Logits, sampling: SamplingParams, key: int) -> set[int]
 
 def right_of_candidates(logits: Logits, sampling: SamplingParams, key: int, count: int) -> set[int]:
     """The same where `count` tokens race by themselves, `NEEDS_FULL_LOGITS` for all others."""
-    order, right = ranking(logits), set[int]()
+    order, right = ordered(logits), set[int]()
     weights = dict(zip(order, weights_of(logits, order, sampling), strict=True))
     is_cut = 0 < sampling.top_k < logits.size or sampling.min_p > 0 or sampling.top_p < 1
     for kept in kept_sets(logits, sampling):
@@ -180,7 +180,7 @@ def test_a_few_candidates_decide_the_token_of_the_definition_or_none(
 ) -> None:
     """As a GPU gives them: as many for each row, behind the last token none, and the total."""
     tokens, values = np.full((1, count), -1, np.int32), np.full((1, count), -np.inf, np.float32)
-    best = ranked(logits, count)
+    best = best_ids(logits, count)
     tokens[0, : best.size], values[0, : best.size] = best, logits[best]
     totals = np.array([total(logits, sampling.temperature or 1)])
     candidates = Candidates(tokens, values, totals, logits.size)
@@ -231,8 +231,8 @@ def test_what_is_drawn_does_not_depend_on_the_order_of_probabilities() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(rows_of_logits(), st.sampled_from([1, 2, 256, 2500, 9999]))
-def test_tokens_are_ranked_by_logit_and_then_by_id(logits: Logits, count: int) -> None:
-    assert ranked(logits, count).tolist() == ranking(logits)[:count]
+def test_tokens_are_ordered_by_logit_and_then_by_id(logits: Logits, count: int) -> None:
+    assert best_ids(logits, count).tolist() == ordered(logits)[:count]
 
 
 def test_of_equal_logits_top_k_keeps_the_lowest_ids() -> None:
@@ -255,7 +255,7 @@ def test_the_first_of_a_great_vocabulary_are_those_of_a_sort(count: int, step: f
     values = np.random.default_rng(count).normal(0, 1, 49_157)
     logits = (np.round(values / step) * step if step else values * 0).astype(np.float32)
     logits[-3:] = 9  # behind the last whole group
-    assert ranked(logits, count).tolist() == np.argsort(-logits, kind="stable")[:count].tolist()
+    assert best_ids(logits, count).tolist() == np.argsort(-logits, kind="stable")[:count].tolist()
 
 
 def share_of(tokens: npt.NDArray[np.int64], vocabulary: int) -> npt.NDArray[np.float64]:
@@ -276,7 +276,7 @@ def test_tokens_of_many_blocks_are_drawn_as_often_as_they_should(sampling: Sampl
 def test_the_rest_of_the_candidates_and_one_of_it_are_drawn_as_often_as_they_should() -> None:
     """As a GPU's candidates draw: the rest races as one, and where it wins, one of it is drawn."""
     logits = np.random.default_rng(4).normal(0, 1, 300).astype(np.float32)
-    best, rows, params = ranked(logits, 8), 20_000, [SamplingParams()] * 20_000
+    best, rows, params = best_ids(logits, 8), 20_000, [SamplingParams()] * 20_000
     candidates = Candidates(
         np.tile(best, (rows, 1)),
         np.tile(logits[best], (rows, 1)),
@@ -287,7 +287,7 @@ def test_the_rest_of_the_candidates_and_one_of_it_are_drawn_as_often_as_they_sho
     behind = np.flatnonzero(tokens == NEEDS_FULL_LOGITS)
     for row in behind:
         key = keys(rows)[[row]]
-        (tokens[row],) = choose_beyond(logits[None], [SamplingParams()], key, best[None])
+        (tokens[row],) = choose_beyond([logits], params[:1], key, candidates.select([row]))
     weights = np.exp(logits.astype(np.float64))
     right = weights / weights.sum()
     share = share_of(tokens, 300)

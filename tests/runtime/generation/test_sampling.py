@@ -25,11 +25,11 @@ def some_logits(rows: int = 1, *, seed: int = 0) -> Logits:
 def expected(logits: npt.NDArray[np.float32], sampling: SamplingParams) -> dict[int, float]:
     """Probability by token of one row, by definition: temperature, then top-k, then top-p."""
     weights = {t: math.exp(float(x) / sampling.temperature) for t, x in enumerate(logits)}
-    ranked = sorted(weights, key=lambda token: -weights[token])
-    ranked = ranked[: sampling.top_k or None]
-    total = sum(weights[token] for token in ranked)
+    ordered = sorted(weights, key=lambda token: -weights[token])
+    ordered = ordered[: sampling.top_k or None]
+    total = sum(weights[token] for token in ordered)
     mass, kept = 0.0, []
-    for token in ranked:
+    for token in ordered:
         if mass >= sampling.top_p:
             break
         kept.append(token)

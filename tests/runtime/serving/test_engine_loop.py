@@ -1,5 +1,6 @@
 """A thread that owns a scheduler: every request has one end, whatever threads and devices do."""
 
+import gc
 import random
 import threading
 import time
@@ -235,3 +236,54 @@ def test_requests_cancelled_and_failed_at_random_have_one_end_each(served: Serve
         assert len(ends) == 1
         if ends == ["length"]:
             assert served.tokens[request] == expected_answer(*asked[request], LONG)
+
+
+class HoardingEngine(SlotEngine):
+    """Leaves thousands of objects behind at every step, as loads in other threads do."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=1)
+        self.hoard: list[list[object]] = []
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        self.hoard += [[] for _ in range(8000)]
+        return super().execute(tensor_map)
+
+
+def test_garbage_of_all_generations_is_collected_between_steps_and_once() -> None:
+    engine, looked_at = HoardingEngine(), list[tuple[bool, int]]()
+    scheduler, inside, done = Scheduler(engine), [False], threading.Event()
+    step = scheduler.step
+
+    def entered(*args: Any) -> StepAnswers:
+        inside[0] = True
+        try:
+            return step(*args)
+        finally:
+            inside[0] = False
+
+    def noted(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            looked_at.append((inside[0], len(gc.get_objects())))
+
+    def take(answers: StepAnswers) -> None:
+        if any(token.finish_reason for token in answers.tokens.values()):
+            done.set()
+
+    scheduler.step = entered  # type: ignore[method-assign, assignment]
+    prompts = 4
+    gc.callbacks.append(noted)
+    try:
+        with EngineLoop(scheduler, take) as loop:
+            for _ in range(prompts):
+                done.clear()
+                loop.submit([4], SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True))
+                assert done.wait(60)
+            frozen = gc.get_freeze_count()
+    finally:
+        gc.callbacks.remove(noted)
+    assert gc.get_freeze_count() == 0
+    assert frozen > prompts * 20 * 8000
+    assert not any(is_inside for is_inside, _ in looked_at)
+    # Of what is new alone, never of what all steps have left; but the first looks at everything.
+    assert max(count for _, count in looked_at[1:]) < 200_000
