@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors
 
@@ -28,25 +28,24 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_NAME = 1024
 
 
-class PartReader(Protocol):
-    """Reads elements that lie one after another."""
-
-    def __call__(self, first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
-        """Return `count` elements from the element `first` on."""
-        ...
-
-
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file: what the header says, and how to read the elements."""
+    """One tensor of a file: what the header says, and its elements, which lie row-major."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    part: PartReader
+    file: AdapterFile
+    start: int  # of its bytes in the file
+
+    def part(self, first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
+        """Return `count` elements from the element `first` on."""
+        item = storage_dtype(self.dtype)
+        start = self.start + first * item.itemsize
+        return self.file.read(start, count * item.itemsize, buffer).view(item)
 
     def read(self, buffer: ReadBuffer | None = None) -> Array:
-        """Return all elements, row-major; a `Reader`."""
+        """Return all elements in their shape; a `Reader`."""
         return self.part(0, math.prod(self.shape), buffer).reshape(self.shape)
 
     def blocks(self, most: int) -> Iterator[Array]:
@@ -75,16 +74,15 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     metadata = header.pop("__metadata__", None) or {}
     tensors = []
     for name, entry in header.items():
-        check_tensor(name, tuple(entry["shape"]), path)
+        shape = tuple(entry["shape"])
+        check_tensor(name, shape, path)
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise AdapterError(
                 f"{path}: tensor {name!r} is {entry['dtype']}; "
                 f"LoRA weights are one of {', '.join(_DTYPES)}"
             )
-        shape, offsets = tuple(entry["shape"]), entry["data_offsets"]
-        part = _part_reader(file, start + offsets[0], dtype)
-        tensors.append(StoredTensor(name, shape, dtype, part))
+        tensors.append(StoredTensor(name, shape, dtype, file, start + entry["data_offsets"][0]))
     return SafetensorsFile(tuple(tensors), metadata)
 
 
@@ -136,16 +134,6 @@ def _check(head: bytes, file: AdapterFile) -> None:
 def _open(path: Path) -> None:
     with safetensors.safe_open(path, framework="np"):
         pass
-
-
-def _part_reader(file: AdapterFile, start: int, dtype: str) -> PartReader:
-    item = storage_dtype(dtype)
-
-    def part(first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
-        place = start + first * item.itemsize
-        return file.read(place, count * item.itemsize, buffer).view(item)
-
-    return part
 
 
 def save_safetensors(

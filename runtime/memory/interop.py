@@ -91,12 +91,9 @@ def _tensor_from_dlpack(obj: Any) -> Tensor:
     try:
         with _exporting(obj):
             capsule = obj.__dlpack__(stream=None)  # the default stream may read it at once
-    except (BufferError, RuntimeError, ValueError) as error:
-        raise TensorError(f"{type(obj).__name__} does not give up its memory: {error}") from error
-    try:
         raw = _DLTensor.from_address(_capsule_pointer(capsule))
-    except ValueError as error:
-        raise TensorError(f"{type(obj).__name__} has no DLPack of version 0: {error}") from error
+    except (BufferError, RuntimeError, ValueError) as error:  # another version is a ValueError
+        raise TensorError(f"{type(obj).__name__} does not give up its memory: {error}") from error
     shape = tuple(raw.shape[axis] for axis in range(raw.ndim))
     dense = not raw.strides or _is_row_major(shape, raw.strides)
     pointer = (raw.data or 0) + raw.byte_offset

@@ -6,6 +6,7 @@ Both arrays may have a first dimension of 1. The files hold neither k nor n: tho
 Source: TensorRT-LLM's `examples/hf_lora_convert.py` and its documentation of the format.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,6 @@ from trt_lora.runtime.files.npy_file import NpyFile, npy_of_array, open_npy
 from trt_lora.runtime.files.untrusted_file import ReadBuffer, file_inside
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.tensor import Tensor
 
 TRTLLM_WEIGHTS = "model.lora_weights.npy"
 TRTLLM_CONFIG = "model.lora_config.npy"
@@ -105,8 +105,8 @@ def _rows(config: NpyFile, weights: NpyFile, source: str, *, most: int) -> list[
         raise AdapterError(f"{source}: {shapes[0][0]} rows of config, {shapes[1][0]} of weights")
     if shapes[0][0] > most:
         raise AdapterError(f"{source}: {shapes[0][0]} rows; this engine takes {most} at most")
-    values = config.read(0, shapes[0][0] * shapes[0][1], None).reshape(shapes[0])
-    return [[int(value) for value in row] for row in values]
+    rows: list[list[int]] = config.read(0, math.prod(shapes[0]), None).reshape(shapes[0]).tolist()
+    return rows
 
 
 def _pair(weights: NpyFile, number: int, row: list[int], size: tuple[int, int], label: str) -> Pair:
@@ -236,10 +236,6 @@ def _numbered(adapter: Adapter) -> Mapping[tuple[int, int], Pair]:
 def _write_row(pair: Pair, row: Array, dtype: str, source: str) -> Conversion:
     stored = {"A": pair[0].transposed(), "B": pair[1].transposed()}  # [r, k] and [n, r]
     tensors, conversions = pack_weights(stored, dict.fromkeys(stored, dtype), source)
-    flat = np.concatenate([_flat(tensors["A"]), _flat(tensors["B"])])
+    flat = np.concatenate([tensors[factor].storage().reshape(-1) for factor in "AB"])
     row[: flat.size] = flat.view(row.dtype)
     return Conversion.of_all(conversions.values())
-
-
-def _flat(tensor: Tensor) -> Array:
-    return tensor.storage().reshape(-1)
