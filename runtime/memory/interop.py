@@ -12,7 +12,7 @@ import numpy as np
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.memory.cuda import call, on_device
-from trt_lora.runtime.memory.dtypes import DTYPES
+from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.tensor import HOST, Tensor, tensor_from_numpy
 
 
@@ -139,10 +139,7 @@ def _is_row_major(shape: tuple[int, ...], strides: Any) -> bool:
 
 
 def _checked(tensor: Tensor, *, dense: bool) -> Tensor:
-    if tensor.dtype not in DTYPES:
-        raise TensorError(
-            f"dtype {tensor.dtype} is not supported; choose from: {', '.join(DTYPES)}"
-        )
+    storage_dtype(tensor.dtype)  # refuses what there is none of
     if not dense:
         raise TensorError(
             f"a tensor of shape {tensor.shape} is not row-major; pass a contiguous copy"

@@ -10,7 +10,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.plugins.errors import ConfigError, StateError, TensorError
+from trt_lora.plugins.checked import check_range
+from trt_lora.plugins.errors import StateError, TensorError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import closed, open_already
@@ -60,8 +61,7 @@ class TensorRTEngine:
         Raises:
             ConfigError: it is below 0.
         """
-        if max_graphs < 0:
-            raise ConfigError(f"max_graphs must be 0 (no graphs) or more, got {max_graphs}")
+        check_range("max_graphs", max_graphs, 0)
         self.directory = directory
         self.manifest = manifest
         self.memory = CudaMemory()
