@@ -28,6 +28,7 @@ from trt_lora.runtime.memory.dtypes import Array
 
 TRTLLM_WEIGHTS = "model.lora_weights.npy"
 TRTLLM_CONFIG = "model.lora_config.npy"
+_FILES = {TRTLLM_WEIGHTS: ("float32", "float16", "bfloat16"), TRTLLM_CONFIG: ("int32",)}
 
 _MODULES = {module.id: module for module in MODULES if module.id is not None}
 _MAX_PARTS = max(len(parts) for parts in PARTS.values())  # rows that one site can take
@@ -48,7 +49,9 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
             f"{directory}: TensorRT-LLM's format holds no shapes; load it after "
             "initialize_engine_bindings, or convert it with --engine DIR"
         )
-    weights, config = (open_npy(file_inside(directory, n)) for n in (TRTLLM_WEIGHTS, TRTLLM_CONFIG))
+    weights, config = (
+        open_npy(file_inside(directory, name), dtypes) for name, dtypes in _FILES.items()
+    )
     return _from_arrays(str(directory), weights, config, manifest)
 
 
@@ -66,14 +69,14 @@ def adapter_from_trtllm_arrays(
     Raises:
         AdapterError: as `adapter_from_trtllm`.
     """
-    return _from_arrays(
-        source, npy_of_array(source, weights), npy_of_array(source, config), manifest
+    weights_file, config_file = (
+        npy_of_array(f"{source}/{name}", array, dtypes)
+        for array, (name, dtypes) in zip((weights, config), _FILES.items(), strict=True)
     )
+    return _from_arrays(source, weights_file, config_file, manifest)
 
 
 def _from_arrays(source: str, weights: NpyFile, config: NpyFile, manifest: Manifest) -> Adapter:
-    _check_dtype(source, TRTLLM_WEIGHTS, weights, ("float32", "float16", "bfloat16"))
-    _check_dtype(source, TRTLLM_CONFIG, config, ("int32",))
     rows = _rows(config, weights, source, most=_MAX_PARTS * len(manifest.sites))
     places = _places(manifest)
     pairs: dict[str, Pair] = {}
@@ -86,11 +89,6 @@ def _from_arrays(source: str, weights: NpyFile, config: NpyFile, manifest: Manif
             raise AdapterError(f"{label} is for {path}, and so is another row")
         pairs[path] = _pair(weights, number, row, (k, n), label)
     return Adapter.of_pairs(source, pairs)
-
-
-def _check_dtype(source: str, name: str, array: NpyFile, dtypes: tuple[str, ...]) -> None:
-    if array.dtype not in dtypes:
-        raise AdapterError(f"{source}/{name} is {array.dtype}, expected {' or '.join(dtypes)}")
 
 
 def _rows(config: NpyFile, weights: NpyFile, source: str, *, most: int) -> list[list[int]]:
