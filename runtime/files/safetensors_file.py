@@ -22,7 +22,7 @@ from trt_lora.runtime.files.untrusted_file import AdapterFile, ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor
 
-FINGERPRINT_KEY = "trt_lora.base_fingerprint"  # in the metadata of files that this package writes
+_FINGERPRINT = "trt_lora.base_fingerprint"  # key of the metadata
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_NAME = 1024
@@ -57,10 +57,10 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """The tensors of a file in the order of its header, and its metadata."""
+    """The tensors of a file in the order of its header, and what its metadata say."""
 
     tensors: tuple[StoredTensor, ...]
-    metadata: dict[str, str]
+    fingerprint: str | None  # of the base model, in files that this package wrote
 
 
 def read_safetensors(path: Path) -> SafetensorsFile:
@@ -71,7 +71,7 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     """
     file = AdapterFile(path)
     header, start = _header(file)
-    metadata = header.pop("__metadata__", None) or {}
+    fingerprint = (header.pop("__metadata__", None) or {}).get(_FINGERPRINT)
     tensors = []
     for name, entry in header.items():
         shape = tuple(entry["shape"])
@@ -83,7 +83,7 @@ def read_safetensors(path: Path) -> SafetensorsFile:
                 f"LoRA weights are one of {', '.join(_DTYPES)}"
             )
         tensors.append(StoredTensor(name, shape, dtype, file, start + entry["data_offsets"][0]))
-    return SafetensorsFile(tuple(tensors), metadata)
+    return SafetensorsFile(tuple(tensors), fingerprint)
 
 
 def check_tensor(name: str, shape: tuple[int, ...], path: Path) -> None:
@@ -153,7 +153,7 @@ def save_safetensors(
         )
         for name, tensor in tensors.items()
     }
-    metadata = {"format": "pt"} | ({FINGERPRINT_KEY: fingerprint} if fingerprint else {})
+    metadata = {"format": "pt"} | ({_FINGERPRINT: fingerprint} if fingerprint else {})
     path.touch()
     mode = path.stat().st_mode
     try:

@@ -17,13 +17,13 @@ from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import closed, open_already
 from trt_lora.runtime.engines.ranked_run import RankedRows
 from trt_lora.runtime.engines.tensorrt.graphs import MAX_GRAPHS
+from trt_lora.runtime.engines.tensorrt.inputs import warm_up_inputs
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.prepared.mirrored_block import Mirror
 from trt_lora.runtime.engines.tensorrt.prepared.prepared_run import TensorRTPreparedRun
 from trt_lora.runtime.engines.tensorrt.prepared.ranked_run import RankedCalls, TensorRTRankedRun
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey
 from trt_lora.runtime.engines.tensorrt.runs import Runs
-from trt_lora.runtime.engines.tensorrt.warm_up import warm_up_inputs
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.cuda import Event, call, on_device, try_call
 from trt_lora.runtime.memory.device import CudaMemory
