@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.plugins.checked import check_fields
+from trt_lora.plugins.checked import check_choice, check_fields, check_range
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
@@ -53,20 +53,20 @@ class BuildConfig:
                 "nothing says which modules take LoRA; pass --lora-target-modules attn_q attn_v, "
                 "all-linear, or --lora-dir with a real adapter"
             )
-        _check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
-        _check_range("--max-loras", self.max_loras, 0)
+        check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
+        check_range("--max-loras", self.max_loras, 0)
         self._choose_slots()
-        _check_range("--max-batch-size", self.max_batch_size, 1)
-        _check_range("--max-seq-len", self.max_seq_len, 2)
-        _check_range("--max-input-len", self.max_input_len, 1)
+        check_range("--max-batch-size", self.max_batch_size, 1)
+        check_range("--max-seq-len", self.max_seq_len, 2)
+        check_range("--max-input-len", self.max_input_len, 1)
         self._check_that_prompts_fit()
-        _check_choice("--dtype", self.dtype, DTYPES)
-        _check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
-        _check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
+        check_choice("--dtype", self.dtype, DTYPES)
+        check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
+        check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
         self._check_that_plugin_takes_slots()
 
     def _choose_slots(self) -> None:
-        _check_choice("--lora-mode", self.lora_mode, LORA_MODE_CHOICES)
+        check_choice("--lora-mode", self.lora_mode, LORA_MODE_CHOICES)
         if self.lora_mode == SINGLE and self.max_loras:
             raise ConfigError(
                 f"--lora-mode single is one adapter for all rows, and --max-loras is "
@@ -89,14 +89,3 @@ class BuildConfig:
                 f"--lora-plugin aot takes one adapter at a time, and --max-loras is "
                 f"{self.max_loras}; pass --lora-plugin plugin, or leave out --max-loras"
             )
-
-
-def _check_range(option: str, value: int | None, low: int, high: int | None = None) -> None:
-    if value is not None and (value < low or (high is not None and value > high)):
-        allowed = f"from {low} to {high}" if high is not None else f"{low} or more"
-        raise ConfigError(f"{option} is {value}, expected a whole number {allowed}")
-
-
-def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{option} is {value!r}; choose from: {', '.join(choices)}")

@@ -74,6 +74,27 @@ def check_items(what: str, items: Iterable[object], kind: type) -> None:
             raise ConfigError(f"{what} hold {short_value(item)}, expected {kind.__name__} alone")
 
 
+def check_range(what: str, value: float | None, low: int, high: int | None = None) -> None:
+    """Refuse a number below `low` or above `high`; None is taken.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    if value is not None and (value < low or (high is not None and value > high)):
+        allowed = f"from {low} to {high}" if high is not None else f"{low} or more"
+        raise ConfigError(f"{what} is {value}, expected a whole number {allowed}")
+
+
+def check_choice(what: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse what is none of the choices.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if value not in choices:
+        raise ConfigError(f"{what} is {value!r}; choose from: {', '.join(choices)}")
+
+
 def _check(where: str, name: str, value: object, kinds: Kinds) -> None:
     also = [kind for added in _ALSO.values() for kind in added]
     taken = tuple(k for k in kinds if k not in _OF_NUMBERS) if type(value) is bool else kinds

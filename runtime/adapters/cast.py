@@ -8,8 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import numpy as np
@@ -34,15 +32,12 @@ class Conversion:
     rounding_error: float = 0.0  # the largest absolute difference of a value
     flushed: int = 0  # values other than zero that became zero
 
-    def __or__(self, other: "Conversion") -> "Conversion":
-        """Return the combined changes of both."""
-        error = max(self.rounding_error, other.rounding_error)
-        return Conversion(error, self.flushed + other.flushed)
-
     @classmethod
     def of_all(cls, conversions: Iterable["Conversion"]) -> "Conversion":
         """Return the combined changes of several casts."""
-        return reduce(or_, conversions, cls())
+        every = [*conversions]
+        error = max((each.rounding_error for each in every), default=0.0)
+        return cls(error, sum(each.flushed for each in every))
 
 
 class Caster:
@@ -119,7 +114,7 @@ class Caster:
     @np.errstate(over="ignore", invalid="ignore")
     def _round(self, source: Array, scale: float, out: Array) -> Conversion | None:
         """Cast by way of float32, and compare the result with it."""
-        conversion = Conversion()
+        changes = []
         for tile in _tiles(source.shape):
             exact = self._scaled(source[tile], scale)
             if not np.isfinite(_largest(exact).astype(out.dtype)):
@@ -128,8 +123,8 @@ class Caster:
             stored = self._narrow(exact, found, out.dtype)
             out[tile] = self._set_apart(stored.reshape(source[tile].shape), out.dtype)
             if stored is not exact:
-                conversion |= _compare(exact, found)
-        return conversion
+                changes.append(_compare(exact, found))
+        return Conversion.of_all(changes)
 
     def _scaled(self, values: Array, scale: float) -> Float32:
         """Return the values times `scale`, as float32 [n]."""

@@ -48,18 +48,7 @@ def _cast_positive(
     """Cast all positive floats; return results, errors, and indices of those flushed to zero."""
     exact = np.arange(_SIGN, dtype=np.uint16).view(storage_dtype(source)).astype(np.float32)
     exact *= np.float32(scale)
-    stored = _stored(exact, target)
+    stored = exact.astype(storage_dtype(target))
     found = stored.astype(np.float32)
     lost = np.flatnonzero((exact != 0) & (found == 0))
     return stored, np.abs(exact - found), lost
-
-
-def _stored(exact: Float32, target: str) -> Array:
-    """Cast; numpy takes a hundred times as long for a number that float16 cannot hold."""
-    dtype, size = storage_dtype(target), np.abs(exact)
-    if target != "float16":
-        return exact.astype(dtype)
-    inside = (size > 2.0**-26) & (size < 2.0**17)  # what float16 holds, and as much again
-    stored = np.copysign(np.where(size < 1, np.float32(0), np.float32(np.inf)), exact).astype(dtype)
-    stored[inside] = exact[inside]
-    return stored

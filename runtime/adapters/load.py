@@ -8,16 +8,13 @@ from pathlib import Path
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.formats.edgellm import (
-    PROCESSED_FILE,
-    adapter_from_edgellm,
-    adapter_from_safetensors,
-)
+from trt_lora.runtime.adapters.formats.edgellm import PROCESSED_FILE, adapter_from_safetensors
 from trt_lora.runtime.adapters.formats.onnx_adapter import adapter_from_onnxruntime
 from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE, adapter_from_peft
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.formats.trtllm import TRTLLM_WEIGHTS, adapter_from_trtllm
 from trt_lora.runtime.files.file_record import sampled_sha256
+from trt_lora.runtime.files.untrusted_file import file_inside
 from trt_lora.runtime.manifest import Manifest
 
 _SUFFIXES = (".json", ".safetensors", ".npy", ".onnx_adapter")
@@ -130,7 +127,7 @@ def _from_directory(path: Path, manifest: Manifest | None) -> Adapter:
             "move all but one, and what belongs to them, to another directory"
         )
     if found == [PROCESSED_FILE]:
-        return adapter_from_edgellm(path)
+        return adapter_from_safetensors(file_inside(path, PROCESSED_FILE))
     if found == [TRTLLM_WEIGHTS]:
         return adapter_from_trtllm(path, manifest)
     return adapter_from_peft(path)

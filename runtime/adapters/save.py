@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trt_lora.plugins.atomic_files import publish_directory, publish_file
-from trt_lora.plugins.checked import checked
+from trt_lora.plugins.checked import check_choice, checked
 from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -52,7 +52,10 @@ def save_adapter(
         AdapterError: the format cannot hold the adapter, or the engine cannot take it.
     """
     path = Path(path)
-    _check(path, format, dtype)
+    check_choice("format", format, FORMATS)
+    check_choice("dtype", dtype or DTYPES[0], DTYPES)
+    if path.exists():
+        raise ConfigError(f"{path} exists; choose another place")
     if format == "onnxruntime" and manifest and manifest.max_loras:
         raise ConfigError(
             f"an engine with {manifest.max_loras} slots takes stacks of adapters, and an "
@@ -82,15 +85,6 @@ def save_adapter(
         if format == "edgellm":
             return save_edgellm(adapter, work, dtype or "float16", fingerprint)
         return save_trtllm(adapter, work, dtype or _dtype(adapter))
-
-
-def _check(path: Path, format: str, dtype: str | None) -> None:
-    if format not in FORMATS:
-        raise ConfigError(f"format is {format!r}; choose from: {', '.join(FORMATS)}")
-    if dtype not in (None, *DTYPES):
-        raise ConfigError(f"dtype is {dtype!r}; choose from: {', '.join(DTYPES)}")
-    if path.exists():
-        raise ConfigError(f"{path} exists; choose another place")
 
 
 def _dtype(adapter: Adapter) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -75,13 +76,10 @@ def concatenate(weights: Sequence[Weight], axis: int) -> Weight:
     """Return weights one after another along an axis; the other sizes must agree."""
     if len(weights) == 1:
         return weights[0]
-    places = [(slice(None),) * axis] * len(weights)
-    shape = list(weights[0].shape)
-    shape[axis] = 0
-    for i, weight in enumerate(weights):
-        places[i] += (slice(shape[axis], shape[axis] + weight.shape[axis]),)
-        shape[axis] += weight.shape[axis]
-    return _assembled(weights, places, tuple(shape))
+    ends = [*accumulate((weight.shape[axis] for weight in weights), initial=0)]
+    places = [(slice(None),) * axis + (slice(*span),) for span in pairwise(ends)]
+    shape = tuple(ends[-1] if i == axis else size for i, size in enumerate(weights[0].shape))
+    return _assembled(weights, places, shape)
 
 
 def padded(weight: Weight, shape: tuple[int, ...]) -> Weight:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.plugins.errors import ConfigError, ManifestError
+from trt_lora.plugins.checked import check_choice
+from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime.files.file_record import FAST, FULL, fault
 from trt_lora.runtime.manifest import (
     BACKEND_FILES,
@@ -63,8 +64,7 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
             the backend reads it.
         ConfigError: there is no such check.
     """
-    if check not in CHECKS:
-        raise ConfigError(f"unknown check {check!r}; choose from: {', '.join(CHECKS)}")
+    check_choice("check", check, CHECKS)
     if unlisted := [n for n in BACKEND_FILES[backend][:_LEAST] if n not in manifest.files]:
         raise ManifestError(
             f"{directory / MANIFEST_FILE} says nothing of {' and '.join(unlisted)}: nothing shows "

@@ -41,25 +41,19 @@ def open_executor(
     if backend not in BACKENDS:
         raise BackendError(f"unknown backend {backend!r}; choose from: {', '.join(BACKENDS)}")
     manifest = read_manifest(directory)
-    obstacle = (
-        _tensorrt_obstacle(directory, manifest) if backend != "onnxruntime" else "not asked for"
-    )
+    is_asked = backend != "onnxruntime"
+    obstacle = _tensorrt_obstacle(directory, manifest) if is_asked else "not asked for"
     if backend == "tensorrt" and obstacle:
         raise BackendError(f"{directory} cannot run on TensorRT here: {obstacle}")
     if backend == "auto":
-        _LOG.info("%s runs on %s", directory, _choice(manifest, obstacle))
+        gpu = f"{manifest.flavour} (GPU): it has a plan, and library and GPU are there"
+        choice = f"ONNX Runtime (CPU): {obstacle}" if obstacle else gpu
+        _LOG.info("%s runs on %s", directory, choice)
     check_files(directory, manifest, check, "onnxruntime" if obstacle else "tensorrt")
     check_manifest(directory, manifest)
     if obstacle:
         return OnnxRuntimeEngine(directory, manifest)
     return TensorRTEngine(directory, manifest)
-
-
-def _choice(manifest: Manifest, obstacle: str) -> str:
-    """The backend in words, and why not the other."""
-    if obstacle:
-        return f"ONNX Runtime (CPU): {obstacle}"
-    return f"{manifest.flavour} (GPU): it has a plan, and library and GPU are there"
 
 
 def _tensorrt_obstacle(directory: Path, manifest: Manifest) -> str:

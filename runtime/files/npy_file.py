@@ -6,7 +6,7 @@ as two-byte voids (`|V2`), as TensorRT-LLM's converter does.
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,16 @@ class NpyFile:
     read: Callable[[int, int, ReadBuffer | None], Array]  # first element, their number -> [number]
 
 
-def open_npy(path: Path) -> NpyFile:
+def open_npy(path: Path, dtypes: Collection[str]) -> NpyFile:
     """Read the header and check it against the size of the file.
 
     Raises:
-        AdapterError: the file is missing or damaged, holds Python objects, or another dtype.
+        AdapterError: the file is missing or damaged, holds Python objects, or none of the dtypes.
     """
     file = AdapterFile(path)
     shape, stored, start = _header(file)
-    name = _checked(path, stored, _DTYPES.get(stored, ""))
+    name = _DTYPES.get(stored, "")
+    _check(path, stored, name, dtypes)
     item = storage_dtype(name)
     if file.size != start + math.prod(shape) * item.itemsize:
         raise AdapterError(
@@ -56,13 +57,14 @@ def open_npy(path: Path) -> NpyFile:
     return NpyFile(shape, name, read)
 
 
-def npy_of_array(source: str, array: Array) -> NpyFile:
+def npy_of_array(source: str, array: Array, dtypes: Collection[str]) -> NpyFile:
     """Return an array in memory as if it were in a file; nobody may write to it meanwhile.
 
     Raises:
-        AdapterError: it has another dtype than a file may have.
+        AdapterError: it has none of the dtypes.
     """
-    name = _checked(source, array.dtype, _DTYPES.get(array.dtype, array.dtype.name))
+    name = _DTYPES.get(array.dtype, array.dtype.name)
+    _check(source, array.dtype, name, dtypes)
     item = storage_dtype(name)
     flat = np.ascontiguousarray(array).reshape(-1)
     values = flat.view(item) if flat.dtype == "V2" else flat.astype(item, copy=False)
@@ -73,11 +75,10 @@ def npy_of_array(source: str, array: Array) -> NpyFile:
     return NpyFile(array.shape, name, read)
 
 
-def _checked(source: object, stored: np.dtype[Any], name: str) -> str:
-    if name not in _DTYPES.values():
-        choices = ", ".join(_DTYPES.values())
-        raise AdapterError(f"{source} holds {stored.str!r}; expected one of {choices}")
-    return name
+def _check(source: object, stored: np.dtype[Any], name: str, dtypes: Collection[str]) -> None:
+    if name not in dtypes:
+        expected = " or ".join(dtypes)
+        raise AdapterError(f"{source} holds {name or repr(stored.str)}, expected {expected}")
 
 
 def _header(file: AdapterFile) -> tuple[tuple[int, ...], np.dtype[Any], int]:

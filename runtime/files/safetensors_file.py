@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import safetensors
 
@@ -22,31 +22,30 @@ from trt_lora.runtime.files.untrusted_file import AdapterFile, ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor
 
-FINGERPRINT_KEY = "trt_lora.base_fingerprint"  # in the metadata of files that this package writes
+_FINGERPRINT = "trt_lora.base_fingerprint"  # key of the metadata
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_NAME = 1024
 
 
-class PartReader(Protocol):
-    """Reads elements that lie one after another."""
-
-    def __call__(self, first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
-        """Return `count` elements from the element `first` on."""
-        ...
-
-
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a file: what the header says, and how to read the elements."""
+    """One tensor of a file: what the header says, and its elements, which lie row-major."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    part: PartReader
+    file: AdapterFile
+    start: int  # of its bytes in the file
+
+    def part(self, first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
+        """Return `count` elements from the element `first` on."""
+        item = storage_dtype(self.dtype)
+        start = self.start + first * item.itemsize
+        return self.file.read(start, count * item.itemsize, buffer).view(item)
 
     def read(self, buffer: ReadBuffer | None = None) -> Array:
-        """Return all elements, row-major; a `Reader`."""
+        """Return all elements in their shape; a `Reader`."""
         return self.part(0, math.prod(self.shape), buffer).reshape(self.shape)
 
     def blocks(self, most: int) -> Iterator[Array]:
@@ -58,10 +57,10 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """The tensors of a file in the order of its header, and its metadata."""
+    """The tensors of a file in the order of its header, and what its metadata say."""
 
     tensors: tuple[StoredTensor, ...]
-    metadata: dict[str, str]
+    fingerprint: str | None  # of the base model, in files that this package wrote
 
 
 def read_safetensors(path: Path) -> SafetensorsFile:
@@ -72,20 +71,19 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     """
     file = AdapterFile(path)
     header, start = _header(file)
-    metadata = header.pop("__metadata__", None) or {}
+    fingerprint = (header.pop("__metadata__", None) or {}).get(_FINGERPRINT)
     tensors = []
     for name, entry in header.items():
-        check_tensor(name, tuple(entry["shape"]), path)
+        shape = tuple(entry["shape"])
+        check_tensor(name, shape, path)
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise AdapterError(
                 f"{path}: tensor {name!r} is {entry['dtype']}; "
                 f"LoRA weights are one of {', '.join(_DTYPES)}"
             )
-        shape, offsets = tuple(entry["shape"]), entry["data_offsets"]
-        part = _part_reader(file, start + offsets[0], dtype)
-        tensors.append(StoredTensor(name, shape, dtype, part))
-    return SafetensorsFile(tuple(tensors), metadata)
+        tensors.append(StoredTensor(name, shape, dtype, file, start + entry["data_offsets"][0]))
+    return SafetensorsFile(tuple(tensors), fingerprint)
 
 
 def check_tensor(name: str, shape: tuple[int, ...], path: Path) -> None:
@@ -138,16 +136,6 @@ def _open(path: Path) -> None:
         pass
 
 
-def _part_reader(file: AdapterFile, start: int, dtype: str) -> PartReader:
-    item = storage_dtype(dtype)
-
-    def part(first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
-        place = start + first * item.itemsize
-        return file.read(place, count * item.itemsize, buffer).view(item)
-
-    return part
-
-
 def save_safetensors(
     tensors: Mapping[str, Tensor], path: Path, fingerprint: str | None = None
 ) -> None:
@@ -165,7 +153,7 @@ def save_safetensors(
         )
         for name, tensor in tensors.items()
     }
-    metadata = {"format": "pt"} | ({FINGERPRINT_KEY: fingerprint} if fingerprint else {})
+    metadata = {"format": "pt"} | ({_FINGERPRINT: fingerprint} if fingerprint else {})
     path.touch()
     mode = path.stat().st_mode
     try:

@@ -14,7 +14,6 @@ import io
 import os
 import signal
 import stat
-import threading
 import time
 import weakref
 from pathlib import Path
@@ -74,7 +73,6 @@ class AdapterFile:
         self.path = path
         self._file = _open(path)
         weakref.finalize(self, self._file.close)
-        self._lock = threading.Lock()
         self._opened = self._settled()
         self.size = self._opened.st_size
         if self.size < _LARGEST_POINTER and self.read(0, self.size).tobytes().startswith(_POINTER):
@@ -95,10 +93,9 @@ class AdapterFile:
             )
         data = buffer.take(size) if buffer else np.empty(size, np.uint8)
         view, done = data.data, 0
-        with self._lock:
-            self._file.seek(start)
-            while done < size and (count := self._file.readinto(view[done:])):
-                done += count
+        descriptor = self._file.fileno()
+        while done < size and (count := os.preadv(descriptor, [view[done:]], start + done)):
+            done += count
         if done < size or not self._is_as_opened():
             raise AdapterError(f"{self.path} was changed while it was read; load it again")
         return data
@@ -119,10 +116,11 @@ class AdapterFile:
 
     def _is_as_opened(self) -> bool:
         before, now = self._opened, os.fstat(self._file.fileno())
-        if (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
-            return False
+        are_times = (before.st_size, before.st_mtime_ns) == (now.st_size, now.st_mtime_ns)
         # ctime shows a writer that sets the old time again; it changes with the number of links too
-        return before.st_ctime_ns == now.st_ctime_ns or before.st_nlink != now.st_nlink
+        return are_times and (
+            before.st_ctime_ns == now.st_ctime_ns or before.st_nlink != now.st_nlink
+        )
 
 
 def _may_have_writer(descriptor: int) -> bool:

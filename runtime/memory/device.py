@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from trt_lora.plugins.errors import ConfigError, TensorError
+from trt_lora.plugins.checked import check_range
+from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.memory.cuda import call, constant, on_device, synchronized
 from trt_lora.runtime.memory.host import ALIGNMENT, Blocks, Stream, pack
 from trt_lora.runtime.memory.pool import DeviceBuffer, DevicePool, PooledBuffer
@@ -33,11 +34,8 @@ class CudaMemory:
         Raises:
             ConfigError: a size cannot work.
         """
-        if max_free_bytes < 0 or staging_bytes < ALIGNMENT:
-            raise ConfigError(
-                f"max_free_bytes must be 0 or more and staging_bytes {ALIGNMENT} or more, got "
-                f"{max_free_bytes} and {staging_bytes}"
-            )
+        check_range("max_free_bytes", max_free_bytes, 0)
+        check_range("staging_bytes", staging_bytes, ALIGNMENT)
         self.index, self.device = index, f"cuda:{index}"
         self._pool = DevicePool(index, max_free_bytes)
         self._staging = Staging(index, staging_bytes)

@@ -156,11 +156,8 @@ def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Ten
 
 def free_host_memory() -> int:
     """Return the bytes that new allocations may take without swapping; Linux's `MemAvailable`."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    except OSError:  # not Linux
-        found = []
-    if found:
-        return int(found[0]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux

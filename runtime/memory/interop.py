@@ -12,7 +12,7 @@ import numpy as np
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.memory.cuda import call, on_device
-from trt_lora.runtime.memory.dtypes import DTYPES
+from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.tensor import HOST, Tensor, tensor_from_numpy
 
 
@@ -91,12 +91,9 @@ def _tensor_from_dlpack(obj: Any) -> Tensor:
     try:
         with _exporting(obj):
             capsule = obj.__dlpack__(stream=None)  # the default stream may read it at once
-    except (BufferError, RuntimeError, ValueError) as error:
-        raise TensorError(f"{type(obj).__name__} does not give up its memory: {error}") from error
-    try:
         raw = _DLTensor.from_address(_capsule_pointer(capsule))
-    except ValueError as error:
-        raise TensorError(f"{type(obj).__name__} has no DLPack of version 0: {error}") from error
+    except (BufferError, RuntimeError, ValueError) as error:  # another version is a ValueError
+        raise TensorError(f"{type(obj).__name__} does not give up its memory: {error}") from error
     shape = tuple(raw.shape[axis] for axis in range(raw.ndim))
     dense = not raw.strides or _is_row_major(shape, raw.strides)
     pointer = (raw.data or 0) + raw.byte_offset
@@ -142,10 +139,7 @@ def _is_row_major(shape: tuple[int, ...], strides: Any) -> bool:
 
 
 def _checked(tensor: Tensor, *, dense: bool) -> Tensor:
-    if tensor.dtype not in DTYPES:
-        raise TensorError(
-            f"dtype {tensor.dtype} is not supported; choose from: {', '.join(DTYPES)}"
-        )
+    storage_dtype(tensor.dtype)  # refuses what there is none of
     if not dense:
         raise TensorError(
             f"a tensor of shape {tensor.shape} is not row-major; pass a contiguous copy"

@@ -72,7 +72,7 @@ class DevicePool:
         """
         size = size_class(nbytes)
         with self._sorted():
-            pointer = self._pop(size)
+            pointer = self._pop(size, heappop) if size in self._free else None
         if pointer is None:
             pointer = self._retried(lambda: _allocate(self._device, size))
         return PooledBuffer(self, pointer, size)
@@ -135,25 +135,18 @@ class DevicePool:
             self.free_bytes += size
         self._drop_to(self._limit)
 
-    def _pop(self, size: int) -> int | None:
-        if size not in self._free:
-            return None
-        self._free.move_to_end(size)
-        pointer = heappop(self._free[size])
-        self._forget(size)
-        return pointer
-
     def _drop_to(self, limit: int) -> None:
         while self.free_bytes > limit:
-            size = next(iter(self._free))
-            pointer = self._free[size].pop()  # the last of a heap: what is left is a heap
-            self._forget(size)
-            _free(self._device, pointer)
+            # The last of a heap: what is left is a heap.
+            _free(self._device, self._pop(next(iter(self._free)), list.pop))
 
-    def _forget(self, size: int) -> None:
+    def _pop(self, size: int, pop: Callable[[list[int]], int]) -> int:
+        self._free.move_to_end(size)
+        pointer = pop(self._free[size])
         self.free_bytes -= size
         if not self._free[size]:
             del self._free[size]
+        return pointer
 
 
 def size_class(nbytes: int) -> int:

@@ -1,14 +1,24 @@
 """`checked`: what an annotation takes, what it refuses, and what the refusal says."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
 
-from trt_lora.plugins.checked import check_fields, check_items, checked
+from trt_lora.plugins.checked import (
+    UnknownFieldError,
+    check_choice,
+    check_fields,
+    check_items,
+    check_range,
+    checked,
+    typed,
+)
 from trt_lora.plugins.errors import ConfigError
 
 
@@ -129,3 +139,85 @@ def test_items_are_looked_at_where_one_asks_for_it() -> None:
     check_items("names", ["a", "b"], str)
     with pytest.raises(ConfigError, match="names hold 3, expected str alone"):
         check_items("names", ["a", 3], str)
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"), [(0, "from 1 to 3"), (4, "from 1 to 3"), (-1, "0 or more")]
+)
+def test_a_number_out_of_its_range_is_refused_with_the_range(value: int, allowed: str) -> None:
+    low, high = (0, None) if value < 0 else (1, 3)
+    for taken in (None, low, high):
+        check_range("rows", taken, low, high)
+    with pytest.raises(ConfigError, match=f"rows is {value}, expected a whole number {allowed}"):
+        check_range("rows", value, low, high)
+
+
+def test_what_is_none_of_the_choices_is_refused_with_them() -> None:
+    check_choice("dtype", "a", ("a", "b"))
+    with pytest.raises(ConfigError, match="dtype is 'c'; choose from: a, b"):
+        check_choice("dtype", "c", ("a", "b"))
+
+
+# ---------------------------------------------------------------------------------- values of JSON
+
+
+class Kind(StrEnum):
+    """Two texts."""
+
+    ONE = "one"
+    TWO = "two"
+
+
+@dataclass(frozen=True)
+class Part:
+    """Has a default."""
+
+    size: int
+    share: float = 0.5
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Holds all that there can be."""
+
+    kind: Kind
+    parts: tuple[Part, ...]
+    sizes: tuple[int | str, ...] = ()
+    named: Mapping[str, int] = field(default_factory=dict)
+
+
+JSON = {"kind": "two", "parts": [{"size": 1}, {"size": 2, "share": 3}], "sizes": [1, "n"]}
+
+
+def test_a_value_of_json_becomes_what_the_annotations_say() -> None:
+    parts = (Part(1), Part(2, 3))
+    assert typed(Whole, JSON | {"named": {"a": 1}}, "x") == Whole(
+        Kind.TWO, parts, sizes=(1, "n"), named={"a": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "three"}, "x.kind is 'three', expected one of one, two"),
+        ({"kind": [1]}, "x.kind is"),
+        ({"parts": {}}, "x.parts is {}, expected a list"),
+        ({"parts": [3]}, "x.parts is 3, expected an object"),
+        ({"parts": [{"size": True}]}, "x.parts.size is True, expected int"),
+        ({"parts": [{"size": 1, "share": "a"}]}, "x.parts.share is 'a', expected float"),
+        ({"parts": [{}]}, "size is missing"),
+        ({"sizes": [1.5]}, "x.sizes is 1.5, expected int or str"),
+        ({"named": {"a": None}}, r"x.named['a'] is None, expected int"),
+        ({"named": [1]}, "x.named is [1], expected an object"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_place(
+    change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        typed(Whole, JSON | change, "x")
+
+
+def test_a_field_that_is_not_known_is_an_error_of_its_own() -> None:
+    with pytest.raises(UnknownFieldError, match="'more' is not known to this release"):
+        typed(Whole, JSON | {"more": 1}, "x")

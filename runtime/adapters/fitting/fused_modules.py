@@ -26,14 +26,18 @@ def map_pairs(
     Returns:
         (site path, pair) for every site reached; and path -> reason for pairs that reach none.
     """
-    known = {key: site for site in sites if (key := _sibling_key(site.path))}
-    wholes = _wholes(sites)
+    known = {_sibling_key(site.path): site for site in sites}
+    wholes = {
+        (site.path.rpartition(".")[0], name): (site, number)
+        for site in sites
+        for number, name in enumerate(parts_of(site.path))
+    }
     mapped: list[tuple[str, Pair]] = []
     reasons: dict[str, str] = {}
     fused: dict[str, dict[int, Pair]] = defaultdict(dict)
     for path, pair in pairs.items():
-        key = _sibling_key(path)
-        if parts := _parts(path, known):
+        key, parent = _sibling_key(path), path.rpartition(".")[0]
+        if any(parts := [known.get((parent, name)) for name in parts_of(path)]):
             if reason := _why_no_pair(pair) or _why_not_whole(pair[1], parts):
                 reasons[path] = reason
             else:
@@ -52,22 +56,6 @@ def _sibling_key(path: str) -> tuple[str, str] | None:
     """(the parent's path, the module's name): siblings share the first."""
     module = module_of(path)
     return (path.rpartition(".")[0], module.name) if module else None
-
-
-def _parts(path: str, known: Mapping[tuple[str, str], Site]) -> list[Site | None]:
-    """The sites of a fused module's parts, None where the engine has none; empty if it has none."""
-    parent = path.rpartition(".")[0]
-    parts = [known.get((parent, name)) for name in parts_of(path)]
-    return parts if any(parts) else []
-
-
-def _wholes(sites: Sequence[Site]) -> dict[tuple[str, str], tuple[Site, int]]:
-    """The fused site and the number of every part, by the part's key."""
-    return {
-        (site.path.rpartition(".")[0], name): (site, number)
-        for site in sites
-        for number, name in enumerate(parts_of(site.path))
-    }
 
 
 def _why_no_pair(pair: Pair) -> str:

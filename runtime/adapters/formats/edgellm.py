@@ -12,19 +12,16 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
-from trt_lora.runtime.files.safetensors_file import (
-    FINGERPRINT_KEY,
-    read_safetensors,
-    save_safetensors,
-)
-from trt_lora.runtime.files.untrusted_file import file_inside
+from trt_lora.runtime.files.safetensors_file import read_safetensors, save_safetensors
 
 PROCESSED_FILE = "processed_adapter_model.safetensors"
 CONFIG_FILE = "config.json"
 
 
 def adapter_from_safetensors(path: Path) -> Adapter:
-    """Read such a file; both spellings of the names are known, and an engine's own names.
+    """Read such a file, as `tensorrt-edgellm-process-lora` writes one.
+
+    Both spellings of the names are known, and an engine's own names.
 
     Raises:
         AdapterError: the file is missing or damaged.
@@ -33,16 +30,7 @@ def adapter_from_safetensors(path: Path) -> Adapter:
     if not file.tensors:
         raise AdapterError(f"{path} holds no tensors; save the adapter again")
     weights = {t.name: Weight((t.name,), t.shape, t.dtype, t.read) for t in file.tensors}
-    return Adapter(str(path), weights, base_fingerprint=file.metadata.get(FINGERPRINT_KEY))
-
-
-def adapter_from_edgellm(directory: Path) -> Adapter:
-    """Read what `tensorrt-edgellm-process-lora` or `save_edgellm` wrote.
-
-    Raises:
-        AdapterError: the file is damaged, or is a link that leads elsewhere.
-    """
-    return adapter_from_safetensors(file_inside(directory, PROCESSED_FILE))
+    return Adapter(str(path), weights, base_fingerprint=file.fingerprint)
 
 
 def save_edgellm(

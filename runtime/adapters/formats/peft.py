@@ -22,12 +22,7 @@ from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import BaseCopy
 from trt_lora.runtime.files.json_file import read_json
-from trt_lora.runtime.files.safetensors_file import (
-    FINGERPRINT_KEY,
-    StoredTensor,
-    read_safetensors,
-    save_safetensors,
-)
+from trt_lora.runtime.files.safetensors_file import StoredTensor, read_safetensors, save_safetensors
 from trt_lora.runtime.files.untrusted_file import file_inside
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -64,7 +59,7 @@ def adapter_from_peft(directory: Path) -> Adapter:
         AdapterError: config or weights are missing, damaged, refused, or contradict each other.
     """
     config = read_peft_config(directory)
-    stored, metadata = _stored(directory)
+    stored, fingerprint = _stored(directory)
     names = [tensor.name for _, tensor in stored]
     config.check_work(names, directory / CONFIG_FILE)
     if not stored:
@@ -91,7 +86,7 @@ def adapter_from_peft(directory: Path) -> Adapter:
         str(directory),
         weights,
         config.base_model,
-        metadata.get(FINGERPRINT_KEY),
+        fingerprint,
         unusable_keys,
         copies,
         targeting.ignored,
@@ -105,15 +100,14 @@ def _why_unusable(name: str, directory: Path) -> str:
     return reason.replace("{merge}", merge_advice(directory))
 
 
-def _stored(directory: Path) -> tuple[list[tuple[Path, StoredTensor]], dict[str, str]]:
-    """Every tensor with its file, and the files' metadata."""
+def _stored(directory: Path) -> tuple[list[tuple[Path, StoredTensor]], str | None]:
+    """Every tensor with its file, and the base model's fingerprint."""
     stored: dict[str, tuple[Path, StoredTensor]] = {}
-    metadata: dict[str, str] = {}
-    files, indexed = _files(directory)
+    (files, indexed), fingerprint = _files(directory), None
     for name in files:
         path = file_inside(directory, name)
         file = read_safetensors(path)
-        metadata |= file.metadata
+        fingerprint = file.fingerprint or fingerprint
         for tensor in file.tensors:
             if tensor.name in stored:
                 raise AdapterError(f"{path}: tensor {tensor.name!r} is in another shard too")
@@ -123,7 +117,7 @@ def _stored(directory: Path) -> tuple[list[tuple[Path, StoredTensor]], dict[str,
             f"{directory / INDEX_FILE} names {len(lost)} tensors that its files do not hold, such "
             f"as {shown(lost[0])}; copy or save the adapter again"
         )
-    return list(stored.values()), metadata
+    return list(stored.values()), fingerprint
 
 
 def _files(directory: Path) -> tuple[list[str], set[str]]:

@@ -44,6 +44,8 @@ _REFUSED = {
     "monteclora_config": "MonteCLoRA samples its weights; train a plain LoRA",
     "arrow_config": "Arrow routes between adapters per token; load the adapters by themselves",
     "megatron_config": "Megatron's parallel layers are not supported; save a plain LoRA",
+    "init_lora_weights": "this initialisation changed the base weights; convert the adapter with "
+    "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...) and load the result",
 }
 _MERGED = {  # refused too, but PEFT can merge them
     "use_dora": "DoRA rescales the base weight, which an engine cannot do at run time",
@@ -57,11 +59,7 @@ _MERGED = {  # refused too, but PEFT can merge them
 }
 
 _PATTERNS = "module patterns and numbers"
-_PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
-_BASE_CHANGING_INIT = (
-    "this initialisation changed the base weights; convert the adapter with PEFT's "
-    "save_pretrained(..., path_initial_model_for_weight_conversion=...) and load the result"
-)
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)
@@ -159,18 +157,13 @@ def _refuse(fields: dict[str, Any], path: Path) -> None:
     for name, value in fields.items():
         if not value or name in _HONOURED | _WITHOUT_EFFECT or (name, value) == ("bias", "none"):
             continue
-        if name == "init_lora_weights":
-            if value is not True and not (isinstance(value, str) and value in _PLAIN_INITS):
-                raise AdapterError(f"{path}: {name} is {shown(value)}: {_BASE_CHANGING_INIT}")
-        else:
-            reason = _refusal(name, path.parent)
-            raise AdapterError(f"{path}: {name} is {shown(value)}: {reason}")
-
-
-def _refusal(name: str, adapter: Path) -> str:
-    if name in _MERGED:
-        return f"{_MERGED[name]}; train the adapter without it, or {merge_advice(adapter)}"
-    return _REFUSED.get(name, "this release does not know the field; update trt-lora")
+        if name == "init_lora_weights" and (value is True or value in _PLAIN_INITS):
+            continue
+        reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
+        if name in _MERGED:
+            advice = merge_advice(path.parent)
+            reason = f"{_MERGED[name]}; train the adapter without it, or {advice}"
+        raise AdapterError(f"{path}: {name} is {shown(value)}: {reason}")
 
 
 def merge_advice(adapter: object) -> str:

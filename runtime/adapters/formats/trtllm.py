@@ -6,6 +6,7 @@ Both arrays may have a first dimension of 1. The files hold neither k nor n: tho
 Source: TensorRT-LLM's `examples/hf_lora_convert.py` and its documentation of the format.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,10 +25,10 @@ from trt_lora.runtime.files.npy_file import NpyFile, npy_of_array, open_npy
 from trt_lora.runtime.files.untrusted_file import ReadBuffer, file_inside
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.tensor import Tensor
 
 TRTLLM_WEIGHTS = "model.lora_weights.npy"
 TRTLLM_CONFIG = "model.lora_config.npy"
+_FILES = {TRTLLM_WEIGHTS: ("float32", "float16", "bfloat16"), TRTLLM_CONFIG: ("int32",)}
 
 _MODULES = {module.id: module for module in MODULES if module.id is not None}
 _MAX_PARTS = max(len(parts) for parts in PARTS.values())  # rows that one site can take
@@ -48,7 +49,9 @@ def adapter_from_trtllm(directory: Path, manifest: Manifest | None) -> Adapter:
             f"{directory}: TensorRT-LLM's format holds no shapes; load it after "
             "initialize_engine_bindings, or convert it with --engine DIR"
         )
-    weights, config = (open_npy(file_inside(directory, n)) for n in (TRTLLM_WEIGHTS, TRTLLM_CONFIG))
+    weights, config = (
+        open_npy(file_inside(directory, name), dtypes) for name, dtypes in _FILES.items()
+    )
     return _from_arrays(str(directory), weights, config, manifest)
 
 
@@ -66,14 +69,14 @@ def adapter_from_trtllm_arrays(
     Raises:
         AdapterError: as `adapter_from_trtllm`.
     """
-    return _from_arrays(
-        source, npy_of_array(source, weights), npy_of_array(source, config), manifest
+    weights_file, config_file = (
+        npy_of_array(f"{source}/{name}", array, dtypes)
+        for array, (name, dtypes) in zip((weights, config), _FILES.items(), strict=True)
     )
+    return _from_arrays(source, weights_file, config_file, manifest)
 
 
 def _from_arrays(source: str, weights: NpyFile, config: NpyFile, manifest: Manifest) -> Adapter:
-    _check_dtype(source, TRTLLM_WEIGHTS, weights, ("float32", "float16", "bfloat16"))
-    _check_dtype(source, TRTLLM_CONFIG, config, ("int32",))
     rows = _rows(config, weights, source, most=_MAX_PARTS * len(manifest.sites))
     places = _places(manifest)
     pairs: dict[str, Pair] = {}
@@ -88,11 +91,6 @@ def _from_arrays(source: str, weights: NpyFile, config: NpyFile, manifest: Manif
     return Adapter.of_pairs(source, pairs)
 
 
-def _check_dtype(source: str, name: str, array: NpyFile, dtypes: tuple[str, ...]) -> None:
-    if array.dtype not in dtypes:
-        raise AdapterError(f"{source}/{name} is {array.dtype}, expected {' or '.join(dtypes)}")
-
-
 def _rows(config: NpyFile, weights: NpyFile, source: str, *, most: int) -> list[list[int]]:
     """The rows of the config as integers, three or four each."""
     shapes = [s[1:] if len(s) == 3 and s[0] == 1 else s for s in (config.shape, weights.shape)]
@@ -105,8 +103,8 @@ def _rows(config: NpyFile, weights: NpyFile, source: str, *, most: int) -> list[
         raise AdapterError(f"{source}: {shapes[0][0]} rows of config, {shapes[1][0]} of weights")
     if shapes[0][0] > most:
         raise AdapterError(f"{source}: {shapes[0][0]} rows; this engine takes {most} at most")
-    values = config.read(0, shapes[0][0] * shapes[0][1], None).reshape(shapes[0])
-    return [[int(value) for value in row] for row in values]
+    rows: list[list[int]] = config.read(0, math.prod(shapes[0]), None).reshape(shapes[0]).tolist()
+    return rows
 
 
 def _pair(weights: NpyFile, number: int, row: list[int], size: tuple[int, int], label: str) -> Pair:
@@ -236,10 +234,6 @@ def _numbered(adapter: Adapter) -> Mapping[tuple[int, int], Pair]:
 def _write_row(pair: Pair, row: Array, dtype: str, source: str) -> Conversion:
     stored = {"A": pair[0].transposed(), "B": pair[1].transposed()}  # [r, k] and [n, r]
     tensors, conversions = pack_weights(stored, dict.fromkeys(stored, dtype), source)
-    flat = np.concatenate([_flat(tensors["A"]), _flat(tensors["B"])])
+    flat = np.concatenate([tensors[factor].storage().reshape(-1) for factor in "AB"])
     row[: flat.size] = flat.view(row.dtype)
     return Conversion.of_all(conversions.values())
-
-
-def _flat(tensor: Tensor) -> Array:
-    return tensor.storage().reshape(-1)

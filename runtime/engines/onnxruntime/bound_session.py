@@ -44,11 +44,7 @@ class BoundSession:
         """
         self.bind(self._changed(tensor_map), tensor_map)
         self._run_into_new_outputs()
-        taken = self._outputs()
-        if not self._in_place:
-            self._binding.clear_binding_outputs()  # whoever asked owns them
-            self._places.clear()
-        return taken | self._written
+        return self._outputs() | self._written
 
     def replay(self) -> None:
         """Run what is bound; `outputs` are those of the last run, in the memory of the first.
@@ -94,7 +90,11 @@ class BoundSession:
             TensorError: one has a dtype or device that the graph refuses.
         """
         for name in changed:
-            _check_is_tensor(name, tensor_map[name])
+            if not isinstance(tensor_map[name], Tensor):
+                raise TensorError(
+                    f"{name} is a {type(tensor_map[name]).__name__}, expected a Tensor; see "
+                    "trt_lora.runtime.memory.interop.tensor_from"
+                )
         changed = self._dummies.with_partners(changed)
         skipped = {name for name in changed if self._dummies.skips(name, tensor_map)}
         if skipped & self._given:  # an IOBinding lets go of all inputs or of none
@@ -170,14 +170,6 @@ class SkippedDummies:
             return False
         pair = tensor_map[name], tensor_map[self._partners[name]]
         return all(isinstance(tensor.owner, ZeroMemory) for tensor in pair)
-
-
-def _check_is_tensor(name: str, tensor: object) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TensorError(
-            f"{name} is a {type(tensor).__name__}, expected a Tensor; see "
-            "trt_lora.runtime.memory.interop.tensor_from"
-        )
 
 
 def _tensor(binding: Binding, value: Any) -> Tensor:

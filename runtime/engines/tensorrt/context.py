@@ -29,11 +29,6 @@ class BoundContext:
             TensorError: TensorRT refuses a shape or an address.
             BackendError: it refuses the profile or the run.
         """
-        self.bind(key)
-        self.enqueue()
-
-    def bind(self, key: RunKey) -> None:
-        """Set what differs from the run before; see `run`."""
         if key.profile != self._profile:
             self._use_profile(key.profile)
         for name, address in key.addresses.items():
@@ -42,6 +37,7 @@ class BoundContext:
         for name in self._outputs:
             self._check_shape(name, key.addresses[name][1])
         self._search = key.search
+        self.enqueue()
 
     def enqueue(self) -> None:
         """Enqueue a run with what is set, and the search for candidates that belongs to it.

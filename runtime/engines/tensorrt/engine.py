@@ -10,18 +10,19 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.plugins.errors import ConfigError, StateError, TensorError
+from trt_lora.plugins.checked import check_range
+from trt_lora.plugins.errors import StateError, TensorError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import closed, open_already
 from trt_lora.runtime.engines.tensorrt.graphs import MAX_GRAPHS
+from trt_lora.runtime.engines.tensorrt.inputs import warm_up_inputs
 from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.plan_runner import PlanRunner
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey
 from trt_lora.runtime.engines.tensorrt.topk_run import TensorRTTopKRun, TopKCalls
 from trt_lora.runtime.engines.tensorrt.topk_search import DeviceTopK
-from trt_lora.runtime.engines.tensorrt.warm_up import warm_up_inputs
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.cuda import Event, call, on_device, try_call
 from trt_lora.runtime.memory.device import CudaMemory
@@ -59,8 +60,7 @@ class TensorRTEngine:
         Raises:
             ConfigError: it is below 0.
         """
-        if max_graphs < 0:
-            raise ConfigError(f"max_graphs must be 0 (no graphs) or more, got {max_graphs}")
+        check_range("max_graphs", max_graphs, 0)
         self.directory = directory
         self.manifest = manifest
         self.memory = CudaMemory()

@@ -138,7 +138,12 @@ def _captured(context: BoundContext, stream: int) -> Any:
     Raises:
         BackendError: the run cannot be captured.
     """
-    _check_capturable(context.context, stream)
+    ask = getattr(context.context, "is_stream_capturable", None)  # full TensorRT has none
+    if ask is not None and not ask(stream):
+        raise BackendError(
+            "TensorRT-RTX says that this engine's stream cannot be captured; build it with "
+            "BuilderFlag.REQUIRE_USER_ALLOCATION"
+        )
     mode = constant("cudaStreamCaptureMode").cudaStreamCaptureModeThreadLocal
     call("cudaStreamBeginCapture", stream, mode)
     try:
@@ -152,13 +157,3 @@ def _captured(context: BoundContext, stream: int) -> Any:
         return call("cudaGraphInstantiate", graph, 0)
     finally:
         try_call("cudaGraphDestroy", graph)
-
-
-def _check_capturable(context: Any, stream: int) -> None:
-    """TensorRT-RTX says so beforehand; full TensorRT has no such call."""
-    ask = getattr(context, "is_stream_capturable", None)
-    if ask is not None and not ask(stream):
-        raise BackendError(
-            "TensorRT-RTX says that this engine's stream cannot be captured; build it with "
-            "BuilderFlag.REQUIRE_USER_ALLOCATION"
-        )

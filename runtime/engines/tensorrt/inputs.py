@@ -1,14 +1,17 @@
-"""Input checks of a run, for changed inputs only, and choice of the optimization profile."""
+"""Inputs of a run: checked where they changed, with their profile; and those of a first run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import and_, attrgetter, le
 
+from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import check_inputs
 from trt_lora.runtime.engines.tensorrt.run_key import RunState
 from trt_lora.runtime.manifest import Manifest, Range
 from trt_lora.runtime.memory.device import CudaMemory
+from trt_lora.runtime.memory.host import pack
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap
 
 # All that is asked of an input, in one call: an engine has hundreds, and this runs at every step.
@@ -109,4 +112,30 @@ def allows(allowed: Range, shape: Sequence[int]) -> bool:
         len(shape) == len(allowed.min)
         and all(map(le, allowed.min, shape))
         and all(map(le, shape, allowed.max))
+    )
+
+
+def warm_up_inputs(
+    manifest: Manifest, ranges: Mapping[str, Range], memory: CudaMemory
+) -> TensorMap:
+    """Return all inputs of a run of the base model: zeros, at the shapes a profile is tuned for.
+
+    Those that an output is written to have memory of their own; all others are only read, and
+    share what is left.
+
+    Raises:
+        BackendError: the device is out of memory.
+    """
+    shapes = {name: r.opt for name, r in ranges.items()}
+    if not manifest.max_loras:  # the ranks of empty slots are 0
+        for name, (site, factor) in manifest.lora_bindings.items():
+            shapes[name] = site.shape(factor, MIN_RANK)
+    inputs = {b.name: Tensor(0, shapes[b.name], b.dtype, memory.device) for b in manifest.inputs}
+    written = {output.in_place_of for output in manifest.outputs}
+    start, places = pack({n: t for n, t in inputs.items() if n in written}, memory.device)
+    places |= {n: replace(t, pointer=start) for n, t in inputs.items() if n not in written}
+    zeros = memory.zeros(max(place.pointer + place.nbytes for place in places.values()))
+    return TensorMap(
+        (name, replace(place, pointer=zeros.pointer + place.pointer, owner=zeros))
+        for name, place in places.items()
     )

@@ -29,18 +29,16 @@ class OutputShapes:
             if isinstance(size, str)
         }
         new = [binding for binding in manifest.outputs if not binding.in_place_of]
-        self._outputs = [(b.name, b.dtype, b.shape) for b in new]
-        self._shapes = {  # most outputs share a few of them
-            b.shape: [_source(b.name, size, found) for size in b.shape] for b in new
-        }
+        self._outputs = [
+            (b.name, b.dtype, [_source(b.name, size, found) for size in b.shape]) for b in new
+        ]
 
     def infer(self, inputs: Mapping[str, BoundAddress]) -> list[TensorShape]:
         """Return (name, dtype, shape) of every output that has memory of its own."""
-        shapes = {
-            symbols: tuple(d if isinstance(d, int) else inputs[d[0]][1][d[1]] for d in sizes)
-            for symbols, sizes in self._shapes.items()
-        }
-        return [(name, dtype, shapes[symbols]) for name, dtype, symbols in self._outputs]
+        return [
+            (name, dtype, tuple(d if isinstance(d, int) else inputs[d[0]][1][d[1]] for d in sizes))
+            for name, dtype, sizes in self._outputs
+        ]
 
 
 def _source(

@@ -1,6 +1,5 @@
 """Deserialized TensorRT plan, with the activation memory and the kernels of all its contexts."""
 
-import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,30 +34,30 @@ class RuntimeCache:
         """Fill `cache`, an empty `IRuntimeCache`, from the file."""
         self.cache = cache
         self._path = path
-        self._stored = self._load()  # digest of what the file holds
+        self._stored = self._load()  # the hash of what the file holds
 
     def save(self) -> None:
         """Write the file, whole, if it would not stay the same."""
         try:
             data = bytes(self.cache.serialize())
-            if data and _digest(data) != self._stored:
+            if data and hash(data) != self._stored:
                 with publish_file(self._path) as path:
                     path.write_bytes(data)
         except (OSError, RuntimeError, TypeError) as error:  # None where TensorRT-RTX fails
             _LOG.info("%s is not written: %s", self._path, str(error))
 
-    def _load(self) -> bytes:
+    def _load(self) -> int | None:
         if not self._path.exists():
-            return b""
+            return None
         why = "it is damaged, or of another GPU, driver or TensorRT-RTX"
         try:
             data = self._path.read_bytes()
             if data and self.cache.deserialize(data):
-                return _digest(data)
+                return hash(data)
         except (OSError, RuntimeError) as error:
             why = str(error)
         _LOG.info("%s is ignored, and written anew at the end: %s", self._path, why)
-        return b""
+        return None
 
 
 class Plan:
@@ -168,7 +167,3 @@ def _port(engine: Any, name: str) -> Port:
     dtype = str(engine.get_tensor_dtype(name).name)
     sizes = (size if size >= 0 else None for size in engine.get_tensor_shape(name))
     return Port(name, _DTYPES.get(dtype, dtype), tuple(sizes))
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trt_lora.plugins.checked import check_fields, checked
+from trt_lora.plugins.checked import check_fields, check_range, checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.interfaces.agreed_limits import check_rank
@@ -52,7 +52,6 @@ class LoraCacheOptions:
             raise ConfigError(
                 f"lora_cache_gpu_memory_fraction is {fraction}, expected more than 0, up to 1"
             )
-        if host is not None and host < 1:
-            raise ConfigError(f"lora_cache_host_memory_bytes is {host}, expected 1 or more")
+        check_range("lora_cache_host_memory_bytes", host, 1)
         share = None if fraction is None else float(fraction)  # 1 is all of it and not a byte
         return StoreConfig(host_memory=host, device_memory=share)

@@ -52,8 +52,8 @@ class TrtllmLoraRequest:
         """
         if self.lora_weights is None or self.lora_config is None:
             return None
-        return _on_host(self.lora_weights), _on_host(self.lora_config)
-
-
-def _on_host(tensor: object) -> Array:
-    return tensor if isinstance(tensor, np.ndarray) else tensor_from(tensor).read_storage()
+        weights, config = (
+            given if isinstance(given, np.ndarray) else tensor_from(given).read_storage()
+            for given in (self.lora_weights, self.lora_config)
+        )
+        return weights, config

@@ -173,8 +173,8 @@ def test_a_request_that_contradicts_itself_is_refused(arguments: Any, message: s
 @pytest.mark.parametrize(
     ("weights", "config", "message"),
     [
-        (arrays(0)[0], arrays(0)[1].astype(np.int64), "holds '<i8'"),
-        (arrays(0)[0].astype(np.float64), arrays(0)[1], "holds '<f8'"),
+        (arrays(0)[0], arrays(0)[1].astype(np.int64), "config.npy holds int64, expected int32"),
+        (arrays(0)[0].astype(np.float64), arrays(0)[1], "holds float64, expected float32 or"),
         (arrays(0)[0][:2], arrays(0)[1], "3 rows of config, 2 of weights"),
         (
             arrays(0)[0],

@@ -252,7 +252,7 @@ class HoardingEngine(SlotEngine):
 
 def test_garbage_of_all_generations_is_collected_between_steps_and_once() -> None:
     engine, looked_at = HoardingEngine(), list[tuple[bool, int]]()
-    scheduler, inside, done = Scheduler(engine), [False], threading.Event()
+    scheduler, inside, done = scheduler_of(engine), [False], threading.Event()
     step = scheduler.step
 
     def entered(*args: Any) -> StepAnswers:
