@@ -91,6 +91,8 @@ class IdleEngine:
     def release_inputs(self) -> None:
         """Nothing has run."""
 
-    def execute(self, tensor_map: object) -> Any:
+    def execute(self, *inputs: object, **options: object) -> Any:
         """Nothing is run here."""
         raise NotImplementedError
+
+    topk = prepare_topk = execute
