@@ -24,6 +24,7 @@ _LEAST_GROUPS = 512  # with fewer, numpy takes longer
 # Differences of logits are multiplied by no more than 1 / 1e-30, which float32 holds. Only logits
 # that are as near to each other as that would be told apart by a smaller temperature.
 _COLDEST = 1e-30
+_FEW = 16  # tokens, whose groups alone are looked at again
 _LEAST_DEPTH = 4  # tokens of a group; with fewer, all tokens are partitioned as fast
 _MANY = 8  # times as many tokens as are looked for; where more may be among them, some are equal
 _LAST = np.iinfo(np.int64).max
@@ -36,7 +37,7 @@ ExpSums = Callable[[Logits, Logits], Logits]
 def numpy_exp_sums(values: Logits, bases: Logits) -> Logits:
     """Return [rows, blocks]; see `ExpSums`."""
     rows, vocabulary = values.shape
-    blocks = np.zeros((_blocks(vocabulary), BLOCK), np.float32)
+    blocks = np.zeros((-(-vocabulary // BLOCK), BLOCK), np.float32)
     weights, sums = blocks.reshape(-1)[:vocabulary], np.empty((rows, len(blocks)), np.float32)
     for row in range(rows):  # while it is in the cache
         np.subtract(values[row], bases[row], out=weights)
@@ -130,26 +131,46 @@ def find_candidates(
     values = logits[np.arange(len(logits))[:, None], tokens]
     found = Candidates(tokens, values, np.full(len(logits), np.nan), logits.shape[1])
     some = [row for row, temperature in enumerate(temperatures) if temperature is not None]
-    if len(some) == len(logits):
-        return _with_totals(logits, found, np.array(temperatures, np.float64), exp_sums)
-    if some:
-        at = np.array([temperatures[row] for row in some], np.float64)
-        known = _with_totals(logits[some], found.select(some), at, exp_sums)
-        rest = np.zeros((len(logits), _blocks(found.vocabulary)))
-        found.totals[some], rest[some] = known.totals, known.rest
-        found = replace(found, rest=rest)
-    return found
+    if not some:
+        return found
+    at = np.array([temperatures[row] or 1 for row in some], np.float64)
+    if len(some) < len(logits):
+        logits = logits[some]
+    sums = weight_blocks(logits, values[some, 0], at, exp_sums)
+    blocks = np.zeros((len(values), sums.shape[1]), np.float32)
+    blocks[some], found.totals[some] = sums, sums.sum(axis=1, dtype=np.float64)
+    return replace(found, blocks=blocks)
 
 
-def _with_totals(
-    logits: Logits, found: Candidates, temperatures: Floats, exp_sums: ExpSums
-) -> Candidates:
-    temperatures = np.where(temperatures == 0, 1, temperatures)
-    weights = candidate_weights(found, temperatures)
-    rest = rest_blocks(logits, found.tokens, weights, temperatures, exp_sums)
-    # As `draw` adds them up, to the bit: where there is no rest, the total is their sum.
-    totals = weights.cumsum(axis=1)[:, -1] + rest.sum(axis=1)
-    return replace(found, totals=totals, rest=rest)
+def weight_blocks(
+    logits: Logits, greatest: Logits, temperatures: Floats, exp_sums: ExpSums = numpy_exp_sums
+) -> Logits:
+    """Return exp((logit - greatest) / temperature) of all tokens added up by blocks of 256 ids.
+
+    They are right within 1e-6 of the sum of all: a difference of logits below 16 is rounded by
+    4.8e-7 at most, its exponential by 3e-7, and who is farther off weighs nearly nothing. Float64
+    takes several times as long, and the logits are no more exact.
+
+    Args:
+        logits: [rows, vocab].
+        greatest: of each row [rows], finite.
+        temperatures: [rows].
+        exp_sums: the fastest there is.
+
+    Returns:
+        [rows, blocks].
+    """
+    sums = np.empty((len(logits), -(-logits.shape[1] // BLOCK)), np.float32)
+    factors = (1 / np.maximum(temperatures, _COLDEST)).astype(np.float32)
+    with np.errstate(over="ignore"):  # so far below the greatest that its weight is 0
+        for first in range(0, len(logits), _ROWS):
+            part = slice(first, first + _ROWS)
+            values, bases = logits[part], greatest[part]
+            if not (temperatures[part] == 1).all():
+                values = (values - bases[:, None]) * factors[part, None]
+                bases = np.zeros_like(bases)
+            sums[part] = exp_sums(values, bases)
+    return sums
 
 
 def candidate_weights(candidates: Candidates, temperatures: Floats) -> Floats:
@@ -160,58 +181,19 @@ def candidate_weights(candidates: Candidates, temperatures: Floats) -> Floats:
     return np.asarray(np.exp(scores))
 
 
-def rest_blocks(
-    logits: Logits,
-    known: npt.NDArray[np.integer],
-    weights: Floats,
-    temperatures: Floats,
-    exp_sums: ExpSums = numpy_exp_sums,
-) -> Floats:
-    """Return the weights of all tokens but the candidates, added up by blocks of 256 ids.
-
-    They are what is left of the weights of all, right within 1e-6 of the sum of these: a difference
-    of logits below 16 is rounded by 4.8e-7 at most, its exponential by 3e-7, and who is farther off
-    weighs nearly nothing. Float64 takes several times as long, and the logits are no more exact.
+def rest_blocks(blocks: Logits, known: npt.NDArray[np.integer], weights: Floats) -> Floats:
+    """Return what is left of the weights of blocks without the candidates [rows, blocks].
 
     Args:
-        logits: [rows, vocab].
+        blocks: of all tokens; see `weight_blocks`.
         known: the candidates [rows, count], best first.
-        weights: of these; see `candidate_weights`.
-        temperatures: [rows].
-        exp_sums: the fastest there is.
-
-    Returns:
-        [rows, blocks], in parts of the first candidate's weight.
+        weights: of these.
     """
-    rows, vocabulary = logits.shape
-    shape = rows, _blocks(vocabulary)
-    if known.shape[1] >= vocabulary:
-        return np.zeros(shape)
-    places = known // BLOCK + np.arange(rows)[:, None] * shape[1]
-    of_known = np.bincount(places.ravel(), weights.ravel(), rows * shape[1]).reshape(shape)
-    greatest = logits[np.arange(rows), known[:, 0]]
-    bases = np.where(greatest == -np.inf, np.float32(0), greatest)
-    rest = -of_known
-    for first in range(0, rows, _ROWS):
-        part = slice(first, first + _ROWS)
-        sums = _exp_sums_of(logits[part], bases[part], temperatures[part], exp_sums)
-        np.add(rest[part], sums, out=rest[part])
+    rows, count = blocks.shape
+    places = known // BLOCK + np.arange(rows)[:, None] * count
+    of_known = np.bincount(places.ravel(), weights.ravel(), rows * count).reshape(rows, count)
     # No other weighs more than the last candidate; so what is rounded never weighs more than that.
-    return np.minimum(np.maximum(rest, 0, out=rest), BLOCK * weights[:, -1:], out=rest)
-
-
-def _exp_sums_of(logits: Logits, bases: Logits, temperatures: Floats, exp_sums: ExpSums) -> Logits:
-    """Weights of all tokens of rows added up [rows, blocks]."""
-    with np.errstate(over="ignore"):  # so far below the greatest that its weight is 0
-        if (temperatures == 1).all():
-            return exp_sums(logits, bases)
-        factors = (1 / np.maximum(temperatures, _COLDEST)).astype(np.float32)
-        values = logits - bases[:, None]
-        return exp_sums(np.multiply(values, factors[:, None], out=values), np.zeros_like(bases))
-
-
-def _blocks(vocabulary: int) -> int:
-    return -(-vocabulary // BLOCK)
+    return np.clip(blocks - of_known, 0, BLOCK * weights[:, -1:])
 
 
 def topk_ids(logits: Logits, count: int) -> Tokens:
@@ -222,8 +204,7 @@ def topk_ids(logits: Logits, count: int) -> Tokens:
         count: 1 or more.
     """
     rows, vocabulary = logits.shape
-    floors = _floors(logits, min(count, vocabulary))
-    found = np.flatnonzero(logits >= floors[:, None])
+    found = _at_least_the_first(logits, min(count, vocabulary))
     ends = np.searchsorted(found, np.arange(rows + 1) * vocabulary)
     counts, ids = ends[1:] - ends[:-1], found % vocabulary
     widest = int(counts.max())
@@ -246,8 +227,8 @@ def _topk_of_row(logits: Logits, ids: Tokens, count: int) -> Tokens:
     return np.sort(_falling(logits[ids]) << 32 | ids) & 0xFFFFFFFF
 
 
-def _floors(logits: Logits, count: int) -> Logits:
-    """Return logits [rows] that are no greater than the first `count` of each row, nor much less.
+def _at_least_the_first(logits: Logits, count: int) -> npt.NDArray[np.intp]:
+    """Return places in the flattened logits, in rising order: of the first tokens and few others.
 
     The count-th greatest of the maxima of disjoint groups is no greater than the count-th greatest
     logit, for that many groups have one as great: no token below it can be among the first.
@@ -255,10 +236,18 @@ def _floors(logits: Logits, count: int) -> Logits:
     rows, vocabulary = logits.shape
     depth = vocabulary // max(_GROUPS * count, _LEAST_GROUPS)
     if depth < _LEAST_DEPTH:
-        return np.full(rows, -np.inf, np.float32)
+        return np.arange(logits.size)
     width = vocabulary // depth
-    maxima = logits[:, : depth * width].reshape(rows, depth, width).max(axis=1)
-    return np.partition(maxima, width - count, axis=1)[:, width - count]
+    grouped, others = logits[:, : depth * width], logits[:, depth * width :]
+    maxima = grouped.reshape(rows, depth, width).max(axis=1)
+    floors = np.partition(maxima, width - count, axis=1)[:, width - count, None]
+    if count > _FEW:
+        return np.flatnonzero(logits >= floors)
+    of_row, group = np.nonzero(maxima >= floors)  # the others hold none
+    places = (of_row * vocabulary + group)[:, None] + np.arange(depth) * width
+    places = places[logits.reshape(-1)[places] >= floors[of_row]]
+    of_row, other = np.nonzero(others >= floors)
+    return np.sort(np.concatenate([places, of_row * vocabulary + depth * width + other]))
 
 
 def _falling(values: Logits) -> npt.NDArray[np.int64]:

@@ -31,9 +31,8 @@ class Candidates:
     # temperature. NaN where it is not known.
     totals: Floats
     vocabulary: int
-    # Of [rows, blocks of 256 ids]: the same of all other tokens. None where a device has found what
-    # is here.
-    rest: Floats | None = None
+    # Of [rows, blocks of 256 ids]: the same by blocks. None where a device has found what is here.
+    blocks: Logits | None = None
 
     def select(self, rows: Sequence[int]) -> "Candidates":
         """Return those of some rows."""
@@ -43,7 +42,7 @@ class Candidates:
             self.logits[at],
             self.totals[at],
             self.vocabulary,
-            None if self.rest is None else self.rest[at],
+            None if self.blocks is None else self.blocks[at],
         )
 
 

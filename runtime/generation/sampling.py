@@ -11,7 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trt_lora.runtime.engines.host_topk import candidate_weights, find_candidates, rest_blocks
+from trt_lora.runtime.engines.host_topk import (
+    candidate_weights,
+    find_candidates,
+    rest_blocks,
+    weight_blocks,
+)
 from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Floats, Logits, Tokens, TopK
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.race import Keys, race_of_rest, race_of_some
@@ -109,7 +114,9 @@ def draw(candidates: Candidates, sampling: Sequence[SamplingParams], keys: Keys)
     is_open = (top_p == 1) & ~is_whole & ~np.isnan(total_mass)
     kept = np.where(is_whole, np.minimum(nucleus, last + 1), count)
     weights = np.where(np.arange(count) < kept[:, None], weights, 0)
-    rest = np.where(is_open, np.maximum(total_mass - mass[:, -1], 0), 0)
+    # What is rounded is nothing where the last candidate, and so every other, weighs nothing.
+    has_rest = is_open & (weights[:, -1] > 0)
+    rest = np.where(has_rest, np.maximum(total_mass - mass[:, -1], 0), 0)
     places = race_of_some(candidates.tokens, weights, keys, rest=rest)
     is_decided = (is_whole | is_open) & (places < count)
     tokens = candidates.tokens[np.arange(len(sampling)), np.minimum(places, count - 1)]
@@ -143,10 +150,10 @@ def choose_beyond(
     if some:
         rows, known = [logits[row] for row in some], candidates.select(some)
         temperatures = np.array([sampling[row].temperature for row in some])
-        rest = known.rest
-        if rest is None:
-            weights = candidate_weights(known, temperatures)
-            rest = rest_blocks(np.stack(rows), known.tokens, weights, temperatures)
+        blocks = known.blocks
+        if blocks is None:
+            blocks = weight_blocks(np.stack(rows), known.logits[:, 0], temperatures)
+        rest = rest_blocks(blocks, known.tokens, candidate_weights(known, temperatures))
         tokens[some] = race_of_rest(rows, known.tokens, temperatures, keys[some], rest)
     return tokens
 

@@ -82,14 +82,8 @@ class IdleEngine:
     def release_inputs(self) -> None:
         """Nothing has run."""
 
-    def execute(self, tensor_map: object) -> Any:
+    def execute(self, *inputs: object, **options: object) -> Any:
         """Nothing is run here."""
         raise NotImplementedError
 
-    def prepare_topk(self, tensor_map: object, *, logits: str, fed: str) -> Any:
-        """Nothing is run here."""
-        raise NotImplementedError
-
-    def topk(self, logits: object, temperatures: object) -> Any:
-        """Nothing is run here."""
-        raise NotImplementedError
+    topk = prepare_topk = execute

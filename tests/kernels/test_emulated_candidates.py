@@ -11,9 +11,10 @@ from kernels.candidate_emulator import run_candidates
 from kernels.emulator import compiler
 
 from trt_lora.plugins.kernels.candidates import KEPT
-from trt_lora.runtime.generation.candidates import Candidates
+from trt_lora.runtime.engines.host_topk import HostTopK
+from trt_lora.runtime.engines.topk import Candidates
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.sampling import UNDECIDED, choose, draw
+from trt_lora.runtime.generation.sampling import NEEDS_FULL_LOGITS, choose, draw
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulation needs g++")
@@ -137,7 +138,7 @@ def test_what_is_drawn_from_them_is_what_the_host_chooses(dtype: str) -> None:
     keys = np.random.default_rng(1).integers(2**63, size=len(sampling), dtype=np.uint64)
     found = run_candidates(call)
     tokens = draw(Candidates(found.tokens, found.values, found.totals, 3000), sampling, keys)
-    expected = choose(call.logits.astype(np.float32), sampling, keys)
-    decided = tokens != UNDECIDED
+    expected = choose(HostTopK(call.logits.astype(np.float32)), sampling, keys)
+    decided = tokens != NEEDS_FULL_LOGITS
     assert decided.mean() > 0.9
     assert (tokens[decided] == expected[decided]).all()

@@ -5,7 +5,13 @@ import numpy.typing as npt
 import pytest
 
 from trt_lora.runtime.engines import host_topk
-from trt_lora.runtime.engines.host_topk import HostTopK, find_candidates, numpy_exp_sums
+from trt_lora.runtime.engines.host_topk import (
+    HostTopK,
+    candidate_weights,
+    find_candidates,
+    numpy_exp_sums,
+    rest_blocks,
+)
 from trt_lora.runtime.engines.onnxruntime.exp_sums import OnnxRuntimeExpSums
 from trt_lora.runtime.engines.topk import NO_TOKEN, Logits
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
@@ -54,11 +60,13 @@ def test_totals_and_the_rest_are_those_of_all_weights(
     for exp_sums in (numpy_exp_sums, onnx_exp_sums):
         found = find_candidates(logits, 7, [temperature] * 11, exp_sums)
         np.testing.assert_allclose(found.totals, weights.sum(axis=1).astype(float), rtol=2e-6)
-        rest = weights.copy()
-        np.put_along_axis(rest, found.tokens, 0, axis=1)
-        assert found.rest is not None
-        sums = np.add.reduceat(rest, np.arange(0, vocabulary, host_topk.BLOCK), axis=1)
-        np.testing.assert_allclose(found.rest, sums.astype(float), rtol=2e-6, atol=2e-6)
+        assert found.blocks is not None
+        np.put_along_axis(weights, found.tokens, 0, axis=1)
+        sums = np.add.reduceat(weights, np.arange(0, vocabulary, host_topk.BLOCK), axis=1)
+        known = candidate_weights(found, np.full(11, temperature or 1))
+        rest = rest_blocks(found.blocks, found.tokens, known)
+        np.testing.assert_allclose(rest, sums.astype(float), rtol=2e-6, atol=2e-6)
+        np.put_along_axis(weights, found.tokens, known, axis=1)
 
 
 def test_each_row_has_the_total_that_it_asks_for() -> None:
@@ -68,9 +76,9 @@ def test_each_row_has_the_total_that_it_asks_for() -> None:
     for row, temperature in ((1, 0.5), (3, 1.0)):
         alone = find_candidates(logits[[row]], 20, [temperature])
         assert found.totals[row] == alone.totals[0]
-        assert found.rest is not None
-        assert alone.rest is not None
-        np.testing.assert_array_equal(found.rest[row], alone.rest[0])
+        assert found.blocks is not None
+        assert alone.blocks is not None
+        np.testing.assert_array_equal(found.blocks[row], alone.blocks[0])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

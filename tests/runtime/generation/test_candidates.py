@@ -285,7 +285,7 @@ def test_the_rest_of_the_candidates_and_one_of_it_are_drawn_as_often_as_they_sho
     )
     tokens = draw(candidates, params, keys(rows))
     behind = np.flatnonzero(tokens == NEEDS_FULL_LOGITS)
-    for row in behind:
+    for row in behind.tolist():
         key = keys(rows)[[row]]
         (tokens[row],) = choose_beyond([logits], params[:1], key, candidates.select([row]))
     weights = np.exp(logits.astype(np.float64))

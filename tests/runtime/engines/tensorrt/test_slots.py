@@ -76,7 +76,7 @@ def step_inputs(engine: TensorRTEngine, rows: int) -> TensorMap:
 def logits_of(run: TopKRun) -> Array:
     """Run; return logits [rows, vocab]."""
     run.enqueue()
-    return run.result().logits(range(ROWS))
+    return np.stack(run.result().logits(range(ROWS)))
 
 
 def are_right(logits: Array, ids: Iterable[int], names: Sequence[str | None]) -> bool:

@@ -80,7 +80,7 @@ class FewFound(HostTopK):
         totals = found.totals if temperatures == [self._at] else np.full(1, np.nan)
         return Candidates(tokens, values, totals, found.vocabulary)
 
-    def logits(self, rows: Sequence[int]) -> Logits:
+    def logits(self, rows: Sequence[int]) -> list[Logits]:
         self.fetched += len(rows)
         return super().logits(rows)
 
