@@ -202,7 +202,7 @@ class LLM:
     ) -> list[RequestOutput]:
         params = self._params_of(sampling_params, ids)
         loras = self._loras_of(lora_request, ids)
-        submitted: list[list[int]] = []
+        submitted: list[tuple[int, ...]] = []
         try:
             for prompt, of_prompt, lora in zip(ids, params, loras, strict=True):
                 submitted.append(self._submit(prompt, of_prompt, lora))
@@ -219,17 +219,14 @@ class LLM:
 
     def _submit(
         self, prompt: Sequence[int], params: SamplingParams, lora: LoRARequest | None
-    ) -> list[int]:
-        """A request for each of the answers to a prompt; their seeds follow one another."""
-        self._answered += 1
-        seed = params.seed if params.seed is not None else (self._seed << 32) + self._answered
+    ) -> tuple[int, ...]:
+        """A request for each of the answers to a prompt, and a seed of its own where none is given."""
+        seed = params.seed
+        if seed is None:
+            seed = ((self._seed << 32) + self._answered + 1) % (1 << 64)
+            self._answered += params.n
         name = None if lora is None else lora.lora_name
-        return [
-            self._scheduler.submit(
-                prompt, replace(params, n=1, seed=(seed + index) % (1 << 64)), adapter=name
-            )
-            for index in range(params.n)
-        ]
+        return self._scheduler.submit_all(prompt, replace(params, seed=seed), adapter=name)
 
     def _run(self, numbers: Sequence[int]) -> dict[int, list[Token]]:
         """What the steps make of requests, until all have ended."""

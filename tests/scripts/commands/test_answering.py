@@ -320,15 +320,6 @@ def test_a_misspelled_adapter_gets_the_nearest_name(
     assert printed.endswith("unknown adapter 'pirat'; loaded: pirate; did you mean 'pirate'?\n")
 
 
-def test_half_a_character_is_held_back() -> None:
-    from trt_lora.runtime.generation.text.tokenizer import TextStream
-
-    pieces = iter(["a", None, "é", None])
-    stream = TextStream(lambda _: next(pieces), lambda ids: "aé\ufffd" if len(ids) == 4 else "")
-    assert [stream.add(n) for n in range(4)] == ["a", "", "é", ""]
-    assert stream.end() == "\ufffd"
-
-
 def test_a_streamed_text_is_the_decoded_text(engine: Path) -> None:
     tokenizer = TextTokenizer(engine)
     ids = [5, 6, 0, 2, 90]
