@@ -25,9 +25,7 @@ _FEW = 256  # candidates to begin with: as many as a GPU finds, and nearly alway
 _MORE = 8  # times as many where they were not
 
 
-def generator(
-    seed: int | None, prompt: Sequence[int], answered: int = 0
-) -> np.random.Generator:
+def generator(seed: int | None, prompt: Sequence[int], answered: int = 0) -> np.random.Generator:
     """Return where a sequence's keys come from: nothing of the rest of its batch decides them.
 
     Args:

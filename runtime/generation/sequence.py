@@ -196,6 +196,10 @@ def new_sequence(
     own = token_ids("stop_token_ids", sampling.stop_token_ids or (), vocabulary)
     both = (*manifest.base_model.stop_token_ids, *own)
     stops = own if sampling.ignore_eos else both
+    constraint = None
+    if sampling.structured_outputs is not None and tokenizer is not None:
+        grammars = tokenizer.grammars(vocabulary, (*both, 0)[0])
+        constraint = grammars.constraint(sampling.structured_outputs, stops)
     room = manifest.max_seq_len - len(ids)
     if sampling.seed is not None and index:
         sampling = replace(sampling, seed=(sampling.seed + index) % (1 << 64))
@@ -206,23 +210,5 @@ def new_sequence(
         forbidden=forbidden_tokens(sampling, both, vocabulary, tokenizer),
         stop_token_ids=stops,
         tokenizer=tokenizer,
-        constraint=_constraint(sampling, tokenizer, vocabulary, stops, both),
+        constraint=constraint,
     )
-
-
-def _constraint(
-    sampling: SamplingParams,
-    tokenizer: TextTokenizer | None,
-    vocabulary: int,
-    stops: abc.Sequence[int],
-    both: abc.Sequence[int],
-) -> Constraint | None:
-    if sampling.structured_outputs is None or tokenizer is None:
-        return None
-    if not stops:
-        raise ConfigError(
-            "structured output needs a token that ends an answer, and there is none; pass "
-            "stop_token_ids"
-        )
-    grammars = tokenizer.grammars(vocabulary, both[0])
-    return grammars.constraint(sampling.structured_outputs, stops)

@@ -55,6 +55,7 @@ class EngineLoop:
                 longer than a step where many adapters are loaded, and collect when idle instead;
                 it is let go of at the end.
         """
+        scheduler.prepare()
         self._scheduler, self._on_events = scheduler, on_events
         self._commands: deque[Sequence | _Cancel] = deque()
         self._freezes, self._is_collected = freezes_garbage, False

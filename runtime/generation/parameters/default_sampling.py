@@ -94,9 +94,7 @@ def sampling_of_model(directory: Path) -> SamplingParams:
     return _sampling_of(directory, {}, is_drawn=True)
 
 
-def _sampling_of(
-    directory: Path, defaults: Mapping[str, Any], *, is_drawn: bool
-) -> SamplingParams:
+def _sampling_of(directory: Path, defaults: Mapping[str, Any], *, is_drawn: bool) -> SamplingParams:
     """What the file asks for; `is_drawn` takes the fields that vLLM takes, as it takes them."""
     path = directory / GENERATION_FILE
     try:

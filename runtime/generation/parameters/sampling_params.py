@@ -180,12 +180,14 @@ def _strings(name: str, value: str | Sequence[object]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strings))
 
 
-def _biases(name: str, value: Mapping[object, object]) -> dict[int, float]:
+def _biases(name: str, value: Mapping[object, Any]) -> dict[int, float]:
     ids = token_ids(name, value.keys())
     for token, bias in value.items():
         is_number = isinstance(bias, int | float | np.number) and not isinstance(bias, bool)
         if not is_number or not abs(bias) <= _MOST_BIAS:
-            raise ConfigError(f"{name} of {token} is {bias!r}, expected a number that float32 holds")
+            raise ConfigError(
+                f"{name} of {token} is {bias!r}, expected a number that float32 holds"
+            )
     return dict(zip(ids, map(float, value.values()), strict=True))
 
 

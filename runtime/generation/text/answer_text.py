@@ -32,6 +32,7 @@ class TextStream:
         while count < len(before) and not decode(before[-count:]).strip(_PARTIAL):
             count *= 2
         self._is_joined = False  # the last token is among `joined`
+        self._known = self._shown = 0  # tokens whose text is given; characters of the text of all
         self._forget(list(before[-count:]))
 
     def add(self, token_id: int) -> str:

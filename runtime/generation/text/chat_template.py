@@ -173,14 +173,14 @@ def _check_messages(messages: object) -> None:
         )
     for index, message in enumerate(messages):
         fields = message if isinstance(message, Mapping) else {}
-        content = fields.get("content")
-        for name, texts in (("role", [fields.get("role")]), ("content", _texts(index, content))):
-            if not all(isinstance(text, str) for text in texts):
-                raise ConfigError(
-                    f"message {index} is {message!r:.80}: its {name} is no string; "
-                    "expected {'role': 'user', 'content': 'text'}"
-                )
+        named = {"role": [fields.get("role")], "content": _texts(index, fields.get("content"))}
+        for name, texts in named.items():
             for text in texts:
+                if not isinstance(text, str):
+                    raise ConfigError(
+                        f"message {index} is {message!r:.80}: its {name} is no string; "
+                        "expected {'role': 'user', 'content': 'text'}"
+                    )
                 check_characters(text, f"the {name} of message {index}")
 
 

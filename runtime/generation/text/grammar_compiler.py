@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# What one token may cost. Schemas of 200 alternatives or 400 optional fields, and the lexers that
-# we tried, need less; two ways to read the same text in every rule make 20 ms of it, and then an
-# error. Without limits a rule such as `e: e e | e e e | "a"` takes 0.5 s for each token.
+# What one token may cost: 30 ms at the worst that we found, where a text can be read in more and
+# more ways (`e: e e | e e e | "a"`), and then it is an error. Schemas of 200 alternatives or 200
+# optional fields need less, and 0.2 ms a token.
 _LIMITS = {
+    "max_items_in_row": 1_000,
     "step_max_items": 3_000,
     "step_lexer_fuel": 50_000,
     "max_grammar_size": 10_000,
@@ -26,7 +27,7 @@ _LIMITS = {
 # Otherwise text that nothing else can follow is written ahead, which may be without an end.
 _NO_FORCING = '%llguidance {"no_forcing": true}\nstart: @answer'
 
-_MEMORY = 256 << 20  # bytes, most, of all grammars that the process has compiled
+_MEMORY = 64 << 20  # bytes, most, of the grammars that the process has compiled
 # The process has an eighth of a thread's usual stack, so that what it survives is no danger here:
 # grammars are compiled recursively, and without stack the whole process dies.
 _STACK = 1 << 20
@@ -74,6 +75,7 @@ def _serve(connection: Connection) -> None:
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection.send_bytes(b"")
     while True:
         grammar = connection.recv_bytes().decode()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
@@ -32,6 +33,7 @@ class GrammarProcess:
         self._failures: dict[str, str] = {}  # by grammar, the oldest first; empty: none
         self._lock = threading.Lock()  # of the process
         self._connection: Connection | None = None
+        self._kill: Callable[[], object] = list  # nothing is to be done
 
     def failure(self, grammar: str) -> str:
         """Return why a grammar cannot be compiled; empty where it can be, or is refused.
@@ -66,32 +68,32 @@ class GrammarProcess:
         return failure
 
     def _start(self) -> Connection:
-        self._connection, theirs = Pipe()
+        connection, theirs = Pipe()
         fd = theirs.fileno()
         command = [sys.executable, "-P", str(grammar_compiler.__file__), str(fd)]
+        failure = f"it has not begun in {_START_S:g} s"
         try:
             with theirs:
                 process = subprocess.Popen(
                     command, pass_fds=[fd], stderr=subprocess.DEVNULL, start_new_session=True
                 )
-            self._finalizer = weakref.finalize(self, _end, self._connection, process)
-            self._connection.send_bytes(self._tokenizer)
-            if self._connection.poll(_START_S):
-                self._connection.recv_bytes()
-                return self._connection
-            raise EOFError(f"it has not begun in {_START_S:g} s")
+            self._kill = weakref.finalize(self, _kill, connection, process)
+            connection.send_bytes(self._tokenizer)
+            if connection.poll(_START_S):
+                connection.recv_bytes()
+                self._connection = connection
+                return connection
         except (EOFError, OSError) as error:
-            self._end()
-            raise BackendError(
-                f"grammars are tried in a process of {sys.executable}, which does not start: {error}"
-            ) from error
+            failure = f"{error}" or "it ends at once"
+        self._end()
+        raise BackendError(f"grammars are tried in a process of {sys.executable}: {failure}")
 
     def _end(self) -> None:
-        self._finalizer()
+        self._kill()
         self._connection = None
 
 
-def _end(connection: Connection, process: "subprocess.Popen[bytes]") -> None:
+def _kill(connection: Connection, process: "subprocess.Popen[bytes]") -> None:
     connection.close()
     process.kill()
     process.wait()

@@ -30,8 +30,8 @@ def prompt_list(prompts: object) -> list[Prompt]:
     if not batch:
         raise ConfigError("there is no prompt; a batch has at least one")
     for index, prompt in enumerate(batch):
-        kinds = Sequence | np.ndarray | Chat
-        if isinstance(prompt, Mapping | bytes) or not isinstance(prompt, kinds):
+        is_one = isinstance(prompt, Sequence | np.ndarray | Chat)
+        if isinstance(prompt, Mapping | bytes) or not is_one:
             raise ConfigError(
                 f"prompt {index} is {prompt!r:.80}, {_KINDS}; a single one goes into a list too"
             )

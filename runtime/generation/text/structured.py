@@ -159,21 +159,27 @@ class Grammars:
 
         Raises:
             ConfigError: llguidance cannot read it, does not know a keyword of the schema, or takes
-                too much time, memory or stack.
+                too much time, memory or stack; or no token ends the answer.
             BackendError: no other process can be started.
         """
-        grammar = grammar_compiler.serialized(params.kind, params.text)
-        reason = self._process.failure(grammar)
-        if not reason:
-            matcher = grammar_compiler.compiled(self._tokenizer, grammar)
-            constraint = Constraint(matcher, *self.key, stop_token_ids)
-            reason = constraint.error
-        if reason:
-            reason = " ".join(reason.split())  # it draws pictures of several lines
+        if not stop_token_ids:
             raise ConfigError(
-                f"structured_outputs has a {params.kind} that llguidance refuses: {reason}"
+                "structured output needs a token that ends an answer, and there is none; pass "
+                "stop_token_ids"
             )
+        grammar = grammar_compiler.serialized(params.kind, params.text)
+        if failure := self._process.failure(grammar):
+            raise _refused(params.kind, failure)
+        matcher = grammar_compiler.compiled(self._tokenizer, grammar)
+        constraint = Constraint(matcher, *self.key, stop_token_ids)
+        if constraint.error:
+            raise _refused(params.kind, constraint.error)
         return constraint
+
+
+def _refused(kind: str, reason: str) -> ConfigError:
+    reason = " ".join(reason.split())  # it draws pictures of several lines
+    return ConfigError(f"structured_outputs has a {kind} that llguidance refuses: {reason}")
 
 
 def _json_text(schema: str | Mapping[str, Any]) -> str:

@@ -220,7 +220,7 @@ class LLM:
     def _submit(
         self, prompt: Sequence[int], params: SamplingParams, lora: LoRARequest | None
     ) -> tuple[int, ...]:
-        """A request for each of the answers to a prompt, and a seed of its own where none is given."""
+        """A request for each of the answers to a prompt; seeds where none are given."""
         seed = params.seed
         if seed is None:
             seed = ((self._seed << 32) + self._answered + 1) % (1 << 64)

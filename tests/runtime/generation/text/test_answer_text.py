@@ -170,7 +170,7 @@ def test_prompt_and_pieces_are_the_text_of_all_tokens_wherever_the_answer_begins
     """Even in the middle of a character, whose text is the answer's then."""
     found = TOKENIZERS[tokenizer]
     ids = ids_of(tokenizer, text)
-    tokens = [found._tokenizer.token_to_id(token) for token in special]
+    tokens = [found._tokenizer.token_to_id(token) or 0 for token in special]
     prompt, answer = [*ids[:at], *tokens], ids[at:]
     for skips in (True, False):
         stream = found.stream(prompt, skip_special_tokens=skips)
