@@ -1,10 +1,11 @@
 """Answers to prompts: whole, or one as text piece by piece."""
 
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.errors import ConfigError, StateError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Engine
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
@@ -101,12 +102,8 @@ def generate(
         max_num_batched_tokens=engine.manifest.max_input_len * engine.manifest.max_batch_size,
         tokenizer=tokenizer,
     )
-    answers = _run(scheduler, zip(ids, params, names, strict=True))
-    return [
-        _completion(tokens, index, of_prompt)
-        for of_prompt, several in zip(params, answers, strict=True)
-        for index, tokens in enumerate(several)
-    ]
+    answers = answer_all(scheduler, list(zip(ids, params, names, strict=True)))
+    return [answer for several in answers for answer in several]
 
 
 @checked
@@ -187,10 +184,22 @@ def _params(
     return [sampling_of(given) for given in several]
 
 
-def _run(
-    scheduler: Scheduler, prompts: Iterable[tuple[Sequence[int], SamplingParams, str | None]]
-) -> list[list[list[Token]]]:
-    """What the steps made of every answer to every prompt with its adapter, in their order."""
+def answer_all(
+    scheduler: Scheduler, prompts: Sequence[tuple[Sequence[int], SamplingParams, str | None]]
+) -> list[list[Completion]]:
+    """Answer prompts on a scheduler that answers nothing else.
+
+    Args:
+        scheduler: without requests; it has none afterwards, whatever has happened.
+        prompts: token ids of each, its parameters and its adapter.
+
+    Returns:
+        The answers to every prompt.
+
+    Raises:
+        ConfigError, BackendError, UnknownAdapterError, AdapterError, StateError, OutputError: as
+            `generate`.
+    """
     try:
         numbers = [scheduler.submit_all(ids, p, adapter=name) for ids, p, name in prompts]
         answers: dict[int, list[Token]] = {number: [] for several in numbers for number in several}
@@ -198,8 +207,12 @@ def _run(
             for token in _next_tokens(scheduler):
                 answers[token.row].append(token)
     finally:
-        scheduler.clear()  # adapters are in use as long as their sequences
-    return [[answers[number] for number in several] for several in numbers]
+        with suppress(StateError):  # an interrupt has let go of all of them
+            scheduler.clear()  # adapters are in use as long as their sequences
+    return [
+        [_completion(answers[number], index, params) for index, number in enumerate(several)]
+        for (_, params, _), several in zip(prompts, numbers, strict=True)
+    ]
 
 
 def _next_tokens(scheduler: Scheduler) -> Iterable[Token]:

@@ -3,11 +3,13 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from trt_lora.plugins.errors import ConfigError, LoRAError
 from trt_lora.runtime import (
+    Chat,
     Engine,
     LoRAManager,
     SamplingParams,
@@ -30,6 +32,7 @@ from trt_lora.scripts.terminal.answering_options import (
     add_answering_options,
     sampling_params,
     standard_input,
+    template_variables,
 )
 from trt_lora.scripts.terminal.console import FAILED
 from trt_lora.scripts.terminal.line_editor import LineEditor
@@ -58,13 +61,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _chat(args: argparse.Namespace) -> None:
     standard_input("a conversation")
-    sampling = sampling_params(args, args.engine)
+    sampling, variables = sampling_params(args, args.engine), template_variables(args)
     paths = adapter_paths(args.adapter)
     use = adapter_in_use(args.use, list(paths))
     with open_engine(args.engine, args.backend) as engine:
         manager = manager_of(engine, paths)
         activate(manager, use)
-        failed = Conversation(engine, manager, sampling, as_json=args.json).run()
+        talk = Conversation(engine, manager, sampling, variables, as_json=args.json)
+        failed = talk.run()
     if failed and not sys.stdin.isatty():
         sys.exit(FAILED)
 
@@ -77,16 +81,20 @@ class Conversation:
         engine: Engine,
         manager: LoRAManager,
         sampling: SamplingParams,
+        variables: Mapping[str, Any],
         *,
         as_json: bool = False,
     ) -> None:
         """Begin with nothing said; with `as_json`, every line said has a line of JSON.
+
+        `variables` are those of the model's chat template.
 
         Raises:
             ConfigError: the engine has no tokenizer, or no turn could be sampled so.
             BackendError: llguidance is needed and not installed.
         """
         self._engine, self._manager, self._sampling = engine, manager, sampling
+        self._variables = variables
         self._as_json, self._has_blend = as_json, False
         self._tokenizer = TextTokenizer(engine.directory)
         new_sequence((), sampling, engine.manifest, self._tokenizer)
@@ -178,7 +186,8 @@ class Conversation:
         """Stream an answer; in a terminal Ctrl-C ends it, and what was said so far stays."""
         messages = [*self._messages, {"role": "user", "content": line}]
         said: list[str] = []
-        pieces = stream_from(self._scheduler, messages, self._sampling)
+        chat = Chat(messages, chat_template_kwargs=self._variables)
+        pieces = stream_from(self._scheduler, chat, self._sampling)
         try:
             for piece in pieces:
                 said.append(piece)

@@ -69,25 +69,17 @@ def prompt_ids(
     """Return the token ids of a prompt.
 
     Raises:
-        ConfigError: it is text and there is no tokenizer, or as `check_prompt`.
+        ConfigError: it is text and there is no tokenizer; it is empty, longer than the engine
+            takes, or holds what is no token id of the model. The message begins with `name`.
     """
-    if not is_text(prompt):
-        return check_prompt(name, prompt, manifest)
-    if tokenizer is None:
-        raise ConfigError(
-            f"{name} is text, and there is no tokenizer; pass tokens, or "
-            "tokenizer=TextTokenizer(engine.directory)"
-        )
-    return check_prompt(name, tokenizer.encode(cast("str | Chat", prompt)), manifest)
-
-
-def check_prompt(name: str, values: object, manifest: Manifest) -> list[int]:
-    """Return the token ids of a prompt.
-
-    Raises:
-        ConfigError: it is empty, longer than the engine takes, or holds what is no token id of
-            the model; the message begins with `name`.
-    """
+    values: object = prompt
+    if is_text(prompt):
+        if tokenizer is None:
+            raise ConfigError(
+                f"{name} is text, and there is no tokenizer; pass tokens, or "
+                "tokenizer=TextTokenizer(engine.directory)"
+            )
+        values = tokenizer.encode(cast("str | Chat", prompt))
     ids = list(token_ids(name, values, manifest.vocabulary_size))
     if not ids:
         raise ConfigError(f"{name} is empty; it needs at least one token")
