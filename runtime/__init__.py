@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trt_lora.runtime.engines.engine import Executor
     from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
     from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+    from trt_lora.runtime.generation.text.chat_template import Chat
     from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
     from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
     from trt_lora.runtime.generation.token import StepAnswers, Token
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Adapter",
     "AdapterStore",
+    "Chat",
     "Completion",
     "Coverage",
     "Engine",
@@ -60,6 +62,7 @@ __all__ = [
 _MODULES = {
     "Adapter": "adapters.adapter",
     "StoreConfig": "store.config",
+    "Chat": "generation.text.chat_template",
     "Completion": "serving.generate",
     "Coverage": "adapters.fitting.coverage",
     "Engine": "engine",

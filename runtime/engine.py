@@ -17,6 +17,7 @@ from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.engines.topk import Floats, TopK, TopKRun
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
+from trt_lora.runtime.generation.text.chat_template import Chat
 from trt_lora.runtime.generation.text.prompts import Prompt, is_text, one_each, prompt_list
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
 from trt_lora.runtime.manifest import Manifest
@@ -303,7 +304,7 @@ def open_engine(
 
 def _is_single(prompts: Prompt | Iterable[Prompt]) -> bool:
     """Whether it is one prompt: a string, token ids or messages."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Chat):
         return True
     if not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
         return False

@@ -26,20 +26,16 @@ _INITIAL_TOPK = 256  # candidates: as many as a GPU finds, and nearly always eno
 _TOPK_GROWTH = 8  # times as many where they were not
 
 
-def generator(
-    seed: int | None, prompt: Sequence[int], answered: int = 0, index: int = 0
-) -> np.random.Generator:
+def generator(seed: int | None, prompt: Sequence[int], answered: int = 0) -> np.random.Generator:
     """Return where a sequence's keys come from: nothing of the rest of its batch decides them.
 
     Args:
         seed: of its parameters, 64 bits of either sign; None is another one each time.
         prompt: token ids.
         answered: how many of the last of them are its answer so far: their keys were taken.
-        index: of this answer among the `n` to one prompt.
     """
     entropy = None if seed is None else [seed % (1 << 64), *prompt[: len(prompt) - answered]]
-    key = (index,) if index else ()  # the first answer is that of n = 1
-    draws = np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key))
+    draws = np.random.default_rng(np.random.SeedSequence(entropy))
     next_keys(draws, answered)
     return draws
 

@@ -1,7 +1,7 @@
 """Sequence: one request, from its submission to its last token."""
 
 from collections import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,10 +33,10 @@ class Sequence:
     sampling: SamplingParams
     most: int  # tokens that its answer may have
     forbidden: ForbiddenTokens
-    vocabulary: int
+    stop_token_ids: tuple[int, ...]  # all that end it
     tokenizer: TextTokenizer | None = None
+    constraint: Constraint | None = None  # what its answer has to be
     id: int = -1  # ascends in the order of arrival, from 0 on
-    index: int = 0  # among the answers to one prompt
     adapter: str | None = None  # by name; None is the base model, or what all have
     version: int | None = None  # that the adapter must have: it has given tokens already
     client: str | None = None  # who shares the rows with others
@@ -53,7 +53,6 @@ class Sequence:
     failure: str = ""  # why no token could be chosen
     draws: np.random.Generator = field(init=False)
     text: AnswerText | None = field(init=False)
-    constraint: Constraint | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Bring draws, text and grammar to where the answer so far has left them."""
@@ -61,22 +60,18 @@ class Sequence:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what a step that did not end has done; its row has nothing any more.
-
-        Raises:
-            ConfigError: what `structured_outputs` asks for is refused.
-            BackendError: llguidance is needed and not installed.
-        """
+        """Forget what a step that did not end has done; its row has nothing any more."""
         del self.answer[self.settled :]
         self.failure, self.leader = "", None
         self.pending = [*self.prompt, *self.answer]
-        self.draws = generator(self.sampling.seed, self.prompt, index=self.index)
+        self.draws = generator(self.sampling.seed, self.prompt)
         next_keys(self.draws, len(self.answer))
         self.text = self._new_text()
-        self.constraint = self._new_constraint()
         if self.text is not None:
             for token in self.answer:
                 self.text.add(token)
+        if self.constraint is not None:
+            self.constraint.restart(self.answer)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -116,14 +111,17 @@ class Sequence:
         """Return the logits [vocab] that its next token is chosen from."""
         if self.constraint is not None:
             logits = self.constraint.masked(logits)
-        logits = self.forbidden.apply(logits, self.answer)
-        return apply_penalties(logits, self.sampling, self.prompt, self.answer)
+        if self.forbidden.changes(len(self.answer)):
+            logits = self.forbidden.apply(logits, self.answer)
+        if self.sampling.changes_scores:
+            logits = apply_penalties(logits, self.sampling, self.prompt, self.answer)
+        return logits
 
     def append(self, token: int, logprobs: Logprobs | None) -> Token:
         """Take the next token, and say whether it is the last."""
-        if token in self.forbidden.stop_token_ids:
+        if token in self.stop_token_ids:
             is_own = token in (self.sampling.stop_token_ids or ())
-            return Token(self.id, None, "stop", self._end(), None, token if is_own else None)
+            return Token(self.id, None, "stop", self._end(token), None, token if is_own else None)
         self.answer.append(token)
         self.pending = [token]
         if self.constraint is not None:
@@ -142,28 +140,29 @@ class Sequence:
             return "stop"
         return None if self.left > 0 else "length"
 
-    def _end(self) -> str:
-        return "" if self.text is None else self.text.end()
+    def _end(self, stop: int | None = None) -> str:
+        """The text that was held back, behind that of a stop token where this is asked for."""
+        if self.text is None:
+            return ""
+        is_shown = self.sampling.include_stop_str_in_output
+        shown = self.text.add(stop) if stop is not None and is_shown else ""
+        return shown + self.text.end()
 
     def _new_text(self) -> AnswerText | None:
         params = self.sampling
         if self.tokenizer is None or not params.detokenize:
             return None
+        stream = self.tokenizer.stream(
+            self.prompt,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
         return AnswerText(
-            self.tokenizer.stream(skip_special_tokens=params.skip_special_tokens),
+            stream,
             params.stop_strings,
             min_tokens=params.min_tokens,
             include_stop=params.include_stop_str_in_output,
         )
-
-    def _new_constraint(self) -> Constraint | None:
-        wanted = self.sampling.structured_outputs
-        if wanted is None or self.tokenizer is None:
-            return None
-        grammars = self.tokenizer.grammars(self.vocabulary, self.forbidden.stop_token_ids)
-        constraint = grammars.constraint(wanted)
-        constraint.accept(self.answer)
-        return constraint
 
 
 def new_sequence(
@@ -174,14 +173,14 @@ def new_sequence(
     *,
     index: int = 0,
 ) -> Sequence:
-    """Return a sequence of the base model that nobody has answered yet.
+    """Return a sequence of the base model that has no token yet.
 
     Args:
         ids: its prompt.
         sampling: its parameters.
         manifest: of the engine.
         tokenizer: of the engine, where tokens are looked at as text.
-        index: among the answers to one prompt.
+        index: among the answers to one prompt: their seeds follow one another.
 
     Raises:
         ConfigError: a token is none of the model's, a tokenizer is missing, or what
@@ -196,14 +195,21 @@ def new_sequence(
     vocabulary = manifest.vocabulary_size
     token_ids("logit_bias", sampling.logit_bias or (), vocabulary)
     own = token_ids("stop_token_ids", sampling.stop_token_ids or (), vocabulary)
-    stops = own if sampling.ignore_eos else (*manifest.base_model.stop_token_ids, *own)
+    both = (*manifest.base_model.stop_token_ids, *own)
+    stops = own if sampling.ignore_eos else both
+    constraint = None
+    if sampling.structured_outputs is not None and tokenizer is not None:
+        grammars = tokenizer.grammars(vocabulary, (*both, 0)[0])
+        constraint = grammars.constraint(sampling.structured_outputs, stops)
     room = manifest.max_seq_len - len(ids)
+    if sampling.seed is not None and index:
+        sampling = replace(sampling, seed=(sampling.seed + index) % (1 << 64))
     return Sequence(
         prompt=tuple(ids),
         sampling=sampling,
         most=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
-        forbidden=forbidden_tokens(sampling, stops, vocabulary, tokenizer),
-        vocabulary=vocabulary,
+        forbidden=forbidden_tokens(sampling, both, vocabulary, tokenizer),
+        stop_token_ids=stops,
         tokenizer=tokenizer,
-        index=index,
+        constraint=constraint,
     )

@@ -55,6 +55,7 @@ class EngineLoop:
                 longer than a step where many adapters are loaded, and collect what is new between
                 steps and when idle instead; see `StepGarbage`. It holds for the whole process.
         """
+        scheduler.prepare()
         self._scheduler, self._on_events = scheduler, on_events
         self._commands: deque[Sequence | _Cancel] = deque()
         self._garbage = StepGarbage() if freezes_garbage else None

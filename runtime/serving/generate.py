@@ -1,8 +1,10 @@
 """Answers to prompts: whole, or one as text piece by piece."""
 
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from trt_lora.plugins.errors import StateError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
@@ -50,12 +52,8 @@ def answer_all(
         max_num_batched_tokens=manifest.max_input_len * manifest.max_batch_size,
     )
     scheduler = Scheduler(engine, adapters, config, tokenizer=tokenizer)
-    answers = _run(scheduler, zip(ids, sampling, names, strict=True))
-    return [
-        _completion(tokens, index, params)
-        for params, several in zip(sampling, answers, strict=True)
-        for index, tokens in enumerate(several)
-    ]
+    answers = answer_on(scheduler, list(zip(ids, sampling, names, strict=True)))
+    return [answer for several in answers for answer in several]
 
 
 def stream_from(
@@ -83,10 +81,22 @@ def stream_from(
             scheduler.cancel(number)
 
 
-def _run(
-    scheduler: Scheduler, prompts: Iterable[tuple[Sequence[int], SamplingParams, str | None]]
-) -> list[list[list[Token]]]:
-    """What the steps made of every answer to every prompt with its adapter, in their order."""
+def answer_on(
+    scheduler: Scheduler, prompts: Sequence[tuple[Sequence[int], SamplingParams, str | None]]
+) -> list[list[Completion]]:
+    """Answer prompts on a scheduler that answers nothing else.
+
+    Args:
+        scheduler: without requests; it has none afterwards, whatever has happened.
+        prompts: token ids of each, its parameters and its adapter.
+
+    Returns:
+        The answers to every prompt.
+
+    Raises:
+        ConfigError, BackendError, UnknownAdapterError, AdapterError, StateError, OutputError: as
+            `Engine.generate`.
+    """
     try:
         numbers = [scheduler.submit_all(ids, p, adapter=name) for ids, p, name in prompts]
         answers: dict[int, list[Token]] = {number: [] for several in numbers for number in several}
@@ -94,8 +104,12 @@ def _run(
             for token in _next_tokens(scheduler):
                 answers[token.row].append(token)
     finally:
-        scheduler.clear()  # adapters are in use as long as their sequences
-    return [[answers[number] for number in several] for several in numbers]
+        with suppress(StateError):  # an interrupt has let go of all of them
+            scheduler.clear()  # adapters are in use as long as their sequences
+    return [
+        [_completion(answers[number], index, params) for index, number in enumerate(several)]
+        for (_, params, _), several in zip(prompts, numbers, strict=True)
+    ]
 
 
 def _next_tokens(scheduler: Scheduler) -> Iterable[Token]:

@@ -3,10 +3,11 @@
 import itertools
 import threading
 from collections import abc
+from contextlib import suppress
 from functools import partial
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.errors import ConfigError, StateError
+from trt_lora.plugins.errors import BackendError, ConfigError, StateError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.chosen_tokens import ChosenToken, append_tokens, choose_tokens
@@ -220,6 +221,13 @@ class Scheduler:
             sequence.adapter, sequence.lease = name, lease
             sequence.version = None if lease is None else lease.version
         return found
+
+    def prepare(self) -> None:
+        """Read the tokenizer for structured output, where there is one: all threads wait for it."""
+        if self._tokenizer is not None:
+            stop = (*self._manifest.base_model.stop_token_ids, 0)[0]
+            with suppress(BackendError, ConfigError):  # it is not to be had
+                self._tokenizer.grammars(self._manifest.vocabulary_size, stop)
 
     @checked
     def add(self, request: Sequence) -> None:

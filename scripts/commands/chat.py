@@ -3,11 +3,12 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from trt_lora.plugins.errors import ConfigError, LoRAError
-from trt_lora.runtime import Engine, SamplingParams, Scheduler, ServingConfig, open_engine
+from trt_lora.runtime import Chat, Engine, SamplingParams, Scheduler, ServingConfig, open_engine
 from trt_lora.runtime.generation.sequence import new_sequence
 from trt_lora.runtime.serving.generate import stream_from
 from trt_lora.scripts.terminal.adapters import (
@@ -23,6 +24,7 @@ from trt_lora.scripts.terminal.answering_options import (
     add_answering_options,
     sampling_params,
     standard_input,
+    template_variables,
 )
 from trt_lora.scripts.terminal.console import FAILED
 from trt_lora.scripts.terminal.line_editor import LineEditor
@@ -52,13 +54,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _chat(args: argparse.Namespace) -> None:
     standard_input("a conversation")
-    sampling = sampling_params(args, args.engine)
+    sampling, variables = sampling_params(args, args.engine), template_variables(args)
     paths = adapter_paths(args.adapter)
     use = adapter_in_use(args.use, list(paths))
     with open_engine(args.engine, args.backend) as engine:
         load_adapters(engine.adapters, paths)
         adapter = adapter_or_base(engine.adapters, use)
-        failed = Conversation(engine, adapter, sampling, as_json=args.json).run()
+        talk = Conversation(engine, adapter, sampling, variables, as_json=args.json)
+        failed = talk.run()
     if failed and not sys.stdin.isatty():
         sys.exit(FAILED)
 
@@ -71,16 +74,20 @@ class Conversation:
         engine: Engine,
         adapter: str | None,
         sampling: SamplingParams,
+        variables: Mapping[str, Any],
         *,
         as_json: bool = False,
     ) -> None:
         """Begin with nothing said; with `as_json`, every line said has a line of JSON.
+
+        `variables` are those of the model's chat template.
 
         Raises:
             ConfigError: the engine has no tokenizer, or no turn could be sampled so.
             BackendError: llguidance is needed and not installed.
         """
         self._engine, self._adapter, self._sampling = engine, adapter, sampling
+        self._variables = variables
         self._as_json, self._has_blend = as_json, False
         new_sequence((), sampling, engine.manifest, engine.tokenizer)
         self._scheduler = self._new_scheduler()
@@ -171,7 +178,8 @@ class Conversation:
         """Stream an answer; in a terminal Ctrl-C ends it, and what was said so far stays."""
         messages = [*self._messages, {"role": "user", "content": line}]
         said: list[str] = []
-        pieces = stream_from(self._scheduler, messages, self._sampling, adapter=self._adapter)
+        chat = Chat(messages, chat_template_kwargs=self._variables)
+        pieces = stream_from(self._scheduler, chat, self._sampling, adapter=self._adapter)
         try:
             for piece in pieces:
                 said.append(piece)

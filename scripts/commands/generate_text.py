@@ -6,12 +6,14 @@ has a line before it: its prompt's number, and the prompt.
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime import Engine, SamplingParams, open_engine
+from trt_lora.runtime import Chat, Engine, SamplingParams, open_engine
+from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.serving.generate import Completion
 from trt_lora.scripts.terminal.adapters import (
     adapter_in_use,
@@ -25,6 +27,7 @@ from trt_lora.scripts.terminal.answering_options import (
     add_several_answers_options,
     prompts_of,
     sampling_params,
+    template_variables,
 )
 from trt_lora.scripts.terminal.printing import visible
 
@@ -52,42 +55,48 @@ def _generate(args: argparse.Namespace) -> None:
     paths = adapter_paths(args.adapter)
     use = adapter_in_use(args.use, list(paths))
     prompts = prompts_of(args.prompt, args.prompts)
+    variables = template_variables(args)
     with open_engine(args.engine, args.backend) as engine:
         load_adapters(engine.adapters, paths)
         adapter = adapter_or_base(engine.adapters, use)
+        asked = [_asked(prompt, variables) for prompt in prompts]
+        if len(prompts) == 1 and sampling.n == 1 and not args.json:
+            for text in engine.stream(asked[0], adapter=adapter, sampling=sampling):
+                print(text, end="", flush=True)
+            print()
+            return
+        answers = _answers(engine, adapter, asked, sampling)
         if args.json:
-            _print_json(engine, adapter, prompts, sampling)
-        elif len(prompts) == 1 and sampling.n == 1:
-            _stream(engine, adapter, prompts[0], sampling)
+            _print_json(answers, prompts, adapter)
         else:
-            _print_text(engine, adapter, prompts, sampling)
+            _print_text(answers, prompts, sampling.n)
 
 
-def _stream(engine: Engine, adapter: str | None, prompt: str, sampling: SamplingParams) -> None:
-    for text in engine.stream(prompt, adapter=adapter, sampling=sampling):
-        print(text, end="", flush=True)
-    print()
+def _asked(prompt: str, variables: Mapping[str, Any]) -> Prompt:
+    if not variables:
+        return prompt
+    return Chat([{"role": "user", "content": prompt}], chat_template_kwargs=variables)
 
 
 def _print_json(
-    engine: Engine, adapter: str | None, prompts: Sequence[str], sampling: SamplingParams
+    answers: Iterable[tuple[int, Completion]], prompts: Sequence[str], adapter: str | None
 ) -> None:
-    for number, answer in _answers(engine, adapter, prompts, sampling):
+    for number, answer in answers:
         fields = {"prompt": prompts[number], "adapter": adapter or "", **asdict(answer)}
         print(json.dumps(fields), flush=True)
 
 
 def _print_text(
-    engine: Engine, adapter: str | None, prompts: Sequence[str], sampling: SamplingParams
+    answers: Iterable[tuple[int, Completion]], prompts: Sequence[str], count: int
 ) -> None:
-    for number, answer in _answers(engine, adapter, prompts, sampling):
-        of = f", answer {answer.index + 1} of {sampling.n}" if sampling.n > 1 else ""
+    for number, answer in answers:
+        of = f", answer {answer.index + 1} of {count}" if count > 1 else ""
         print(f"[{number + 1}{of}] {_beginning(prompts[number])}")
         print(answer.text, flush=True)
 
 
 def _answers(
-    engine: Engine, adapter: str | None, prompts: Sequence[str], sampling: SamplingParams
+    engine: Engine, adapter: str | None, prompts: Sequence[Prompt], sampling: SamplingParams
 ) -> Iterator[tuple[int, Completion]]:
     """Yield every answer with the number of its prompt, as each batch ends."""
     most = max(engine.manifest.max_batch_size // sampling.n, 1)

@@ -2,11 +2,12 @@
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import SamplingParams
@@ -22,6 +23,8 @@ _GENERATION_CONFIGS = ("engine", "none")
 _FIELDS = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "n", "logprobs"),
+    *("min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "bad_words"),
+    "skip_special_tokens",
 )
 
 
@@ -30,6 +33,7 @@ def add_answering_options(add: Callable[..., object]) -> None:
     add_adapter_option(add)
     add_use_option(add)
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    add("--chat-template-kwargs", metavar="JSON", help="variables of the model's chat template")
     add_sampling_options(add)
 
 
@@ -45,6 +49,17 @@ def add_sampling_options(add: Callable[..., object]) -> None:
     add("--frequency-penalty", type=float, help="the same, for each time that it does")
     add("--logit-bias", action="append", metavar="ID=VALUE", help="of a token; may be repeated")
     add("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
+    help_text = "the answer ends behind what ends it"
+    add("--include-stop-str-in-output", action="store_true", default=None, help=help_text)
+    help_text = "a token that ends the answer; may be repeated"
+    add("--stop-token-ids", action="append", type=int, metavar="ID", help=help_text)
+    help_text = "the model's own stop tokens end nothing"
+    add("--ignore-eos", action="store_true", default=None, help=help_text)
+    add("--min-tokens", type=int, metavar="N", help="before which nothing ends the answer")
+    help_text = "what the answer never says; may be repeated"
+    add("--bad-words", action="append", metavar="TEXT", help=help_text)
+    special = {"dest": "skip_special_tokens", "action": "store_false", "default": None}
+    add("--no-skip-special-tokens", **special, help="show them in the text")
     add("--seed", type=int, help="default: another one each time")
     add("--json-schema", type=Path, metavar="FILE", help="what the answer has to be")
     add("--regex", help="what the answer has to be, in Rust's syntax")
@@ -73,6 +88,22 @@ def sampling_params(args: argparse.Namespace, engine: Path) -> SamplingParams:
     takes_defaults = args.generation_config == "engine"
     default = default_sampling(engine) if takes_defaults else GREEDY
     return replace(default, **given)
+
+
+def template_variables(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the parsed options give the model's chat template.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    text = args.chat_template_kwargs or "{}"
+    try:
+        variables = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--chat-template-kwargs is {text!r}, expected JSON: {error}") from error
+    if not isinstance(variables, dict):
+        raise ConfigError(f"--chat-template-kwargs is {text!r}, expected an object: {{...}}")
+    return variables
 
 
 def _biases(texts: list[str]) -> dict[int, float]:

@@ -33,7 +33,7 @@ PRINTED = {
     "coming-from-peft": ["engines/from-peft", " w"],
     "coming-from-tensorrt-llm": ["engines/from-trtllm", "8 tensors", "3 answers", " w"],
     "coming-from-edge-llm": ["8 tensors", "8 bindings, json"],
-    "coming-from-vllm": ["Name a fruit. -> w", " w", "[ 1 -1  0]"],
+    "coming-from-vllm": ["Name a fruit. ->  w", " w", "[ 1 -1  0]"],
     "coming-from-max": ["LoRAStatus.SUCCESS"],
 }
 LANGUAGES = {"", "text", "bash", "python", "cpp"}  # text: another tool's

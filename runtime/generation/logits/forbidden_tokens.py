@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
@@ -21,8 +22,8 @@ class ForbiddenTokens:
 
     allowed: tuple[int, ...] | None  # None: all
     bad_words: tuple[tuple[int, ...], ...]
-    stop_token_ids: tuple[int, ...]  # all that end it
-    min_tokens: int  # of the answer, before which no stop token is allowed
+    early: tuple[int, ...]  # not before `min_tokens`: stop tokens
+    min_tokens: int
 
     def apply(
         self, logits: npt.NDArray[np.float32], answer: Sequence[int]
@@ -40,7 +41,7 @@ class ForbiddenTokens:
             result[[*self.allowed]] = logits[[*self.allowed]]
         result[self._word_ends(answer)] = -np.inf
         if len(answer) < self.min_tokens:
-            result[[*self.stop_token_ids]] = -np.inf
+            result[[*self.early]] = -np.inf
         return result
 
     def changes(self, length: int) -> bool:
@@ -66,26 +67,29 @@ def forbidden_tokens(
 
     Args:
         sampling: the parameters.
-        stop_token_ids: all that end the answer.
+        stop_token_ids: of the answer and the model, whether or not the answer ignores the latter.
         vocabulary: number of tokens of the model.
         tokenizer: that bad words need.
 
     Raises:
-        ConfigError: an allowed token is none of the model's.
+        ConfigError: an allowed token is none of the model's, or a bad word is not made of them.
     """
     allowed = sampling.allowed_token_ids
     words = [] if tokenizer is None else sampling.bad_words or ()
+    found = [_word_ids(word, tokenizer) for word in words if tokenizer is not None]
     return ForbiddenTokens(
         None if allowed is None else token_ids("allowed_token_ids", allowed, vocabulary),
-        tuple(ids for word in words if tokenizer is not None for ids in _word_ids(word, tokenizer)),
+        tuple(token_ids("bad_words", ids, vocabulary) for several in found for ids in several),
         tuple(stop_token_ids),
         sampling.min_tokens,
     )
 
 
-def _word_ids(word: str, tokenizer: TextTokenizer) -> list[tuple[int, ...]]:
+def _word_ids(word: str, tokenizer: TextTokenizer) -> list[list[int]]:
     """The tokens of a word at the beginning of a text, and behind a space."""
-    first = tuple(tokenizer.encode_text(word.lstrip(), special_tokens=False))
-    behind = tuple(tokenizer.encode_text(f" {word.lstrip()}", special_tokens=False))
-    is_other = len(behind) == len(first) and behind[:1] != first[:1]
-    return [ids for ids in (first, behind if is_other else ()) if ids]
+    first = tokenizer.encode_text(word.lstrip(), special_tokens=False)
+    behind = tokenizer.encode_text(f" {word.lstrip()}", special_tokens=False)
+    if not first:
+        raise ConfigError(f"bad_words has {word!r}, of which the tokenizer makes no token")
+    is_other = len(behind) == len(first) and behind[0] != first[0]
+    return [first, behind] if is_other else [first]

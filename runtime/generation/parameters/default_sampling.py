@@ -6,7 +6,7 @@ top-k of 50 is not applied. But without `do_sample`, answers are greedy, as in t
 without a number of tokens they have up to 64. Its stop tokens are in the manifest already.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def default_sampling(directory: str | Path) -> SamplingParams:
         ConfigError: the file is damaged, a field is unknown or asks for what is not done here, a
             value is out of its range.
     """
-    return _sampling_of(Path(directory), _sampling)
+    return _sampling_of(Path(directory), {"max_tokens": GREEDY.max_tokens}, is_drawn=False)
 
 
 def sampling_of_model(directory: Path) -> SamplingParams:
@@ -91,50 +91,33 @@ def sampling_of_model(directory: Path) -> SamplingParams:
     Raises:
         ConfigError: as `default_sampling`.
     """
-
-    def sampling(fields: Mapping[str, Any]) -> SamplingParams:
-        taken = {name: ours for name, ours in _HONOURED.items() if name in fields}
-        taken.pop("stop_strings", None)
-        return SamplingParams(**{ours: fields[name] for name, ours in taken.items()})
-
-    return _sampling_of(directory, sampling)
+    return _sampling_of(directory, {}, is_drawn=True)
 
 
-def _sampling_of(
-    directory: Path, sampling: Callable[[Mapping[str, Any]], SamplingParams]
-) -> SamplingParams:
-    """What is made of the fields of the file."""
+def _sampling_of(directory: Path, defaults: Mapping[str, Any], *, is_drawn: bool) -> SamplingParams:
+    """What the file asks for; `is_drawn` takes the fields that vLLM takes, as it takes them."""
     path = directory / GENERATION_FILE
     try:
-        fields = {name: v for name, v in _read(path).items() if v is not None}
+        found = read_json(path) if path.is_file() else {}
+        fields = {name: value for name, value in found.items() if value is not None}
         for name, value in fields.items():
             _check(name, value)
-        return sampling(fields)
+        given = {ours: fields[name] for name, ours in _HONOURED.items() if name in fields}
+        if is_drawn:
+            given.pop("stop", None)
+        elif not fields.get("do_sample", False):
+            given = {n: v for n, v in given.items() if n not in _OF_DRAWS} | {"temperature": 0.0}
+        return SamplingParams(**{**defaults, **given})
     except AdapterError as error:  # of a file that is no JSON
         raise ConfigError(f"{error}; build the engine again, or {_NEXT_STEP}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}; {_NEXT_STEP}") from error
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
-def _sampling(fields: Mapping[str, Any]) -> SamplingParams:
-    given: dict[str, Any]
-    given = {ours: fields[name] for name, ours in _HONOURED.items() if name in fields}
-    is_sampled = fields.get("do_sample", False)
-    if type(is_sampled) is not bool:
-        raise ConfigError(f"do_sample is {shown(is_sampled)}, expected true or false")
-    given.setdefault("max_tokens", GREEDY.max_tokens)
-    if is_sampled:
-        return SamplingParams(**given)
-    greedy = {name: value for name, value in given.items() if name not in _OF_DRAWS}
-    return SamplingParams(**greedy, temperature=0.0)
-
-
 def _check(name: str, value: object) -> None:
     """Refuse a field that asks for what is not done here."""
+    if name == "do_sample" and type(value) is not bool:
+        raise ConfigError(f"do_sample is {shown(value)}, expected true or false")
     if name in _HONOURED or name in _WITHOUT_EFFECT or name == "do_sample" or name.startswith("_"):
         return
     if name not in _OFF:

@@ -6,19 +6,20 @@ nothing here does the work are refused where they are not at their default.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
+from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.text.token_ids import token_ids
 
-_WHOLE = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
-_FLAGS = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
-_OPTIONAL = ("seed", "max_tokens", "logprobs")
 _MOST_BIAS = float(np.finfo(np.float32).max)
+
+# The least and the most of a number, and both in words.
 _RANGES: Mapping[str, tuple[float, float, str]] = {
     "n": (1, np.inf, "1 or more"),
     "presence_penalty": (-2, 2, "from -2 to 2"),
@@ -28,7 +29,7 @@ _RANGES: Mapping[str, tuple[float, float, str]] = {
     "top_p": (np.nextafter(0, 1), 1, "above 0 and at most 1"),
     "top_k": (0, np.inf, "0 or -1 (all), or more"),
     "min_p": (0, 1, "from 0 (all) to 1"),
-    "seed": (-(1 << 63), (1 << 64) - 1, "of 64 bits, or None for another one each time"),
+    "seed": (-(1 << 63), (1 << 64) - 1, "a number of 64 bits, or None for another one each time"),
     "max_tokens": (1, np.inf, "1 or more, or None for as many as the engine has room for"),
     "min_tokens": (0, np.inf, "0 or more"),
     "logprobs": (-1, np.inf, "-1 (all tokens) or more"),
@@ -42,13 +43,12 @@ REFUSED: Mapping[str, str] = {
     "prompt_logprob_start": "log probabilities are of answers; pass logprobs",
     "logprob_token_ids": "log probabilities are of the chosen and the best; pass logprobs=-1",
     "flat_logprobs": "log probabilities are dicts by token; leave it out",
-    "spaces_between_special_tokens": "a tokenizer.json joins tokens in one way; leave it out",
     "output_kind": "generate returns answers whole, stream_text by piece; leave it out",
     "stream_interval": "stream_text yields text as it comes; leave it out",
     "skip_clone": "parameters are frozen, and never copied; leave it out",
     "output_text_buffer_length": "it follows from stop; leave it out",
     "extra_args": "nothing here reads it; leave it out",
-    "skip_reading_prefix_cache": "no prefix is kept; leave it out",
+    "skip_reading_prefix_cache": "pass a salt of its own to the scheduler; leave it out",
     "thinking_token_budget": "thinking is not told from answering; pass max_tokens",
     "repetition_detection": "no answer is ended for repeating; pass max_tokens or a penalty",
     "routed_experts_prompt_start": "no engine returns its experts; leave it out",
@@ -75,7 +75,7 @@ class SamplingParams:
     stop_token_ids: Collection[int] | None = None  # that end it beside the engine's own
     ignore_eos: bool = False  # the engine's own stop tokens do not end it
     max_tokens: int | None = 16  # None: as many as the engine has room for
-    min_tokens: int = 0  # before which no stop token is chosen and no stop string looked for
+    min_tokens: int = 0  # before which no stop token is chosen and no stop string ends
     logprobs: int | None = None  # tokens a step with log probabilities; the chosen one comes too
     prompt_logprobs: int | None = None
     prompt_logprob_token_ids: Sequence[int] | None = None
@@ -84,8 +84,8 @@ class SamplingParams:
     flat_logprobs: bool = False
     detokenize: bool = True  # make text, where there is a tokenizer
     skip_special_tokens: bool = True  # in the text
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False  # the text ends behind the stop string
+    spaces_between_special_tokens: bool = True  # in the text, where they are not skipped
+    include_stop_str_in_output: bool = False  # the text ends behind the stop string or token
     output_kind: object = None
     stream_interval: int | None = None
     skip_clone: bool = False
@@ -113,25 +113,17 @@ class SamplingParams:
             is_default = type(value) is type(field.default) and value == field.default
             if field.name in REFUSED and not is_default:
                 raise ConfigError(f"{field.name} is {shown(value)}: {REFUSED[field.name]}")
-        self._keep_off("seed", None)
-        self._keep_off("top_k", 0)
+        check_fields(self)
+        for name, off in (("seed", None), ("top_k", 0)):
+            if getattr(self, name) == -1:
+                object.__setattr__(self, name, off)
         for name, (least, most, choices) in _RANGES.items():
-            if getattr(self, name) is not None or name not in _OPTIONAL:
-                self._check(name, least, most, choices)
-        for name in _FLAGS:
-            if not isinstance(getattr(self, name), bool):
-                value = shown(getattr(self, name))
-                raise ConfigError(f"{name} is {value}, expected True or False")
-        self._convert("stop_token_ids", _ids("stop_token_ids"))
-        self._convert("allowed_token_ids", _ids("allowed_token_ids"))
-        self._convert("stop", _strings("stop"))
-        self._convert("bad_words", _strings("bad_words"))
-        self._convert("logit_bias", _biases)
-        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
-            raise ConfigError(
-                f"structured_outputs is {shown(self.structured_outputs)}, expected a "
-                "StructuredOutputsParams, such as StructuredOutputsParams(regex='yes|no')"
-            )
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} is {shown(value)}, expected {choices}")
+        for name, converted in _CONVERTED.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, converted(name, value))
         self._check_contradictions()
 
     @property
@@ -145,11 +137,16 @@ class SamplingParams:
         return bool(self.stop or self.bad_words) or self.structured_outputs is not None
 
     @property
+    def changes_scores(self) -> bool:
+        """Whether bias or penalties change logits."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1, 0, 0) or bool(self.logit_bias)
+
+    @property
     def changes_logits(self) -> bool:
         """Whether tokens are chosen from other logits than the engine's."""
-        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         is_limited = self.allowed_token_ids is not None or self.structured_outputs is not None
-        return penalties != (1, 0, 0) or is_limited or bool(self.logit_bias or self.bad_words)
+        return self.changes_scores or is_limited or bool(self.bad_words)
 
     def _check_contradictions(self) -> None:
         if self.n > 1 and self.temperature == 0:
@@ -170,53 +167,37 @@ class SamplingParams:
         if self.allowed_token_ids == ():
             raise ConfigError("allowed_token_ids is empty: no token can be chosen; name some")
 
-    def _check(self, name: str, least: float, most: float, choices: str) -> None:
-        value = getattr(self, name)
-        numbers = (int, np.integer) if name in _WHOLE else (int, float, np.number)
-        is_number = isinstance(value, numbers) and not isinstance(value, bool)
-        if not is_number or not least <= value <= most:
-            kind = "a whole number, " if name in _WHOLE else "a number, "
-            raise ConfigError(f"{name} is {shown(value)}, expected {kind}{choices}")
 
-    def _keep_off(self, name: str, off: object) -> None:
-        """Keep a field's -1 as what it means."""
-        value = getattr(self, name)
-        if isinstance(value, int | np.integer) and not isinstance(value, bool) and value == -1:
-            object.__setattr__(self, name, off)
-
-    def _convert(self, name: str, converted: Callable[[object], object]) -> None:
-        if (value := getattr(self, name)) is not None:
-            object.__setattr__(self, name, converted(value))
+def _ids(name: str, value: object) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(token_ids(name, value)))
 
 
-def _ids(name: str) -> Callable[[object], tuple[int, ...]]:
-    return lambda value: tuple(dict.fromkeys(token_ids(name, value)))
+def _strings(name: str, value: str | Sequence[object]) -> tuple[str, ...]:
+    several = [value] if isinstance(value, str) else value
+    strings = [string for string in several if isinstance(string, str) and string]
+    if len(strings) < len(several):
+        raise ConfigError(f"{name} is {shown(value)}, expected strings that are not empty")
+    return tuple(dict.fromkeys(strings))
 
 
-def _strings(name: str) -> Callable[[object], tuple[str, ...]]:
-    def strings(value: object) -> tuple[str, ...]:
-        several = (value,) if isinstance(value, str) else value
-        if not isinstance(several, Sequence) or not all(isinstance(s, str) and s for s in several):
-            raise ConfigError(f"{name} is {shown(value)}, expected strings that are not empty")
-        return tuple(several)
-
-    return strings
-
-
-def _biases(value: object) -> dict[int, float]:
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"logit_bias is {shown(value)}, expected numbers by token id: {{5: -1.5}}"
-        )
-    ids = token_ids("logit_bias", value.keys())
+def _biases(name: str, value: Mapping[object, Any]) -> dict[int, float]:
+    ids = token_ids(name, value.keys())
     for token, bias in value.items():
         is_number = isinstance(bias, int | float | np.number) and not isinstance(bias, bool)
         if not is_number or not abs(bias) <= _MOST_BIAS:
             raise ConfigError(
-                f"logit_bias of {token} is {bias!r}, expected a number that float32 holds"
+                f"{name} of {token} is {bias!r}, expected a number that float32 holds"
             )
     return dict(zip(ids, map(float, value.values()), strict=True))
 
+
+_CONVERTED: Mapping[str, Callable[[str, Any], object]] = {
+    "stop_token_ids": _ids,
+    "allowed_token_ids": _ids,
+    "stop": _strings,
+    "bad_words": _strings,
+    "logit_bias": _biases,
+}
 
 # Where neither a caller nor the model says how: greedy, so that an answer can be repeated.
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)

@@ -6,18 +6,62 @@ neither call into Python nor change what it is given.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.errors import BackendError, ConfigError
+from trt_lora.plugins.messages import shown
+from trt_lora.plugins.short_repr import short_repr
 
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+# {"role": ..., "content": ...}: text, or parts of text: [{"type": "text", "text": ...}]
+Message = Mapping[str, Any]
 
 _MAX_CHARACTERS = 1 << 24  # of a conversation: more tokens than any model has positions for
+_MARK = "WHERE-THE-ANSWER-GOES-ON "  # the space tells whether the template keeps those at an end
+_PROBE = "PROBE"
+# What a template is given under these names is said otherwise, or is no variable of its.
+_RESERVED = frozenset(
+    ("messages", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+)
+
+
+@short_repr
+@dataclass(frozen=True)
+class Chat:
+    """A conversation as a prompt, and how the model's template writes it. Names are vLLM's."""
+
+    messages: Sequence[Message]
+    add_generation_prompt: bool = True  # begin an answer of the assistant
+    continue_final_message: bool = False  # end inside of the last message instead: it goes on
+    chat_template_kwargs: Mapping[str, Any] | None = None  # variables of the model's template
+
+    def __post_init__(self) -> None:
+        """Refuse what no template can write.
+
+        Raises:
+            ConfigError: there are no messages, or they are none; an option is of another type,
+                contradicts another, or has a name that is no variable of a template.
+        """
+        _check_messages(self.messages)
+        check_fields(self)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ConfigError(
+                "continue_final_message goes on with the last message, and add_generation_prompt "
+                "begins another one; pass add_generation_prompt=False"
+            )
+        for name in self.chat_template_kwargs or ():
+            if name in _RESERVED:
+                raise ConfigError(
+                    f"chat_template_kwargs has {name}, which is no variable of a template; pass it "
+                    "to Chat, or leave it out"
+                )
 
 
 class ChatTemplate:
@@ -32,23 +76,52 @@ class ChatTemplate:
         self._source, self._special_tokens = source, special_tokens
         self._environment = _environment()
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation, ready for the assistant's answer.
+    def render(self, chat: Chat) -> str:
+        """Return the text of a conversation.
+
+        Parts of a message come to a template that reads parts; to another one their text does, one
+        a line.
 
         Raises:
-            ConfigError: there are no messages, or they are none; the template fails, refuses the
-                conversation, or writes without end.
+            ConfigError: the template fails, refuses the conversation, writes without end, or not
+                the message that is to go on.
         """
-        _check_messages(messages)
-        try:
-            parts = self._environment.from_string(self._source).generate(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
+        messages = chat.messages
+        if any(not isinstance(message["content"], str) for message in messages):
+            messages = messages if self._reads_parts else [*map(_joined_parts, messages)]
+        if not chat.continue_final_message:
+            return self._rendered(chat, messages)
+        last, marked = _marked(messages[-1])
+        text = self._rendered(chat, [*messages[:-1], marked])
+        before, mark, behind = text.rpartition(_MARK.strip())
+        if not mark or last.strip() not in text:
+            raise ConfigError(
+                "the model's chat template does not write the last message as it is, so that "
+                "nothing can go on with it; leave continue_final_message out"
             )
-            return _joined(parts)
+        return before if behind.startswith(" ") else before.rstrip()
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template writes the text of a part, and not the part as Python shows it."""
+        try:
+            message = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+            text = self._rendered(Chat([message]), [message])
+        except ConfigError:
+            return False
+        return _PROBE in text and not any(f"{quote}{_PROBE}" in text for quote in "'\"")
+
+    def _rendered(self, chat: Chat, messages: Sequence[Message]) -> str:
+        variables = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            **(chat.chat_template_kwargs or {}),
+            "messages": messages,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+        try:
+            return _joined(self._environment.from_string(self._source).generate(variables))
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(f"{error or type(error).__name__}".split())
             raise ConfigError(f"the model's chat template refuses the prompt: {reason}") from error
@@ -100,13 +173,46 @@ def _check_messages(messages: object) -> None:
         )
     for index, message in enumerate(messages):
         fields = message if isinstance(message, Mapping) else {}
-        for name in ("role", "content"):
-            if not isinstance(fields.get(name), str):
-                raise ConfigError(
-                    f"message {index} is {message!r:.80}: its {name} is no string; "
-                    "expected {'role': 'user', 'content': 'text'}"
-                )
-            check_characters(fields[name], f"the {name} of message {index}")
+        named = {"role": [fields.get("role")], "content": _texts(index, fields.get("content"))}
+        for name, texts in named.items():
+            for text in texts:
+                if not isinstance(text, str):
+                    raise ConfigError(
+                        f"message {index} is {message!r:.80}: its {name} is no string; "
+                        "expected {'role': 'user', 'content': 'text'}"
+                    )
+                check_characters(text, f"the {name} of message {index}")
+
+
+def _texts(index: int, content: object) -> list[Any]:
+    """What has to be text in the content of a message."""
+    if isinstance(content, str) or not isinstance(content, Sequence) or not content:
+        return [content]
+    kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
+    for kind in kinds:
+        if kind != "text":
+            raise ConfigError(
+                f"message {index} has a part of type {shown(kind)}, and an engine reads text; "
+                "expected {'type': 'text', 'text': ...}"
+            )
+    return [part.get("text") for part in content]
+
+
+def _joined_parts(message: Message) -> Message:
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _marked(message: Message) -> tuple[str, Message]:
+    """The text that a message ends with, and the message with a mark behind it."""
+    content = message["content"]
+    if isinstance(content, str):
+        return content, {**message, "content": content + _MARK}
+    text = content[-1]["text"]
+    last = {**content[-1], "text": text + _MARK}
+    return text, {**message, "content": [*content[:-1], last]}
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -6,12 +6,12 @@ from typing import Any, cast
 import numpy as np
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.generation.text.chat_template import Message
+from trt_lora.runtime.generation.text.chat_template import Chat, Message
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest
 
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message] | Chat
 
 _KINDS = "expected a string, a list of messages or a list of token ids"
 
@@ -30,7 +30,8 @@ def prompt_list(prompts: object) -> list[Prompt]:
     if not batch:
         raise ConfigError("there is no prompt; a batch has at least one")
     for index, prompt in enumerate(batch):
-        if isinstance(prompt, Mapping | bytes) or not isinstance(prompt, Sequence | np.ndarray):
+        is_one = isinstance(prompt, Sequence | np.ndarray | Chat)
+        if isinstance(prompt, Mapping | bytes) or not is_one:
             raise ConfigError(
                 f"prompt {index} is {prompt!r:.80}, {_KINDS}; a single one goes into a list too"
             )
@@ -39,7 +40,9 @@ def prompt_list(prompts: object) -> list[Prompt]:
 
 def is_text(prompt: Prompt) -> bool:
     """Return whether a prompt needs a tokenizer: a string or messages."""
-    return isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
+    if isinstance(prompt, str | Chat):
+        return True
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def one_each(label: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
@@ -66,25 +69,17 @@ def prompt_ids(
     """Return the token ids of a prompt.
 
     Raises:
-        ConfigError: it is text and there is no tokenizer, or as `check_prompt`.
+        ConfigError: it is text and there is no tokenizer; it is empty, longer than the engine
+            takes, or holds what is no token id of the model. The message begins with `name`.
     """
-    if not isinstance(prompt, Sequence) or not is_text(prompt):
-        return check_prompt(name, prompt, manifest)
-    if tokenizer is None:
-        raise ConfigError(
-            f"{name} is text, and there is no tokenizer; pass tokens, or "
-            "tokenizer=TextTokenizer(engine.directory)"
-        )
-    return check_prompt(name, tokenizer.encode(cast("str | Sequence[Message]", prompt)), manifest)
-
-
-def check_prompt(name: str, values: object, manifest: Manifest) -> list[int]:
-    """Return the token ids of a prompt.
-
-    Raises:
-        ConfigError: it is empty, longer than the engine takes, or holds what is no token id of
-            the model; the message begins with `name`.
-    """
+    values: object = prompt
+    if is_text(prompt):
+        if tokenizer is None:
+            raise ConfigError(
+                f"{name} is text, and there is no tokenizer; pass tokens, or "
+                "tokenizer=TextTokenizer(engine.directory)"
+            )
+        values = tokenizer.encode(cast("str | Chat", prompt))
     ids = list(token_ids(name, values, manifest.vocabulary_size))
     if not ids:
         raise ConfigError(f"{name} is empty; it needs at least one token")

@@ -1,7 +1,4 @@
-"""Structured output: which tokens a JSON schema, a regex or a grammar allows next.
-
-The only file that imports llguidance.
-"""
+"""Structured output: which tokens a JSON schema, a regex or a grammar allows next."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,11 +12,16 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
+from trt_lora.runtime.generation.text import grammar_compiler
+from trt_lora.runtime.generation.text.chat_template import check_characters
+from trt_lora.runtime.generation.text.grammar_process import GrammarProcess
 
 if TYPE_CHECKING:
-    import llguidance
+    from llguidance import LLMatcher
 
 _WORD = 32  # tokens in a word of a mask
+_MOST_BYTES = 1 << 16  # of a grammar's text
+_DEAD_END = "NoExtensionBias"  # llguidance's name for it
 
 
 @short_repr
@@ -29,15 +31,13 @@ class StructuredOutputsParams:
 
     json: str | Mapping[str, Any] | None = None  # a JSON schema, as text or as an object
     regex: str | None = None  # in the syntax of Rust's crate, for the whole answer
-    # In Lark's syntax. llguidance may never return from one that no finite text satisfies
-    # (`start: /a+/ start`), so take grammars from people you trust.
-    grammar: str | None = None
+    grammar: str | None = None  # in Lark's syntax
 
     def __post_init__(self) -> None:
         """Refuse none and several.
 
         Raises:
-            ConfigError: there is not exactly one, or it is of another type.
+            ConfigError: there is not exactly one, or it is of another type, no JSON, or too long.
         """
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         given = {name: value for name, value in given.items() if value is not None}
@@ -50,120 +50,143 @@ class StructuredOutputsParams:
         if not isinstance(value, str) and not (name == "json" and isinstance(value, Mapping)):
             kind = "a JSON schema: text or an object" if name == "json" else "text"
             raise ConfigError(f"structured_outputs has {name} {shown(value)}, expected {kind}")
-        if isinstance(value, Mapping):
-            _json_text(value)
+        text = self.text
+        check_characters(text, f"the {name} of structured_outputs")
+        if (size := len(text.encode())) > _MOST_BYTES:
+            raise ConfigError(
+                f"structured_outputs has a {name} of {size} bytes, expected {_MOST_BYTES} at most"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The name of the one that is given."""
+        return next(f.name for f in fields(self) if getattr(self, f.name) is not None)
+
+    @property
+    def text(self) -> str:
+        """What is given, as text."""
+        value = getattr(self, self.kind)
+        return _json_text(value) if self.kind == "json" else str(value)
 
 
 class Constraint:
     """How far one answer has come in what it has to be."""
 
-    def __init__(self, matcher: "llguidance.LLMatcher", vocabulary: int) -> None:
-        """Begin; `vocabulary` is the width of the logits."""
-        self._matcher = matcher
+    def __init__(
+        self, matcher: "LLMatcher", vocabulary: int, stop: int, stop_token_ids: Sequence[int]
+    ) -> None:
+        """Begin.
+
+        Args:
+            matcher: at the beginning, where it stays.
+            vocabulary: the width of the logits.
+            stop: the token that the matcher allows where the answer may end.
+            stop_token_ids: those that are allowed there instead, and nowhere else.
+        """
+        self._beginning, self._stop, self._stops = matcher, stop, list(stop_token_ids)
         self._mask = np.zeros(-(-vocabulary // _WORD), np.int32)  # a bit for each token
-        self._find_allowed()
+        self.restart()
 
     @property
     def error(self) -> str:
         """Why it cannot go on, such as a grammar that became too large; empty where it can."""
-        if found := self._matcher.get_error():
-            return found
-        if self.is_complete or self._mask.any():
+        found = self._matcher.get_error()
+        if self.is_complete or (self._allowed.any() and not found):
             return ""
-        return "no token of this model is allowed next"
+        is_dead_end = not found or _DEAD_END in found
+        return "no token of this model is allowed next" if is_dead_end else found
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing can follow: the answer ends here."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    def restart(self, tokens: Sequence[int] = ()) -> None:
+        """Go back to the beginning, and take the tokens of an answer."""
+        self._matcher = self._beginning.deep_copy()
+        self.accept(tokens)
+
     def masked(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return logits [vocab] that are -inf where a token is not allowed."""
-        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")[: logits.size]
-        return np.where(bits, logits, np.float32(-np.inf))
+        return np.where(self._allowed[: logits.size], logits, np.float32(-np.inf))
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Take the next tokens of the answer; see `error` where one is not allowed."""
         self._matcher.consume_tokens(list(tokens))
-        self._find_allowed()
-
-    def _find_allowed(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._allowed = np.unpackbits(self._mask.view(np.uint8), bitorder="little").view(np.bool_)
+        self._allowed[self._stop] = False
+        self._allowed[self._stops] = self._matcher.is_accepting()
 
 
 class Grammars:
-    """Constraints over the tokens of one tokenizer; making one reads its whole vocabulary."""
+    """Constraints over the tokens of one tokenizer, of which the whole vocabulary is read."""
 
-    def __init__(self, tokenizer_json: str, vocabulary: int, stop_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer_json: str, vocabulary: int, stop: int) -> None:
         """Read a tokenizer.
 
         Args:
             tokenizer_json: the text of `tokenizer.json`.
             vocabulary: the width of the logits.
-            stop_token_ids: one is allowed where the answer may end, and nowhere else.
+            stop: a token that is no text: one that ends answers.
 
         Raises:
             BackendError: llguidance is not installed.
-            ConfigError: there is no stop token, or llguidance cannot read the tokenizer.
+            ConfigError: llguidance cannot read the tokenizer.
         """
-        with extra("structured", "structured output"):
-            import llguidance
+        self.key = vocabulary, stop
+        arguments = (tokenizer_json, vocabulary, stop)
+        try:
+            with extra("structured", "structured output"):
+                self._tokenizer = grammar_compiler.new_tokenizer(*arguments)
+        except ValueError as error:
+            raise ConfigError(
+                f"structured output cannot take this engine's tokenizer: {error}"
+            ) from error
+        self._process = GrammarProcess(*arguments)
+
+    def constraint(
+        self, params: StructuredOutputsParams, stop_token_ids: Sequence[int]
+    ) -> Constraint:
+        """Return what an answer has to be, at its beginning.
+
+        A grammar that was not seen before is tried in another process. Whatever happens to this
+        answer's, those of others go on: each has a lexer of its own.
+
+        Args:
+            params: the grammar.
+            stop_token_ids: that end the answer.
+
+        Raises:
+            ConfigError: llguidance cannot read it, does not know a keyword of the schema, or takes
+                too much time, memory or stack; or no token ends the answer.
+            BackendError: no other process can be started.
+        """
         if not stop_token_ids:
             raise ConfigError(
                 "structured output needs a token that ends an answer, and there is none; pass "
                 "stop_token_ids"
             )
-        self._vocabulary = vocabulary
-        try:
-            self._tokenizer = llguidance.LLTokenizer(
-                tokenizer_json, n_vocab=vocabulary, eos_token=list(stop_token_ids)
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"structured output cannot take this engine's tokenizer: {error}"
-            ) from error
-
-    def constraint(self, params: StructuredOutputsParams) -> Constraint:
-        """Return what an answer has to be, at its beginning.
-
-        Raises:
-            ConfigError: llguidance cannot read it, or does not know a keyword of the schema.
-        """
-        import llguidance
-
-        try:
-            matcher = llguidance.LLMatcher(self._tokenizer, _grammar(params), log_level=0)
-        except ValueError as error:
-            raise _refused(params, str(error)) from error
-        constraint = Constraint(matcher, self._vocabulary)
+        grammar = grammar_compiler.serialized(params.kind, params.text)
+        if failure := self._process.failure(grammar):
+            raise _refused(params.kind, failure)
+        matcher = grammar_compiler.compiled(self._tokenizer, grammar)
+        constraint = Constraint(matcher, *self.key, stop_token_ids)
         if constraint.error:
-            raise _refused(params, constraint.error)
+            raise _refused(params.kind, constraint.error)
         return constraint
 
 
-def _grammar(params: StructuredOutputsParams) -> str:
-    """The grammar in llguidance's own form, which is text."""
-    from llguidance import LLMatcher
-
-    if params.regex is not None:
-        return LLMatcher.grammar_from_regex(params.regex)
-    if params.grammar is not None:
-        return LLMatcher.grammar_from_lark(params.grammar)
-    schema = params.json or ""
-    text = schema if isinstance(schema, str) else _json_text(schema)
-    return LLMatcher.grammar_from_json_schema(text)
+def _refused(kind: str, reason: str) -> ConfigError:
+    reason = " ".join(reason.split())  # it draws pictures of several lines
+    return ConfigError(f"structured_outputs has a {kind} that llguidance refuses: {reason}")
 
 
-def _json_text(schema: Mapping[str, Any]) -> str:
+def _json_text(schema: str | Mapping[str, Any]) -> str:
     try:
-        return json.dumps(dict(schema), allow_nan=False)
+        value = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"structured_outputs has json {shown(schema)}, which is no JSON: {error}"
         ) from error
-
-
-def _refused(params: StructuredOutputsParams, reason: str) -> ConfigError:
-    (name,) = (f.name for f in fields(params) if getattr(params, f.name) is not None)
-    reason = " ".join(reason.split())  # it draws pictures of several lines
-    return ConfigError(f"structured_outputs has a {name} that llguidance refuses: {reason}")

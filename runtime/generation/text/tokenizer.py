@@ -3,13 +3,15 @@
 The only file that imports tokenizers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import BackendError, ConfigError
+from trt_lora.runtime.generation.text.answer_text import TextStream
 from trt_lora.runtime.generation.text.chat_template import (
+    Chat,
     Message,
     check_characters,
     read_chat_template,
@@ -49,10 +51,10 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._template = read_chat_template(directory)
-        self._grammars: dict[tuple[int, tuple[int, ...]], Grammars] = {}
+        self._grammars: Grammars | None = None
 
     @checked
-    def encode(self, prompt: str | Sequence[Message]) -> list[int]:
+    def encode(self, prompt: str | Sequence[Message] | Chat) -> list[int]:
         """Return the token ids of a prompt.
 
         A string is one message of a user if the model has a chat template, else plain text.
@@ -65,9 +67,9 @@ class TextTokenizer:
             if self._template is None:
                 return self.encode_text(prompt)
             check_characters(prompt, _A_PROMPT)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            prompt = [{"role": "user", "content": prompt}]
         # The template writes the special tokens itself.
-        return self.encode_text(self.render(messages), special_tokens=False)
+        return self.encode_text(self.render(prompt), special_tokens=False)
 
     @checked
     def encode_text(self, text: str, *, special_tokens: bool = True) -> list[int]:
@@ -84,64 +86,50 @@ class TextTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
 
     @checked
-    def render(self, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation, ready for the assistant's answer.
+    def render(self, chat: Sequence[Message] | Chat) -> str:
+        """Return the text of a conversation; of messages, ready for the assistant's answer.
 
         Raises:
             ConfigError: the model has no chat template, or it refuses the conversation.
         """
         if self._template is None:
             raise ConfigError("this model has no chat template; pass the prompt as a string")
-        return self._template.render(messages)
+        return self._template.render(chat if isinstance(chat, Chat) else Chat(chat))
 
     @checked
-    def stream(self, *, skip_special_tokens: bool = True) -> "TextStream":
-        """Return what turns the tokens of one answer into text as they come."""
-        from tokenizers.decoders import DecodeStream
-
-        skip = skip_special_tokens
-        step = partial(DecodeStream(skip_special_tokens=skip).step, self._tokenizer)
-        return TextStream(step, partial(self.decode, skip_special_tokens=skip))
-
-    @checked
-    def grammars(self, vocabulary: int, stop_token_ids: tuple[int, ...]) -> Grammars:
-        """Return what makes constraints over these tokens; made once, which may take a second.
+    def stream(
+        self,
+        before: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> TextStream:
+        """Return what turns the tokens of one answer into text as they come.
 
         Args:
-            vocabulary: the width of the logits.
-            stop_token_ids: that end an answer.
+            before: the tokens of its prompt: whether a space comes first depends on them.
+            skip_special_tokens: leave them out.
+            spaces_between_special_tokens: put none between two of them, where it is False.
+        """
+        joined: Mapping[int, str] = {}
+        if not (skip_special_tokens or spaces_between_special_tokens):
+            added = self._tokenizer.get_added_tokens_decoder()
+            joined = {number: token.content for number, token in added.items()}
+        decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
+        return TextStream(decode, before, joined)
+
+    @checked
+    def grammars(self, vocabulary: int, stop: int) -> Grammars:
+        """Return what makes constraints over these tokens; the first time, that takes a second.
 
         Raises:
-            BackendError, ConfigError: as `Grammars`.
+            BackendError, ConfigError: as `Grammars`, whose arguments these are.
         """
-        key = (vocabulary, stop_token_ids)
-        if key not in self._grammars:
-            self._grammars[key] = Grammars(self._tokenizer.to_str(), *key)
-        return self._grammars[key]
+        if self._grammars is None or self._grammars.key != (vocabulary, stop):
+            self._grammars = Grammars(self._tokenizer.to_str(), vocabulary, stop)
+        return self._grammars
 
     @checked
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
-
-
-class TextStream:
-    """Text of tokens as they come; bytes that are no whole character yet are held back."""
-
-    def __init__(
-        self, step: Callable[[int], str | None], decode: Callable[[Sequence[int]], str]
-    ) -> None:
-        self._step, self._decode = step, decode
-        self._ids: list[int] = []
-        self._length = 0  # characters returned
-
-    def add(self, token_id: int) -> str:
-        """Return the text that a token completes."""
-        self._ids.append(token_id)
-        text = self._step(token_id) or ""
-        self._length += len(text)
-        return text
-
-    def end(self) -> str:
-        """Return what was held back: half a character at the end reads as one that is damaged."""
-        return self._decode(self._ids)[self._length :]

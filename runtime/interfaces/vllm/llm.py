@@ -1,23 +1,24 @@
 """vLLM's `LLM`: prompts in, answers out, each with the adapter of its `LoRARequest`."""
 
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
+from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.engine import open_engine
 from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.text.chat_template import Message
+from trt_lora.runtime.generation.text.chat_template import Chat, Message
 from trt_lora.runtime.generation.text.prompts import one_each
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
-from trt_lora.runtime.generation.token import Logprobs, Token
+from trt_lora.runtime.generation.token import Logprobs
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 from trt_lora.runtime.interfaces.vllm.outputs import (
     CompletionOutput,
@@ -26,6 +27,7 @@ from trt_lora.runtime.interfaces.vllm.outputs import (
 )
 from trt_lora.runtime.interfaces.vllm.request import LoRARequest
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.serving.generate import Completion, answer_on
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.store import AdapterStore
@@ -98,7 +100,7 @@ class LLM:
             engine.executor, self._adapters, serving, tokenizer=self._tokenizer
         )
         self._loras: dict[int, LoRARequest] = {}  # what each number means
-        self._answered = 0  # requests
+        self._numbers, self._drawn = itertools.count(), 0  # of requests; answers without a seed
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -170,6 +172,10 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool = True,
         lora_request: Requests = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations, by the model's chat template.
 
@@ -178,6 +184,9 @@ class LLM:
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
             lora_request: as in `generate`.
+            add_generation_prompt: as in `Chat`, as are the next two.
+            continue_final_message: see there.
+            chat_template_kwargs: see there.
 
         Raises:
             ConfigError: as `generate`; or the model has no chat template, or refuses one of them.
@@ -191,8 +200,9 @@ class LLM:
             )
         is_one = isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if is_one else messages
+        options = add_generation_prompt, continue_final_message, chat_template_kwargs
         tokenizer = self.get_tokenizer()
-        texts = [tokenizer.render(conversation) for conversation in conversations]
+        texts = [tokenizer.render(Chat(one, *options)) for one in conversations]
         ids = [tokenizer.encode_text(text, special_tokens=False) for text in texts]
         return self._answer(ids, texts, sampling_params, lora_request)
 
@@ -203,54 +213,28 @@ class LLM:
         sampling_params: Params,
         lora_request: Requests,
     ) -> list[RequestOutput]:
-        params = self._params_of(sampling_params, ids)
+        params = [self._seeded(given) for given in self._params_of(sampling_params, ids)]
         loras = self._loras_of(lora_request, ids)
-        submitted: list[list[int]] = []
-        try:
-            for prompt, of_prompt, lora in zip(ids, params, loras, strict=True):
-                submitted.append(self._submit(prompt, of_prompt, lora))
-            answers = self._run([number for numbers in submitted for number in numbers])
-        except BaseException:
-            self._cancel([number for numbers in submitted for number in numbers])
-            raise
+        names = [None if lora is None else lora.lora_name for lora in loras]
+        answers = answer_on(self._scheduler, list(zip(ids, params, names, strict=True)))
         return [
-            self._output(numbers, list(prompt), text, answers, of_prompt, lora)
-            for numbers, prompt, text, of_prompt, lora in zip(
-                submitted, ids, texts, params, loras, strict=True
+            RequestOutput(
+                str(next(self._numbers)),
+                text,
+                list(prompt),
+                [self._output(answer, lora) for answer in several],
+                lora,
             )
+            for prompt, text, several, lora in zip(ids, texts, answers, loras, strict=True)
         ]
 
-    def _submit(
-        self, prompt: Sequence[int], params: SamplingParams, lora: LoRARequest | None
-    ) -> list[int]:
-        """A request for each of the answers to a prompt; their seeds follow one another."""
-        self._answered += 1
-        seed = params.seed if params.seed is not None else (self._seed << 32) + self._answered
-        name = None if lora is None else lora.lora_name
-        return [
-            self._scheduler.submit(
-                prompt, replace(params, n=1, seed=(seed + index) % (1 << 64)), adapter=name
-            )
-            for index in range(params.n)
-        ]
-
-    def _run(self, numbers: Sequence[int]) -> dict[int, list[Token]]:
-        """What the steps make of requests, until all have ended."""
-        answers: dict[int, list[Token]] = {number: [] for number in numbers}
-        while self._scheduler:
-            step = self._scheduler.step()
-            for error in step.failed.values():
-                raise error
-            for number, token in step.tokens.items():
-                answers[number].append(token)
-        return answers
-
-    def _cancel(self, numbers: Sequence[int]) -> None:
-        """Let go of those that have not ended."""
-        for number in numbers:
-            if number in self._scheduler:
-                with suppress(StateError):  # an interrupt has let go of all of them
-                    self._scheduler.cancel(number)
+    def _seeded(self, params: SamplingParams) -> SamplingParams:
+        """Parameters with a seed; each answer has one of its own where none is given."""
+        if params.seed is not None:
+            return params
+        seed = ((self._seed << 32) + self._drawn) % (1 << 64)
+        self._drawn += params.n
+        return replace(params, seed=seed)
 
     def _params_of(self, given: Params, prompts: Sequence[Any]) -> list[SamplingParams]:
         if given is None:
@@ -302,38 +286,17 @@ class LLM:
         for number in [number for number in oldest if number not in wanted][: max(surplus, 0)]:
             self._adapters.unload(self._loras.pop(number).lora_name)
 
-    def _output(
-        self,
-        numbers: Sequence[int],
-        prompt: list[int],
-        text: str | None,
-        answers: Mapping[int, Sequence[Token]],
-        params: SamplingParams,
-        lora: LoRARequest | None,
-    ) -> RequestOutput:
-        outputs = [
-            self._completion(index, answers[number], params, lora)
-            for index, number in enumerate(numbers)
-        ]
-        return RequestOutput(str(numbers[0]), text, prompt, outputs, lora)
-
-    def _completion(
-        self, index: int, tokens: Sequence[Token], params: SamplingParams, lora: LoRARequest | None
-    ) -> CompletionOutput:
-        ids = [token.token_id for token in tokens if token.token_id is not None]
-        known = [token.logprobs for token in tokens if token.logprobs is not None]
-        last = tokens[-1]
-        assert last.finish_reason is not None  # the last token of a request says why
-        cumulative = sum(found[i].logprob for found, i in zip(known, ids, strict=False))
-        has_logprobs = params.logprobs is not None
+    def _output(self, answer: Completion, lora: LoRARequest | None) -> CompletionOutput:
+        known, ids = answer.logprobs, list(answer.token_ids)
+        chosen = zip(known or (), ids, strict=False)
         return CompletionOutput(
-            index=index,
-            text="".join(token.text for token in tokens),
+            index=answer.index,
+            text=answer.text,
             token_ids=ids,
-            cumulative_logprob=cumulative if has_logprobs else None,
-            logprobs=[self._with_text(found) for found in known] if has_logprobs else None,
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
+            cumulative_logprob=None if known is None else sum(f[i].logprob for f, i in chosen),
+            logprobs=None if known is None else [self._with_text(found) for found in known],
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
             lora_request=lora,
         )
 

@@ -230,20 +230,19 @@ def test_seeds_of_64_bits_are_taken(seed: int) -> None:
         ("top_p", math.nan, "above 0 and at most 1"),
         ("seed", -(1 << 63) - 1, "of 64 bits"),
         ("seed", 1 << 64, "of 64 bits"),
-        ("seed", 1.5, "a whole number, of 64 bits"),
-        ("max_tokens", "'8'", "a whole number, 1 or more"),
-        ("max_tokens", True, "a whole number, 1 or more"),
-        ("temperature", "'0.5'", r"a number, 0 \(greedy\) or more"),
-        ("temperature", 1j, "a number"),
-        ("top_p", None, "a number, above 0"),
+        ("seed", 1.5, "int or None"),
+        ("max_tokens", "8", "int or None"),
+        ("max_tokens", True, "int or None"),
+        ("temperature", "0.5", "float"),
+        ("temperature", 1j, "float"),
+        ("top_p", None, "float"),
     ],
 )
 def test_a_value_without_a_meaning_is_refused_with_the_choices(
     name: str, value: object, choices: str
 ) -> None:
-    given = value.strip("'") if isinstance(value, str) else value
-    with pytest.raises(ConfigError, match=f"{name} is {value}, expected .*{choices}"):
-        SamplingParams(**{name: given})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=rf"{name} is {value!r}.*, expected .*{choices}"):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -263,7 +262,7 @@ def test_stop_tokens_may_come_in_any_collection(stops: Collection[int]) -> None:
 @pytest.mark.parametrize(
     ("stops", "message"),
     [
-        (2, r"stop_token_ids is 2, expected a collection of token ids, such as \(2,\)"),
+        (2, r"stop_token_ids is 2 \(int\), expected Collection or None"),
         ("2", "stop_token_ids is '2', expected a collection"),
         (["2"], r"stop_token_ids holds '2' \(str\), expected token ids"),
         ([2.0], r"holds 2.0 \(float\)"),

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, OutputError
 from trt_lora.runtime.engine import Engine
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.interfaces.vllm import LLM, LoRARequest, RequestOutput, SamplingParams, llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
@@ -105,6 +106,23 @@ def test_a_conversation_is_answered_by_its_template(opened: LLM) -> None:
     assert one.outputs[0].token_ids == expected_answer(characters("HEYYOUZ"), 0, GREEDY)
 
 
+def test_a_conversation_goes_on_or_takes_variables_of_its_template(
+    opened: LLM, engine: OpenedEngine
+) -> None:
+    template = "{% for m in messages %}{{ m.content }}!{% endfor %}{{ end }}"
+    (engine.directory / "chat_template.jinja").write_text(template)
+    opened._tokenizer = TextTokenizer(engine.directory)
+    parts = [{"type": "text", "text": "HEY"}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": parts}]
+    (begun,) = opened.chat(messages, GREEDY, chat_template_kwargs={"end": "X"})
+    (gone_on,) = opened.chat(
+        messages, GREEDY, add_generation_prompt=False, continue_final_message=True
+    )
+    assert (begun.prompt, gone_on.prompt) == ("HEY!X", "HEY")
+    with pytest.raises(ConfigError, match="pass add_generation_prompt=False"):
+        opened.chat(messages, GREEDY, continue_final_message=True)
+
+
 def test_parameters_are_by_default_the_models_over_vllms(opened: LLM) -> None:
     assert opened.get_default_sampling_params() == SamplingParams(temperature=0.7, top_k=5)
     (output,) = opened.generate("HEY")
@@ -127,6 +145,13 @@ def test_draws_without_a_seed_follow_from_the_seed_of_the_llm(
             found.append(tokens_of(made.generate(["HEY", "HEY"], SamplingParams(temperature=2))))
     assert found[0] == found[1] != found[2]
     assert found[0][0] != found[0][1]
+
+
+def test_no_two_answers_without_a_seed_have_the_same_one(opened: LLM) -> None:
+    params = SamplingParams(temperature=9.0, n=3, max_tokens=9)
+    outputs = opened.generate(["HEY", "HEY", "HEY"], params)
+    assert len({tuple(tokens) for tokens in tokens_of(outputs)}) == 9
+    assert len({output.request_id for output in outputs}) == 3
 
 
 def test_n_answers_have_draws_and_numbers_of_their_own(opened: LLM) -> None:

@@ -91,6 +91,25 @@ def test_every_option_reaches_the_answer(
     assert answers[0].token_ids != answers[1].token_ids
 
 
+def test_variables_of_the_template_reach_it(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in engine.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).symlink_to(file)
+    template = "{{ first }} {% for m in messages %}{{ m.content }} {% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    options = [*OPTIONS, "--chat-template-kwargs", '{"first": "w5"}']
+    expected = answer(engine, "w5 w6", {})
+    assert expected != answer(engine, "w6", {})
+    assert trt_lora(capsys, "generate", tmp_path, "w6", *options) == f"{expected}\n"
+    printed = trt_lora(capsys, "generate", tmp_path, "w6", "w6", *options, "--json")
+    assert [(row["prompt"], row["text"]) for row in fields_of(printed)] == [("w6", expected)] * 2
+    assert talk(tmp_path, ["w6"], capsys, *options[len(OPTIONS) :])[0] == f"(base)> {expected}"
+    refused = trt_lora(capsys, "chat", tmp_path, *OPTIONS, options[-2], "{", expected=2)
+    assert refused.startswith("error: --chat-template-kwargs is '{', expected JSON")
+
+
 def test_a_stop_string_ends_text_and_stream_alike(
     engine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,15 +337,6 @@ def test_a_misspelled_adapter_gets_the_nearest_name(
     options = ["--adapter", f"pirate={adapter}", "--use", "pirat"]
     printed = trt_lora(capsys, "generate", engine, "w5", *OPTIONS, *options, expected=2)
     assert printed.endswith("unknown adapter 'pirat'; loaded: pirate; did you mean 'pirate'?\n")
-
-
-def test_half_a_character_is_held_back() -> None:
-    from trt_lora.runtime.generation.text.tokenizer import TextStream
-
-    pieces = iter(["a", None, "é", None])
-    stream = TextStream(lambda _: next(pieces), lambda ids: "aé\ufffd" if len(ids) == 4 else "")
-    assert [stream.add(n) for n in range(4)] == ["a", "", "é", ""]
-    assert stream.end() == "\ufffd"
 
 
 def test_a_streamed_text_is_the_decoded_text(engine: Path) -> None:

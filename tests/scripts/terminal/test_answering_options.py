@@ -1,6 +1,7 @@
-"""Options of structured output: files and text become what `SamplingParams` takes."""
+"""Options of an answer: what is typed becomes what `SamplingParams` and templates take."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from trt_lora.scripts.terminal.answering_options import (
     add_sampling_options,
     add_several_answers_options,
     sampling_params,
+    template_variables,
 )
 
 SCHEMA, GRAMMAR = '{"type": "integer"}', 'start: "a"+'
@@ -52,6 +54,33 @@ def test_options_may_be_repeated_where_there_are_several_values(folder: Path) ->
     found = parsed(folder, *options)
     assert found.stop_strings == ("a", "b c")
     assert found.logit_bias == {3: 1.0, 5: -0.5}
+
+
+def test_what_ends_an_answer_and_what_it_never_says_are_options(folder: Path) -> None:
+    options = ["--min-tokens", "2", "--stop-token-ids", "5", "--stop-token-ids", "7"]
+    flags = ["--ignore-eos", "--include-stop-str-in-output", "--no-skip-special-tokens"]
+    words = ["--bad-words", "a b", "--bad-words", "c"]
+    assert parsed(folder, *options, *flags, *words) == SamplingParams(
+        temperature=0,
+        max_tokens=64,
+        min_tokens=2,
+        stop_token_ids=[5, 7],
+        ignore_eos=True,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        bad_words=["a b", "c"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "expected JSON: Expect"), ("[1]", "expected an object: {...}")]
+)
+def test_variables_of_a_template_are_a_json_object(text: str, message: str) -> None:
+    given = argparse.Namespace(chat_template_kwargs='{"a": [1, null]}')
+    assert template_variables(given) == {"a": [1, None]}
+    assert template_variables(argparse.Namespace(chat_template_kwargs=None)) == {}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        template_variables(argparse.Namespace(chat_template_kwargs=text))
 
 
 def test_without_options_the_defaults_are_those_of_python(folder: Path) -> None:

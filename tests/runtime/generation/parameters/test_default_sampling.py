@@ -93,8 +93,11 @@ def test_without_the_file_the_default_is_greedy(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"do_sample": "yes"}, "do_sample is 'yes', expected true or false"),
-        ({"do_sample": True, "temperature": "0.7"}, "temperature is '0.7', expected a number"),
-        ({"do_sample": True, "top_p": 1.5}, r"top_p is 1\.5, expected a number, above 0"),
+        (
+            {"do_sample": True, "temperature": "0.7"},
+            r"temperature is '0\.7' \(str\), expected float",
+        ),
+        ({"do_sample": True, "top_p": 1.5}, r"top_p is 1\.5, expected above 0"),
         ({"num_beams": 4}, "num_beams is 4, which is not done here; expected 1"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is 3, which is not done here"),
         ({"bad_words_ids": [[3]]}, r"bad_words_ids is \[\[3\]\], which is not done here"),

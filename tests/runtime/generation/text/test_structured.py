@@ -3,13 +3,17 @@
 import builtins
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.eventually import eventually
 from support.fakes.fake_engine import FakeExecutor, make_manifest
 from support.schedulers import scheduler_of
 from support.steps import step_of
@@ -17,10 +21,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from trt_lora.plugins.errors import BackendError, ConfigError, OutputError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text import grammar_compiler
+from trt_lora.runtime.generation.text.grammar_process import GrammarProcess
 from trt_lora.runtime.generation.text.structured import Constraint, StructuredOutputsParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.generation.token import Token
+from trt_lora.runtime.generation.token import StepAnswers, Token
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
+from trt_lora.runtime.serving.engine_loop import EngineLoop
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 STOP, VOCABULARY = len(BYTES) + 2, 300  # the vocabulary has tokens that the tokenizer has not
@@ -66,24 +73,34 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     return TextTokenizer(folder)
 
 
-def answer_of(
-    tokenizer: TextTokenizer, wanted: StructuredOutputsParams, seed: int, **fields: Any
-) -> tuple[str, list[Token]]:
-    """The text of an answer, which has ended by itself, and its tokens."""
+def params_of(**fields: Any) -> SamplingParams:
+    """Greedy, as long as the engine has room, and ended by `STOP` alone."""
     given = {
         "max_tokens": LONGEST,
-        "temperature": 1.0,
+        "temperature": 0.0,
         "stop_token_ids": [STOP],
         "ignore_eos": True,
         "seed": 0,
         **fields,
     }
-    params = SamplingParams(**given, structured_outputs=wanted)
+    return SamplingParams(**given)
+
+
+def tokens_of(tokenizer: TextTokenizer, params: SamplingParams, seed: int = 0) -> list[Token]:
     batch = scheduler_of(RandomLogits(seed), tokenizer=tokenizer, rows=1)
     batch.submit([3, 4], params)
     tokens: list[Token] = []
     while batch:
         tokens += step_of(batch)
+    return tokens
+
+
+def answer_of(
+    tokenizer: TextTokenizer, wanted: StructuredOutputsParams, seed: int, **fields: Any
+) -> tuple[str, list[Token]]:
+    """The text of an answer, which has ended by itself, and its tokens."""
+    params = params_of(structured_outputs=wanted, **{"temperature": 1.0, **fields})
+    tokens = tokens_of(tokenizer, params, seed)
     assert tokens[-1].finish_reason == "stop"
     return "".join(token.text for token in tokens), tokens
 
@@ -171,46 +188,13 @@ def test_an_answer_ends_where_nothing_can_follow(tokenizer: TextTokenizer) -> No
     assert tokens[-1].token_id == BYTES.index("b")
 
 
-def test_a_sequence_that_was_preempted_goes_on_in_its_grammar(tokenizer: TextTokenizer) -> None:
-    params = SamplingParams(
-        max_tokens=8,
-        structured_outputs=StructuredOutputsParams(regex="abcdef"),
-        stop_token_ids=[STOP],
-        ignore_eos=True,
-        temperature=0,
-    )
-    batch = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=1)
-    row = batch.submit([3], params)
-    first = "".join(step_of(batch)[0].text for _ in range(3))
-    batch.preempt(row)
-    while batch:
-        first += step_of(batch)[0].text
-    assert first == "abcdef"
-
-
 def test_one_that_cannot_go_on_ends_alone_and_is_named(
-    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: TextTokenizer,
 ) -> None:
     batch = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=2)
-    params = SamplingParams(
-        max_tokens=20,
-        stop_token_ids=[STOP],
-        ignore_eos=True,
-        logit_bias={STOP: -100},
-        temperature=0,
-    )
-    other = batch.submit([3], params)
+    other = batch.submit([3], params_of(max_tokens=20, logit_bias={STOP: -100}))
     wanted = StructuredOutputsParams(regex="[ab]{9}")
-    row = batch.submit(
-        [3],
-        SamplingParams(
-            max_tokens=20,
-            stop_token_ids=[STOP],
-            ignore_eos=True,
-            structured_outputs=wanted,
-            temperature=0,
-        ),
-    )
+    row = batch.submit([3], params_of(max_tokens=20, structured_outputs=wanted))
     step_of(batch)
     constraint = batch._active[row].constraint
     assert constraint is not None
@@ -228,7 +212,6 @@ def test_one_that_cannot_go_on_ends_alone_and_is_named(
         (StructuredOutputsParams(grammar='start: "a" b'), 'a grammar that .*unknown name: "b"'),
         (StructuredOutputsParams(json={"type": "foo"}), "a json that .*Invalid type: foo"),
         (StructuredOutputsParams(json={"not": {}}), r'a json that .*Unimplemented keys: \["not"\]'),
-        (StructuredOutputsParams(json="{"), "a json that llguidance refuses"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_name(
@@ -238,14 +221,19 @@ def test_what_cannot_be_followed_is_refused_by_name(
         answer_of(tokenizer, wanted, 0)
 
 
-@pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": float("nan")}])
-def test_a_schema_that_is_no_json_is_refused(value: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "value", [{"a": {1, 2}}, {"a": float("nan")}, "{", '{"a": NaN}', "[" * 5000, '{}], "x": [{}']
+)
+def test_a_schema_that_is_no_json_is_refused(value: str | dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"structured_outputs has json .*, which is no JSON"):
         StructuredOutputsParams(json=value)
 
 
 class NothingAllowed:
     """A matcher that reports no error, has not stopped, and allows no token."""
+
+    def deep_copy(self) -> "NothingAllowed":
+        return self
 
     def get_error(self) -> str:
         return ""
@@ -256,13 +244,189 @@ class NothingAllowed:
     def is_error(self) -> bool:
         return False
 
+    def is_accepting(self) -> bool:
+        return False
+
+    def consume_tokens(self, tokens: list[int]) -> None:
+        del tokens
+
     def unsafe_compute_mask_ptr(self, address: int, nbytes: int) -> None:
         del address, nbytes
 
 
 def test_an_answer_that_no_token_can_follow_is_stuck_and_not_drawn_for_ever() -> None:
     matcher: Any = NothingAllowed()
-    assert Constraint(matcher, 40).error == "no token of this model is allowed next"
+    assert Constraint(matcher, 40, 0, [0]).error == "no token of this model is allowed next"
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        StructuredOutputsParams(grammar="start: start"),
+        StructuredOutputsParams(grammar="start: a\na: b\nb: a"),
+        StructuredOutputsParams(json={"$ref": "#"}),
+    ],
+)
+def test_what_no_token_begins_is_refused(
+    tokenizer: TextTokenizer, wanted: StructuredOutputsParams
+) -> None:
+    with pytest.raises(ConfigError, match="refuses: no token of this model is allowed next"):
+        answer_of(tokenizer, wanted, 0)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        StructuredOutputsParams(grammar="start: /a+/ start"),
+        StructuredOutputsParams(grammar='start: "a" start'),
+        StructuredOutputsParams(regex="a{1000000000}"),
+        StructuredOutputsParams(regex="(a{1000}){1000}"),
+        StructuredOutputsParams(json={"type": "string", "minLength": 10**9}),
+        StructuredOutputsParams(json={"type": "array", "items": {"$ref": "#"}, "minItems": 1}),
+    ],
+)
+def test_what_has_no_end_ends_by_its_length(
+    tokenizer: TextTokenizer, wanted: StructuredOutputsParams
+) -> None:
+    """Without `no_forcing`, what alone can follow would be written ahead for ever."""
+    params = params_of(structured_outputs=wanted, max_tokens=30, logit_bias={STOP: 99.0})
+    tokens = tokens_of(tokenizer, params)
+    assert [token.finish_reason for token in tokens] == [None] * 29 + ["length"]
+
+
+IN_MANY_WAYS = "start: e\ne: e e | e e e | e e e e | e e e e e | /[a-f]/"
+IN_ONE = "start: /[a-f]+/"
+
+
+def test_text_that_can_be_read_in_too_many_ways_is_an_error_of_its_answer_alone(
+    tokenizer: TextTokenizer,
+) -> None:
+    """Each token of it would take more than the one before."""
+    batch = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=3)
+    params = params_of(max_tokens=200, logit_bias={STOP: -100})
+    plain = batch.submit([3], params)
+    wanted = [StructuredOutputsParams(grammar=grammar) for grammar in (IN_MANY_WAYS, IN_ONE)]
+    many, few = (batch.submit([3], replace(params, structured_outputs=w)) for w in wanted)
+    failed: dict[int, BaseException] = {}
+    given: dict[int, int] = dict.fromkeys((plain, many, few), 0)
+    while batch:
+        answers = batch.step()
+        failed |= answers.failed
+        for number in answers.tokens:
+            given[number] += 1
+    assert failed.keys() == {many}
+    assert re.search("cannot go on: .* items; max is", str(failed[many]))
+    assert 10 < given[many] < given[few] == given[plain] == 200
+
+
+def test_a_stop_string_ends_what_has_to_be_json(tokenizer: TextTokenizer) -> None:
+    wanted = StructuredOutputsParams(regex='"ab+c*"')
+    params = params_of(structured_outputs=wanted, stop=["bc"], logit_bias={BYTES.index("c"): 50.0})
+    tokens = tokens_of(tokenizer, params)
+    assert "".join(token.text for token in tokens) == '"a'
+    assert (tokens[-1].finish_reason, tokens[-1].stop_reason) == ("stop", "bc")
+
+
+@pytest.mark.parametrize(("ignores", "own"), [(False, []), (True, [STOP]), (False, [STOP])])
+def test_an_answer_ends_with_a_stop_token_where_its_grammar_does_and_nowhere_else(
+    tokenizer: TextTokenizer, ignores: bool, own: list[int]
+) -> None:
+    """The model's own is 2; all of them are far likelier than any text."""
+    wanted = StructuredOutputsParams(regex="(ab)+")
+    params = params_of(
+        structured_outputs=wanted,
+        ignore_eos=ignores,
+        stop_token_ids=own,
+        min_tokens=3,
+        logit_bias={2: 199.0, STOP: 98.0},
+    )
+    tokens = tokens_of(tokenizer, params)
+    assert "".join(token.text for token in tokens) == "abab"  # the least of more than 3
+    assert (tokens[-1].token_id, tokens[-1].finish_reason) == (None, "stop")
+    assert tokens[-1].stop_reason == (STOP if ignores else None)
+
+
+def test_n_answers_follow_their_grammar_each(tokenizer: TextTokenizer) -> None:
+    batch = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=4)
+    wanted = StructuredOutputsParams(regex="[a-f]{9}")
+    numbers = batch.submit_all([3], params_of(structured_outputs=wanted, n=4, temperature=9.0))
+    texts = dict.fromkeys(numbers, "")
+    while batch:
+        for token in step_of(batch):
+            texts[token.row] += token.text
+    assert len(set(texts.values())) == 4
+    assert all(re.fullmatch("[a-f]{9}", text) for text in texts.values())
+
+
+def test_steps_and_preemptions_compile_nothing(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = StructuredOutputsParams(regex="abcdef")
+    batch = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=1)
+    row = batch.submit([3], params_of(structured_outputs=wanted))
+    monkeypatch.delattr(grammar_compiler, "compiled")
+    monkeypatch.delattr(GrammarProcess, "failure")
+    text = step_of(batch)[0].text
+    batch.preempt(row)
+    while batch:
+        text += step_of(batch)[0].text
+    assert text == "abcdef"
+
+
+def test_a_loop_has_read_the_tokenizer_before_it_runs(tokenizer: TextTokenizer) -> None:
+    """It would hold all threads up for half a second."""
+    scheduler = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=1)
+    tokenizer._grammars = None
+    with EngineLoop(scheduler, lambda _: None):
+        assert tokenizer._grammars is not None
+        known: object = tokenizer._grammars
+        scheduler.requests([3], params_of(structured_outputs=StructuredOutputsParams(regex="a")))
+        assert tokenizer._grammars is known
+
+
+def test_answers_of_others_go_on_while_a_grammar_is_tried(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, ended = threading.Event(), set[int]()
+
+    def failure(process: GrammarProcess, grammar: str) -> str:
+        may_end.wait(60)
+        return "it takes more than 5 s"
+
+    monkeypatch.setattr(GrammarProcess, "failure", failure)
+    scheduler = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=2)
+    params = params_of(max_tokens=20, logit_bias={STOP: -100})
+    with EngineLoop(scheduler, lambda answers: ended.update(ends_of(answers))) as loop:
+        with ThreadPoolExecutor(1) as client:
+            wanted = StructuredOutputsParams(regex="x")
+            refused = client.submit(loop.submit, [3], replace(params, structured_outputs=wanted))
+            (other,) = loop.submit([3], params)
+            assert eventually(lambda: other in ended)
+            assert not refused.done()
+            may_end.set()
+        with pytest.raises(ConfigError, match="refuses: it takes more than 5 s"):
+            refused.result()
+        (again,) = loop.submit([3], params)
+        assert eventually(lambda: again in ended)
+
+
+def ends_of(answers: StepAnswers) -> list[int]:
+    return [number for number, token in answers.tokens.items() if token.finish_reason is not None]
+
+
+@pytest.mark.parametrize("kind", ["json", "regex", "grammar"])
+def test_a_grammar_of_more_than_64_kib_is_refused(kind: str) -> None:
+    text = {"json": json.dumps({"enum": ["x" * 70_000]}), "regex": "é" * 33_000}.get(
+        kind, "//" + "x" * 70_000
+    )
+    with pytest.raises(ConfigError, match=rf"has a {kind} of \d+ bytes, expected 65536 at most"):
+        StructuredOutputsParams(**{kind: text})
+
+
+def test_half_a_character_in_a_grammar_is_named() -> None:
+    for kind, text in (("regex", "\udc80"), ("json", '{"pattern": "\\ud800"}')):
+        with pytest.raises(ConfigError, match=f"the {kind} of structured_outputs has .* surrogate"):
+            StructuredOutputsParams(**{kind: text})
 
 
 def test_an_answer_without_an_end_is_refused(tokenizer: TextTokenizer) -> None:
@@ -281,5 +445,6 @@ def test_without_llguidance_the_extra_is_named(
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(tokenizer, "_grammars", None)
     with pytest.raises(BackendError, match=r"structured output needs .*trt-lora\[structured\]"):
-        answer_of(tokenizer, StructuredOutputsParams(regex="a"), 0, stop_token_ids=[5])
+        answer_of(tokenizer, StructuredOutputsParams(regex="a"), 0)

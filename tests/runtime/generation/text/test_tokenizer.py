@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from trt_lora.plugins.errors import BackendError, ConfigError
-from trt_lora.runtime.generation.text.chat_template import Message
+from trt_lora.runtime.generation.text.chat_template import Chat, Message
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 
 pytestmark = pytest.mark.needs_torch
@@ -141,6 +141,153 @@ def test_a_template_file_comes_before_the_one_in_the_config(tmp_path: Path) -> N
     assert TextTokenizer(tmp_path).render(CONVERSATION) == "file"
     (tmp_path / "chat_template.jinja").unlink()
     assert TextTokenizer(tmp_path).render(CONVERSATION) == "config"
+
+
+# ---------------------------------------------------------------------------- how it is rendered
+
+# The shapes that templates on the hub have: turns with headers; contents trimmed; turns between
+# marks that must alternate; roles renamed; parts; a variable of its own.
+IM = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HEADERS = (
+    "{{- bos_token }}{% for m in messages %}"
+    "{{ '<h>' + m['role'] + '</h>\n\n' + m['content'] | trim + '<eot>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<h>assistant</h>\n\n' }}{% endif %}"
+)
+MARKS = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'].strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+RENAMED = (
+    "{{ bos_token }}{% for m in messages %}{% set role = 'model' if m.role == 'assistant' else "
+    "m.role %}<turn>{{ role }}\n{{ m.content | trim }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<turn>model\n{% endif %}"
+)
+PARTS = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}[{{ part.text }}]{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+THINKING = IM.replace(
+    "assistant\n{% endif %}",
+    "assistant\n{% if enable_thinking is defined and not enable_thinking %}<think></think>"
+    "{% endif %}{% endif %}",
+)
+SHAPES = {
+    "im": IM,
+    "headers": HEADERS,
+    "marks": MARKS,
+    "renamed": RENAMED,
+    "parts": PARTS,
+    "thinking": THINKING,
+}
+TURNS = [
+    {"role": "user", "content": " hello\n"},
+    {"role": "assistant", "content": " how are "},
+]
+
+
+def by_transformers(directory: Path, messages: Any, **options: Any) -> str:
+    reference: Any = PreTrainedTokenizerFast.from_pretrained(directory)
+    return str(reference.apply_chat_template(messages, tokenize=False, **options))
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A directory for each of the templates."""
+    return engine(tmp_path, SHAPES[request.param])
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_an_answer_is_begun_or_not_as_transformers_does(shape: Path, adds: bool) -> None:
+    text = TextTokenizer(shape).render(Chat(TURNS, add_generation_prompt=adds))
+    assert text == by_transformers(shape, TURNS, add_generation_prompt=adds)
+
+
+@pytest.mark.parametrize("last", ["how are", " how are ", "how\n are\n\n", "", " "])
+def test_the_last_message_goes_on_where_transformers_ends_it(shape: Path, last: str) -> None:
+    messages = [TURNS[0], {"role": "assistant", "content": last}]
+    chat = Chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert TextTokenizer(shape).render(chat) == by_transformers(
+        shape, messages, continue_final_message=True
+    )
+
+
+def test_a_message_that_a_template_changes_cannot_go_on(tmp_path: Path) -> None:
+    chat = Chat(TURNS, add_generation_prompt=False, continue_final_message=True)
+    for template in ("{{ messages[0].content }}", IM.replace("m.content", "m.content | upper")):
+        with pytest.raises(ConfigError, match="does not write the last message as it is"):
+            TextTokenizer(engine(tmp_path, template)).render(chat)
+        with pytest.raises(ValueError, match="the final message does not appear"):
+            by_transformers(tmp_path, TURNS, continue_final_message=True)
+
+
+@pytest.mark.parametrize("name", ["im", "thinking"])
+@pytest.mark.parametrize("given", [{}, {"enable_thinking": False}, {"bos_token": "x", "tools": []}])
+def test_variables_of_a_template_come_to_it(tmp_path: Path, name: str, given: Any) -> None:
+    directory = engine(tmp_path, SHAPES[name] + "{{ bos_token }}{{ tools is none }}")
+    text = TextTokenizer(directory).render(Chat(TURNS, chat_template_kwargs=given))
+    assert text == by_transformers(directory, TURNS, add_generation_prompt=True, **given)
+    assert ("<think>" in text) == (name == "thinking" and "enable_thinking" in given)
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "add_generation_prompt", "continue_final_message", "tokenize"]
+)
+def test_what_is_no_variable_of_a_template_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"chat_template_kwargs has {name}, which is no variable"):
+        Chat(TURNS, chat_template_kwargs={name: 1})
+
+
+def test_to_go_on_and_to_begin_an_answer_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="pass add_generation_prompt=False"):
+        Chat(TURNS, continue_final_message=True)
+    with pytest.raises(ConfigError, match=r"continue_final_message is 1 \(int\), expected bool"):
+        Chat(TURNS, add_generation_prompt=False, continue_final_message=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+TEXTS = ["hello ", " world"]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_parts_are_rendered_as_vllm_does(shape: Path, goes_on: bool) -> None:
+    """As they are where the template reads parts; else their text, one a line."""
+    parts: Any = [{"type": "text", "text": text} for text in TEXTS]
+    messages: Any = [TURNS[0], {"role": "assistant", "content": parts}]
+    as_text = [TURNS[0], {"role": "assistant", "content": "\n".join(TEXTS)}]
+    chat = Chat(messages, add_generation_prompt=not goes_on, continue_final_message=goes_on)
+    reads_parts = (shape / "chat_template.jinja").read_text() == PARTS
+    assert TextTokenizer(shape).render(chat) == by_transformers(
+        shape,
+        messages if reads_parts else as_text,
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
+    )
+    assert parts == [{"type": "text", "text": text} for text in TEXTS]
+
+
+@pytest.mark.parametrize("written", ["m.content", "m.content | tojson", "m.content | string"])
+def test_a_template_that_shows_parts_as_python_does_reads_none(
+    tmp_path: Path, written: str
+) -> None:
+    template = f"{{% for m in messages %}}{{{{ {written} }}}}{{% endfor %}}"
+    tokenizer = TextTokenizer(engine(tmp_path, template))
+    parts = [{"type": "text", "text": "how"}, {"type": "text", "text": "are"}]
+    assert tokenizer.render([{"role": "user", "content": parts}]).strip('"') in (
+        "how\nare",
+        "how\\nare",
+    )
+
+
+def test_a_conversation_with_options_is_a_prompt(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer(engine(tmp_path))
+    assert words(tokenizer.encode(Chat(CONVERSATION[:1]))) == "<user> hello </s> <bot>"
+    chat = Chat(CONVERSATION[:1], add_generation_prompt=False, continue_final_message=True)
+    assert words(tokenizer.encode(chat)) == "<user> hello"
 
 
 # ----------------------------------------------------------------------------- encode and decode
@@ -291,10 +438,13 @@ def test_half_a_character_in_a_message_or_a_template_is_named(tmp_path: Path) ->
         ([{"role": "user"}], "message 0 is .*: its content is no string"),
         ([{"role": "user", "content": None}], "message 0 is .*: its content is no string"),
         ([{"role": 1, "content": "x"}], "message 0 is .*: its role is no string"),
+        ([{"role": "user", "content": []}], "message 0 is .*: its content is no string"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "message 0 is .*: its content is no"),
         (
-            [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
-            "message 0 is .*: its content is no string",
+            [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}],
+            "message 0 has a part of type 'image_url', and an engine reads text",
         ),
+        ([{"role": "user", "content": ["x"]}], "message 0 has a part of type 'x', and an engine"),
     ],
 )
 def test_what_is_no_conversation_is_refused(tmp_path: Path, messages: Any, said: str) -> None:
