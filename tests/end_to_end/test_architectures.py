@@ -7,6 +7,7 @@ import pytest
 import transformers
 from support.models.architecture_check import Verdict, check_architecture
 from support.models.architectures import MODEL_TYPES
+from support.models.quick_build import shared_traces
 from support.models.supported_models import PAGE_FILE, RESULTS_FILE, page, read_results, reason_of
 
 # One of each kind: ALiBi, learned positions, positions from another start, attention of its own,
@@ -28,7 +29,8 @@ def verdicts() -> dict[str, Verdict]:
 def test_an_architecture_answers_as_transformers_and_peft_do(
     model_type: str, tmp_path: Path
 ) -> None:
-    verdict = check_architecture(model_type, tmp_path)
+    with shared_traces():
+        verdict = check_architecture(model_type, tmp_path)
     assert verdict.is_right, verdict
 
 

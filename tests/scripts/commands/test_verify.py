@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 from support.spoken_engine import spoken_engine
 
-from trt_lora.builder import build_engine
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import Pair
@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     adapter = save_adapter(
         model, folder / "a", r=RANK, lora_alpha=ALPHA, use_rslora=True, target_modules=targets
     )
-    build_engine(tiny_config(model, folder / "engine"))
+    quick_build(tiny_config(model, folder / "engine"))
     return Made(model, folder / "engine", adapter)
 
 

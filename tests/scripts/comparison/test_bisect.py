@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 from support.compare_command import compare
 from support.fakes.planted_faults import copy_of, cross_wires, scale_weight
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("bisect")
     model = save_model("Llama", folder / "model", num_hidden_layers=4)
     adapter = save_adapter(model, folder / "adapter", r=4, lora_alpha=12)
-    manifest = build_engine(tiny_config(model, folder / "engine"))
+    manifest = quick_build(tiny_config(model, folder / "engine"))
     steps = make_inputs(folder / "engine", manifest, InputSpec(adapter))
     save_inputs(steps, folder / "inputs")
     sites = fit_adapter(load_adapter(adapter, manifest), manifest).coverage.sites
