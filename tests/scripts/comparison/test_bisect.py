@@ -1,14 +1,12 @@
 """The first site that differs is the one with the fault, whatever differs behind it."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
-from support.compare_command import compare
 from support.fakes.planted_faults import copy_of, cross_wires, scale_weight
 from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
@@ -156,22 +154,3 @@ def _manifest_of(path: str) -> Any:
     from trt_lora.scripts.bench.llama import llama_manifest
 
     return dataclasses.replace(llama_manifest("float32"), sites=(Site(path, 1, 1, "float32"),))
-
-
-@pytest.mark.slow
-def test_the_layer_with_the_fault_is_named_in_the_real_model(
-    real_engine: Path,
-    demo_adapters: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    wrong = copy_of(real_engine, tmp_path / "wrong")
-    path = LAYER.format(17, "mlp.up_proj")
-    cross_wires(wrong, path, LAYER.format(17, "mlp.gate_proj"))
-    arguments = ["--adapter", f"json={demo_adapters['json']}", "--bisect", "--json"]
-    assert compare(wrong, *arguments, "--keep", tmp_path / "kept") == 1
-    base, adapted = json.loads(capsys.readouterr().out)["rows"]
-    assert base["same"]
-    assert not adapted["same"]
-    assert adapted["site"]["path"] == path
-    assert adapted["site"]["cause"] == "its delta differs"
