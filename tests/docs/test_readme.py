@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TinyEngine
-from support.doc_blocks import ROOT, Block, blocks, build_blocks, run_block
+from support.doc_blocks import ROOT, Block, blocks, build_blocks
 from support.page_checkout import make_checkout, run_in
 
 from trt_lora.scripts.demo.__main__ import demo_config
@@ -79,7 +79,7 @@ def test_the_engine_of_the_build_command_is_that_of_make_demo() -> None:
 @pytest.mark.parametrize("word", PRINTED)
 def test_a_block_runs_and_prints_what_the_reader_expects(word: str, readme_folder: Path) -> None:
     (block,) = (block for block in executable() if word in block.text)
-    printed = run_block(block, readme_folder)
+    printed = run_in(readme_folder, block)
     assert [text for text in PRINTED[word] if text not in printed] == []
 
 

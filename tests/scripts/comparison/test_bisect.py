@@ -48,7 +48,7 @@ class Made:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("bisect")
-    model = save_model("Llama", folder / "model", num_hidden_layers=4)
+    model = save_model("Llama", folder / "model", num_hidden_layers=4, num_key_value_heads=4)
     adapter = save_adapter(model, folder / "adapter", r=4, lora_alpha=12)
     manifest = quick_build(tiny_config(model, folder / "engine"))
     steps = make_inputs(folder / "engine", manifest, InputSpec(adapter))
