@@ -5,13 +5,12 @@ What builds them is imported by the fixture that builds: many tests run where th
 
 import contextlib
 import gc
-import hashlib
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from support.build_cache import build_cache
 from support.doc_blocks import ROOT, Block, build_blocks, run_block
 from support.processes import first_on_path
 
@@ -95,8 +94,7 @@ def readme_folder(demo_model: Path) -> Path:
     It holds the engines that the commands of the README and of a page build, and is kept as long as
     the sources that build them do not change. They have a plan where TensorRT-RTX is installed.
     """
-    folder = ROOT / "build" / "readme" / _sources_hash()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = build_cache("readme", "".join(block.text for block in build_blocks().values()))
     for name in ("build/smollm2", "scripts", "tests/adapters"):
         link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -149,13 +147,3 @@ def _shared(name: str) -> FileLock:
     """A lock between the processes that run the tests: the first of them makes what all use."""
     (ROOT / "build").mkdir(exist_ok=True)
     return FileLock(ROOT / "build" / f"{name}.lock")
-
-
-def _sources_hash() -> str:
-    digest = hashlib.sha256("".join(block.text for block in build_blocks().values()).encode())
-    for folder in ("builder", "plugins", "runtime"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    for tool in ("torch", "transformers", "onnxscript", "tensorrt_rtx_cu13"):
-        digest.update(importlib.metadata.version(tool).encode())
-    return digest.hexdigest()[:16]

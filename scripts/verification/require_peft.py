@@ -10,5 +10,7 @@ def require_peft(purpose: str) -> None:
         BackendError: one of them is not installed; the message says which extra has it.
     """
     with extra("peft", purpose):
+        import peft  # the first, since torch takes seconds  # noqa: F401
+
         import trt_lora.builder.checkpoint.base_model
         import trt_lora.scripts.verification.peft_reference  # noqa: F401

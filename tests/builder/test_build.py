@@ -11,7 +11,7 @@ import pytest
 from conftest import TinyEngine
 from support.build_progress import Notes, StopAt
 from support.models.checkpoints import open_checkpoint
-from support.models.quick_build import quick_build
+from support.models.quick_build import quick_build, shared_traces
 from support.models.tiny_models import (
     POSITIONS,
     save_model,
@@ -247,7 +247,8 @@ def test_the_dry_run_and_the_graph_agree_on_what_is_left_alone(
     model = save_model(architecture, tmp_path / "model")
     config = tiny_config(model, tmp_path / "engine", target_modules=(target,))
     listed, lora = list_sites(config), resolve_lora(config)
-    graph = make_graph(config, lora, check_model(config, lora), NoProgress())
+    with shared_traces():
+        graph = make_graph(config, lora, check_model(config, lora), NoProgress())
     assert set(listed.sites) == set(graph.inserted.sites)
     of_graph = {item.path: item.reason for item in graph.inserted.left_alone}
     of_modules = {item.path: item.reason for item in listed.left_alone}

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 from conftest import TinyEngine
+from support.compare_command import forked_processes
 from support.doc_blocks import ROOT, Block, blocks, run_block
-from support.page_checkout import make_checkout
+from support.page_checkout import make_checkout, run_in
 from support.processes import without_torch
+
+from trt_lora.scripts.comparison.files import load_accuracy
 
 DOCUMENT = "docs/comparing.md"
 RUN_BY_CI = "make demo"  # test_readme.py checks that it does; a test cannot
@@ -51,11 +54,25 @@ def checkout(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.slow
 def test_the_commands_run_in_their_order_and_print_what_the_reader_expects(checkout: Path) -> None:
+    kept = [checkout / "build" / name for name in ("compared", "compared-native")]
+    accuracy = kept[1] / "accuracy" / "json.json"
+    found = []
     for word, block in zip(PRINTED, executable(), strict=True):
-        assert PRINTED[word] in run_block(block, checkout, without_torch()), word
-    kept = {path.name for path in (checkout / "build" / "compared").iterdir()}
-    assert kept == {
-        "accuracy", "commands.sh", "inputs", "logs", "manifest.json", "outputs", "report.json",
-    }  # fmt: skip
+        if "sh commands.sh" in word:
+            found = load_accuracy(accuracy).errors
+            accuracy.unlink()
+        assert PRINTED[word] in run(checkout, block, "--against" in word), word
+    names = {"accuracy", "commands.sh", "inputs", "logs", "manifest.json", "outputs", "report.json"}
+    assert [{path.name for path in folder.iterdir()} for folder in kept] == [names] * 2
+    assert load_accuracy(accuracy).errors == found != []
+    commands = (kept[1] / "commands.sh").read_text().partition("\n\n")[2]
+    assert str(checkout) not in commands  # so that the folder may lie anywhere
     named = [path for path in checkout.iterdir() if path.name.startswith("compare-smollm2-other-")]
     assert len(named) == 1
+
+
+def run(checkout: Path, block: Block, in_forks: bool) -> str:
+    if not in_forks:
+        return run_block(block, checkout, without_torch())
+    with forked_processes():
+        return run_in(checkout, block)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from conftest import TinyEngine
-from support.doc_blocks import ROOT, Block, blocks, build_blocks, run_block
-from support.page_checkout import make_checkout
+from support.doc_blocks import ROOT, Block, blocks, build_blocks
+from support.page_checkout import make_checkout, run_in
 
 from trt_lora.scripts.demo.__main__ import demo_config
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
@@ -79,7 +79,7 @@ def test_the_engine_of_the_build_command_is_that_of_make_demo() -> None:
 @pytest.mark.parametrize("word", PRINTED)
 def test_a_block_runs_and_prints_what_the_reader_expects(word: str, readme_folder: Path) -> None:
     (block,) = (block for block in executable() if word in block.text)
-    printed = run_block(block, readme_folder)
+    printed = run_in(readme_folder, block)
     assert [text for text in PRINTED[word] if text not in printed] == []
 
 
@@ -93,5 +93,5 @@ def small_folder(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("word", SMALL)
 def test_a_block_runs_on_a_small_model(word: str, small_folder: Path) -> None:
     (block,) = (block for block in executable() if word in block.text)
-    printed = run_block(block, small_folder)
+    printed = run_in(small_folder, block)
     assert [text for text in SMALL[word] if text not in printed] == []

@@ -74,18 +74,12 @@ def test_an_engine_with_edgellm_names_takes_adapters_in_either_spelling(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("architecture", "fields"),
-    [
-        ("Olmo2", {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 5}),  # 12
-        ("Llama", {"head_dim": 100}),  # as OpenLLaMA-3B
-    ],
-    ids=["12", "100"],
-)
 def test_heads_whose_width_onnx_runtimes_own_attention_refuses_answer_as_in_peft(
-    architecture: str, fields: dict[str, int], tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    model = save_model(architecture, tmp_path / "model", **fields)
+    """Of 12 numbers, which is no multiple of 8; OpenLLaMA-3B has 100."""
+    fields = {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 5}
+    model = save_model("Olmo2", tmp_path / "model", **fields)
     adapter = save_adapter(model, tmp_path / "a", r=4)
     quick_build(tiny_config(model, tmp_path / "engine"))
     with open_engine(tmp_path / "engine") as engine:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 from support.schedulers import answers_of, scheduler_of
 
-from trt_lora.builder import build_engine
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
 from trt_lora.runtime import (
     AdapterStore,
@@ -47,7 +47,7 @@ def run(seconds: float) -> int:
 def prepare(folder: Path) -> list[Path]:
     """Build the engine in `folder / "engine"`; return the adapters."""
     model = save_model("Llama", folder / "model")
-    build_engine(tiny_config(model, folder / "engine", max_loras=SLOTS, max_batch_size=ROWS))
+    quick_build(tiny_config(model, folder / "engine", max_loras=SLOTS, max_batch_size=ROWS))
     return [save_adapter(model, folder / f"r{r}", seed=r, r=r) for r in RANKS]
 
 

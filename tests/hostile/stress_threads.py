@@ -21,9 +21,8 @@ Answer = list[tuple[int, ...]]
 
 def run(seconds: float) -> int:
     """Build a tiny engine with two adapters and stress it; return the number of answers checked."""
+    from support.models.quick_build import quick_build
     from support.models.tiny_models import save_adapter, save_model, tiny_config
-
-    from trt_lora.builder import build_engine
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -32,7 +31,7 @@ def run(seconds: float) -> int:
             name: save_adapter(model, folder / name, seed=rank, r=rank)
             for name, rank in (("a", 4), ("b", 16))
         }
-        build_engine(tiny_config(model, folder / "engine"))
+        quick_build(tiny_config(model, folder / "engine"))
         with open_engine(folder / "engine", "onnxruntime") as engine:
             return stress(engine, adapters, seconds)
 

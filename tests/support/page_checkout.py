@@ -37,15 +37,19 @@ def make_checkout(folder: Path, model: Path, engine: Path) -> Path:
 
 def run_in(folder: Path, block: Block) -> str:
     """Run a block in a folder and return what it prints; commands of ours in this process."""
-    words = shlex.split(block.text.replace("\\\n", " "))
-    if block.language == "bash" and words[0] not in COMMANDS:
-        return run_block(block, folder)
+    commands = list[list[str]]()
+    if block.language == "bash":
+        lines = block.text.replace("\\\n", " ").splitlines()
+        commands = [words for line in lines if (words := shlex.split(line, comments=True))]
+        if any(words[0] not in COMMANDS for words in commands):
+            return run_block(block, folder)
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
         if block.language == "python":
             exec(compile(block.text, "<page>", "exec"), {"__name__": "page"})
         else:
             with shared_traces():
-                COMMANDS[words[0]](words[1:])
+                for name, *arguments in commands:
+                    COMMANDS[name](arguments)
     return printed.getvalue()
 
 

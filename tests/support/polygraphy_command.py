@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.forked_commands import run_forked
 from support.processes import without_torch
 
 # polygraphy asks Python 3.11 for extensions in an old way, and closes no script.
@@ -41,7 +42,8 @@ def polygraphy(*arguments: str | Path, rtx: bool = False, expected: int = 0) -> 
 def script(path: Path, *arguments: str | Path, rtx: bool = False, expected: int = 0) -> Done:
     """Run a Python script likewise, on a machine without a GPU, and without torch."""
     flavour = {"POLYGRAPHY_USE_TENSORRT_RTX": "1"} if rtx else {}
-    done = subprocess.run(
+    run = subprocess.run if rtx else run_forked  # polygraphy asks when it is imported
+    done = run(
         [sys.executable, path, *arguments],
         env=os.environ | without_torch() | flavour | {"CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,

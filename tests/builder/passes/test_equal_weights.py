@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from support.models.architecture_check import batch, engine_logits, largest_error
+from support.models.quick_build import quick_build
 from support.models.tiny_models import ARCHITECTURES, save_adapter, save_model, tiny_config
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from trt_lora.builder import build_engine
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.passes.linears import find_linears
@@ -48,7 +48,7 @@ def equal(tmp_path_factory: pytest.TempPathFactory) -> EqualEngine:
         name: save_adapter(folder / "model", folder / name, seed=seed, r=4, **options)
         for seed, (name, options) in enumerate(ADAPTERS.items())
     }
-    build_engine(tiny_config(folder / "model", folder / "engine"))
+    quick_build(tiny_config(folder / "model", folder / "engine"))
     return EqualEngine(folder / "model", folder / "engine", adapters)
 
 

@@ -1,6 +1,7 @@
 """Kernels of a decode step of a traced model, by TensorRT-RTX's own list; no GPU is needed."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ SIZES = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9
 TARGETS = Targets.from_names(["all-linear"])
 
 
+@cache
 def traced(dtype: torch.dtype) -> ir.Model:
-    """A Llama of two layers whose cache is static, without LoRA."""
+    """A Llama of two layers whose cache is static, without LoRA; tests change copies of it."""
     fields: dict[str, Any] = (
         ARCHITECTURES["Llama"] | SIZES | {"num_key_value_heads": 3, "vocab_size": 96}
     )
@@ -47,6 +49,14 @@ def kernels(model: ir.Model, lora_plugin: str, max_loras: int = 0) -> list[Kerne
     lora, lengths = ResolvedLoRA(TARGETS, 64, 16, max_loras), Lengths(64, MAX_LEN)
     profiles = make_profiles(8, lengths, lora, bindings(model))
     return built(model, lora_plugin, profiles)
+
+
+@cache
+def adapted(dtype: torch.dtype) -> list[Kernel]:
+    """Those of the Llama with LoRA on all linears, one adapter at a time."""
+    model = traced(dtype).clone()
+    InsertLoRA(TARGETS, head="lm_head")(model)
+    return kernels(model, "plugin")
 
 
 def built(
@@ -73,10 +83,7 @@ def decoding(found: list[Kernel]) -> list[Kernel]:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_layer_decodes_in_nine_kernels_and_in_four_more_with_lora(dtype: torch.dtype) -> None:
-    model = traced(dtype)
-    adapted = model.clone()
-    InsertLoRA(TARGETS, head="lm_head")(adapted)
-    plain, with_lora = kernels(model, "native"), kernels(adapted, "plugin")
+    plain, with_lora = kernels(traced(dtype).clone(), "native"), adapted(dtype)
     assert len(decoding(plain)) <= 9 * LAYERS + 4
     assert len(decoding(with_lora)) <= 13 * LAYERS + 4
     assert len({kernel.profile for kernel in plain}) == 2
@@ -89,11 +96,9 @@ def test_a_layer_decodes_in_nine_kernels_and_in_four_more_with_lora(dtype: torch
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_many_adapters_cost_one_kernel_more_than_one_and_none_a_layer(dtype: torch.dtype) -> None:
     """The one gives every token the slot of its row."""
-    one = traced(dtype)
-    many = one.clone()
-    InsertLoRA(TARGETS, head="lm_head")(one)
+    many = traced(dtype).clone()
     InsertLoRA(TARGETS, head="lm_head", stack_rank=64)(many)
-    single, slots = kernels(one, "plugin"), kernels(many, "plugin", max_loras=8)
+    single, slots = adapted(dtype), kernels(many, "plugin", max_loras=8)
     for profile in (0, 1):
         counts = [sum(each.profile == profile for each in found) for found in (single, slots)]
         assert counts[1] <= counts[0] + 1

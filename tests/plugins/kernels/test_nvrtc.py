@@ -58,7 +58,7 @@ SLOT_REGISTERS = {
     "slots_shrink_tiles_bfloat16": 128,
     "slots_expand_tiles_bfloat16": 128,
 }
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+ARCHITECTURES = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")  # of sm_86 as of sm_89
 
 
 @pytest.mark.slow
@@ -84,11 +84,13 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(("arch", "clusters"), [("compute_80", False), ("compute_90", True)])
-@pytest.mark.parametrize("kernels", [KERNELS, SLOT_KERNELS], ids=["one", "slots"])
+@pytest.mark.parametrize("every", [KERNELS, SLOT_KERNELS], ids=["one", "slots"])
 def test_every_kernel_is_in_the_ptx_with_its_argument_and_cluster(
-    kernels: dict[str, str], arch: str, clusters: bool
+    every: dict[str, str], arch: str, clusters: bool
 ) -> None:
-    ptx = compile_ptx(arch, tuple(kernels)).decode()
+    """Those of one dtype for older GPUs: nothing but clusters is theirs or newer ones' alone."""
+    kernels = [name for name in every if clusters or "_float16" in name]
+    ptx = compile_ptx(arch, kernels).decode()
     entries = re.findall(r"\.entry (\w+)\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]\s*\)([^{]*){", ptx)
     assert {name for name, _, _ in entries} == set(kernels)
     for name, nbytes, directives in entries:

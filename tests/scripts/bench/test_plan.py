@@ -25,7 +25,7 @@ from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.runtime.serving.engine_loop import EngineLoop
 from trt_lora.scripts.bench import host_step, plan
 from trt_lora.scripts.bench.gpu import llama_engines
-from trt_lora.scripts.bench.llama import LLAMA_3_8B, LayerShape
+from trt_lora.scripts.bench.llama import LayerShape
 from trt_lora.scripts.measuring.worker import Skipped
 
 
@@ -99,12 +99,14 @@ def test_where_a_flavour_is_missing_or_nothing_builds_engines_plans_are_skipped(
 def test_a_plan_decodes_on_one_stream_and_prefills_on_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One layer of the real sizes."""
+    """One layer, of a quarter of the real widths."""
     flavour = flavour_named("tensorrt-rtx")
     if not flavour.installed:
         pytest.skip("TensorRT-RTX is not installed")
     monkeypatch.setattr(llama_engines, "LAYERS", 1)
-    model = llama_engines.save_model(tmp_path / "model", LLAMA_3_8B)
+    model = llama_engines.save_model(
+        tmp_path / "model", LayerShape(hidden=1024, keys=256, inner=3584)
+    )
     options: dict[str, Any] = {"flavour": "none", "lora_plugin": "plugin", "dtype": "float16"}
     options |= {"max_input_len": llama_engines.MAX_PROMPT, "max_seq_len": llama_engines.MAX_TOKENS}
     build_engine(BuildConfig(model, tmp_path / "engine", ("all-linear",), **options))

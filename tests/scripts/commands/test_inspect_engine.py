@@ -8,9 +8,9 @@ from conftest import TinyEngine
 from safetensors.numpy import load_file, save_file
 from support.commands import trt_lora
 from support.models.padding_plan import with_padding_plan
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.scripts.trt_lora_command import main
 
@@ -36,7 +36,7 @@ def test_the_kernels_of_every_layout_are_counted(
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
     model = save_model("Llama", tmp_path / "model", hidden_size=64, intermediate_size=128)
-    build_engine(tiny_config(model, tmp_path / "engine", dtype="float16"))
+    quick_build(tiny_config(model, tmp_path / "engine", dtype="float16"))
     engine = tmp_path / "engine"
     printed = inspect(capsys, engine, "--kernels").splitlines()
     alone = inspect(capsys, engine, "--kernels", "--profile", "decode").splitlines()

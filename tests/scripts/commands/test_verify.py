@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 from support.spoken_engine import spoken_engine
 
-from trt_lora.builder import build_engine
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import Pair
@@ -23,6 +23,7 @@ from trt_lora.scripts.verification.peft_reference import PeftReference
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 RANK, ALPHA = 4, 12
+FIELDS = {"num_hidden_layers": 4, "num_key_value_heads": 4}  # as in test_bisect.py
 Q, K = ("model.layers.{}.self_attn." + name for name in ("q_proj", "k_proj"))
 
 
@@ -38,12 +39,12 @@ class Made:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("verify")
-    model = save_model("Llama", folder / "model", num_key_value_heads=4)
+    model = save_model("Llama", folder / "model", **FIELDS)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     adapter = save_adapter(
         model, folder / "a", r=RANK, lora_alpha=ALPHA, use_rslora=True, target_modules=targets
     )
-    build_engine(tiny_config(model, folder / "engine"))
+    quick_build(tiny_config(model, folder / "engine"))
     return Made(model, folder / "engine", adapter)
 
 
@@ -151,7 +152,7 @@ def test_a_mistake_of_the_loader_is_caught_and_its_site_named(
 def test_another_base_model_of_the_same_shapes_is_caught(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = save_model("Llama", tmp_path / "other", seed=7, num_key_value_heads=4)
+    other = save_model("Llama", tmp_path / "other", seed=7, **FIELDS)
     assert exit_code(made, model=other) == 1
     assert "with (base) is off by" in capsys.readouterr().err
 
@@ -160,7 +161,7 @@ def test_another_base_model_of_the_same_shapes_is_caught(
 def test_another_base_model_with_another_config_is_caught_by_its_fingerprint(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = save_model("Llama", tmp_path / "other", num_key_value_heads=4, rope_theta=5e5)
+    other = save_model("Llama", tmp_path / "other", rope_theta=5e5, **FIELDS)
     assert exit_code(made, model=other) == 1
     assert "is not what the engine was built from" in capsys.readouterr().err
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.comparison.files import (
@@ -38,7 +38,7 @@ def any_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp(request.param)
     model = save_model(request.param, folder / "model", tie_word_embeddings=True)
     adapter = save_adapter(model, folder / "adapter", r=4)
-    build_engine(tiny_config(model, folder / "engine"))
+    quick_build(tiny_config(model, folder / "engine"))
     steps = make_inputs(
         folder / "engine", read_manifest(folder / "engine"), InputSpec(adapter=adapter, seed=3)
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import TinyEngine
+from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
-from trt_lora.builder import build_engine
 from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine, read_manifest
@@ -153,7 +153,7 @@ def test_bfloat16_is_torchs(tiny_engine: TinyEngine, tmp_path: Path) -> None:
     config = tiny_config(
         tiny_engine.model, tmp_path / "engine", dtype="bfloat16", target_modules=targets
     )
-    built = build_engine(config)
+    built = quick_build(config)
     step = make_inputs(tmp_path / "engine", built, InputSpec(tiny_engine.adapter))[1]
     name = next(iter(built.lora_bindings))
     assert step[name].dtype == step["cache.0.key"].dtype == torch.bfloat16

@@ -94,11 +94,11 @@ def largest_error(ours: Logits, theirs: Logits) -> float:
     return float(np.abs(ours[real] - theirs[real]).max())
 
 
-def check_architecture(model_type: str, folder: Path) -> Verdict:
+def check_architecture(model_type: str, folder: Path, layers: int = 2) -> Verdict:
     """Build a small model of this type, float32 and without a plan, and compare."""
     model = folder / "model"
     try:
-        base = small_model(model_type)
+        base = small_model(model_type, layers)
         with suppress_output():
             base.save_pretrained(model)
             AutoModelForCausalLM.from_pretrained(model)

@@ -12,6 +12,10 @@ from trt_lora.builder.suppress_output import suppress_output
 # Every model type that `AutoModelForCausalLM` knows.
 MODEL_TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
+_LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"),
+    *("decoder_layers", "num_encoder_layers", "num_decoder_layers"),
+)
 # What configs call a size, and the size that it gets.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
@@ -20,9 +24,6 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "dff"), 48),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_inner", "d_ff"), 48),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), 4),
@@ -99,33 +100,34 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
 _OVERRIDES["reformer"] |= {"axial_pos_embds": False}
 
 
-def small_config(model_type: str) -> Any:
-    """Return a config of two layers with all that makes the architecture different."""
-    return _small(CONFIG_MAPPING[model_type], _OVERRIDES.get(model_type, {}))
+def small_config(model_type: str, layers: int = 2) -> Any:
+    """Return a config of so many layers with all that makes the architecture different."""
+    return _small(CONFIG_MAPPING[model_type], _OVERRIDES.get(model_type, {}), layers)
 
 
-def _small(kind: Any, overrides: dict[str, Any]) -> Any:
+def _small(kind: Any, overrides: dict[str, Any], layers: int) -> Any:
     defaults = kind().to_dict()
-    fields = {name: size for name, size in _SIZES.items() if defaults.get(name) is not None}
+    sizes = _SIZES | dict.fromkeys(_LAYERS, layers)
+    fields = {name: size for name, size in sizes.items() if defaults.get(name) is not None}
     fields |= {name: _SIZES[name] for name in _ALWAYS if name in defaults}
     kinds = sorted(set(defaults.get("layer_types") or ()))
     if kinds:
-        fields["layer_types"] = (kinds * 2)[-2:]
+        fields["layer_types"] = (kinds * 2)[-layers:]
     for name, inner in kind.sub_configs.items():
         part = defaults.get(name)
         if isinstance(part, dict):
             own = CONFIG_MAPPING[str(part["model_type"])] if inner is AutoConfig else inner
-            fields[name] = _small(own, overrides.get(name, {})).to_dict()
+            fields[name] = _small(own, overrides.get(name, {}), layers).to_dict()
     overrides = {key: value for key, value in overrides.items() if key not in kind.sub_configs}
     return kind(**fields | overrides)
 
 
 @suppress_output()
-def small_model(model_type: str) -> Any:
+def small_model(model_type: str, layers: int = 2) -> Any:
     """Return a random float32 model whose norms and biases are random too."""
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
-    model = auto.from_config(small_config(model_type), dtype=torch.float32)
+    model = auto.from_config(small_config(model_type, layers), dtype=torch.float32)
     for weight in model.parameters():
         weight.data = weight.data + 0.05 * torch.randn_like(weight)
     return model

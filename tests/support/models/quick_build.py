@@ -1,18 +1,26 @@
-"""Builds that trace a model once in a process, for tests of what comes after the trace."""
+"""Builds that trace a model once, for tests of what comes after the trace."""
 
 import hashlib
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import onnx_ir as ir
 import torch
+from filelock import FileLock
+from onnx import ModelProto
+from support.build_cache import build_cache
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.export.causal_lm import Exported, export_causal_lm
 from trt_lora.builder.progress import Progress
 from trt_lora.runtime import Manifest
+
+_SMALL = 1 << 24  # bytes of weights; a graph with more of them is kept in this process alone
 
 
 def quick_build(config: BuildConfig, progress: Progress | None = None) -> Manifest:
@@ -25,26 +33,47 @@ def quick_build(config: BuildConfig, progress: Progress | None = None) -> Manife
 def shared_traces() -> Iterator[None]:
     """Let every build in here take the graph of an earlier one of the same model, if there is any.
 
-    It is the real graph: a trace depends on the model, its dtype, and the form and length of its
-    cache, which all have to be equal, down to the bits of the weights.
+    It is the real graph: a trace depends on the sources, the tools, the model, its dtype, and the
+    length of its cache, which all have to be equal, down to the bits of the weights.
     """
     with patch("trt_lora.builder.write_engine.export_causal_lm", _TRACES.export):
         yield
 
 
 class _Traces:
-    """What has been traced in this process, by all that a trace depends on."""
+    """What has been traced, by all that a trace depends on."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int], Exported] = {}
+        self._found: dict[str, Exported] = {}
 
     def export(self, model: Any, max_len: int) -> Exported:
         """Return a copy of the graph, as `export_causal_lm` does; the passes change it in place."""
-        key = _digest(model), max_len
+        key = f"{_digest(model)}-{max_len}"
         if key not in self._found:
-            self._found[key] = export_causal_lm(model, max_len)
+            self._found[key] = _shared(key, model, max_len)
         found = self._found[key]
         return replace(found, model=found.model.clone())
+
+
+def _shared(key: str, model: Any, max_len: int) -> Exported:
+    """Trace a model, or read what another process has traced."""
+    if sum(weight.nbytes for weight in model.state_dict().values()) > _SMALL:
+        return export_causal_lm(model, max_len)
+    file = build_cache("traces") / key
+    with FileLock(f"{file}.lock"):
+        if file.exists():
+            return _read(file)
+        exported = export_causal_lm(model, max_len)
+        graph = ir.to_proto(exported.model).SerializeToString()
+        part = file.with_suffix(".part")
+        part.write_bytes(pickle.dumps((graph, exported.cache, dict(exported.linears))))
+        part.replace(file)
+        return exported
+
+
+def _read(file: Path) -> Exported:
+    graph, cache, linears = pickle.loads(file.read_bytes())
+    return Exported(ir.from_proto(ModelProto.FromString(graph)), cache, linears)
 
 
 def _digest(model: Any) -> str:
@@ -52,7 +81,7 @@ def _digest(model: Any) -> str:
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
         digest.update(weight.contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return digest.hexdigest()[:32]
 
 
 _TRACES = _Traces()
