@@ -18,7 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
@@ -121,8 +123,7 @@ def _sites(linears: list[Linear]) -> dict[str, Site]:
     """The sites of linears, by path."""
     sites: dict[str, Site] = {}
     for linear in linears:
-        dtype = linear.y.dtype or linear.x.dtype
-        assert dtype is not None  # the exporter writes the type of every value
+        dtype = gv.present(linear.y.dtype or linear.x.dtype)
         site = Site(linear.path, linear.k, linear.n, dtype.numpy().name)
         if sites.setdefault(site.path, site) != site:
             raise ConfigError(
@@ -151,7 +152,6 @@ def _insert_all(
 ) -> None:
     graph = model.graph
     columns_of_ranks = {path: column for column, path in enumerate(sites)}
-    used = _UnusedNames(_names(graph))
     for group in groups:
         operator = replace(group.operator, has_slots=slots is not None)
         function = lora_function(operator, graph.opset_imports[""])
@@ -159,13 +159,14 @@ def _insert_all(
         operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
         for linear in group.linears:
             operands += inputs.pair(sites[linear.path])
-        node = _node(group, operator, operands, used)
+        node = _node(group, operator, operands)
         if operator.has_slots:
             columns = [columns_of_ranks[linear.path] for linear in group.linears]
             node.attributes[COLUMNS] = ir.AttrInt64s(COLUMNS, columns)
-        _insert(group, node, used)
+        _insert(group, node)
     graph.opset_imports[DOMAIN] = DOMAIN_VERSION
     graph.sort()  # a node may stand before the last of the outputs that it adds to
+    NameFixPass()(model)  # a module that is called twice has two nodes
 
 
 class _SiteInputs:
@@ -190,49 +191,20 @@ class _SiteInputs:
         return self._made[name]
 
 
-class _UnusedNames:
-    """Hands out names that nothing in the graph has."""
-
-    def __init__(self, used: Iterator[str]) -> None:
-        self._used = set(used)
-
-    def new(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self._used:
-            name, count = f"{wish}_{count}", count + 1
-        self._used.add(name)
-        return name
-
-
-def _names(graph: ir.Graph) -> Iterator[str]:
-    yield from (str(value.name) for value in graph.inputs)
-    yield from (str(name) for name in graph.initializers)
-    yield from (str(node.name) for node in graph.all_nodes())
-    yield from (str(value.name) for node in graph.all_nodes() for value in node.outputs)
-
-
-def _node(
-    group: LinearGroup, operator: Operator, operands: list[ir.Value], names: _UnusedNames
-) -> ir.Node:
+def _node(group: LinearGroup, operator: Operator, operands: list[ir.Value]) -> ir.Node:
     """The group's node with all operands but its addends."""
-    node = ir.Node(
-        DOMAIN,
-        operator.name,
-        operands,
-        num_outputs=operator.sites,
-        name=names.new(f"lora_{group.linears[0].path}"),
-    )
+    name = f"lora_{group.linears[0].path}"
+    node = ir.Node(DOMAIN, operator.name, operands, num_outputs=operator.sites, name=name)
     for output, y in zip(node.outputs, group.outputs, strict=True):
-        output.type, output.shape = y.type, y.shape
-        output.name = names.new(f"{y.name}_lora")
+        output.type, output.shape, output.name = y.type, y.shape, f"{y.name}_lora"
     return node
 
 
-def _insert(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
+def _insert(group: LinearGroup, node: ir.Node) -> None:
     if group.residual is not None:
         _add_to_residual(group.residual, node)
     elif group.returns_delta:
-        _add_behind(group, node, names)
+        _add_behind(group, node)
     else:
         _add_to_outputs(group, node)
 
@@ -240,25 +212,26 @@ def _insert(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
 def _add_to_residual(residual: Operand, node: ir.Node) -> None:
     _set_addends(node, [residual.value])
     residual.node.replace_input_with(residual.position, node.outputs[0])
-    _graph_of(residual.node).insert_before(residual.node, node)
+    gv.graph_of(residual.node).insert_before(residual.node, node)
 
 
-def _add_behind(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
-    _graph_of(group.linears[0].node).insert_before(group.linears[0].node, node)
+def _add_behind(group: LinearGroup, node: ir.Node) -> None:
+    graph = gv.graph_of(group.linears[0].node)
+    graph.insert_before(group.linears[0].node, node)
     for y, delta in zip(group.outputs, node.outputs, strict=True):
-        add = ir.Node("", "Add", [None, delta], num_outputs=1, name=names.new(f"add_{delta.name}"))
+        add = ir.Node("", "Add", [None, delta], num_outputs=1, name=f"add_{delta.name}")
         total = add.outputs[0]
-        total.type, total.shape, total.name = y.type, y.shape, names.new(f"{y.name}_adapted")
-        _replace(y, total)
+        total.type, total.shape, total.name = y.type, y.shape, f"{y.name}_adapted"
+        gv.replace_value(y, total)
         add.replace_input_with(0, y)
-        _insert_after(y, add)
+        gv.insert_behind(graph, y, add)
 
 
 def _add_to_outputs(group: LinearGroup, node: ir.Node) -> None:
     for y, adapted in zip(group.outputs, node.outputs, strict=True):
-        _replace(y, adapted)
+        gv.replace_value(y, adapted)
     _set_addends(node, group.outputs)
-    _insert_after(group.outputs[-1], node)
+    gv.insert_behind(gv.graph_of(group.linears[0].node), group.outputs[-1], node)
 
 
 def _set_addends(node: ir.Node, addends: Sequence[ir.Value | None]) -> None:
@@ -266,21 +239,3 @@ def _set_addends(node: ir.Node, addends: Sequence[ir.Value | None]) -> None:
     node.resize_inputs(first + len(addends))
     for index, value in enumerate(addends, start=first):
         node.replace_input_with(index, value)
-
-
-def _replace(y: ir.Value, adapted: ir.Value) -> None:
-    """Make all that read y, or return it, read `adapted`."""
-    if y.is_graph_output():  # the caller knows the output by its name: the new value takes it
-        adapted.name, y.name = y.name, adapted.name
-    ir.convenience.replace_all_uses_with(y, adapted, replace_graph_outputs=True)
-
-
-def _insert_after(y: ir.Value, node: ir.Node) -> None:
-    producer = y.producer()
-    assert producer is not None  # a linear or its bias
-    _graph_of(producer).insert_after(producer, node)
-
-
-def _graph_of(node: ir.Node) -> ir.Graph:
-    assert isinstance(node.graph, ir.Graph)  # linears are found in the main graph
-    return node.graph

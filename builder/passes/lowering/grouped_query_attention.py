@@ -157,9 +157,7 @@ def _take_over(row: _Row, output: ir.Value) -> None:
     """Make the operator's output the graph's, in the place of the scatter's."""
     old = row.scatter.outputs[0]
     output.type, output.shape = old.type, old.shape
-    name, old.name = old.name, None
-    ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
-    output.name = name
+    gv.replace_value(old, output)
 
 
 def _flat(tape: Tape, value: ir.Value) -> ir.Value:
@@ -184,10 +182,8 @@ def _join_views(result: ir.Value) -> None:
     for use in tuple(result.uses()):
         if not _swaps_heads(use.node):
             continue
-        transpose = result.producer()
-        assert transpose is not None
-        back, heads = use.node.outputs[0], gv.present(transpose.inputs[0])
-        ir.convenience.replace_all_uses_with(back, heads)
+        heads = gv.present(gv.present(result.producer()).inputs[0])
+        ir.convenience.replace_all_uses_with(use.node.outputs[0], heads)
 
 
 def _row(node: ir.Node, position: int) -> _Row | None:

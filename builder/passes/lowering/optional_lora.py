@@ -25,10 +25,8 @@ class OptionalLoRA(ir.passes.InPlacePass):
         """Add the defaults in place."""
         factors = [factor for node in model.graph for factor in _factors(node)]
         for value in factors:
-            assert value.shape is not None  # the insertion pass gives one,
-            assert value.dtype is not None  # and a type
-            sizes = [size if isinstance(size, int) else 0 for size in value.shape]
-            default = np.zeros(sizes, value.dtype.numpy())
+            sizes = [size if isinstance(size, int) else 0 for size in gv.present(value.shape)]
+            default = np.zeros(sizes, gv.present(value.dtype).numpy())
             value.const_value = ir.tensor(default, name=value.name)
             model.graph.register_initializer(value)
         return ir.passes.PassResult(model, modified=bool(factors))
