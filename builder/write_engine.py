@@ -23,7 +23,7 @@ from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.save_graphs import save_graphs
 from trt_lora.builder.tensorrt.compile import Compiler
-from trt_lora.builder.tensorrt.profiles import make_profiles
+from trt_lora.builder.tensorrt.profiles import Profiles, make_profiles
 from trt_lora.builder.trial_step import try_onnx_files
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
@@ -43,7 +43,6 @@ from trt_lora.runtime.manifest import (
     PLAN_FILE,
     Binding,
     Manifest,
-    Range,
 )
 
 
@@ -159,10 +158,7 @@ def _binding(value: ir.Value) -> Binding:
 
 
 def _compile(
-    build: ResolvedBuild,
-    work: Path,
-    profiles: Mapping[str, Mapping[str, Range]],
-    progress: Progress,
+    build: ResolvedBuild, work: Path, profiles: Profiles, progress: Progress
 ) -> dict[str, str]:
     flavour = build.flavour
     if flavour is None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
@@ -106,7 +107,7 @@ def test_a_plan_decodes_on_one_stream_and_prefills_on_two(
     build_engine(BuildConfig(model, tmp_path / "engine", ("all-linear",), **options))
     manifest, onnx = read_manifest(tmp_path / "engine"), tmp_path / "engine" / ONNX_FILE
     kernels = Compiler(flavour, NoProgress(), "plugin").kernels(
-        onnx.read_bytes(), onnx, manifest.profiles
+        ir.load(onnx), onnx, manifest.profiles
     )
     streams = {
         profile: [k.stream for k in kernels if k.profile == index and k.kind == "custom_layer"]
