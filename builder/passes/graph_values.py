@@ -7,6 +7,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
+from trt_lora.plugins.contract.operators import DOMAIN, operator_named
+
 T = TypeVar("T")
 
 
@@ -62,6 +64,13 @@ def number(value: ir.Value | None) -> float | None:
     """Return the number that a value holds; None where it is not one number."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
+
+
+def factors(node: ir.Node) -> list[ir.Value]:
+    """Return every A and B that a node reads, pair by pair; none where it is no LoRA node."""
+    operator = operator_named(node.op_type) if node.domain == DOMAIN else None
+    pairs = [operator.factors(site) for site in range(operator.sites)] if operator else []
+    return [present(node.inputs[place]) for pair in pairs for place in pair]
 
 
 def constant(tape: Tape, value: object) -> ir.Value:

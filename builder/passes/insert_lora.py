@@ -26,14 +26,8 @@ from trt_lora.builder.passes.linears import Linear, find_linears, has_module_pat
 from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.builder.passes.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
-from trt_lora.plugins.contract.operators import (
-    COLUMNS,
-    DOMAIN,
-    DOMAIN_VERSION,
-    Operator,
-    operator_named,
-)
-from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
+from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN, DOMAIN_VERSION, Operator
+from trt_lora.plugins.contract.sites import BindingNames, Site
 from trt_lora.plugins.contract.slots import SLOTS
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime.memory.dtypes import storage_dtype
@@ -60,11 +54,11 @@ class InsertLoRA(ir.passes.InPlacePass):
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there."""
-        if not has_module_paths(model):
-            raise ir.passes.PreconditionError(
-                "the graph carries no module paths (pkg.torch.onnx.name_scopes): "
-                "insert LoRA before a pass that strips metadata"
-            )
+        gv.require(
+            has_module_paths(model),
+            "the graph carries no module paths (pkg.torch.onnx.name_scopes): "
+            "insert LoRA before a pass that strips metadata",
+        )
 
     def call(self, model: ir.Model) -> InsertLoRAResult:
         """Insert LoRA in place.
@@ -82,19 +76,17 @@ class InsertLoRA(ir.passes.InPlacePass):
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
-            inputs = _SiteInputs(model.graph, self.names, self.stack_rank)
-            slots = None if self.stack_rank is None else TokenSlots(model.graph, len(sites))
-            _insert_all(model, make_groups(missing), sites, inputs, slots)
+            self._insert(model, make_groups(missing), sites)
         return InsertLoRAResult(model, bool(missing), tuple(sites.values()), tuple(left_alone))
 
     def ensures(self, model: ir.Model) -> None:
         """Every input is named once, and every Lora node reads the two inputs of each site."""
         names = [value.name for value in model.graph.inputs]
-        if len(names) != len(set(names)):
-            raise ir.passes.PostconditionError("two graph inputs have one name")
-        for node in model.graph:
-            if node.domain == DOMAIN and not all(_factors_are_inputs(node)):
-                raise ir.passes.PostconditionError(f"{node.name} does not read graph inputs")
+        gv.ensure(len(names) == len(set(names)), "two graph inputs have one name")
+        for node in (node for node in model.graph if node.domain == DOMAIN):
+            factors = gv.factors(node)
+            are_inputs = bool(factors) and all(factor.is_graph_input() for factor in factors)
+            gv.ensure(are_inputs, f"{node.name} does not read graph inputs")
 
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
         chosen, left_alone = [], []
@@ -118,6 +110,40 @@ class InsertLoRA(ir.passes.InPlacePass):
                 )
             yield LeftAlone(path, "the logits do not depend on it")
 
+    def _insert(
+        self, model: ir.Model, groups: list[LinearGroup], sites: Mapping[str, Site]
+    ) -> None:
+        graph, columns_of_ranks = model.graph, {path: n for n, path in enumerate(sites)}
+        slots = None if self.stack_rank is None else TokenSlots(graph, len(sites))
+        for group in groups:
+            operator = replace(group.operator, has_slots=slots is not None)
+            function = lora_function(operator, graph.opset_imports[""])
+            model.functions[function.identifier()] = function
+            operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
+            for linear in group.linears:
+                operands += self._inputs(graph, sites[linear.path])
+            node = _node(group, operator, operands)
+            if operator.has_slots:
+                columns = [columns_of_ranks[linear.path] for linear in group.linears]
+                node.attributes[COLUMNS] = ir.AttrInt64s(COLUMNS, columns)
+            _insert(group, node)
+        graph.opset_imports[DOMAIN] = DOMAIN_VERSION
+        graph.sort()  # a node may stand before the last of the outputs that it adds to
+        NameFixPass()(model)  # a module that is called twice has two nodes
+
+    def _inputs(self, graph: ir.Graph, site: Site) -> Iterator[ir.Value]:
+        """The two graph inputs of a site, made at its first call."""
+        made = {value.name: value for value in graph.inputs}
+        rank = self.stack_rank or self.names.rank_symbol(site.path)
+        for factor, matrix in (("A", (site.k, rank)), ("B", (rank, site.n))):
+            name = self.names.binding(factor, site.path)
+            if name not in made:
+                sizes = matrix if self.stack_rank is None else (SLOTS, *matrix)
+                dtype = ir.DataType.from_numpy(storage_dtype(site.dtype))
+                made[name] = ir.val(name, dtype, sizes)
+                graph.inputs.append(made[name])
+            yield made[name]
+
 
 def _sites(linears: list[Linear]) -> dict[str, Site]:
     """The sites of linears, by path."""
@@ -131,64 +157,6 @@ def _sites(linears: list[Linear]) -> dict[str, Site]:
                 "leave it out of the target modules"
             )
     return sites
-
-
-def _factors_are_inputs(node: ir.Node) -> Iterator[bool]:
-    operator = operator_named(node.op_type)
-    if operator is None:
-        yield False
-        return
-    for site in range(operator.sites):
-        for value in (node.inputs[index] for index in operator.factors(site)):
-            yield value is not None and value.is_graph_input()
-
-
-def _insert_all(
-    model: ir.Model,
-    groups: list[LinearGroup],
-    sites: dict[str, Site],
-    inputs: "_SiteInputs",
-    slots: TokenSlots | None,
-) -> None:
-    graph = model.graph
-    columns_of_ranks = {path: column for column, path in enumerate(sites)}
-    for group in groups:
-        operator = replace(group.operator, has_slots=slots is not None)
-        function = lora_function(operator, graph.opset_imports[""])
-        model.functions[function.identifier()] = function
-        operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
-        for linear in group.linears:
-            operands += inputs.pair(sites[linear.path])
-        node = _node(group, operator, operands)
-        if operator.has_slots:
-            columns = [columns_of_ranks[linear.path] for linear in group.linears]
-            node.attributes[COLUMNS] = ir.AttrInt64s(COLUMNS, columns)
-        _insert(group, node)
-    graph.opset_imports[DOMAIN] = DOMAIN_VERSION
-    graph.sort()  # a node may stand before the last of the outputs that it adds to
-    NameFixPass()(model)  # a module that is called twice has two nodes
-
-
-class _SiteInputs:
-    """The two graph inputs of each site, made at the site's first call."""
-
-    def __init__(self, graph: ir.Graph, names: BindingNames, stack_rank: int | None) -> None:
-        self._graph, self._names, self._stack_rank = graph, names, stack_rank
-        self._made = {str(value.name): value for value in graph.inputs}
-
-    def pair(self, site: Site) -> tuple[ir.Value, ir.Value]:
-        return self._input(site, "A"), self._input(site, "B")
-
-    def _input(self, site: Site, factor: Factor) -> ir.Value:
-        name = self._names.binding(factor, site.path)
-        if name not in self._made:
-            rank = self._stack_rank or self._names.rank_symbol(site.path)
-            matrix = (site.k, rank) if factor == "A" else (rank, site.n)
-            dimensions = matrix if self._stack_rank is None else (SLOTS, *matrix)
-            value = ir.val(name, ir.DataType.from_numpy(storage_dtype(site.dtype)), dimensions)
-            self._graph.inputs.append(value)
-            self._made[name] = value
-        return self._made[name]
 
 
 def _node(group: LinearGroup, operator: Operator, operands: list[ir.Value]) -> ir.Node:
@@ -234,7 +202,7 @@ def _add_to_outputs(group: LinearGroup, node: ir.Node) -> None:
     gv.insert_behind(gv.graph_of(group.linears[0].node), group.outputs[-1], node)
 
 
-def _set_addends(node: ir.Node, addends: Sequence[ir.Value | None]) -> None:
+def _set_addends(node: ir.Node, addends: Sequence[ir.Value]) -> None:
     first = len(node.inputs)
     node.resize_inputs(first + len(addends))
     for index, value in enumerate(addends, start=first):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.plugins.contract.operators import DOMAIN, operator_named
+from trt_lora.plugins.contract.operators import operator_named
 
 
 class OptionalLoRA(ir.passes.InPlacePass):
@@ -39,8 +39,5 @@ class OptionalLoRA(ir.passes.InPlacePass):
 
 
 def _factors(node: ir.Node) -> list[ir.Value]:
-    operator = operator_named(node.op_type) if node.domain == DOMAIN else None
-    if operator is None or operator.has_slots:
-        return []
-    places = [place for site in range(operator.sites) for place in operator.factors(site)]
-    return [value for place in places if (value := node.inputs[place]) is not None]
+    operator = operator_named(node.op_type)
+    return [] if operator is None or operator.has_slots else gv.factors(node)
