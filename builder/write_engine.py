@@ -36,13 +36,7 @@ from trt_lora.runtime.generation.parameters.default_sampling import (
     GENERATION_FILE,
     default_sampling,
 )
-from trt_lora.runtime.manifest import (
-    MANIFEST_FILE,
-    ONNX_FILE,
-    PLAN_FILE,
-    Binding,
-    Manifest,
-)
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Binding, Manifest
 
 
 @dataclass(frozen=True)

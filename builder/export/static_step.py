@@ -56,10 +56,7 @@ class StaticStep(torch.nn.Module):
         optional = {"position_ids": positions} if self._takes_positions else {}
         with self._only(kept):
             out = getattr(self, WRAPPER_ATTRIBUTE)(
-                input_ids=input_ids,
-                past_key_values=cache,
-                use_cache=True,
-                **optional,
+                input_ids=input_ids, past_key_values=cache, use_cache=True, **optional
             )
         return out.logits[0], *cache.written
 

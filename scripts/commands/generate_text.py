@@ -21,12 +21,7 @@ from trt_lora.runtime import (
     stream_text,
 )
 from trt_lora.runtime.serving.generate import Completion
-from trt_lora.scripts.terminal.adapters import (
-    activate,
-    adapter_in_use,
-    adapter_paths,
-    manager_of,
-)
+from trt_lora.scripts.terminal.adapters import activate, adapter_in_use, adapter_paths, manager_of
 from trt_lora.scripts.terminal.answering_options import (
     STDIN,
     add_answering_options,

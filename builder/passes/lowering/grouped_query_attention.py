@@ -137,9 +137,7 @@ def _replace(
     _join_views(result)
 
 
-def _behind_rotary_embedding(
-    values: list[ir.Value],
-) -> tuple[list[ir.Value], list[ir.Value]]:
+def _behind_rotary_embedding(values: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
     """What is turned, and the tables that turn it; no tables where values are not turned alike."""
     nodes = [node for value in values if (node := value.producer()) is not None]
     if any(node.op_type != ROTARY_EMBEDDING for node in nodes) or len(nodes) != len(values):
