@@ -19,7 +19,7 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Binding, Manifest
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
-from trt_lora.scripts.bench.llama import llama_manifest
+from trt_lora.scripts.bench.llama import IdleEngine, llama_manifest
 from trt_lora.scripts.measuring.report import ResultRow
 
 VOCABULARY, MAX_LEN, STEPS = 49_152, 1024, 40  # the vocabulary is that of the demo's model
@@ -32,20 +32,12 @@ WAYS = {
 PEAKS = {"flat": 0.0, "peaked": 20.0}  # by how much one logit of a row is above the others
 
 
-@dataclass
-class StubEngine:
-    """`Executor` that answers with the same logits [rows, vocabulary], and times itself."""
+@dataclass(kw_only=True)
+class StubEngine(IdleEngine):
+    """Answers with the same logits [rows, vocabulary], and times itself."""
 
-    manifest: Manifest
     logits: Logits
     seconds: float = 0.0  # of all runs
-    memory: HostMemory = HostMemory()  # noqa: RUF009 # it holds nothing
-    rank_multiple: int = 1
-    input_names: tuple[str, ...] = ()
-    output_names: tuple[str, ...] = ()
-
-    def release_inputs(self) -> None:
-        """Nothing is kept."""
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Return logits of the places kept."""
@@ -77,7 +69,8 @@ def measure(
         tokenizer: makes text of the tokens; None makes none.
         steps: that count.
     """
-    engine = StubEngine(_manifest(count), random_logits(count, PEAKS[logits]))
+    always = random_logits(count, PEAKS[logits])
+    engine = StubEngine(_manifest(count), HostMemory(), logits=always)
     batch = Scheduler(engine, rows=count, tokenizer=tokenizer)
     sampling = replace(WAYS[way], max_tokens=steps + 2, ignore_eos=True)
     for _ in range(count):

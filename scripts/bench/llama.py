@@ -5,11 +5,11 @@ Nothing of the builder is imported here: a machine with a GPU need not have what
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trt_lora.plugins.contract.sites import BindingNames, Site
 from trt_lora.runtime.manifest import BaseModel, Manifest
 from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 LAYERS = 32
 
@@ -69,7 +69,7 @@ def llama_manifest(dtype: str) -> Manifest:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass
 class IdleEngine:
     """All that holders of adapters ask of an executor; it runs nothing."""
 
@@ -82,6 +82,6 @@ class IdleEngine:
     def release_inputs(self) -> None:
         """Nothing has run."""
 
-    def execute(self, tensor_map: object) -> Any:
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Nothing is run here."""
         raise NotImplementedError

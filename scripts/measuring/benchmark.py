@@ -2,14 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.json_file import check_types, read_json
-from trt_lora.scripts.measuring.made_by import made_by
 
 SCHEMA_VERSION = 1
 
@@ -71,6 +72,22 @@ def read_benchmark(path: Path) -> Benchmark:
     data = read_json(path)
     with made_by("trt-lora bench --export", path):
         return _parse(data)
+
+
+@contextmanager
+def made_by(command: str, path: Path) -> Iterator[None]:
+    """Refuse a file whose contents the block cannot take, and name the command that writes such.
+
+    Raises:
+        ConfigError: an item is missing, or of another type.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error!s:.500}"
+        raise ConfigError(
+            f"{path} is not what `{command}` writes: {what}; run it again, and pass its output"
+        ) from error
 
 
 def _parse(data: dict[str, Any]) -> Benchmark:

@@ -7,7 +7,7 @@ from typing import Any
 from trt_lora.builder.tensorrt.build_log import Kernel, Layout
 from trt_lora.runtime.files.json_file import check_types, read_json_list
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.scripts.measuring.made_by import made_by
+from trt_lora.scripts.measuring.benchmark import made_by
 from trt_lora.scripts.report.bars import Bar, Chart
 
 _MAX_BYTES = 64 << 20  # a hundred layers in four layouts
