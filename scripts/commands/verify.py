@@ -16,19 +16,7 @@ from trt_lora.scripts.terminal.adapters import activate, hub_path
 from trt_lora.scripts.terminal.answering_options import prompt_lines
 from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
-from trt_lora.scripts.verification.deltas import (
-    delta_errors,
-    delta_norm,
-    delta_problems,
-    engine_factors,
-    print_deltas,
-)
-from trt_lora.scripts.verification.logits import (
-    compared_logits,
-    has_tokenizer,
-    logit_problems,
-    print_logits,
-)
+from trt_lora.scripts.verification import deltas, logits
 from trt_lora.scripts.verification.tolerances import TOLERANCES, chosen_tolerance
 
 ADAPTER = "adapter"  # what the one adapter is called inside
@@ -73,17 +61,17 @@ def _verify(args: argparse.Namespace) -> None:
             reference = PeftReference(args.model, {ADAPTER: args.adapter}, engine.manifest.dtype)
         progress.stage("logits")
         rows = list(
-            compared_logits(
+            logits.compared_logits(
                 engine, manager, ADAPTER, reference, prompts, args.max_tokens, progress.turn
             )
         )
         progress.stage("deltas")
         activate(manager, ADAPTER)
-        ours = engine_factors(manager, engine.manifest)
-        errors = delta_errors(ours, reference.factors(ADAPTER))
-    problems += logit_problems(rows, limit)
-    problems += delta_problems(errors, tolerance.delta)
-    if not any(map(delta_norm, ours.values())):
+        ours = deltas.engine_factors(manager, engine.manifest)
+        errors = deltas.delta_errors(ours, reference.factors(ADAPTER))
+    problems += logits.logit_problems(rows, limit)
+    problems += deltas.delta_problems(errors, tolerance.delta)
+    if not any(map(deltas.delta_norm, ours.values())):
         problems.append("the adapter adds nothing at any site, so that nothing was verified")
     if args.json:
         print_json(
@@ -97,8 +85,8 @@ def _verify(args: argparse.Namespace) -> None:
             }
         )
     else:
-        print_logits(rows)
-        print_deltas(errors)
+        logits.print_logits(rows)
+        deltas.print_deltas(errors)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
@@ -134,7 +122,7 @@ def _other_base(engine: Engine, model: Path) -> Iterator[str]:
 
 
 def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
-    if not has_tokenizer(engine):
+    if not logits.has_tokenizer(engine):
         return [f"random ids {number} (no tokenizer)" for number in range(len(PROMPTS))]
     if args.prompts is None:
         return list(PROMPTS)

@@ -5,17 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trt_lora.builder.config import (
-    DEFAULT_MAX_INPUT_LEN,
-    DEFAULT_MAX_LORA_RANK,
-    DEFAULT_MAX_LORAS,
-    DEFAULT_MAX_SEQ_LEN,
-    DTYPES,
-    FLAVOUR_CHOICES,
-    LORA_MODE_CHOICES,
-    PLUGIN_CHOICES,
-    BuildConfig,
-)
+from trt_lora.builder import config
+from trt_lora.builder.config import BuildConfig
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.files.hub_cache import model_name
@@ -148,12 +139,12 @@ def _add_lora_options(add: Callable[..., object]) -> None:
         "--max-lora-rank",
         "RANK",
         "largest rank an adapter may have (default: that of --lora-dir, else "
-        f"{DEFAULT_MAX_LORA_RANK})",
+        f"{config.DEFAULT_MAX_LORA_RANK})",
     )
     _add_choice(
         add,
         "--lora-mode",
-        LORA_MODE_CHOICES,
+        config.LORA_MODE_CHOICES,
         "one adapter for all rows of a batch (single), or one for each (slots) "
         "(default: slots where --max-loras is given, else single)",
     )
@@ -162,7 +153,7 @@ def _add_lora_options(add: Callable[..., object]) -> None:
         "--max-loras",
         "SLOTS",
         "adapters in one batch, each row with its own (default: 0, which is one adapter for "
-        f"all rows; {DEFAULT_MAX_LORAS} with --lora-mode slots)",
+        f"all rows; {config.DEFAULT_MAX_LORAS} with --lora-mode slots)",
     )
     add(
         "--binding-names",
@@ -178,23 +169,23 @@ def _add_engine_options(add: Callable[..., object]) -> None:
         add,
         "--max-input-len",
         "TOKENS",
-        f"tokens of a prompt that one step takes (default: {DEFAULT_MAX_INPUT_LEN}, or "
+        f"tokens of a prompt that one step takes (default: {config.DEFAULT_MAX_INPUT_LEN}, or "
         "--max-seq-len if that is less)",
     )
     _add_number(
         add,
         "--max-seq-len",
         "TOKENS",
-        f"tokens of prompt and answer together (default: {DEFAULT_MAX_SEQ_LEN}, or twice "
+        f"tokens of prompt and answer together (default: {config.DEFAULT_MAX_SEQ_LEN}, or twice "
         "--max-input-len if that is more, or the model's positions if those are fewer)",
     )
-    _add_choice(add, "--dtype", DTYPES, "of weights and activations (default: %(default)s)")
+    _add_choice(add, "--dtype", config.DTYPES, "of weights and activations (default: %(default)s)")
     what = "auto takes what is installed; none makes the ONNX file only (default: %(default)s)"
-    _add_choice(add, "--flavour", FLAVOUR_CHOICES, what)
+    _add_choice(add, "--flavour", config.FLAVOUR_CHOICES, what)
     _add_choice(
         add,
         "--lora-plugin",
-        PLUGIN_CHOICES,
+        config.PLUGIN_CHOICES,
         "plugin: one kernel of ours for linears that read one x; native: matrix products of "
         "TensorRT's; aot: the plugin inside the plan, so that it runs without Python (full "
         "TensorRT 10.10 or newer); auto: plugin where the flavour can, else native "

@@ -10,10 +10,7 @@ from trt_lora.scripts.terminal.console import print_table
 
 def print_sites(listing: SiteList, *, verbose: bool) -> None:
     """Print a line a kind of linear, or, with `verbose`, a line a linear; the last line counts."""
-    if verbose:
-        _print_all(listing)
-    else:
-        _print_kinds(listing)
+    (_print_all if verbose else _print_kinds)(listing)
     print(f"{len(listing.sites)} sites, {len(listing.left_alone)} left alone")
 
 

@@ -16,7 +16,7 @@ from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.verification.teacher_forcing import forced_logits
+from trt_lora.scripts.verification.logits import forced_logits
 
 pytestmark = pytest.mark.gpu
 
