@@ -14,6 +14,8 @@ from trt_lora.runtime.generation.logits.process_logits import processed
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import choose, next_keys
 
+pytestmark = pytest.mark.needs_torch
+
 VOCABULARY = 23
 KEYS = next_keys(np.random.default_rng(0), 4000)
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=12)
