@@ -1,4 +1,4 @@
-"""Pass that leaves the length of a static cache to whoever runs the graph.
+"""Pass that leaves the length of a static cache open.
 
 1. The cache's inputs and outputs have a symbol where the engine's max_seq_len stands.
 

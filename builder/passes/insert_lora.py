@@ -27,7 +27,7 @@ from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.builder.passes.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
 from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN, DOMAIN_VERSION, Operator
-from trt_lora.plugins.contract.sites import BindingNames, Site
+from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Site
 from trt_lora.plugins.contract.slots import SLOTS
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime.memory.dtypes import storage_dtype
@@ -135,7 +135,8 @@ class InsertLoRA(ir.passes.InPlacePass):
         """The two graph inputs of a site, made at its first call."""
         made = {value.name: value for value in graph.inputs}
         rank = self.stack_rank or self.names.rank_symbol(site.path)
-        for factor, matrix in (("A", (site.k, rank)), ("B", (rank, site.n))):
+        for factor in FACTORS:
+            matrix = (site.k, rank) if factor == "A" else (rank, site.n)
             name = self.names.binding(factor, site.path)
             if name not in made:
                 sizes = matrix if self.stack_rank is None else (SLOTS, *matrix)

@@ -24,7 +24,7 @@ from trt_lora.scripts.terminal.printing import print_json
 
 MOST = 10_000  # folders to look into: five seconds where their names are in memory
 EVERY = 1_000  # of them, say where it is
-_KERNELS = ("/dev", "/proc", "/sys")  # nobody's files; not worth a note
+_KERNELS = ("/dev", "/proc", "/sys")  # no files of a user; not worth a note
 
 _ENGINES = ("engine", "base model", "dtype", "plan", "ranks", "adapters", "rows", "tokens", "MB")
 _ADAPTERS = ("adapter", "base model", "dtype", "ranks", "sites")

@@ -16,10 +16,10 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class ContestantTimes:
-    """What one contestant took for one workload; ratios are to the base model, round by round."""
+class VariantTimes:
+    """What one variant took for one workload; ratios are to the base model, round by round."""
 
-    contestant: str
+    contestant: str  # as the file calls a variant
     rank: int  # 0: the base model
     first_token_ms: float  # median of the rounds
     first_token_ratio: float
@@ -37,13 +37,13 @@ class ContestantTimes:
 
 @dataclass(frozen=True)
 class WorkloadTimes:
-    """One workload, and all contestants, the base model first."""
+    """One workload, and all variants, the base model first."""
 
     rows: int
     prompt_tokens: int
     new_tokens: int
     rounds: int
-    contestants: tuple[ContestantTimes, ...]
+    contestants: tuple[VariantTimes, ...]
 
 
 @dataclass(frozen=True)
@@ -100,5 +100,5 @@ def _parse(data: dict[str, Any]) -> Benchmark:
 
 
 def _workload(item: dict[str, Any]) -> WorkloadTimes:
-    contestants = tuple(ContestantTimes(**times) for times in item["contestants"])
+    contestants = tuple(VariantTimes(**times) for times in item["contestants"])
     return WorkloadTimes(**{**item, "contestants": contestants})

@@ -27,7 +27,7 @@ def polygraphy_errors() -> Iterator[None]:
         message = f"{error.strerror or error}: {error.filename}"
     else:
         return
-    G_LOGGER.critical(message)  # raises PolygraphyException, whose context nobody needs to see
+    G_LOGGER.critical(message)  # raises PolygraphyException, whose context says no more
 
 
 class LoraInputs(list[Inputs]):

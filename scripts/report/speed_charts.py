@@ -1,4 +1,4 @@
-"""Charts of times: of a benchmark's contestants, and of other ways to run an adapter."""
+"""Charts of times: of a benchmark's variants, and of other ways to run an adapter."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Contestants of a benchmark: the base model, adapters, and random adapters of several ranks."""
+"""Variants of a benchmark: the base model, adapters, and random adapters of several ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ BASE, MIXED = "(base)", "(another in every row)"
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Variant:
     """Who answers, and the size of its adapter; of several in a batch, the largest."""
 
     name: str
@@ -28,25 +28,25 @@ class Contestant:
     nbytes: int = 0  # of A and B in the executor
 
 
-class Contest(Protocol):
-    """An engine with all contestants loaded."""
+class BenchmarkRun(Protocol):
+    """An engine with all variants loaded."""
 
     @property
-    def contestants(self) -> tuple[Contestant, ...]:
+    def variants(self) -> tuple[Variant, ...]:
         """The base model first."""
         ...
 
-    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
-        """Return a batch without sequences, which the contestant answers from now on."""
+    def batch(self, variant: Variant, rows: int) -> Scheduler:
+        """Return a batch without sequences, which the variant answers from now on."""
         ...
 
-    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
+    def adapter_of(self, variant: Variant, row: int) -> str | None:
         """Return what `Scheduler.submit` is to be given for a row."""
         ...
 
 
-class SharedContest:
-    """`Contest` of an engine that takes one adapter at a time."""
+class SharedRun:
+    """`BenchmarkRun` of an engine that takes one adapter at a time."""
 
     def __init__(self, engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> None:
         """Load them.
@@ -62,13 +62,13 @@ class SharedContest:
             self._manager.load_weights(name, path)
         for rank in ranks:
             self._manager.add_weights(_random_name(rank), random_weights(engine.manifest, rank))
-        loaded = [_contestant(name, self._manager.get_coverage(name)) for name in names]
-        self.contestants: tuple[Contestant, ...] = (Contestant(BASE), *loaded)
+        loaded = [_variant(name, self._manager.get_coverage(name)) for name in names]
+        self.variants: tuple[Variant, ...] = (Variant(BASE), *loaded)
 
-    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
-        """Switch; a static cache stays for the next contestant."""
-        if contestant.adapters:
-            self._manager.switch_weights(contestant.name)
+    def batch(self, variant: Variant, rows: int) -> Scheduler:
+        """Switch; a static cache stays for the next variant."""
+        if variant.adapters:
+            self._manager.switch_weights(variant.name)
         else:
             self._manager.reset_weights()
         if rows not in self._batches:
@@ -76,14 +76,14 @@ class SharedContest:
         self._batches[rows].use_active_adapter()
         return self._batches[rows]
 
-    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
+    def adapter_of(self, variant: Variant, row: int) -> str | None:
         """None: all rows have the active one."""
-        del contestant, row
+        del variant, row
         return None
 
 
-class SlotContest:
-    """`Contest` of an engine with slots; rows with another adapter each are one more contestant."""
+class SlotRun:
+    """`BenchmarkRun` of an engine with slots; rows with an adapter each are one more variant."""
 
     def __init__(self, engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> None:
         """Load them to host memory.
@@ -100,24 +100,24 @@ class SlotContest:
             adapter = Adapter(_random_name(rank), {n: weight_of(n, w) for n, w in weights.items()})
             self._adapters.add_adapter(_random_name(rank), adapter)
         loaded = [
-            _contestant(name, self._adapters.get_coverage(name)) for name in self._adapters.names
+            _variant(name, self._adapters.get_coverage(name)) for name in self._adapters.names
         ]
         together = loaded[-engine.manifest.max_loras :]  # random ones, and trained ones if need be
-        self.contestants: tuple[Contestant, ...] = (Contestant(BASE), *loaded)
+        self.variants: tuple[Variant, ...] = (Variant(BASE), *loaded)
         if len(together) > 1:
-            self.contestants += (_mixed(together),)
+            self.variants += (_mixed(together),)
 
-    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
-        """Bring its adapters into slots; the cache stays for the next contestant."""
-        for name in contestant.adapters[:rows]:
+    def batch(self, variant: Variant, rows: int) -> Scheduler:
+        """Bring its adapters into slots; the cache stays for the next variant."""
+        for name in variant.adapters[:rows]:
             self._adapters.activate(name)
         if rows not in self._batches:
             self._batches = {rows: whole_prompts(self._engine, rows, adapters=self._adapters)}
         return self._batches[rows]
 
-    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
+    def adapter_of(self, variant: Variant, row: int) -> str | None:
         """Its adapters, in turn."""
-        names = contestant.adapters
+        names = variant.adapters
         return names[row % len(names)] if names else None
 
 
@@ -139,8 +139,8 @@ def whole_prompts(
     )
 
 
-def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> Contest:
-    """Return the contest of an engine.
+def run_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> BenchmarkRun:
+    """Return the run of an engine.
 
     Args:
         engine: a running engine.
@@ -156,7 +156,7 @@ def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ..
         if name in own:
             raise ConfigError(f"the name {name!r} is the benchmark's own; give the adapter another")
     has_slots = engine.manifest.max_loras
-    kind = SlotContest if has_slots else SharedContest
+    kind = SlotRun if has_slots else SharedRun
     return kind(engine, paths, ranks)
 
 
@@ -164,13 +164,13 @@ def _random_name(rank: int) -> str:
     return f"random, rank {rank}"
 
 
-def _contestant(name: str, coverage: Coverage | None) -> Contestant:
+def _variant(name: str, coverage: Coverage | None) -> Variant:
     assert coverage is not None  # an engine is bound
     rank = max((site.rank for site in coverage.sites), default=0)
-    return Contestant(name, (name,), rank, coverage.nbytes)
+    return Variant(name, (name,), rank, coverage.nbytes)
 
 
-def _mixed(together: list[Contestant]) -> Contestant:
-    names = tuple(contestant.name for contestant in together)
-    rank = max(contestant.rank for contestant in together)
-    return Contestant(MIXED, names, rank, sum(contestant.nbytes for contestant in together))
+def _mixed(together: list[Variant]) -> Variant:
+    names = tuple(variant.name for variant in together)
+    rank = max(variant.rank for variant in together)
+    return Variant(MIXED, names, rank, sum(variant.nbytes for variant in together))
