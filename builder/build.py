@@ -1,10 +1,10 @@
 """Build an engine directory, or list its LoRA sites; fail fast on bad options."""
 
 import os
+import shutil
 from pathlib import Path
 
 from trt_lora.builder.checks.check_model import check_model
-from trt_lora.builder.checks.room import check_room
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.progress import NoProgress, Progress
 from trt_lora.builder.resolved import ResolvedBuild
@@ -38,7 +38,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
     progress = progress or NoProgress()
     _check_output(config)
     build = _resolve(config, progress)
-    check_room(config, build.model.weight_bytes, build.flavour is not None)
+    _check_room(config, build.model.weight_bytes, has_plan=build.flavour is not None)
     with extra("export", "building an engine"):
         from trt_lora.builder.write_engine import write_engine
     with publish_directory(config.output, lambda path: _may_replace(config, path)) as work:
@@ -79,11 +79,30 @@ def _check_output(config: BuildConfig) -> None:
 
 def _may_replace(config: BuildConfig, output: Path) -> bool:
     """Return whether the output may be replaced: an engine or an empty folder, only with force."""
-    return config.force and ((output / MANIFEST_FILE).is_file() or _is_empty(output))
+    if not config.force or (output / MANIFEST_FILE).is_file():
+        return config.force
+    return output.is_dir() and not any(output.iterdir())
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
+def _check_room(config: BuildConfig, weight_bytes: int, *, has_plan: bool) -> None:
+    """Refuse a build whose weights alone would not fit beside its output.
+
+    What stands at the output is replaced in the end, so both are there for a while. The graph, the
+    plan's kernels and the tokenizer are not counted.
+    """
+    output = config.output
+    # The end of the path may not be there yet.
+    there = next((path for path in (output, *output.absolute().parents) if path.is_dir()), output)
+    needed, free = weight_bytes * (2 if has_plan else 1), shutil.disk_usage(there).free
+    if free < needed:
+        plan = " and a plan of them" if has_plan else ""
+        cures = ["make room", "choose another --output"]
+        cures += ["pass --dtype float16"] if config.dtype == "float32" else []
+        cures += ["pass --flavour none"] if has_plan else []
+        raise ConfigError(
+            f"{output} takes at least {needed / 1e6:.1f} MB (weights in {config.dtype}"
+            f"{plan}), {free / 1e6:.1f} MB are free there; {', '.join(cures[:-1])} or {cures[-1]}"
+        )
 
 
 def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:

@@ -13,12 +13,7 @@ from trt_lora.plugins.errors import LoRAError, ModelError
 from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.manifest import (
-    ONNX_CPU_FILE,
-    ONNX_FILE,
-    ONNX_WEIGHTS_FILE,
-    Manifest,
-)
+from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import free_host_memory
 

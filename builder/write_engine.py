@@ -2,10 +2,9 @@
 
 import gc
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -16,6 +15,7 @@ from trt_lora.builder.checks.check_model import CheckedModel
 from trt_lora.builder.checks.meta_model import head_path
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.export.causal_lm import export_causal_lm
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.progress import Progress
@@ -23,13 +23,12 @@ from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.save_graphs import save_graphs
 from trt_lora.builder.tensorrt.compile import Compiler
-from trt_lora.builder.tensorrt.profiles import make_profiles
+from trt_lora.builder.tensorrt.profiles import Profiles, make_profiles
 from trt_lora.builder.trial_step import try_onnx_files
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.contract.step import CACHE, NEW_CACHE
 from trt_lora.plugins.errors import AdapterError, ConfigError
-from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.base_check import compare_copies
 from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import file_record
@@ -37,14 +36,7 @@ from trt_lora.runtime.generation.parameters.default_sampling import (
     GENERATION_FILE,
     default_sampling,
 )
-from trt_lora.runtime.manifest import (
-    MANIFEST_FILE,
-    ONNX_FILE,
-    PLAN_FILE,
-    Binding,
-    Manifest,
-    Range,
-)
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Binding, Manifest
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     manifest = Manifest(
         base_model=replace(describe(model.checkpoint, model.config), embeddings=embeddings),
         binding_names=config.binding_names,
-        sites=tuple(_with_parts(site, model.config) for site in sites),
+        sites=tuple(replace(s, parts=output_widths(model.config, s.path, s.n)) for s in sites),
         inputs=inputs,
         outputs=outputs,
         profiles=profiles,
@@ -108,11 +100,8 @@ def _save(
     ClearMetadata()(graph.model)
     save_graphs(graph.model, work)
     values = graph.model.graph
-    return graph.inserted.sites, _bindings(values.inputs), _bindings(values.outputs)
-
-
-def _with_parts(site: Site, model_config: Any) -> Site:
-    return replace(site, parts=output_widths(model_config, site.path, site.n))
+    inputs, outputs = map(_binding, values.inputs), map(_binding, values.outputs)
+    return graph.inserted.sites, tuple(inputs), tuple(outputs)
 
 
 def make_graph(
@@ -129,7 +118,8 @@ def make_graph(
     model = load_model(checked.checkpoint, config.dtype)
     embeddings = embedding_hashes(checked.checkpoint, model)
     for adapter in lora.adapters:
-        _check_copies(adapter, embeddings)
+        for name, reason in compare_copies(adapter, embeddings)[1].items():
+            raise AdapterError(f"{adapter.source}: {name} cannot be used: {reason}")
     progress.stage("export")
     exported = export_causal_lm(model, checked.lengths.max_seq_len)
     progress.stage("insert")
@@ -140,29 +130,16 @@ def make_graph(
     return Graph(exported.model, inserted, embeddings)
 
 
-def _check_copies(adapter: Adapter, embeddings: Mapping[str, BaseWeight]) -> None:
-    for name, reason in compare_copies(adapter, embeddings)[1].items():
-        raise AdapterError(f"{adapter.source}: {name} cannot be used: {reason}")
-
-
-def _bindings(values: Iterable[ir.Value]) -> tuple[Binding, ...]:
-    return tuple(_binding(value) for value in values)
-
-
 def _binding(value: ir.Value) -> Binding:
-    assert value.shape is not None  # the export names them all
-    assert value.dtype is not None
-    shape = tuple(size if isinstance(size, int) else str(size.value) for size in value.shape)
+    sizes, dtype = gv.present(value.shape), gv.present(value.dtype)
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in sizes)
     name = str(value.name)
     in_place_of = CACHE + name.removeprefix(NEW_CACHE) if name.startswith(NEW_CACHE) else ""
-    return Binding(name, value.dtype.numpy().name, shape, in_place_of)
+    return Binding(name, dtype.numpy().name, shape, in_place_of)
 
 
 def _compile(
-    build: ResolvedBuild,
-    work: Path,
-    profiles: Mapping[str, Mapping[str, Range]],
-    progress: Progress,
+    build: ResolvedBuild, work: Path, profiles: Profiles, progress: Progress
 ) -> dict[str, str]:
     flavour = build.flavour
     if flavour is None:

@@ -29,14 +29,17 @@ def embedding_hashes(checkpoint: Checkpoint, model: Any) -> dict[str, BaseWeight
     """
     wanted = dict(_embeddings(model))
     prefix = f"{model.base_model_prefix}."
-    found = dict[str, BaseWeight]()
-    for file in checkpoint.headers:
-        for name, stored in read_weights(file):
-            spellings = {name, prefix + name, name.removeprefix(prefix)}
-            paths = [path for path, names in wanted.items() if names & spellings]
-            if paths and not found.keys() >= {*paths}:
-                found |= dict.fromkeys(paths, _hashed(stored))
-    return found
+
+    def paths_of(name: str) -> list[str]:
+        spellings = {name, prefix + name, name.removeprefix(prefix)}
+        return [path for path, names in wanted.items() if names & spellings]
+
+    return {
+        path: hashes
+        for file in checkpoint.headers
+        for name, stored in read_weights(file, paths_of)
+        for path, hashes in dict.fromkeys(paths_of(name), _hashed(stored)).items()
+    }
 
 
 def _embeddings(model: Any) -> Iterator[tuple[str, set[str]]]:

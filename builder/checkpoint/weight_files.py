@@ -4,7 +4,7 @@ import math
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,16 +104,18 @@ def stored_dtype(weights: Iterable[StoredWeight]) -> str:
     return commonest if commonest in _FLOAT_NAMES.values() else "float32"
 
 
-def read_weights(path: Path) -> "Iterator[tuple[str, torch.Tensor]]":
-    """Yield the weights of a file whose header has been read, one at a time."""
+def read_weights(
+    path: Path, is_wanted: Callable[[str], object] = lambda _: True
+) -> "Iterator[tuple[str, torch.Tensor]]":
+    """Yield the weights of a file whose header has been read, one at a time, by name."""
     import torch
 
     if path.suffix == _SAFETENSORS:
         with safetensors.safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                yield name, file.get_tensor(name)
+            yield from ((name, file.get_tensor(name)) for name in filter(is_wanted, file.keys()))
     else:
-        yield from torch.load(path, mmap=zipfile.is_zipfile(path), weights_only=True).items()
+        weights = torch.load(path, mmap=zipfile.is_zipfile(path), weights_only=True)
+        yield from ((name, weights[name]) for name in filter(is_wanted, weights))
 
 
 def _read_safetensors(path: Path) -> Iterator[StoredWeight]:

@@ -13,11 +13,11 @@ POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, an
 
 _QUANTISATION = ("quantization_config", "compression_config")
 
-_STATE = "layers keep a state (state space or linear attention), not keys and values"
+STATE = "layers keep a state (state space or linear attention), not keys and values"
 EXPERTS = "it is a mixture of experts"
 # They take masks or positions from one length for all rows of a KV cache.
 _ONE_LENGTH_TYPES = ("gpt_neo", "moss_transcribe_diarize", "roformer")
-_ENCODER = "its layers attend to an encoder (cross attention)"
+ENCODER = "its layers attend to an encoder (cross attention)"
 _ENCODER_TYPES = (
     *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp"),
     *("pegasus", "plbart", "prophetnet", "trocr", "whisper"),
@@ -42,8 +42,8 @@ REFUSED_TYPES: Mapping[str, str] = {
     "xlm": "it has no cache of keys and values",
     "xlnet": "it is not a decoder, and its cache holds hidden states",
     **dict.fromkeys(_ONE_LENGTH_TYPES, "rows of different lengths change each other's answers"),
-    **dict.fromkeys(_ENCODER_TYPES, _ENCODER),
-    **dict.fromkeys(_STATEFUL_TYPES, _STATE),
+    **dict.fromkeys(_ENCODER_TYPES, ENCODER),
+    **dict.fromkeys(_STATEFUL_TYPES, STATE),
     **dict.fromkeys(_EXPERT_TYPES, EXPERTS),
 }
 

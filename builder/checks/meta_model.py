@@ -11,13 +11,7 @@ from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.export.torch_modules import first_position, module_linears
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.suppress_output import suppress_output
-from trt_lora.builder.targets import (
-    LeftAlone,
-    SiteList,
-    Targets,
-    check_targets_matched,
-    not_linear,
-)
+from trt_lora.builder.targets import LeftAlone, SiteList, Targets, check_targets_matched, not_linear
 from trt_lora.plugins.contract.sites import Site
 
 _untyped: Any = AutoModelForCausalLM

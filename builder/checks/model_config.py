@@ -73,7 +73,7 @@ def _check_choices(path: Path, config: Any) -> None:
                 f"{path}: {key} is {shown(name)}, an activation that transformers does not have; "
                 f"it has {', '.join(sorted(ACT2FN))}"
             )
-    for rope in _ropes(getattr(config, "rope_parameters", None)):
+    for rope in ropes(getattr(config, "rope_parameters", None)):
         _check_rope(path, rope)
 
 
@@ -94,8 +94,8 @@ def _check_rope(path: Path, rope: Mapping[str, Any]) -> None:
         raise ModelError(f"{path}: the rope's factor is {shown(factor)}, expected a number")
 
 
-def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
-    """The parameters of every layer type, or those of all."""
+def ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the rope parameters of every type of layer, or those of all."""
     if isinstance(parameters, Mapping):
         nested = [value for value in parameters.values() if isinstance(value, Mapping)]
         yield from nested or [parameters]

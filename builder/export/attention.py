@@ -66,24 +66,11 @@ def _attention(
             version=1,
         )
     else:
-        attended = _written_out(query, key, value, attention_mask, scale, softcap)
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = torch.matmul(query * scale, key.transpose(2, 3))
+        scores = torch.tanh(scores / softcap) * softcap if softcap else scores
+        attended = torch.matmul(torch.softmax(scores + attention_mask, dim=-1), value)
     return attended.transpose(1, 2), None
-
-
-def _written_out(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Return attention [batch, heads, s, e] in matrix products; arguments as in `_attention`."""
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-    scores = torch.matmul(query * scale, key.transpose(2, 3))
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    return torch.matmul(torch.softmax(scores + mask, dim=-1), value)
 
 
 def _mask(

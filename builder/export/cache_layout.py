@@ -1,5 +1,7 @@
 """Sizes of a model's KV cache, layer by layer."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +11,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from trt_lora.builder.model_errors import one_line, unsupported
 from trt_lora.builder.suppress_output import suppress_output
 
-NEXT_STEP = "docs/supported-models.md lists the architectures that can be built"
-REASON_CHARACTERS = 200
-
+_NEXT_STEP = "docs/supported-models.md lists the architectures that can be built"
 _PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
@@ -29,6 +29,16 @@ class CacheLayout:
         return [torch.empty(batch, self.heads, length, dim, dtype=dtype) for dim in dims]
 
 
+@contextmanager
+def failing(failure: str, only: type[Exception] = Exception) -> Iterator[None]:
+    """Run torch without its own output; what it raises is a ModelError with the root cause."""
+    with (
+        one_line(failure, _NEXT_STEP, only=only, show_root_cause=True, most_characters=200),
+        suppress_output(),
+    ):
+        yield
+
+
 def cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
     """Run one token through the model and look, since configs name these sizes in many ways.
 
@@ -36,13 +46,7 @@ def cache_layouts(model: Any) -> tuple[CacheLayout, ...]:
         ModelError: the model cannot be run, or has another kind of cache.
     """
     name, token = type(model).__name__, torch.zeros(1, 1, dtype=torch.long)
-    running = one_line(
-        f"{name} cannot be run on a token",
-        NEXT_STEP,
-        show_root_cause=True,
-        most_characters=REASON_CHARACTERS,
-    )
-    with running, suppress_output(), torch.no_grad():
+    with failing(f"{name} cannot be run on a token"), torch.no_grad():
         out = model(input_ids=token, attention_mask=torch.ones_like(token), use_cache=True)
     layers = getattr(getattr(out, "past_key_values", None), "layers", ())
     if not layers or not all(type(layer) in _PLAIN_LAYERS for layer in layers):

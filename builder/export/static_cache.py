@@ -32,14 +32,14 @@ class RowCache(Cache):
             bound: positions looked at, as many as the longest row has after the step at least.
             new_tokens: of every row.
         """
-        past = bound - new_tokens
-        super().__init__(layers=[_RowLayer(pair, lengths, bound, past) for pair in caches])
+        self._rows = [_RowLayer(pair, lengths, bound, bound - new_tokens) for pair in caches]
+        super().__init__(layers=list(self._rows))
         self._offsets = lengths[:, None, None, None]
 
     @property
     def written(self) -> list[torch.Tensor]:
         """The caches after the step: keys and values of every layer."""
-        return [tensor for layer in self.layers for tensor in layer.pair]
+        return [tensor for row in self._rows for tensor in row.pair]
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         """Return the first new position of each row [batch, 1, 1, 1], for the mask function."""

@@ -16,7 +16,7 @@ from trt_lora.builder.export.static_cache import RowCache
 from trt_lora.builder.export.torch_modules import first_position
 from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE
 from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
-from trt_lora.runtime.generation.decoding.step_inputs import BATCH, KEPT, TOKEN_SHAPES, cache_names
+from trt_lora.runtime.generation.decoding.step_inputs import BATCH, TOKEN_SHAPES, cache_names
 
 
 class StaticStep(torch.nn.Module):
@@ -34,7 +34,7 @@ class StaticStep(torch.nn.Module):
         set_attention(model, ATTENTION)
         setattr(self, WRAPPER_ATTRIBUTE, model)
         self.layouts, self.dtype, self._max_len = layouts, model.dtype, max_len
-        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._first_position = first_position(model)
         self.input_names = [*TOKEN_SHAPES, *cache_names(CACHE, len(layouts))]
         self.output_names = [LOGITS, *cache_names(NEW_CACHE, len(layouts))]
@@ -53,13 +53,10 @@ class StaticStep(torch.nn.Module):
         if self._first_position:
             positions = positions + self._first_position
         cache = RowCache(caches, lengths, bound.shape[0], new_tokens)
-        optional = {"position_ids": positions}
+        optional = {"position_ids": positions} if self._takes_positions else {}
         with self._only(kept):
             out = getattr(self, WRAPPER_ATTRIBUTE)(
-                input_ids=input_ids,
-                past_key_values=cache,
-                use_cache=True,
-                **{name: value for name, value in optional.items() if name in self._takes},
+                input_ids=input_ids, past_key_values=cache, use_cache=True, **optional
             )
         return out.logits[0], *cache.written
 
@@ -93,14 +90,6 @@ class StaticStep(torch.nn.Module):
         )
 
     def dynamic_shapes(self) -> tuple[Any, ...]:
-        """Return which dimensions of the example inputs vary."""
-        dynamic = torch.export.Dim.DYNAMIC
-        first = {0: dynamic}
-        caches = [[first, first] for _ in self.layouts]
-        return ({0: dynamic, 1: dynamic}, first, first, first, caches)
-
-    def dimensions(self, name: str) -> tuple[str | None, ...]:
-        """Return the names of the dimensions of an input or output; None where it is a number."""
-        if name in TOKEN_SHAPES:
-            return TOKEN_SHAPES[name]
-        return (KEPT, None) if name == LOGITS else (BATCH, None, None, None)
+        """Return the names of those dimensions of the example inputs that vary."""
+        tokens = [dict(enumerate(shape)) for shape in TOKEN_SHAPES.values()]
+        return *tokens, [[{0: BATCH}, {0: BATCH}] for _ in self.layouts]

@@ -1,4 +1,4 @@
-"""Pass that leaves the length of a static cache to whoever runs the graph.
+"""Pass that leaves the length of a static cache open.
 
 1. The cache's inputs and outputs have a symbol where the engine's max_seq_len stands.
 
@@ -7,6 +7,7 @@ For ONNX Runtime alone: TensorRT writes in place to a cache of one length.
 
 import onnx_ir as ir
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.plugins.contract.step import CACHE, NEW_CACHE
 
 _LENGTH = "cache_length"
@@ -23,6 +24,6 @@ class FreeCacheLength(ir.passes.InPlacePass):
             if str(value.name).startswith((CACHE, NEW_CACHE))
         ]
         for value in values:
-            assert value.shape is not None  # the export names them all
-            value.shape = ir.Shape([*value.shape[:2], _LENGTH, value.shape[3]])
+            batch, heads, _, width = gv.present(value.shape)
+            value.shape = ir.Shape([batch, heads, _LENGTH, width])
         return ir.passes.PassResult(model, modified=bool(values))

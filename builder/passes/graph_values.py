@@ -1,10 +1,15 @@
 """What passes ask of values, and how they make nodes and put them in the place of others."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
+
+from trt_lora.plugins.contract.operators import DOMAIN, operator_named
+
+T = TypeVar("T")
 
 
 def require(holds: bool, fault: str) -> None:
@@ -36,10 +41,10 @@ def graph_input(model: ir.Model, name: str) -> ir.Value:
     return next(value for value in model.graph.inputs if value.name == name)
 
 
-def present(value: ir.Value | None) -> ir.Value:
-    """Return an operand that the exporter never leaves out."""
-    assert value is not None
-    return value
+def present(thing: T | None) -> T:
+    """Return an operand, a type or a shape that the exporter never leaves out."""
+    assert thing is not None
+    return thing
 
 
 def has_size(value: ir.Value | None, axis: int) -> bool:
@@ -50,8 +55,7 @@ def has_size(value: ir.Value | None, axis: int) -> bool:
 
 def size_of(value: ir.Value, axis: int) -> int:
     """Return a size that is a number in every export: heads, widths, the length of a cache."""
-    assert value.shape is not None
-    size = value.shape[axis]
+    size = present(value.shape)[axis]
     assert isinstance(size, int)
     return size
 
@@ -60,6 +64,13 @@ def number(value: ir.Value | None) -> float | None:
     """Return the number that a value holds; None where it is not one number."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
+
+
+def factors(node: ir.Node) -> list[ir.Value]:
+    """Return every A and B that a node reads, pair by pair; none where it is no LoRA node."""
+    operator = operator_named(node.op_type) if node.domain == DOMAIN else None
+    pairs = [operator.factors(site) for site in range(operator.sites)] if operator else []
+    return [present(node.inputs[place]) for pair in pairs for place in pair]
 
 
 def constant(tape: Tape, value: object) -> ir.Value:
@@ -77,11 +88,31 @@ def unnamed(tape: Tape) -> Sequence[ir.Node]:
     return tape.nodes
 
 
+def graph_of(node: ir.Node) -> ir.Graph:
+    """Return the main graph, in which a node is."""
+    assert isinstance(node.graph, ir.Graph)
+    return node.graph
+
+
+def insert_behind(graph: ir.Graph, value: ir.Value, nodes: ir.Node | Sequence[ir.Node]) -> None:
+    """Put nodes behind what makes a value; of an input, before all others."""
+    if (producer := value.producer()) is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(producer, nodes)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Make all that read `old`, or return it, read `new`; an output of the graph keeps its name."""
+    if old.is_graph_output():
+        new.name, old.name = old.name, new.name
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+
+
 def replace_node(node: ir.Node, nodes: Sequence[ir.Node], result: ir.Value) -> None:
     """Put `nodes` in the place of `node`, and `result` in that of its first output."""
     result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
-    graph = node.graph
-    assert isinstance(graph, ir.Graph)
+    graph = graph_of(node)
     graph.insert_before(node, nodes)
     ir.convenience.replace_all_uses_with(node.outputs[0], result)
     graph.remove(node, safe=True)

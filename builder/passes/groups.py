@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.linears import Linear, behind_identity
 from trt_lora.plugins.contract.operators import Operator
 from trt_lora.plugins.contract.sites import MAX_SITES
@@ -39,9 +40,9 @@ class Operand(NamedTuple):
     position: int
 
     @property
-    def value(self) -> ir.Value | None:
+    def value(self) -> ir.Value:
         """The value that the node reads there."""
-        return self.node.inputs[self.position]
+        return gv.present(self.node.inputs[self.position])
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _group(linears: Sequence[Linear]) -> LinearGroup:
 
 def _behind_bias(y: ir.Value) -> ir.Value:
     other = _added(y)
-    if other is None or other.value is None or other.value.const_value is None:
+    if other is None or other.value.const_value is None:
         return y
     return other.node.outputs[0]
 
@@ -94,7 +95,7 @@ def _behind_bias(y: ir.Value) -> ir.Value:
 def _residual(y: ir.Value) -> Operand | None:
     """The other addend of y, if it is not computed from y and has its type and shape."""
     other = _added(y)
-    if other is None or other.value is None or other.value.const_value is not None:
+    if other is None or other.value.const_value is not None:
         return None
     same_type = other.value.dtype == y.dtype
     return other if same_type and _same_shape(other.value, y) else None

@@ -18,20 +18,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.builder.passes.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
-from trt_lora.plugins.contract.operators import (
-    COLUMNS,
-    DOMAIN,
-    DOMAIN_VERSION,
-    Operator,
-    operator_named,
-)
-from trt_lora.plugins.contract.sites import BindingNames, Factor, Site
+from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN, DOMAIN_VERSION, Operator
+from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Site
 from trt_lora.plugins.contract.slots import SLOTS
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime.memory.dtypes import storage_dtype
@@ -58,11 +54,11 @@ class InsertLoRA(ir.passes.InPlacePass):
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there."""
-        if not has_module_paths(model):
-            raise ir.passes.PreconditionError(
-                "the graph carries no module paths (pkg.torch.onnx.name_scopes): "
-                "insert LoRA before a pass that strips metadata"
-            )
+        gv.require(
+            has_module_paths(model),
+            "the graph carries no module paths (pkg.torch.onnx.name_scopes): "
+            "insert LoRA before a pass that strips metadata",
+        )
 
     def call(self, model: ir.Model) -> InsertLoRAResult:
         """Insert LoRA in place.
@@ -80,19 +76,17 @@ class InsertLoRA(ir.passes.InPlacePass):
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
-            inputs = _SiteInputs(model.graph, self.names, self.stack_rank)
-            slots = None if self.stack_rank is None else TokenSlots(model.graph, len(sites))
-            _insert_all(model, make_groups(missing), sites, inputs, slots)
+            self._insert(model, make_groups(missing), sites)
         return InsertLoRAResult(model, bool(missing), tuple(sites.values()), tuple(left_alone))
 
     def ensures(self, model: ir.Model) -> None:
         """Every input is named once, and every Lora node reads the two inputs of each site."""
         names = [value.name for value in model.graph.inputs]
-        if len(names) != len(set(names)):
-            raise ir.passes.PostconditionError("two graph inputs have one name")
-        for node in model.graph:
-            if node.domain == DOMAIN and not all(_factors_are_inputs(node)):
-                raise ir.passes.PostconditionError(f"{node.name} does not read graph inputs")
+        gv.ensure(len(names) == len(set(names)), "two graph inputs have one name")
+        for node in (node for node in model.graph if node.domain == DOMAIN):
+            factors = gv.factors(node)
+            are_inputs = bool(factors) and all(factor.is_graph_input() for factor in factors)
+            gv.ensure(are_inputs, f"{node.name} does not read graph inputs")
 
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
         chosen, left_alone = [], []
@@ -116,13 +110,47 @@ class InsertLoRA(ir.passes.InPlacePass):
                 )
             yield LeftAlone(path, "the logits do not depend on it")
 
+    def _insert(
+        self, model: ir.Model, groups: list[LinearGroup], sites: Mapping[str, Site]
+    ) -> None:
+        graph, columns_of_ranks = model.graph, {path: n for n, path in enumerate(sites)}
+        slots = None if self.stack_rank is None else TokenSlots(graph, len(sites))
+        for group in groups:
+            operator = replace(group.operator, has_slots=slots is not None)
+            function = lora_function(operator, graph.opset_imports[""])
+            model.functions[function.identifier()] = function
+            operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
+            for linear in group.linears:
+                operands += self._inputs(graph, sites[linear.path])
+            node = _node(group, operator, operands)
+            if operator.has_slots:
+                columns = [columns_of_ranks[linear.path] for linear in group.linears]
+                node.attributes[COLUMNS] = ir.AttrInt64s(COLUMNS, columns)
+            _insert(group, node)
+        graph.opset_imports[DOMAIN] = DOMAIN_VERSION
+        graph.sort()  # a node may stand before the last of the outputs that it adds to
+        NameFixPass()(model)  # a module that is called twice has two nodes
+
+    def _inputs(self, graph: ir.Graph, site: Site) -> Iterator[ir.Value]:
+        """The two graph inputs of a site, made at its first call."""
+        made = {value.name: value for value in graph.inputs}
+        rank = self.stack_rank or self.names.rank_symbol(site.path)
+        for factor in FACTORS:
+            matrix = (site.k, rank) if factor == "A" else (rank, site.n)
+            name = self.names.binding(factor, site.path)
+            if name not in made:
+                sizes = matrix if self.stack_rank is None else (SLOTS, *matrix)
+                dtype = ir.DataType.from_numpy(storage_dtype(site.dtype))
+                made[name] = ir.val(name, dtype, sizes)
+                graph.inputs.append(made[name])
+            yield made[name]
+
 
 def _sites(linears: list[Linear]) -> dict[str, Site]:
     """The sites of linears, by path."""
     sites: dict[str, Site] = {}
     for linear in linears:
-        dtype = linear.y.dtype or linear.x.dtype
-        assert dtype is not None  # the exporter writes the type of every value
+        dtype = gv.present(linear.y.dtype or linear.x.dtype)
         site = Site(linear.path, linear.k, linear.n, dtype.numpy().name)
         if sites.setdefault(site.path, site) != site:
             raise ConfigError(
@@ -132,107 +160,20 @@ def _sites(linears: list[Linear]) -> dict[str, Site]:
     return sites
 
 
-def _factors_are_inputs(node: ir.Node) -> Iterator[bool]:
-    operator = operator_named(node.op_type)
-    if operator is None:
-        yield False
-        return
-    for site in range(operator.sites):
-        for value in (node.inputs[index] for index in operator.factors(site)):
-            yield value is not None and value.is_graph_input()
-
-
-def _insert_all(
-    model: ir.Model,
-    groups: list[LinearGroup],
-    sites: dict[str, Site],
-    inputs: "_SiteInputs",
-    slots: TokenSlots | None,
-) -> None:
-    graph = model.graph
-    columns_of_ranks = {path: column for column, path in enumerate(sites)}
-    used = _UnusedNames(_names(graph))
-    for group in groups:
-        operator = replace(group.operator, has_slots=slots is not None)
-        function = lora_function(operator, graph.opset_imports[""])
-        model.functions[function.identifier()] = function
-        operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
-        for linear in group.linears:
-            operands += inputs.pair(sites[linear.path])
-        node = _node(group, operator, operands, used)
-        if operator.has_slots:
-            columns = [columns_of_ranks[linear.path] for linear in group.linears]
-            node.attributes[COLUMNS] = ir.AttrInt64s(COLUMNS, columns)
-        _insert(group, node, used)
-    graph.opset_imports[DOMAIN] = DOMAIN_VERSION
-    graph.sort()  # a node may stand before the last of the outputs that it adds to
-
-
-class _SiteInputs:
-    """The two graph inputs of each site, made at the site's first call."""
-
-    def __init__(self, graph: ir.Graph, names: BindingNames, stack_rank: int | None) -> None:
-        self._graph, self._names, self._stack_rank = graph, names, stack_rank
-        self._made = {str(value.name): value for value in graph.inputs}
-
-    def pair(self, site: Site) -> tuple[ir.Value, ir.Value]:
-        return self._input(site, "A"), self._input(site, "B")
-
-    def _input(self, site: Site, factor: Factor) -> ir.Value:
-        name = self._names.binding(factor, site.path)
-        if name not in self._made:
-            rank = self._stack_rank or self._names.rank_symbol(site.path)
-            matrix = (site.k, rank) if factor == "A" else (rank, site.n)
-            dimensions = matrix if self._stack_rank is None else (SLOTS, *matrix)
-            value = ir.val(name, ir.DataType.from_numpy(storage_dtype(site.dtype)), dimensions)
-            self._graph.inputs.append(value)
-            self._made[name] = value
-        return self._made[name]
-
-
-class _UnusedNames:
-    """Hands out names that nothing in the graph has."""
-
-    def __init__(self, used: Iterator[str]) -> None:
-        self._used = set(used)
-
-    def new(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self._used:
-            name, count = f"{wish}_{count}", count + 1
-        self._used.add(name)
-        return name
-
-
-def _names(graph: ir.Graph) -> Iterator[str]:
-    yield from (str(value.name) for value in graph.inputs)
-    yield from (str(name) for name in graph.initializers)
-    yield from (str(node.name) for node in graph.all_nodes())
-    yield from (str(value.name) for node in graph.all_nodes() for value in node.outputs)
-
-
-def _node(
-    group: LinearGroup, operator: Operator, operands: list[ir.Value], names: _UnusedNames
-) -> ir.Node:
+def _node(group: LinearGroup, operator: Operator, operands: list[ir.Value]) -> ir.Node:
     """The group's node with all operands but its addends."""
-    node = ir.Node(
-        DOMAIN,
-        operator.name,
-        operands,
-        num_outputs=operator.sites,
-        name=names.new(f"lora_{group.linears[0].path}"),
-    )
+    name = f"lora_{group.linears[0].path}"
+    node = ir.Node(DOMAIN, operator.name, operands, num_outputs=operator.sites, name=name)
     for output, y in zip(node.outputs, group.outputs, strict=True):
-        output.type, output.shape = y.type, y.shape
-        output.name = names.new(f"{y.name}_lora")
+        output.type, output.shape, output.name = y.type, y.shape, f"{y.name}_lora"
     return node
 
 
-def _insert(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
+def _insert(group: LinearGroup, node: ir.Node) -> None:
     if group.residual is not None:
         _add_to_residual(group.residual, node)
     elif group.returns_delta:
-        _add_behind(group, node, names)
+        _add_behind(group, node)
     else:
         _add_to_outputs(group, node)
 
@@ -240,47 +181,30 @@ def _insert(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
 def _add_to_residual(residual: Operand, node: ir.Node) -> None:
     _set_addends(node, [residual.value])
     residual.node.replace_input_with(residual.position, node.outputs[0])
-    _graph_of(residual.node).insert_before(residual.node, node)
+    gv.graph_of(residual.node).insert_before(residual.node, node)
 
 
-def _add_behind(group: LinearGroup, node: ir.Node, names: _UnusedNames) -> None:
-    _graph_of(group.linears[0].node).insert_before(group.linears[0].node, node)
+def _add_behind(group: LinearGroup, node: ir.Node) -> None:
+    graph = gv.graph_of(group.linears[0].node)
+    graph.insert_before(group.linears[0].node, node)
     for y, delta in zip(group.outputs, node.outputs, strict=True):
-        add = ir.Node("", "Add", [None, delta], num_outputs=1, name=names.new(f"add_{delta.name}"))
+        add = ir.Node("", "Add", [None, delta], num_outputs=1, name=f"add_{delta.name}")
         total = add.outputs[0]
-        total.type, total.shape, total.name = y.type, y.shape, names.new(f"{y.name}_adapted")
-        _replace(y, total)
+        total.type, total.shape, total.name = y.type, y.shape, f"{y.name}_adapted"
+        gv.replace_value(y, total)
         add.replace_input_with(0, y)
-        _insert_after(y, add)
+        gv.insert_behind(graph, y, add)
 
 
 def _add_to_outputs(group: LinearGroup, node: ir.Node) -> None:
     for y, adapted in zip(group.outputs, node.outputs, strict=True):
-        _replace(y, adapted)
+        gv.replace_value(y, adapted)
     _set_addends(node, group.outputs)
-    _insert_after(group.outputs[-1], node)
+    gv.insert_behind(gv.graph_of(group.linears[0].node), group.outputs[-1], node)
 
 
-def _set_addends(node: ir.Node, addends: Sequence[ir.Value | None]) -> None:
+def _set_addends(node: ir.Node, addends: Sequence[ir.Value]) -> None:
     first = len(node.inputs)
     node.resize_inputs(first + len(addends))
     for index, value in enumerate(addends, start=first):
         node.replace_input_with(index, value)
-
-
-def _replace(y: ir.Value, adapted: ir.Value) -> None:
-    """Make all that read y, or return it, read `adapted`."""
-    if y.is_graph_output():  # the caller knows the output by its name: the new value takes it
-        adapted.name, y.name = y.name, adapted.name
-    ir.convenience.replace_all_uses_with(y, adapted, replace_graph_outputs=True)
-
-
-def _insert_after(y: ir.Value, node: ir.Node) -> None:
-    producer = y.producer()
-    assert producer is not None  # a linear or its bias
-    _graph_of(producer).insert_after(producer, node)
-
-
-def _graph_of(node: ir.Node) -> ir.Graph:
-    assert isinstance(node.graph, ir.Graph)  # linears are found in the main graph
-    return node.graph

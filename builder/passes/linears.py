@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.targets import not_linear
 
 # The attribute of the exporter's wrapper that holds the model: the first part of every module path
@@ -29,9 +30,7 @@ class Linear:
     @property
     def x(self) -> ir.Value:
         """The linear's input."""
-        value = self.node.inputs[0]
-        assert value is not None  # MatMul and Gemm have no optional first input
-        return value
+        return gv.present(self.node.inputs[0])
 
     @property
     def y(self) -> ir.Value:
@@ -68,9 +67,9 @@ def _read(node: ir.Node) -> Linear:
         return Linear(node, path, refusal="the exporter recorded no module for it")
     if refusal := not_linear(classes[-2]):
         return Linear(node, path, refusal=refusal)
-    if _flag(node, "transA"):
+    if node.attributes.get_int("transA", 0):
         return Linear(node, path, refusal="its input is transposed")
-    k, n = reversed(weight) if _flag(node, "transB") else weight
+    k, n = reversed(weight) if node.attributes.get_int("transB", 0) else weight
     return Linear(node, path, k, n)
 
 
@@ -84,30 +83,16 @@ def _metadata(node: ir.Node, key: str) -> list[str]:
     return [str(item) for item in ast.literal_eval(node.metadata_props.get(key, "[]"))]
 
 
-def _flag(node: ir.Node, name: str) -> bool:
-    attribute = node.attributes.get(name)
-    return attribute is not None and bool(attribute.as_int())
-
-
 def _constant_shape(value: ir.Value | None) -> Sequence[int] | None:
     """Shape of a constant, seen through the Transpose that a weight with other readers keeps."""
     if value is None:
         return None
     producer = value.producer()
     if producer is not None and producer.op_type == "Transpose":
-        shape = _constant_shape(producer.inputs[0])
-        return shape and tuple(shape[axis] for axis in _permutation(producer))
+        shape = _constant_shape(producer.inputs[0]) or ()
+        axes = producer.attributes.get_ints("perm", range(len(shape))[::-1])
+        return tuple(shape[axis] for axis in axes) if shape else None
     return None if value.const_value is None else tuple(value.const_value.shape.numpy())
-
-
-def _permutation(transpose: ir.Node) -> list[int]:
-    attribute = transpose.attributes.get("perm")
-    if attribute is not None:
-        return list(attribute.as_ints())
-    value = transpose.inputs[0]
-    assert value is not None  # it holds a constant
-    assert value.shape is not None
-    return list(reversed(range(len(value.shape))))
 
 
 def behind_identity(value: ir.Value) -> ir.Value:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.remove_lora import RemoveLoRA
 from trt_lora.builder.passes.site_calls import SiteCall, site_calls
 from trt_lora.plugins.errors import ModelError
@@ -64,18 +65,17 @@ class _Merger:
 
     def replace_weight(self, call: SiteCall, delta: npt.NDArray[np.float64]) -> None:
         """Let the linear of a call read its weight with the delta added."""
-        old = call.linear.inputs[1]
-        assert old is not None  # a linear has a weight
+        old = gv.present(call.linear.inputs[1])
         key = id(old), call.path
         if key not in self.merged:
             self.merged[key] = self._written(call, old, delta)
         call.linear.replace_input_with(1, self.merged[key])
-        self._drop(old)
 
     def _written(self, call: SiteCall, old: ir.Value, delta: npt.NDArray[np.float64]) -> ir.Value:
         weight = _matrix(old, call.path)
-        change = delta / _attribute(call.linear, "alpha", 1.0)
-        values = weight + (change.T if _attribute(call.linear, "transB", 0) else change)
+        attributes = call.linear.attributes
+        change = delta / attributes.get_float("alpha", 1.0)
+        values = weight + (change.T if attributes.get_int("transB", 0) else change)
         stored = values.astype(weight.dtype)  # rounded once, to nearest even
         self.file.write(bytes(-self.file.tell() % _ALIGNMENT))
         tensor = ir.ExternalTensor(
@@ -92,33 +92,13 @@ class _Merger:
         self.graph.register_initializer(new)
         return new
 
-    def _drop(self, value: ir.Value) -> None:
-        """Take an unread weight out, with the Transpose that it was read through."""
-        if value.uses() or value.is_graph_output():
-            return
-        node = value.producer()
-        if node is None:
-            self.graph.initializers.pop(str(value.name))
-            return
-        (source,) = node.inputs
-        self.graph.remove(node, safe=True)
-        assert source is not None  # a Transpose has an operand
-        self._drop(source)
-
 
 def _matrix(value: ir.Value, path: str) -> Array:
     """The constant [k, n], or [n, k] for a Gemm, that a linear reads directly or transposed."""
     node = value.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
-        permutation = node.attributes.get("perm")
-        return _matrix(node.inputs[0], path).transpose(
-            *(permutation.as_ints() if permutation else (1, 0))
-        )
+        permutation = node.attributes.get_ints("perm", (1, 0))
+        return _matrix(node.inputs[0], path).transpose(*permutation)
     if value.const_value is None or len(value.const_value.shape) != 2:
         raise ModelError(f"the weight of {path} is no constant matrix: it cannot be merged")
     return value.const_value.numpy()
-
-
-def _attribute(node: ir.Node, name: str, default: float) -> float:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else float(attribute.value)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
+from trt_lora.builder.passes import graph_values as gv
+from trt_lora.plugins.contract.operators import DOMAIN, operator_named
 from trt_lora.runtime.files.file_record import file_record
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
@@ -35,18 +37,15 @@ class RemoveLoRA(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Take LoRA out in place."""
         nodes = [node for node in model.graph if node.domain == DOMAIN]
-        for node in nodes:
-            operator = operator_named(node.op_type)
-            assert operator is not None  # the insertion pass makes no other
-            for site in range(operator.sites):
-                _bypass(operator, node, site)
-            slots = [value for value in node.inputs[1:3] if operator.has_slots and value]
-            model.graph.remove(node, safe=True)
-            for value in slots:
-                _drop(value)
         products = [node for node in model.graph if self._expands(node)]
+        for node in nodes:
+            operator = gv.present(operator_named(node.op_type))
+            for site, result in enumerate(node.outputs):
+                addend = node.inputs[operator.addend(site)] if operator.has_addend else None
+                _bypass(result, addend)
         for node in products:
-            _bypass_product(node)
+            _bypass(node.outputs[0], node.inputs[2] if node.op_type == "Gemm" else None)
+        RemoveUnusedNodesPass()(model)
         for value in [value for value in model.graph.inputs if value.name in self.bindings]:
             model.graph.inputs.remove(value)
             model.graph.initializers.pop(str(value.name), None)
@@ -96,44 +95,14 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
     return directory
 
 
-def _bypass(operator: Operator, node: ir.Node, site: int) -> None:
-    """Make readers of a site's output read what the delta was added to."""
-    if operator.has_addend:
-        _read_instead(node.outputs[site], node.inputs[operator.addend(site)])
-        return
-    _bypass_addition(node.outputs[site])
+def _bypass(result: ir.Value, addend: ir.Value | None) -> None:
+    """Make readers of a sum with the delta read the other addend.
 
-
-def _bypass_product(node: ir.Node) -> None:
-    """As `_bypass`, for a product with B that an inlined function has left; remove it and A's."""
-    if node.op_type == "Gemm":
-        _read_instead(node.outputs[0], node.inputs[2])
-    else:
-        _bypass_addition(node.outputs[0])
-    _drop(node.outputs[0])
-
-
-def _bypass_addition(delta: ir.Value) -> None:
-    ((add, index),) = delta.uses()
-    _read_instead(add.outputs[0], add.inputs[1 - index])
-    graph = add.graph
-    assert isinstance(graph, ir.Graph)
-    graph.remove(add, safe=True)
-
-
-def _drop(value: ir.Value) -> None:
-    """Remove the nodes that compute a value which nothing reads."""
-    node = value.producer()
-    if node is None or value.uses() or not isinstance(node.graph, ir.Graph):
-        return
-    operands = [operand for operand in node.inputs if operand is not None]
-    node.graph.remove(node, safe=True)
-    for operand in operands:
-        _drop(operand)
-
-
-def _read_instead(value: ir.Value, other: ir.Value | None) -> None:
-    assert other is not None  # an Add has two operands, a node all its addends
-    if value.is_graph_output():  # the caller knows the output by its name
-        other.name, value.name = value.name, other.name
-    ir.convenience.replace_all_uses_with(value, other, replace_graph_outputs=True)
+    Args:
+        result: the sum, or the delta that an `Add` alone reads.
+        addend: of the sum; None of the delta.
+    """
+    if addend is None:
+        ((add, index),) = result.uses()
+        result, addend = add.outputs[0], add.inputs[1 - index]
+    gv.replace_value(result, gv.present(addend))

@@ -19,29 +19,12 @@ class SiteCall:
     """One call of one site; a module that the graph calls twice has two."""
 
     path: str
-    node: ir.Node  # of the domain trt_lora
-    operator: Operator
-    index: int  # of the site in its node
     linear: ir.Node  # the MatMul or Gemm whose output the delta is added to
+    x: ir.Value  # the site's input [..., k]
+    result: ir.Value  # of its LoRA node [..., n]: the delta, or the addend with it
+    addend: ir.Value | None  # of its LoRA node; None where that returns the delta itself
     output: ir.Value  # linear, bias, delta, and the residual where there is one
     residual: ir.Value | None = None  # what the graph adds together with the delta
-
-    @property
-    def x(self) -> ir.Value:
-        """The site's input [..., k]."""
-        return gv.present(self.node.inputs[0])
-
-    @property
-    def result(self) -> ir.Value:
-        """The output of its node [..., n]: the delta, or the addend with it."""
-        return self.node.outputs[self.index]
-
-    @property
-    def addend(self) -> ir.Value | None:
-        """The addend of its node; None where the node returns the delta itself."""
-        if not self.operator.has_addend:
-            return None
-        return self.node.inputs[self.operator.addend(self.index)]
 
 
 def site_calls(model: ir.Model) -> Iterator[SiteCall]:
@@ -63,24 +46,22 @@ def site_calls(model: ir.Model) -> Iterator[SiteCall]:
 
 
 def _call(node: ir.Node, operator: Operator, index: int) -> SiteCall:
-    path, result = _path(node, operator, index), node.outputs[index]
+    path, x, result = _path(node, operator, index), gv.present(node.inputs[0]), node.outputs[index]
     addend = node.inputs[operator.addend(index)] if operator.has_addend else None
-    if addend is not None and (linear := _linear(addend, gv.present(node.inputs[0]))):
-        return SiteCall(path, node, operator, index, linear, result)
+    if addend is not None and (linear := _linear(addend, x)):
+        return SiteCall(path, linear, x, result, addend, output=result)
     for use in result.uses():
         other = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" else None
-        if other is not None and (linear := _linear(other, gv.present(node.inputs[0]))):
-            output = use.node.outputs[0]
-            return SiteCall(path, node, operator, index, linear, output, addend)
+        if other is not None and (linear := _linear(other, x)):
+            return SiteCall(path, linear, x, result, addend, use.node.outputs[0], residual=addend)
     raise ModelError(f"the linear of {path} is not beside {node.name}; build the engine again")
 
 
 def _path(node: ir.Node, operator: Operator, index: int) -> str:
-    names = [gv.present(node.inputs[place]).name for place in operator.factors(index)]
-    for name in names:
-        if parsed := parse_binding(str(name)):
-            return parsed[1]
-    raise ModelError(f"{node.name} reads {names[0]}, which is no LoRA input")
+    name = str(gv.present(node.inputs[operator.factors(index)[0]]).name)
+    if parsed := parse_binding(name):
+        return parsed[1]
+    raise ModelError(f"{node.name} reads {name}, which is no LoRA input")
 
 
 def _linear(value: ir.Value, x: ir.Value) -> ir.Node | None:

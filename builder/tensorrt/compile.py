@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
 from trt_lora.builder.progress import Progress
-from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, with_aot_plugins
+from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, use_aot_plugins
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
-from trt_lora.builder.tensorrt.onnx_bytes import parsed_onnx, with_decomposable_attention
+from trt_lora.builder.tensorrt.onnx_bytes import onnx_bytes
+from trt_lora.builder.tensorrt.profiles import Profiles
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.tensorrt.flavour import Flavour
@@ -31,7 +35,7 @@ class Compiler:
     lora_plugin: str  # what LoRA nodes become: plugin, aot, or native, their function bodies
     timing_cache: Path | None = None
 
-    def compile(self, onnx: Path, plan: Path, profiles: Mapping[str, Mapping[str, Range]]) -> str:
+    def compile(self, onnx: Path, plan: Path, profiles: Profiles) -> str:
         """Write the plan of `onnx` and return the version of TensorRT.
 
         Ctrl-C cancels within one step of the build.
@@ -42,12 +46,12 @@ class Compiler:
             KeyboardInterrupt: the user cancelled.
         """
         trt = self.flavour.load()
-        plan.write_bytes(self._build(trt, onnx.read_bytes(), onnx, profiles))
+        with self._plugin_calls(trt) as failures:
+            model = self._loaded(onnx)
+            plan.write_bytes(self._serialized(trt, model, onnx, profiles, failures))
         return str(trt.__version__)
 
-    def kernels(
-        self, model: bytes, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
-    ) -> list[Kernel]:
+    def kernels(self, model: ir.Model, onnx: Path, profiles: Profiles) -> list[Kernel]:
         """Return what TensorRT would run, from its own list; the plan is thrown away.
 
         Args:
@@ -60,37 +64,32 @@ class Compiler:
         """
         trt = self.flavour.load()
         lines: list[str] = []
-        self._build(trt, model, onnx, profiles, lines)
+        with self._plugin_calls(trt) as failures:
+            self._serialized(trt, model, onnx, profiles, failures, lines)
         return read_kernels(lines)
 
-    def _build(
-        self,
-        trt: Any,
-        model: bytes,
-        onnx: Path,
-        profiles: Mapping[str, Mapping[str, Range]],
-        lines: list[str] | None = None,
-    ) -> Any:
-        with self._plugin_calls(trt) as failures:
-            return self._serialized(trt, model, onnx, profiles, lines, failures)
+    def _loaded(self, onnx: Path) -> ir.Model:
+        try:
+            return ir.load(onnx)
+        except DecodeError as error:
+            raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {error}") from error
 
     def _serialized(
         self,
         trt: Any,
-        model: bytes,
+        model: ir.Model,
         onnx: Path,
-        profiles: Mapping[str, Mapping[str, Range]],
-        lines: list[str] | None,
+        profiles: Profiles,
         failures: Sequence[str],
+        lines: list[str] | None = None,
     ) -> Any:
         messages: list[str] = []
         log = _logger(trt, messages, lines)
         builder = trt.Builder(log)
-        model = with_decomposable_attention(model)
         if self.lora_plugin == "aot":
-            model = with_aot_plugins(trt, model, profiles)
+            use_aot_plugins(trt, model, profiles)
         network, parser = self._network(trt, builder, log)
-        if not parser.parse(model, str(onnx)):
+        if not parser.parse(onnx_bytes(model), str(onnx)):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             reason = "; ".join(filter(None, [summary(failures), *errors]))
             raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {reason}")
@@ -129,9 +128,7 @@ class Compiler:
             parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
         return network, parser
 
-    def _check_inputs(
-        self, network: Any, onnx: Path, profiles: Mapping[str, Mapping[str, Range]]
-    ) -> None:
+    def _check_inputs(self, network: Any, onnx: Path, profiles: Profiles) -> None:
         parsed = {network.get_input(i).name for i in range(network.num_inputs)}
         for ranges in profiles.values():
             if parsed != set(ranges):
@@ -255,7 +252,7 @@ def _monitor(trt: Any, progress: Progress, cancelled: threading.Event) -> Any:
     return Monitor()
 
 
-def _unread_inputs(network: Any, model: bytes) -> list[str]:
+def _unread_inputs(network: Any, model: ir.Model) -> list[str]:
     """Return the names of inputs that nodes of the ONNX model read, and no layer behind an output.
 
     A parser may drop an operand without a word, as that of TensorRT-RTX 1.7.1 does with the
@@ -275,7 +272,7 @@ def _unread_inputs(network: Any, model: bytes) -> list[str]:
         if name not in read:
             read.add(name)
             waiting += [tensor.name for tensor in _layer_inputs(makers.get(name))]
-    inputs = (value for value in parsed_onnx(model).graph.inputs if value.uses())
+    inputs = (value for value in model.graph.inputs if value.uses())
     return [str(value.name) for value in inputs if value.name not in read]
 
 

@@ -5,7 +5,7 @@ matrix products, whose ranks are dynamic, as an engine must have them, or fixed.
 engine with slots have one rank: three times.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,10 @@ from trt_lora.builder.passes.remove_lora import RemoveLoRA
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.tensorrt.build_log import Layout
 from trt_lora.builder.tensorrt.compile import Compiler
+from trt_lora.builder.tensorrt.profiles import Profiles
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour, flavour_named
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range
-
-Profiles = Mapping[str, Mapping[str, Range]]
 
 PLAIN = "without LoRA"
 
@@ -76,8 +75,7 @@ def _layouts(
         progress.stage(name)
         model = ir.load(onnx)
         profiles = change(model)
-        proto = ir.to_proto(model).SerializeToString()
-        kernels = Compiler(flavour, progress, lora_plugin).kernels(proto, onnx, profiles)
+        kernels = Compiler(flavour, progress, lora_plugin).kernels(model, onnx, profiles)
         yield Layout(name, tuple(kernels))
 
 

@@ -9,6 +9,8 @@ from trt_lora.plugins.contract.slots import SLOT_ROWS, SLOTS
 from trt_lora.runtime.generation.decoding.step_inputs import BATCH, BOUND, KEPT, SEQUENCE
 from trt_lora.runtime.manifest import Binding, Range
 
+Profiles = Mapping[str, Mapping[str, Range]]  # the range of every input, by profile and input
+
 Triple = tuple[int, int, int]  # min, opt, max
 Symbols = dict[str, Triple]
 

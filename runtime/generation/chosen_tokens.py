@@ -22,7 +22,7 @@ class ChosenToken(NamedTuple):
     @property
     def is_last(self) -> bool:
         """Whether the sequence is known to end with it."""
-        stops = self.sequence.forbidden.stop_token_ids
+        stops = self.sequence.stop_token_ids
         return self.sequence.left <= 1 or self.token == NO_TOKEN or self.token in stops
 
 

@@ -1,4 +1,4 @@
-"""Adapter cache at the demo engine's sizes: activation by level, Zipf, 1,000 loads and reloads.
+"""Adapter cache at the demo engine's sizes: activation by level, and of 1,000 adapters by Zipf.
 
 No step is run: stacks of eight slots are made from the manifest of the demo's engine. Copies of a
 demo adapter with other values are the other adapters.
@@ -22,14 +22,12 @@ from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.bench.llama import IdleEngine
 from trt_lora.scripts.demo.__main__ import ADAPTERS, ENGINE
-from trt_lora.scripts.measuring.process_memory import resident_bytes
 from trt_lora.scripts.measuring.report import ResultRow
 
 ADAPTER = "json"
 SLOTS, MANY, FILES, ON_HOST = 8, 1000, 16, 100
 REQUESTS = 5000
 SKEW = 1.1  # Zipf: the n-th adapter is wanted n**-1.1 times as often as the first
-EDGE = 50  # loads, the first and the last of many
 
 Results = dict[str, float]
 
@@ -83,42 +81,6 @@ def zipf(cache: AdapterStore, files: Sequence[Path]) -> Results:
     }
 
 
-def loads(cache: AdapterStore, files: Sequence[Path]) -> Results:
-    """Load 1,000 adapters, then unload them, then replace one 1,000 times."""
-    cache.load("warm", files[0])
-    times = [seconds_of(partial(cache.load, f"a{n}", files[n % FILES])) for n in range(MANY)]
-    last = statistics.median(times[-EDGE:]) / statistics.median(times[:EDGE])
-    before, resident = cache.stats.memory_bytes, resident_bytes()
-    one, half = before // (MANY + 1), MANY // 2
-    for number in range(half):
-        cache.unload(f"a{number}")
-    given_back = before - cache.stats.memory_bytes
-    results = {
-        f"the last of {MANY} loads / the first (target: 1.2 or less)": last,
-        f"bytes of {half} unloaded adapters / given back (target: 1)": half * one / given_back,
-        "the same, resident memory of the process": (resident - resident_bytes()) / given_back,
-    }
-    for number in range(half, MANY):
-        cache.unload(f"a{number}")
-    return results | reloads(cache, files)
-
-
-def reloads(cache: AdapterStore, files: Sequence[Path]) -> Results:
-    """Replace one adapter that is in a slot again and again."""
-
-    def replaced(count: int) -> None:
-        for number in range(count):
-            cache.load("warm", files[number % FILES], replace=True)
-            cache.bindings.activate("warm")
-
-    replaced(20)
-    before = resident_bytes()
-    replaced(MANY)
-    return {
-        f"memory after {MANY} hot reloads, more than before, MB": (resident_bytes() - before) / 1e6
-    }
-
-
 def measured(
     manifest: Manifest, part: Callable[[AdapterStore, Sequence[Path]], Results], files: list[Path]
 ) -> Results:
@@ -132,12 +94,12 @@ def measured(
 
 
 def rows() -> Iterator[ResultRow]:
-    """Activate, load, replace and unload adapters in slots, in host memory and on disk."""
+    """Activate adapters in slots, in host memory and on disk."""
     manifest = replace(read_manifest(ENGINE), max_loras=SLOTS)
     with tempfile.TemporaryDirectory() as scratch:
         files = make_files(ADAPTERS / ADAPTER, Path(scratch))
         sizes = {"adapter, MB": _size(manifest, files[0]) / 1e6, "slots": SLOTS}
-        for part in (activation, zipf, loads):
+        for part in (activation, zipf):
             yield ResultRow(part.__name__, sizes, measured(manifest, part, files))
 
 

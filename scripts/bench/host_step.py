@@ -26,7 +26,7 @@ from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
 from trt_lora.runtime.serving.engine_loop import EngineLoop
-from trt_lora.scripts.bench.llama import llama_manifest
+from trt_lora.scripts.bench.llama import IdleEngine, llama_manifest
 from trt_lora.scripts.measuring.report import ResultRow
 
 VOCABULARY, MAX_LEN, STEPS = 49_152, 1024, 200  # the vocabulary is that of the demo's model
@@ -40,20 +40,12 @@ WAYS = {
 PEAKS = {"flat": 0.0, "peaked": 20.0}  # by how much one logit of a row is above the others
 
 
-@dataclass
-class StubEngine:
-    """`Executor` that finds the same logits [rows, vocabulary] at every step, as ONNX Runtime's."""
+@dataclass(kw_only=True)
+class StubEngine(IdleEngine):
+    """Finds the same logits [rows, vocabulary] at every step, as ONNX Runtime's."""
 
-    manifest: Manifest
     found: Logits
     exp_sums: OnnxRuntimeExpSums = field(default_factory=OnnxRuntimeExpSums)
-    memory: HostMemory = HostMemory()  # noqa: RUF009 # it holds nothing
-    rank_multiple: int = 1
-    input_names: tuple[str, ...] = ()
-    output_names: tuple[str, ...] = ()
-
-    def release_inputs(self) -> None:
-        """Nothing is kept."""
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Return logits of the places kept."""
@@ -136,7 +128,8 @@ def measure(
         tokenizer: makes text of the tokens; None makes none.
         steps: that count.
     """
-    engine = StubEngine(_manifest(count), random_logits(count, PEAKS[logits]))
+    found = random_logits(count, PEAKS[logits])
+    engine = StubEngine(_manifest(count), HostMemory(), found=found)
     scheduler = Scheduler(
         engine, AdapterStore(engine), ServingConfig(rows=count), tokenizer=tokenizer
     )

@@ -5,11 +5,12 @@ Nothing of the builder is imported here: a machine with a GPU need not have what
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trt_lora.plugins.contract.sites import BindingNames, Site
+from trt_lora.runtime.engines.topk import Floats, TopK, TopKRun
 from trt_lora.runtime.manifest import BaseModel, Manifest
 from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 LAYERS = 32
 
@@ -69,7 +70,7 @@ def llama_manifest(dtype: str) -> Manifest:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass
 class IdleEngine:
     """All that holders of adapters ask of an executor; it runs nothing."""
 
@@ -82,8 +83,14 @@ class IdleEngine:
     def release_inputs(self) -> None:
         """Nothing has run."""
 
-    def execute(self, *inputs: object, **options: object) -> Any:
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Nothing is run here."""
         raise NotImplementedError
 
-    topk = prepare_topk = execute
+    def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> TopKRun:
+        """Nothing is run here."""
+        raise NotImplementedError
+
+    def topk(self, logits: Tensor, temperatures: Floats) -> TopK:
+        """Nothing is run here."""
+        raise NotImplementedError

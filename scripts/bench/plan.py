@@ -11,12 +11,12 @@ from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime import Executor, LoRAManager, TensorMap, open_engine
 from trt_lora.scripts.bench.gpu.llama_engines import build
 from trt_lora.scripts.bench.llama import LLAMA_3_8B
-from trt_lora.scripts.measuring.benchmark import ContestantTimes, WorkloadTimes
-from trt_lora.scripts.measuring.contestants import contest_of
+from trt_lora.scripts.measuring.benchmark import VariantTimes, WorkloadTimes
 from trt_lora.scripts.measuring.measure import measure
 from trt_lora.scripts.measuring.random_weights import random_weights
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.turns import Spread
+from trt_lora.scripts.measuring.variants import run_of
 from trt_lora.scripts.measuring.worker import Skipped
 from trt_lora.scripts.measuring.workload import ranks_of, workloads
 from trt_lora.scripts.terminal.adapters import activate, timed_switch
@@ -65,14 +65,14 @@ def rows(
         rounds: that count.
     """
     ranks = ranks_of(engine.manifest)
-    contest = contest_of(engine, paths, ranks)
-    for workload in measure(engine, contest, workloads(engine.manifest), rounds).workloads:
+    run = run_of(engine, paths, ranks)
+    for workload in measure(engine, run, workloads(engine.manifest), rounds).workloads:
         yield from (_row(name, workload, times) for times in workload.contestants)
     if engine.manifest.sites and not engine.manifest.max_loras:
         yield _switches(name, engine, paths, ranks)
 
 
-def _row(name: str, workload: WorkloadTimes, times: ContestantTimes) -> ResultRow:
+def _row(name: str, workload: WorkloadTimes, times: VariantTimes) -> ResultRow:
     sizes = {"rows": workload.rows, "prompt": workload.prompt_tokens, "rank": times.rank}
     return ResultRow(
         f"{name} m{workload.rows} {times.contestant}",

@@ -35,7 +35,7 @@ class Clients:
     """
 
     def __init__(self, adapters: AdapterStore) -> None:
-        """Take loaded adapters; nobody has asked for anything."""
+        """Take loaded adapters; there is no request yet."""
         self._names = adapters.names
         self._adapters, self._policy = adapters, AdmissionPolicy(adapters)
         self._ends: dict[Sequence, int] = {}  # the step at which each that runs does

@@ -21,7 +21,7 @@ CPU = (
 )  # fmt: skip
 GPU = (
     _workload("compilation", "Does every kernel compile?", 40,
-              "gpu.kernel_compilation:rows_on_gpu"),
+              "gpu.kernel_compilation:rows"),
     *(
         _workload(
             f"correctness:{family}",

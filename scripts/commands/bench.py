@@ -1,6 +1,6 @@
 """`trt-lora bench`: time to the first token, time of a token and memory, with adapters and without.
 
-Contestants are the base model, the adapters, and random adapters of several ranks; on an engine for
+Variants are the base model, the adapters, and random adapters of several ranks; on an engine for
 many adapters, also rows with another adapter each. They take turns, and every ratio is of times of
 the same round: "x base" above 1 is slower than the base model. How far rounds differ, min to max,
 says how far the machine disturbed them; one round cannot.
@@ -18,7 +18,7 @@ from trt_lora.scripts.terminal.console import print_table
 from trt_lora.scripts.terminal.printing import byte_size
 
 if TYPE_CHECKING:
-    from trt_lora.scripts.measuring.benchmark import Benchmark, ContestantTimes
+    from trt_lora.scripts.measuring.benchmark import Benchmark, VariantTimes
 
 ROUNDS = 5
 _TIMES = ("", "first token ms", "token p50 ms", "p90", "p99", "tokens/s")
@@ -57,8 +57,8 @@ def _bench(args: argparse.Namespace) -> None:
 def _measured(args: argparse.Namespace) -> "Benchmark":
     # Not at the top: the help of a command is to come at once.
     from trt_lora.runtime import open_engine
-    from trt_lora.scripts.measuring.contestants import contest_of
     from trt_lora.scripts.measuring.measure import measure
+    from trt_lora.scripts.measuring.variants import run_of
     from trt_lora.scripts.measuring.workload import ranks_of, workloads
     from trt_lora.scripts.terminal.stage_progress import stage_progress
 
@@ -71,9 +71,9 @@ def _measured(args: argparse.Namespace) -> "Benchmark":
         asked = workloads(engine.manifest, args.rows, args.prompt_tokens, args.new_tokens)
         ranks = ranks_of(engine.manifest, args.ranks)
         progress.stage("load")
-        contest = contest_of(engine, paths, ranks)
+        run = run_of(engine, paths, ranks)
         progress.stage("measure")
-        return measure(engine, contest, asked, args.rounds, progress.turn)
+        return measure(engine, run, asked, args.rounds, progress.turn)
 
 
 def _print(benchmark: "Benchmark") -> None:
@@ -94,12 +94,12 @@ def _print(benchmark: "Benchmark") -> None:
     print_table(("memory", "size"), [(name, byte_size(nbytes)) for name, nbytes in sizes])
 
 
-def _time_row(c: "ContestantTimes") -> tuple[str, ...]:
+def _time_row(c: "VariantTimes") -> tuple[str, ...]:
     token = (f"{c.token_p50_ms:.2f}", f"{c.token_p90_ms:.2f}", f"{c.token_p99_ms:.2f}")
     return c.contestant, f"{c.first_token_ms:.1f}", *token, f"{c.tokens_per_second:.1f}"
 
 
-def _ratio_row(c: "ContestantTimes", rounds: int) -> tuple[str, ...]:
+def _ratio_row(c: "VariantTimes", rounds: int) -> tuple[str, ...]:
     first, token = f"{c.first_token_ratio:.2f}", f"{c.token_ratio:.2f}"
     if rounds == 1:
         return c.contestant, first, token

@@ -2,7 +2,7 @@
 
 The base model and every adapter are run on the same inputs, a step of prefill and one of decode, in
 processes of polygraphy's own; every output is compared, the cache among them. The inputs, outputs
-and commands are kept, so that anybody can run the comparison again. It exits with 1 if an output is
+and commands are kept, so that the comparison can be run again. It exits with 1 if an output is
 out of tolerance, and with 2 if the comparison cannot be made.
 """
 

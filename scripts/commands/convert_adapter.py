@@ -11,14 +11,13 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.extras import extra
-from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
-from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.runtime.manifest import read_manifest
 from trt_lora.scripts.terminal.adapters import hub_path
 from trt_lora.scripts.terminal.printing import print_json
 
@@ -73,7 +72,8 @@ def _convert(args: argparse.Namespace) -> None:
         change = save_adapter(
             adapter, args.output, args.format, dtype=args.dtype, manifest=manifest
         )
-        log_warnings(str(args.source), _warnings(adapter, manifest))
+        fitted = adapter if manifest is None else preview_adapter(adapter, manifest)
+        log_warnings(str(args.source), fitted.warnings)
     if args.json:
         fields = {"output": str(args.output), "source": str(args.source), "format": args.format}
         print_json(fields | {"tensors": len(adapter.weights)} | asdict(change))
@@ -81,12 +81,6 @@ def _convert(args: argparse.Namespace) -> None:
     print(f"{args.output}: {len(adapter.weights)} tensors from {args.source}")
     if change.rounding_error or change.flushed:
         print(f"rounded by at most {change.rounding_error:.2g}; {change.flushed} values became 0")
-
-
-def _warnings(adapter: Adapter, manifest: Manifest | None) -> tuple[str, ...]:
-    if manifest is None:
-        return adapter.warnings
-    return preview_adapter(adapter, manifest).warnings
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def _inspect(args: argparse.Namespace) -> None:
     if args.json:
         print_json(_as_json(manifest, coverage))
     elif coverage is None:
-        _print_engine(args.engine, manifest)
+        print_facts(engine_facts(args.engine, manifest).items())
     else:
         (print_tensors if args.full else print_grid)(coverage, manifest)
         print(_summary(coverage, manifest))
@@ -112,10 +112,6 @@ def _reader(manifest: Manifest) -> tuple[str, int]:
     if manifest.flavour == "none":
         return "ONNX Runtime", 1
     return "TensorRT", manifest.rank_multiple
-
-
-def _print_engine(directory: Path, manifest: Manifest) -> None:
-    print_facts(engine_facts(directory, manifest).items())
 
 
 def _summary(coverage: Coverage, manifest: Manifest) -> str:

@@ -24,7 +24,7 @@ from trt_lora.scripts.terminal.printing import print_json
 
 MOST = 10_000  # folders to look into: five seconds where their names are in memory
 EVERY = 1_000  # of them, say where it is
-_KERNELS = ("/dev", "/proc", "/sys")  # nobody's files; not worth a note
+_KERNELS = ("/dev", "/proc", "/sys")  # no files of a user; not worth a note
 
 _ENGINES = ("engine", "base model", "dtype", "plan", "ranks", "adapters", "rows", "tokens", "MB")
 _ADAPTERS = ("adapter", "base model", "dtype", "ranks", "sites")
@@ -80,13 +80,12 @@ def _print(folder: Path, found: Sequence[Found], *, complete: bool, as_json: boo
     adapters = [item for item in found if isinstance(item, FoundAdapter)]
     unreadable = [item for item in found if isinstance(item, Unreadable)]
     if as_json:
-        kinds: dict[str, Sequence[Found]] = {
-            "engines": engines,
-            "adapters": adapters,
-            "unreadable": unreadable,
+        lists = {
+            "engines": _as_json(engines),
+            "adapters": _as_json(adapters),
+            "unreadable": _as_json(unreadable),
         }
-        items = {kind: _as_json(items) for kind, items in kinds.items()}
-        print_json({**items, "complete": complete})
+        print_json({**lists, "complete": complete})
         return
     if engines:
         print_table(_ENGINES, [_engine_row(engine) for engine in engines])

@@ -11,11 +11,11 @@ from pathlib import Path
 from trt_lora.builder.config import DTYPES
 from trt_lora.plugins.atomic_files import publish_directory
 from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.scripts.terminal.adapters import hub_path
 from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
-from trt_lora.scripts.verification.require_peft import require_peft
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +39,8 @@ def _merge(args: argparse.Namespace) -> None:
             f"{adapter} has no {CONFIG_FILE}: it is not a PEFT adapter directory; convert it with: "
             f"trt-lora convert-adapter {adapter} OUT --format peft"
         )
-    require_peft("merging an adapter")
-    from trt_lora.builder.checkpoint.merged_model import merge_adapter
+    with extra("peft", "merging an adapter"):
+        from trt_lora.builder.checkpoint.merged_model import merge_adapter
 
     with stage_progress() as progress, publish_directory(output, lambda _: False) as work:
         dtype = merge_adapter(model, adapter, work, args.dtype, progress)

@@ -3,14 +3,12 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.engines.open_executor import BACKENDS
 from trt_lora.runtime.memory.tensor import HOST
@@ -18,31 +16,11 @@ from trt_lora.scripts.terminal.adapters import hub_path
 from trt_lora.scripts.terminal.answering_options import prompt_lines
 from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.stage_progress import stage_progress
-from trt_lora.scripts.verification.deltas import (
-    delta_errors,
-    delta_norm,
-    delta_problems,
-    engine_factors,
-    print_deltas,
-)
-from trt_lora.scripts.verification.logits import (
-    LogitRow,
-    compared_logits,
-    has_tokenizer,
-    logit_problems,
-    print_logits,
-)
-from trt_lora.scripts.verification.require_peft import require_peft
+from trt_lora.scripts.verification import deltas, logits
 from trt_lora.scripts.verification.tolerances import TOLERANCES, chosen_tolerance
-
-if TYPE_CHECKING:
-    from trt_lora.scripts.verification.peft_reference import PeftReference
-
-Ids = npt.NDArray[np.int64]
 
 ADAPTER = "adapter"  # what the one adapter is called inside
 PROMPTS = ("Name a fruit.", "What is the capital of Portugal?", "Write one line about the sea.")
-RANDOM_IDS = 24  # tokens, where the engine has no tokenizer
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +42,8 @@ def _verify(args: argparse.Namespace) -> None:
     args.model, args.adapter = hub_path(args.model), hub_path(args.adapter)
     if not args.model.is_dir():
         raise ConfigError(f"--model is {args.model}, which is not a directory")
-    require_peft("verify")
+    with extra("peft", "verify"):  # it takes seconds, and nothing is computed before
+        from trt_lora.scripts.verification.peft_reference import PeftReference
     problems: list[str] = []
     with stage_progress() as progress, open_engine(args.engine, args.backend) as engine:
         runner, tolerance = _runner(engine), TOLERANCES[engine.manifest.dtype]
@@ -75,23 +54,35 @@ def _verify(args: argparse.Namespace) -> None:
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
         prompts = _prompts(args, engine)
         progress.stage("reference")
-        reference = _reference(args.model, args.adapter, engine.manifest.dtype)
+        with _peft_errors(args.model, args.adapter):
+            reference = PeftReference(args.model, {ADAPTER: args.adapter}, engine.manifest.dtype)
         progress.stage("logits")
         rows = list(
-            compared_logits(engine, ADAPTER, reference, prompts, args.max_tokens, progress.turn)
+            logits.compared_logits(
+                engine, ADAPTER, reference, prompts, args.max_tokens, progress.turn
+            )
         )
         progress.stage("deltas")
-        ours = engine_factors(engine.adapters, ADAPTER)
-        errors = delta_errors(ours, reference.factors(ADAPTER))
-    problems += logit_problems(rows, limit)
-    problems += delta_problems(errors, tolerance.delta)
-    if not any(map(delta_norm, ours.values())):
+        ours = deltas.engine_factors(engine.adapters, ADAPTER)
+        errors = deltas.delta_errors(ours, reference.factors(ADAPTER))
+    problems += logits.logit_problems(rows, limit)
+    problems += deltas.delta_problems(errors, tolerance.delta)
+    if not any(map(deltas.delta_norm, ours.values())):
         problems.append("the adapter adds nothing at any site, so that nothing was verified")
     if args.json:
-        print_json(_as_json(runner, limit, rows, errors, problems))
+        print_json(
+            {
+                "same": not problems,
+                "ran_on": runner,
+                "tolerance": limit,
+                "problems": problems,
+                "logits": [dataclasses.asdict(row) for row in rows],
+                "delta_errors": errors,  # by site, relative to PEFT's
+            }
+        )
     else:
-        print_logits(rows)
-        print_deltas(errors)
+        logits.print_logits(rows)
+        deltas.print_deltas(errors)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
@@ -100,34 +91,16 @@ def _verify(args: argparse.Namespace) -> None:
         print(f"the engine computes what PEFT does: {args.adapter}; it ran on {runner}")
 
 
-def _as_json(
-    runner: str,
-    limit: float,
-    rows: Sequence[LogitRow],
-    errors: Mapping[str, float],
-    problems: Sequence[str],
-) -> dict[str, Any]:
-    return {
-        "same": not problems,
-        "ran_on": runner,
-        "tolerance": limit,
-        "problems": problems,
-        "logits": [dataclasses.asdict(row) for row in rows],
-        "delta_errors": errors,  # by site, relative to PEFT's
-    }
-
-
 def _runner(engine: Engine) -> str:
     if engine.memory.device == HOST:
         return "ONNX Runtime (CPU)"
     return f"{engine.manifest.flavour} (GPU)"
 
 
-def _reference(model: Path, adapter: Path, dtype: str) -> "PeftReference":
-    from trt_lora.scripts.verification.peft_reference import PeftReference
-
+@contextmanager
+def _peft_errors(model: Path, adapter: Path) -> Iterator[None]:
     try:
-        return PeftReference(model, {ADAPTER: adapter}, dtype)
+        yield
     except (ValueError, RuntimeError, OSError) as error:
         raise ConfigError(f"PEFT cannot load {adapter} on {model}: {error}") from error
 
@@ -145,7 +118,7 @@ def _other_base(engine: Engine, model: Path) -> Iterator[str]:
 
 
 def _prompts(args: argparse.Namespace, engine: Engine) -> list[str]:
-    if not has_tokenizer(engine):
+    if not logits.has_tokenizer(engine):
         return [f"random ids {number} (no tokenizer)" for number in range(len(PROMPTS))]
     if args.prompts is None:
         return list(PROMPTS)

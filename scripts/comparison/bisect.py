@@ -45,11 +45,7 @@ class SiteFault:
 
 
 def first_fault(
-    engine: Steps,
-    reference: Steps,
-    manifest: Manifest,
-    sites: Sequence[SiteCoverage],
-    limit: float,
+    engine: Steps, reference: Steps, manifest: Manifest, sites: Sequence[SiteCoverage], limit: float
 ) -> SiteFault | None:
     """Return the first site, in the order of `engine`, that is off by more than `limit`.
 

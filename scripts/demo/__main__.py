@@ -93,7 +93,7 @@ def demo_config(flavour: str) -> BuildConfig:
 
 
 def _flavour(wanted: str | None, progress: BuildProgress) -> str:
-    """Say that there is no plan where nobody asked for one and nothing could run it."""
+    """Say that there is no plan where none was asked for and nothing could run it."""
     if wanted is None and cuda_obstacle():
         progress.note("no GPU can be used here, so no plan is made (trt-lora doctor says why)")
         progress.note("make demo DEMO='--flavour tensorrt-rtx' makes one all the same")

@@ -2,24 +2,25 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.checked import typed
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.files.json_file import read_json
-from trt_lora.scripts.measuring.made_by import made_by
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class ContestantTimes:
-    """What one contestant took for one workload; ratios are to the base model, round by round."""
+class VariantTimes:
+    """What one variant took for one workload; ratios are to the base model, round by round."""
 
-    contestant: str
+    contestant: str  # as the file calls a variant
     rank: int  # 0: the base model
     first_token_ms: float  # median of the rounds
     first_token_ratio: float
@@ -37,13 +38,13 @@ class ContestantTimes:
 
 @dataclass(frozen=True)
 class WorkloadTimes:
-    """One workload, and all contestants, the base model first."""
+    """One workload, and all variants, the base model first."""
 
     rows: int
     prompt_tokens: int
     new_tokens: int
     rounds: int
-    contestants: tuple[ContestantTimes, ...]
+    contestants: tuple[VariantTimes, ...]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,22 @@ def read_benchmark(path: Path) -> Benchmark:
     data = read_json(path)
     with made_by("trt-lora bench --export", path):
         return _parse(data)
+
+
+@contextmanager
+def made_by(command: str, path: Path) -> Iterator[None]:
+    """Refuse a file whose contents the block cannot take, and name the command that writes such.
+
+    Raises:
+        ConfigError: an item is missing, or of another type.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error!s:.500}"
+        raise ConfigError(
+            f"{path} is not what `{command}` writes: {what}; run it again, and pass its output"
+        ) from error
 
 
 def _parse(data: dict[str, Any]) -> Benchmark:

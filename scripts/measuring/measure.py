@@ -1,4 +1,4 @@
-"""Measure an engine: contestants take turns at every workload, so that ratios are of one moment."""
+"""Measure an engine: variants take turns at every workload, so that ratios are of one moment."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.cache_regions import cache_regions
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.measuring.answer_times import AnswerTimes, answer_times
-from trt_lora.scripts.measuring.benchmark import Benchmark, ContestantTimes, WorkloadTimes
-from trt_lora.scripts.measuring.contestants import BASE, Contest, Contestant
+from trt_lora.scripts.measuring.benchmark import Benchmark, VariantTimes, WorkloadTimes
 from trt_lora.scripts.measuring.machine import machine_of
 from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
 from trt_lora.scripts.measuring.turns import Times, orders
+from trt_lora.scripts.measuring.variants import BASE, BenchmarkRun, Variant
 from trt_lora.scripts.measuring.workload import BatchWorkload, how_many
 
 Answers = dict[str, list[AnswerTimes]]
@@ -21,7 +21,7 @@ Turn = Callable[[str, int, int], object]
 
 def measure(
     engine: Executor,
-    contest: Contest,
+    run: BenchmarkRun,
     workloads: Sequence[BatchWorkload],
     rounds: int,
     turn: Turn = lambda *_: None,
@@ -30,7 +30,7 @@ def measure(
 
     Args:
         engine: a running engine.
-        contest: its contestants.
+        run: its variants.
         workloads: what they answer, the same in each round.
         rounds: that count; one more before them warms up.
         turn: called before each turn with what it is, how many there are before it, and in all.
@@ -39,75 +39,75 @@ def measure(
         OutputError: logits are NaN or infinite.
         BackendError: a device has no room for a cache.
     """
-    total = (rounds + 1) * sum(len(_taking_part(contest, workload)) for workload in workloads)
+    total = (rounds + 1) * sum(len(_taking_part(run, workload)) for workload in workloads)
     done = count()
 
     def announce(name: str) -> None:
         turn(name, next(done), total)
 
     times = tuple(
-        _workload_times(engine, contest, workload, rounds, announce) for workload in workloads
+        _workload_times(engine, run, workload, rounds, announce) for workload in workloads
     )
     device = engine.memory.device
     return Benchmark(
         engine.manifest.base_model.name,
         "ONNX Runtime" if device == HOST else "TensorRT",
         machine_of(device),
-        _memory(engine, contest, max(workload.rows for workload in workloads)),
+        _memory(engine, run, max(workload.rows for workload in workloads)),
         times,
     )
 
 
-def _taking_part(contest: Contest, workload: BatchWorkload) -> dict[str, Contestant]:
-    return {c.name: c for c in contest.contestants if c.adapters[1:] == () or workload.rows > 1}
+def _taking_part(run: BenchmarkRun, workload: BatchWorkload) -> dict[str, Variant]:
+    return {c.name: c for c in run.variants if c.adapters[1:] == () or workload.rows > 1}
 
 
 def _workload_times(
     engine: Executor,
-    contest: Contest,
+    run: BenchmarkRun,
     workload: BatchWorkload,
     rounds: int,
     announce: Callable[[str], None],
 ) -> WorkloadTimes:
-    contestants = _taking_part(contest, workload)
-    answers: Answers = {name: [] for name in contestants}
+    variants = _taking_part(run, workload)
+    answers: Answers = {name: [] for name in variants}
     rows = how_many(workload.rows, "row")
-    for number, order in enumerate(orders(list(contestants), rounds + 1)):
+    for number, order in enumerate(orders(list(variants), rounds + 1)):
         prompts = workload.prompts(engine.manifest, number)
         for name in order:
             announce(f"{f'round {number} of {rounds}' if number else 'warm-up'}, {rows}: {name}")
-            answers[name].append(_answer(contest, contestants[name], prompts, workload))
+            answers[name].append(_answer(run, variants[name], prompts, workload))
     timed = {name: times[1:] for name, times in answers.items()}  # the first round warms up
     return WorkloadTimes(
         workload.rows,
         workload.prompt_tokens,
         workload.new_tokens,
         rounds,
-        tuple(_contestant_times(c, timed, workload.rows) for c in contestants.values()),
+        tuple(_variant_times(c, timed, workload.rows) for c in variants.values()),
     )
 
 
 def _answer(
-    contest: Contest,
-    contestant: Contestant,
+    run: BenchmarkRun,
+    variant: Variant,
     prompts: Sequence[Sequence[int]],
     workload: BatchWorkload,
 ) -> AnswerTimes:
-    batch = contest.batch(contestant, workload.rows)
-    adapters = [contest.adapter_of(contestant, row) for row in range(workload.rows)]
+    batch = run.batch(variant, workload.rows)
+    adapters = [run.adapter_of(variant, row) for row in range(workload.rows)]
     return answer_times(batch, prompts, adapters, workload.new_tokens)
 
 
-def _contestant_times(contestant: Contestant, answers: Answers, rows: int) -> ContestantTimes:
+def _variant_times(variant: Variant, answers: Answers, rows: int) -> VariantTimes:
     first = Times({name: [t.first_token for t in times] for name, times in answers.items()})
     decode = Times({name: [t.decode for t in times] for name, times in answers.items()})
-    tokens = [seconds for times in answers[contestant.name] for seconds in times.tokens]
+    tokens = [seconds for times in answers[variant.name] for seconds in times.tokens]
     p50, p90, p99 = (percentile(tokens, percent) * 1e3 for percent in (50, 90, 99))
-    first_ratios, ratios = (t.ratios(contestant.name, BASE) for t in (first, decode))
-    return ContestantTimes(
-        contestant.name,
-        contestant.rank,
-        first.median(contestant.name) * 1e3,
+    first_ratios, ratios = (t.ratios(variant.name, BASE) for t in (first, decode))
+    return VariantTimes(
+        variant.name,
+        variant.rank,
+        first.median(variant.name) * 1e3,
         statistics.median(first_ratios),
         p50,
         p90,
@@ -128,14 +128,14 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _memory(engine: Executor, contest: Contest, rows: int) -> dict[str, int]:
+def _memory(engine: Executor, run: BenchmarkRun, rows: int) -> dict[str, int]:
     """Bytes of what an answer needs, and of this process; what is 0 is not known here."""
     cache = sum(region.nbytes(rows) for region in cache_regions(engine.manifest, rows))
     found = {
         "this process, now": resident_bytes(),
         "this process, most": peak_resident_bytes(),
         f"KV cache of {rows} rows": cache,
-        **{c.name: c.nbytes for c in contest.contestants if len(c.adapters) == 1},
+        **{c.name: c.nbytes for c in run.variants if len(c.adapters) == 1},
     }
     if engine.memory.device != HOST:
         found["free on the GPU"] = engine.memory.free_bytes()

@@ -13,14 +13,10 @@ def peak_resident_bytes() -> int:
     return _status_bytes("self", "VmHWM:")
 
 
-def _status_bytes(pid: int | str, field: str) -> int:
+def _status_bytes(pid: int | str, name: str) -> int:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    return _field(status, field)
-
-
-def _field(text: str, name: str) -> int:
-    _, found, rest = text.partition(name)  # a process that has just ended has none
+    _, found, rest = status.partition(name)  # a process that has just ended has none
     return int(rest.split()[0]) * 1024 if found else 0

@@ -27,10 +27,10 @@ def polygraphy_errors() -> Iterator[None]:
         message = f"{error.strerror or error}: {error.filename}"
     else:
         return
-    G_LOGGER.critical(message)  # raises PolygraphyException, whose context nobody needs to see
+    G_LOGGER.critical(message)  # raises PolygraphyException, whose context says no more
 
 
-class LoraInputs:
+class LoraInputs(list[Inputs]):
     """A data loader: every input of every iteration, for `Comparator.run` and `--gen-script`.
 
     They are made at once, so that what is wrong is said before a model is loaded.
@@ -54,16 +54,4 @@ class LoraInputs:
         with polygraphy_errors():
             path = Path(adapter) if adapter is not None else None
             spec = InputSpec(path, prompt, shape, seed, iterations)
-            self._steps = make_inputs(Path(engine), read_manifest(Path(engine)), spec)
-
-    def __len__(self) -> int:
-        """The number of iterations."""
-        return len(self._steps)
-
-    def __getitem__(self, iteration: int) -> Inputs:
-        """Return the inputs of one iteration."""
-        return self._steps[iteration]
-
-    def __iter__(self) -> Iterator[Inputs]:
-        """Yield the inputs of every iteration."""
-        return iter(self._steps)
+            super().__init__(make_inputs(Path(engine), read_manifest(Path(engine)), spec))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trt_lora.builder.tensorrt.onnx_bytes import with_decomposable_attention
+from trt_lora.builder.tensorrt.onnx_bytes import onnx_bytes
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import BackendError, ModelError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT, TENSORRT_RTX
@@ -51,6 +51,7 @@ def network_with_plugin(engine: str) -> tuple[Any, Any, Any]:
         PolygraphyException: it is no engine, or the plugin cannot be had here; the message is
             logged.
     """
+    import onnx_ir as ir
     from polygraphy import config
     from polygraphy.backend.trt import CreateNetwork, get_trt_logger
 
@@ -65,7 +66,7 @@ def network_with_plugin(engine: str) -> tuple[Any, Any, Any]:
         builder, network = CreateNetwork(strongly_typed=True)()
         parser = trt.OnnxParser(network, get_trt_logger())
         parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
-        if not parser.parse(with_decomposable_attention(path.read_bytes()), str(path)):
+        if not parser.parse(onnx_bytes(ir.load(path)), str(path)):
             reasons = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             raise ModelError(f"{flavour.name} cannot parse {path}: {'; '.join(reasons)}")
     return builder, network, parser

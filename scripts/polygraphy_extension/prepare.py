@@ -118,9 +118,7 @@ def _use_profile(groups: Any, manifest: Manifest) -> None:
     groups[TrtLoadNetworkArgs].strongly_typed = True
 
 
-def union(
-    profiles: Mapping[str, Mapping[str, Range]],
-) -> dict[str, tuple[Shape, Shape, Shape]]:
+def union(profiles: Mapping[str, Mapping[str, Range]]) -> dict[str, tuple[Shape, Shape, Shape]]:
     """Return one profile that allows all that the profiles do: min, opt and max by input."""
     last = list(profiles.values())[-1]
     every = {name: [ranges[name] for ranges in profiles.values()] for name in last}

@@ -6,7 +6,7 @@ from trt_lora.builder.tensorrt.build_log import Layout
 from trt_lora.plugins.checked import typed
 from trt_lora.runtime.files.json_file import read_json_as
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.scripts.measuring.made_by import made_by
+from trt_lora.scripts.measuring.benchmark import made_by
 from trt_lora.scripts.report.bars import Bar, Chart
 
 _MAX_BYTES = 64 << 20  # a hundred layers in four layouts

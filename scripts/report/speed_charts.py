@@ -1,14 +1,12 @@
-"""Charts of times: of a benchmark's contestants, and of other ways to run an adapter."""
+"""Charts of times: of a benchmark's variants, and of other ways to run an adapter."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.checked import typed
 from trt_lora.runtime.files.json_file import read_json
-from trt_lora.scripts.measuring.benchmark import Benchmark, WorkloadTimes
-from trt_lora.scripts.measuring.made_by import made_by
+from trt_lora.scripts.measuring.benchmark import Benchmark, WorkloadTimes, made_by
 from trt_lora.scripts.report.bars import Bar, Chart
 
 _OURS = "ours"
@@ -21,54 +19,16 @@ def benchmark_charts(benchmark: Benchmark) -> tuple[Chart, ...]:
 
 def _workload_charts(times: WorkloadTimes) -> Iterator[Chart]:
     asked = f"{times.rows} x {times.prompt_tokens} + {times.new_tokens} tokens"
-    yield Chart(
-        f"Tokens/s, {asked}",
-        tuple(
-            Bar(c.contestant, c.tokens_per_second, f"{c.tokens_per_second:.1f}")
-            for c in times.contestants
-        ),
-    )
-    yield Chart(
-        f"Time of a token, {asked}",
-        tuple(
-            Bar(
-                c.contestant,
-                c.token_p50_ms,
-                f"{c.token_p50_ms:.2f} ms, p99 {c.token_p99_ms:.2f} ({c.token_ratio:.2f} x base)",
-            )
-            for c in times.contestants
-        ),
-    )
-    yield Chart(
-        f"First token, {asked}",
-        tuple(
-            Bar(
-                c.contestant,
-                c.first_token_ms,
-                f"{c.first_token_ms:.0f} ms ({c.first_token_ratio:.2f} x base)",
-            )
-            for c in times.contestants
-        ),
-    )
-
-
-@dataclass(frozen=True)
-class PeerTimes:
-    """What one peer took for one workload."""
-
-    title: str
-    tokens_per_second: float
-    prompt_ms: float
-    is_ours: bool
-
-
-@dataclass(frozen=True)
-class PeerCell:
-    """One workload of `docs/benchmarks/peers.json`."""
-
-    rows: int
-    prompt_tokens: int
-    peers: tuple[PeerTimes, ...]
+    rates, tokens, firsts = [], [], []
+    for c in times.contestants:
+        of_token = f"p99 {c.token_p99_ms:.2f} ({c.token_ratio:.2f} x base)"
+        of_first = f"{c.first_token_ms:.0f} ms ({c.first_token_ratio:.2f} x base)"
+        rates.append(Bar(c.contestant, c.tokens_per_second, f"{c.tokens_per_second:.1f}"))
+        tokens.append(Bar(c.contestant, c.token_p50_ms, f"{c.token_p50_ms:.2f} ms, {of_token}"))
+        firsts.append(Bar(c.contestant, c.first_token_ms, of_first))
+    yield Chart(f"Tokens/s, {asked}", tuple(rates))
+    yield Chart(f"Time of a token, {asked}", tuple(tokens))
+    yield Chart(f"First token, {asked}", tuple(firsts))
 
 
 def peer_charts(path: Path) -> tuple[Chart, ...]:
@@ -80,35 +40,24 @@ def peer_charts(path: Path) -> tuple[Chart, ...]:
     """
     data = read_json(path)
     with made_by("python -m trt_lora.scripts.bench.peers", path):
-        cells = tuple(_peer_cell(cell, data["peers"]) for cell in data["cells"])
-    return tuple(chart for cell in cells if cell.peers for chart in _peer_charts(cell))
+        charts = [chart for cell in data["cells"] for chart in _peer_charts(cell, data["peers"])]
+    return tuple(charts)
 
 
-def _peer_cell(cell: Mapping[str, Any], peers: Mapping[str, Any]) -> PeerCell:
-    times = [
-        {
-            "title": peers[name]["title"],
-            "tokens_per_second": row["decode, tokens/s"],
-            "prompt_ms": row["prompt, ms"],
-            "is_ours": name == _OURS,
-        }
-        for name, row in cell["peers"].items()
-    ]
-    fields = {"rows": cell["batch"], "prompt_tokens": cell["context"], "peers": times}
-    found: PeerCell = typed(PeerCell, fields, "cell")
-    return found
+def _peer_charts(cell: Mapping[str, Any], peers: Mapping[str, Any]) -> Iterator[Chart]:
+    asked = f"{cell['batch']} x {cell['context']} tokens"
+    for what, title, digits in (
+        ("decode, tokens/s", "Decode, tokens/s", 1),
+        ("prompt, ms", "Prompt, ms", 0),
+    ):
+        bars = tuple(
+            _bar(name, peers[name]["title"], row[what], digits)
+            for name, row in cell["peers"].items()
+        )
+        if bars:
+            yield Chart(f"{title}, {asked}", bars)
 
 
-def _peer_charts(cell: PeerCell) -> Iterator[Chart]:
-    asked = f"{cell.rows} x {cell.prompt_tokens} tokens"
-    yield Chart(
-        f"Decode, tokens/s, {asked}",
-        tuple(
-            Bar(p.title, p.tokens_per_second, f"{p.tokens_per_second:.1f}", p.is_ours)
-            for p in cell.peers
-        ),
-    )
-    yield Chart(
-        f"Prompt, ms, {asked}",
-        tuple(Bar(p.title, p.prompt_ms, f"{p.prompt_ms:.0f}", p.is_ours) for p in cell.peers),
-    )
+def _bar(name: str, title: object, value: Any, digits: int) -> Bar:
+    typed(str, title, "title")
+    return Bar(str(title), typed(float, value, "time"), f"{value:.{digits}f}", name == _OURS)

@@ -3,18 +3,10 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from trt_lora.builder.config import (
-    DEFAULT_MAX_INPUT_LEN,
-    DEFAULT_MAX_LORA_RANK,
-    DEFAULT_MAX_LORAS,
-    DEFAULT_MAX_SEQ_LEN,
-    DTYPES,
-    FLAVOUR_CHOICES,
-    LORA_MODE_CHOICES,
-    PLUGIN_CHOICES,
-    BuildConfig,
-)
+from trt_lora.builder import config
+from trt_lora.builder.config import BuildConfig
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.files.hub_cache import model_name
@@ -22,6 +14,13 @@ from trt_lora.scripts.terminal.adapters import hub_path
 from trt_lora.scripts.terminal.command_parser import CommandParser, add_program_options
 
 ENGINES = Path("engines")  # where an engine goes that has no --output
+
+
+# The options that are fields of `BuildConfig` under the same name, with its defaults.
+_FIELDS = (
+    *("max_lora_rank", "lora_mode", "max_loras", "max_batch_size", "max_input_len", "max_seq_len"),
+    *("dtype", "flavour", "lora_plugin", "timing_cache"),
+)
 
 
 def build_parser() -> CommandParser:
@@ -32,12 +31,22 @@ def build_parser() -> CommandParser:
         "TensorRT plan, manifest.",
         allow_abbrev=False,
     )
-    _add_config_file(parser.add_argument)
-    _add_directories(parser.add_argument)
-    _add_lora_options(parser.add_argument)
-    _add_sizes(parser.add_argument)
-    _add_engine_options(parser.add_argument)
-    _add_json(parser.add_argument)
+    add = parser.add_argument
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of options by their long names; the command line wins over it",
+    )
+    add(
+        "--print-config",
+        action="store_true",
+        help="print such a file, with every option and the value it has here, and build nothing",
+    )
+    _add_directories(add)
+    _add_lora_options(add)
+    _add_engine_options(add)
+    add("--json", action="store_true", help="print one JSON object instead, also of --dry-run")
     add_program_options(parser)
     return parser
 
@@ -52,23 +61,15 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
     if args.model is None:
         raise ConfigError("nothing says which model to build; pass --model DIR")
     model = hub_path(args.model, args.revision)
+    fields: dict[str, Any] = {name: getattr(args, name) for name in _FIELDS}
     return BuildConfig(
         model=model,
         output=args.output or ENGINES / model_name(model.resolve()).rpartition("/")[2],
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(map(hub_path, args.lora_dir)),
-        max_lora_rank=args.max_lora_rank,
-        lora_mode=args.lora_mode,
-        max_loras=args.max_loras,
-        max_batch_size=args.max_batch_size,
-        max_input_len=args.max_input_len,
-        max_seq_len=args.max_seq_len,
-        dtype=args.dtype,
-        flavour=args.flavour,
-        lora_plugin=args.lora_plugin,
         binding_names=BindingNames(args.binding_names),
-        timing_cache=args.timing_cache,
         force=bool(args.force),
+        **fields,
     )
 
 
@@ -102,22 +103,18 @@ def _add_flag(add: Callable[..., object], option: str, what: str) -> None:
     add(option, action=argparse.BooleanOptionalAction, help=what)
 
 
-def _add_config_file(add: Callable[..., object]) -> None:
-    add(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="TOML file of options by their long names; the command line wins over it",
-    )
-    add(
-        "--print-config",
-        action="store_true",
-        help="print such a file, with every option and the value it has here, and build nothing",
-    )
+def _add_number(add: Callable[..., object], option: str, unit: str, what: str) -> None:
+    add(option, type=int, default=_default(option), metavar=unit, help=what)
 
 
-def _add_json(add: Callable[..., object]) -> None:
-    add("--json", action="store_true", help="print one JSON object instead, also of --dry-run")
+def _add_choice(
+    add: Callable[..., object], option: str, choices: tuple[str, ...], what: str
+) -> None:
+    add(option, choices=choices, default=_default(option), help=what)
+
+
+def _default(option: str) -> object:
+    return getattr(BuildConfig, option.removeprefix("--").replace("-", "_"))
 
 
 def _add_lora_options(add: Callable[..., object]) -> None:
@@ -137,81 +134,59 @@ def _add_lora_options(add: Callable[..., object]) -> None:
         metavar="DIR",
         help="real adapters: the engine gets their modules, largest rank and commonest rank",
     )
-    add(
+    _add_number(
+        add,
         "--max-lora-rank",
-        type=int,
-        default=BuildConfig.max_lora_rank,
-        metavar="RANK",
-        help="largest rank an adapter may have (default: that of --lora-dir, else "
-        f"{DEFAULT_MAX_LORA_RANK})",
+        "RANK",
+        "largest rank an adapter may have (default: that of --lora-dir, else "
+        f"{config.DEFAULT_MAX_LORA_RANK})",
     )
-    add(
+    _add_choice(
+        add,
         "--lora-mode",
-        choices=LORA_MODE_CHOICES,
-        default=BuildConfig.lora_mode,
-        help="one adapter for all rows of a batch (single), or one for each (slots) "
+        config.LORA_MODE_CHOICES,
+        "one adapter for all rows of a batch (single), or one for each (slots) "
         "(default: slots where --max-loras is given, else single)",
     )
-    add(
+    _add_number(
+        add,
         "--max-loras",
-        type=int,
-        default=BuildConfig.max_loras,
-        metavar="SLOTS",
-        help="adapters in one batch, each row with its own (default: 0, which is one adapter for "
-        f"all rows; {DEFAULT_MAX_LORAS} with --lora-mode slots)",
+        "SLOTS",
+        "adapters in one batch, each row with its own (default: 0, which is one adapter for "
+        f"all rows; {config.DEFAULT_MAX_LORAS} with --lora-mode slots)",
     )
     add(
         "--binding-names",
-        choices=[names.value for names in BindingNames],
+        choices=[each.value for each in BindingNames],
         default=BuildConfig.binding_names.value,
         help="spelling of the LoRA inputs; edgellm is TensorRT-Edge-LLM's (default: %(default)s)",
     )
 
 
-def _add_sizes(add: Callable[..., object]) -> None:
-    add(
-        "--max-batch-size",
-        type=int,
-        default=BuildConfig.max_batch_size,
-        metavar="ROWS",
-        help="sequences at a time (default: %(default)s)",
-    )
-    add(
+def _add_engine_options(add: Callable[..., object]) -> None:
+    _add_number(add, "--max-batch-size", "ROWS", "sequences at a time (default: %(default)s)")
+    _add_number(
+        add,
         "--max-input-len",
-        type=int,
-        default=BuildConfig.max_input_len,
-        metavar="TOKENS",
-        help=f"tokens of a prompt that one step takes (default: {DEFAULT_MAX_INPUT_LEN}, or "
+        "TOKENS",
+        f"tokens of a prompt that one step takes (default: {config.DEFAULT_MAX_INPUT_LEN}, or "
         "--max-seq-len if that is less)",
     )
-    add(
+    _add_number(
+        add,
         "--max-seq-len",
-        type=int,
-        default=BuildConfig.max_seq_len,
-        metavar="TOKENS",
-        help=f"tokens of prompt and answer together (default: {DEFAULT_MAX_SEQ_LEN}, or twice "
+        "TOKENS",
+        f"tokens of prompt and answer together (default: {config.DEFAULT_MAX_SEQ_LEN}, or twice "
         "--max-input-len if that is more, or the model's positions if those are fewer)",
     )
-
-
-def _add_engine_options(add: Callable[..., object]) -> None:
-    add(
-        "--dtype",
-        choices=DTYPES,
-        default=BuildConfig.dtype,
-        help="of weights and activations (default: %(default)s)",
-    )
-    add(
-        "--flavour",
-        choices=FLAVOUR_CHOICES,
-        default=BuildConfig.flavour,
-        help="auto takes what is installed; none makes the ONNX file only (default: %(default)s)",
-    )
-    add(
+    _add_choice(add, "--dtype", config.DTYPES, "of weights and activations (default: %(default)s)")
+    what = "auto takes what is installed; none makes the ONNX file only (default: %(default)s)"
+    _add_choice(add, "--flavour", config.FLAVOUR_CHOICES, what)
+    _add_choice(
+        add,
         "--lora-plugin",
-        choices=PLUGIN_CHOICES,
-        default=BuildConfig.lora_plugin,
-        help="plugin: one kernel of ours for linears that read one x; native: matrix products of "
+        config.PLUGIN_CHOICES,
+        "plugin: one kernel of ours for linears that read one x; native: matrix products of "
         "TensorRT's; aot: the plugin inside the plan, so that it runs without Python (full "
         "TensorRT 10.10 or newer); auto: plugin where the flavour can, else native "
         "(default: %(default)s)",

@@ -54,7 +54,7 @@ def build_progress() -> Iterator[BuildProgress]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[turn]}", markup=False),
     )
-    # What is printed on standard output stays there, for whoever reads it.
+    # What is printed on standard output stays there, for what reads it.
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bars:
         progress = BuildProgress(bars)
         yield progress

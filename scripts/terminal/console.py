@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 FAILED = 2  # the exit status of every error that is not a defect of the package
-UNREAD = 141  # when nobody reads what is printed: what a shell says of a process that SIGPIPE ended
+BROKEN_PIPE = 141  # where the reader is gone: what a shell says of a process that SIGPIPE ended
 
 
 def warn(message: str) -> None:
@@ -85,7 +85,7 @@ def run(command: Callable[[], None], words: Sequence[str] | None = None) -> None
     """Run a command; print an input's fault as one message and exit with FAILED.
 
     Ctrl-C makes it exit with INTERRUPTED, SIGTERM with TERMINATED. Where the reader of its output
-    is gone, as in `| head`, it exits with UNREAD and says nothing.
+    is gone, as in `| head`, it exits with BROKEN_PIPE and says nothing.
 
     Args:
         command: what it does.
@@ -102,7 +102,7 @@ def run(command: Callable[[], None], words: Sequence[str] | None = None) -> None
             _run(command, interrupted, as_json="--json" in options)
     except BrokenPipeError:
         _drop_output()
-        sys.exit(UNREAD)
+        sys.exit(BROKEN_PIPE)
 
 
 def _run(command: Callable[[], None], interrupted: NotedInterrupt, *, as_json: bool) -> None:
@@ -130,7 +130,7 @@ def _failure_of(error: BaseException, interrupted: NotedInterrupt) -> _Failure |
     if isinstance(error, LoRAError):
         return _Failure(type(error).__name__, str(error), notes)
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        return _Failure(type(error).__name__, _what_went_wrong(error))
+        return _Failure(type(error).__name__, _os_error_text(error))
     return None
 
 
@@ -146,7 +146,7 @@ def _drop_output() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
-def _what_went_wrong(error: OSError) -> str:
+def _os_error_text(error: OSError) -> str:
     place = f": {error.filename}" if error.filename else ""
     next_step = "make room" if error.errno == errno.ENOSPC else "check the path"
     return f"{error.strerror or error}{place}; {next_step}, and run it again"

@@ -1,9 +1,7 @@
 """An adapter's coverage: a grid of modules and layers, or a line for every tensor."""
 
-import importlib.util
 import re
 import string
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from itertools import groupby
 from trt_lora.plugins.contract.sites import parse_binding, split_at_layer
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.scripts.terminal.printing import rich_console
 
 DUMMY, REFUSED, OTHER = ".", "x", "+"
 _LETTERS = string.ascii_lowercase.replace(REFUSED, "")  # a rank each; as capitals where shared
@@ -20,7 +19,7 @@ _REFUSED_ROWS, _REFUSED_LAYERS = 12, 1000  # most that an adapter's own names ca
 
 
 @dataclass(frozen=True)
-class SiteGrid:
+class GlyphGrid:
     """A glyph for every site, and what the glyphs mean."""
 
     glyphs: Mapping[str, str]  # by the path of the site
@@ -50,7 +49,7 @@ def _block(stem: str, rows: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[s
             yield module, "".join(cells.get(layer, " ") for layer in columns).rstrip()
 
 
-def site_grid(coverage: Coverage, manifest: Manifest) -> SiteGrid:
+def glyph_grid(coverage: Coverage, manifest: Manifest) -> GlyphGrid:
     """Return the grid of an adapter in an engine, with the modules that the engine refuses."""
     ranks = sorted({site.rank for site in coverage.adapted})
     letters = {rank: _LETTERS[i] if i < len(_LETTERS) else OTHER for i, rank in enumerate(ranks)}
@@ -61,7 +60,7 @@ def site_grid(coverage: Coverage, manifest: Manifest) -> SiteGrid:
     meanings |= {letter.upper(): f"{rank}, tensors shared" for letter, rank in meanings.items()}
     meanings |= {OTHER: "another rank", DUMMY: "no tensor: a dummy", REFUSED: "refused"}
     found = set(glyphs.values())
-    return SiteGrid(glyphs, {glyph: text for glyph, text in meanings.items() if glyph in found})
+    return GlyphGrid(glyphs, {glyph: text for glyph, text in meanings.items() if glyph in found})
 
 
 def _shared_sites(coverage: Coverage, manifest: Manifest) -> set[str]:
@@ -92,7 +91,7 @@ _STYLES = {DUMMY: "dim", REFUSED: "bold red"}
 
 def print_grid(coverage: Coverage, manifest: Manifest) -> None:
     """Print what an adapter binds where, and the kinds of tensors that are not bound or ignored."""
-    grid = site_grid(coverage, manifest)
+    grid = glyph_grid(coverage, manifest)
     for label, glyphs in grid.lines():
         _print_glyphs(f"{label}  ", glyphs)
     print("   ".join(f"{glyph} {text}" for glyph, text in grid.legend.items()))
@@ -102,15 +101,14 @@ def print_grid(coverage: Coverage, manifest: Manifest) -> None:
 
 
 def _print_glyphs(label: str, glyphs: str) -> None:
-    if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
+    if (console := rich_console()) is None:
         print(label + glyphs)
         return
-    from rich.console import Console
     from rich.text import Text
 
     runs = ("".join(run) for _, run in groupby(glyphs))
     styled = [(run, _STYLES.get(run[0], "green" if run[0].isalpha() else "")) for run in runs]
-    Console().print(Text.assemble(label, *styled), soft_wrap=True)
+    console.print(Text.assemble(label, *styled), soft_wrap=True)
 
 
 def _kinds(reasons: Mapping[str, str]) -> Iterator[str]:

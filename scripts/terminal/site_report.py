@@ -1,6 +1,7 @@
 """Report of a dry run: LoRA sites, and the linears left alone with the reason."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from trt_lora.builder.targets import LeftAlone, SiteList
 from trt_lora.plugins.contract.sites import Site, layer_of, path_in_layer
@@ -9,10 +10,7 @@ from trt_lora.scripts.terminal.console import print_table
 
 def print_sites(listing: SiteList, *, verbose: bool) -> None:
     """Print a line a kind of linear, or, with `verbose`, a line a linear; the last line counts."""
-    if verbose:
-        _print_all(listing)
-    else:
-        _print_kinds(listing)
+    (_print_all if verbose else _print_kinds)(listing)
     print(f"{len(listing.sites)} sites, {len(listing.left_alone)} left alone")
 
 
@@ -60,11 +58,7 @@ def _module(site: Site) -> str:
 
 def _layers(paths: Sequence[str]) -> str:
     """The layers of paths in short: `0-29`, or `0, 2-4`."""
-    layers = [layer for path in paths if (layer := layer_of(path)) is not None]
-    runs: list[list[int]] = []
-    for layer in sorted(set(layers)):
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs) or "-"
+    layers = sorted({layer for path in paths if (layer := layer_of(path)) is not None})
+    runs = groupby(enumerate(layers), key=lambda numbered: numbered[1] - numbered[0])
+    ends = [[layer for _, layer in run] for _, run in runs]
+    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in ends) or "-"

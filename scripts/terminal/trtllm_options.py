@@ -1,6 +1,6 @@
 """Options of TensorRT-LLM's `trtllm-build` that mean nothing here: each with a sentence."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from trt_lora.builder.config import DTYPES
 from trt_lora.plugins.errors import ConfigError
@@ -77,15 +77,12 @@ def without_trtllm_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return kept, notes
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each option with the values behind it; words before the first are options by themselves."""
-    option, values = "", list[str]()
+def _options(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each option with the values behind it; words before the first are one by themselves."""
+    options: list[tuple[str, list[str]]] = []
     for word in words:
-        if option and not word.startswith("--"):
-            values.append(word)
-            continue
-        if option:
-            yield option, values
-        option, values = word, []
-    if option:
-        yield option, values
+        if options and not word.startswith("--"):
+            options[-1][1].append(word)
+        else:
+            options.append((word, []))
+    return options

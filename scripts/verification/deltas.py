@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from trt_lora.plugins.contract.sites import split_at_layer
 from trt_lora.runtime.memory.tensor import Tensor
 from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.scripts.terminal.console import print_table
@@ -89,6 +90,5 @@ def delta_problems(errors: Mapping[str, float], limit: float) -> list[str]:
 
 
 def _row_and_column(path: str) -> tuple[str, str]:
-    parts = path.split(".")
-    last = next((i for i, part in reversed(list(enumerate(parts))) if part.isdecimal()), -1)
-    return ".".join(parts[: last + 1]), ".".join(parts[last + 1 :])
+    stem, layer, module = split_at_layer(path)
+    return "" if layer is None else f"{stem}.{layer}", module

@@ -137,8 +137,7 @@ def _step(
 ) -> dict[str, Array]:
     batch, width = ids.shape
     kept = np.arange(1, batch + 1) * width - 1
-    cache = _cache(manifest, batch, manifest.max_seq_len, rng)
-    return token_inputs(ids, lengths, kept, bound) | cache
+    return token_inputs(ids, lengths, kept, bound) | _cache(manifest, batch, rng)
 
 
 def _shortened(step: dict[str, Array]) -> dict[str, Array]:
@@ -148,14 +147,12 @@ def _shortened(step: dict[str, Array]) -> dict[str, Array]:
     return {**step, **cache, BOUND: step[BOUND][:needed]}
 
 
-def _cache(
-    manifest: Manifest, batch: int, length: int, rng: np.random.Generator | None
-) -> dict[str, Array]:
-    """Every cache input [batch, kv_heads, length, dim]; zeros without a generator."""
+def _cache(manifest: Manifest, batch: int, rng: np.random.Generator | None) -> dict[str, Array]:
+    """Every cache input [batch, kv_heads, max_len, dim]; zeros without a generator."""
     dtypes = {binding.name: storage_dtype(binding.dtype) for binding in manifest.inputs}
     return {
         name: (np.zeros(shape) if rng is None else rng.standard_normal(shape)).astype(dtypes[name])
-        for name, shape in cache_shapes(manifest, batch, length).items()
+        for name, shape in cache_shapes(manifest, batch, manifest.max_seq_len).items()
     }
 
 

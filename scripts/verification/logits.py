@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from trt_lora.runtime import Engine, SamplingParams
+from trt_lora.runtime import Engine, SamplingParams, TensorMap
+from trt_lora.runtime.engines.topk import Logits
+from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.scripts.terminal.adapters import BASE
 from trt_lora.scripts.terminal.console import print_table
-from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 if TYPE_CHECKING:
     from trt_lora.scripts.verification.peft_reference import PeftReference
@@ -76,13 +76,37 @@ def has_tokenizer(engine: Engine) -> bool:
     return (engine.directory / "tokenizer.json").is_file()
 
 
-def engine_logits(engine: Engine, name: str, ids: Ids, *, prompt: int) -> npt.NDArray[np.float32]:
+def engine_logits(engine: Engine, name: str, ids: Ids, *, prompt: int) -> Logits:
     """Return logits [batch, s, vocab] of ids [batch, s].
 
     The first `prompt` positions go through prefill, the others one by one through decode.
     """
     tensor_map = engine.adapters.bindings.rows([name or None])
     return np.stack(forced_logits(engine, tensor_map, ids.tolist(), ids.shape[1] - prompt))
+
+
+def forced_logits(
+    engine: Engine, tensor_map: TensorMap, rows: Sequence[Sequence[int]], decoded: int
+) -> list[Logits]:
+    """Return logits [tokens, vocab] of every token of every row.
+
+    Args:
+        engine: it runs.
+        tensor_map: holds its LoRA bindings.
+        rows: token ids; their lengths may differ.
+        decoded: tokens at the end of each row that are decoded, all rows together. The others are
+            prompts, each of which is run by itself.
+    """
+    decoder = StaticDecoder(engine, tensor_map, len(rows))
+    found = []
+    for place, row in enumerate(rows):
+        decoder.cache.admit(place)
+        prompt = np.array([row[: len(row) - decoded]], np.int64)
+        found.append([decoder.run(prompt, first=place, kept=np.arange(prompt.size))])
+    for step in range(-decoded, 0):
+        for place, logits in enumerate(decoder.decode(np.array([row[step] for row in rows]))):
+            found[place].append(logits[None].copy())
+    return [np.concatenate(parts) for parts in found]
 
 
 def print_logits(rows: Iterable[LogitRow]) -> None:

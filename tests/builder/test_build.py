@@ -162,7 +162,7 @@ def test_an_engine_takes_the_room_that_was_asked_for(
 ) -> None:
     needed: list[int] = []
     monkeypatch.setattr(
-        "trt_lora.builder.build.check_room", lambda _, weights, __: needed.append(weights)
+        "trt_lora.builder.build._check_room", lambda _, weights, **__: needed.append(weights)
     )
     with pytest.raises(AssertionError):
         build_engine(

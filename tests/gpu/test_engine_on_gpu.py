@@ -11,12 +11,12 @@ import pytest
 from gpu.tensorrt_probe import Answer
 
 from trt_lora.plugins.errors import BackendError, TensorError
-from trt_lora.runtime import Executor, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime import Engine, Executor, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.verification.teacher_forcing import forced_logits
+from trt_lora.scripts.verification.logits import forced_logits
 
 pytestmark = pytest.mark.gpu
 
@@ -50,7 +50,7 @@ def engine_directory(
     return folder
 
 
-def answers(engine: Executor, folder: Path) -> Iterator[tuple[str, Array]]:
+def answers(engine: Engine, folder: Path) -> Iterator[tuple[str, Array]]:
     """Yield the logits of base and adapters, each twice in turns."""
     manager = LoRAManager()
     manager.initialize_engine_bindings(engine)

@@ -1,7 +1,5 @@
 """Evaluate position-only subgraphs: masks and rotary tables."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -39,16 +37,11 @@ def evaluated(
 
 def _graph_inputs(value: ir.Value) -> list[ir.Value]:
     """The graph inputs that a value is computed from, each once."""
-    return list(dict.fromkeys(_inputs_behind(value, set())))
-
-
-def _inputs_behind(value: ir.Value, visited: set[ir.Value]) -> Iterator[ir.Value]:
-    if value in visited:
-        return
-    visited.add(value)
-    if value.is_graph_input():
-        yield value
-    producer = value.producer()
-    for operand in producer.inputs if producer is not None else ():
-        if operand is not None:
-            yield from _inputs_behind(operand, visited)
+    behind, waiting = {value: None}, [value]
+    while waiting:
+        producer = waiting.pop().producer()
+        operands = (operand for operand in (producer.inputs if producer else ()) if operand)
+        new = dict.fromkeys(operand for operand in operands if operand not in behind)
+        behind |= new
+        waiting += new
+    return [each for each in behind if each.is_graph_input()]

@@ -143,31 +143,21 @@ def _leave(region: _Region, graph: ir.Graph, sizes: ir.Value) -> None:
         for node, index in uses:
             if node not in region.nodes:
                 node.replace_input_with(index, deep)
-        _insert_after(graph, value, tape)
+        gv.insert_behind(graph, value, gv.unnamed(tape))
     for node in region.nodes:
         for value in node.outputs:
-            assert value.shape is not None  # or it would not be here
-            value.shape = ir.Shape([*FLAT, value.shape[2]])
+            value.shape = ir.Shape([*FLAT, gv.present(value.shape)[2]])
 
 
 def _enter(region: _Region, graph: ir.Graph) -> None:
     """Flatten what the region reads of others; a view of a view is one view."""
     for value in region.entries:
-        assert value.shape is not None
-        source, tape = value, Tape()
+        source, tape, width = value, Tape(), gv.present(value.shape)[2]
         while (view := source.producer()) and view.op_type == "Reshape" and view.inputs[0]:
             source = view.inputs[0]
-        flat = tape.op("Reshape", [source, gv.constant(tape, [-1, value.shape[2]])])
-        flat.type, flat.shape = value.type, ir.Shape([*FLAT, value.shape[2]])
+        flat = tape.op("Reshape", [source, gv.constant(tape, [-1, width])])
+        flat.type, flat.shape = value.type, ir.Shape([*FLAT, width])
         for node, index in tuple(value.uses()):
             if node in region.nodes:
                 node.replace_input_with(index, flat)
-        _insert_after(graph, source, tape)
-
-
-def _insert_after(graph: ir.Graph, value: ir.Value, tape: Tape) -> None:
-    node = value.producer()
-    if node is None:  # an input
-        graph.insert_before(graph[0], gv.unnamed(tape))
-    else:
-        graph.insert_after(node, gv.unnamed(tape))
+        gv.insert_behind(graph, source, gv.unnamed(tape))

@@ -62,9 +62,7 @@ def _takes(product: ir.Value, other: ir.Value) -> bool:
 
 
 def _absorb(addition: ir.Node, product: ir.Value, other: ir.Value) -> None:
-    node = product.producer()
-    assert node is not None  # `_takes` has looked
-    assert isinstance(node.graph, ir.Graph)
-    graph, gemm = node.graph, ir.Node("", "Gemm", [*node.inputs, other])
+    node = gv.present(product.producer())
+    graph, gemm = gv.graph_of(node), ir.Node("", "Gemm", [*node.inputs, other])
     gv.replace_node(addition, [gemm], gemm.outputs[0])
     graph.remove(node, safe=True)

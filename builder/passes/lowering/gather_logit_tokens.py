@@ -60,8 +60,7 @@ def _choice(places: ir.Value) -> _Choice | None:
     node = found = _reader(_reader(places, "Unsqueeze"), "GatherND")
     last = _reader(found, "Transpose")
     while node is not None and last is not None and _moves_nothing(node):
-        value = node.inputs[0]
-        assert value is not None  # what it moves
+        value = gv.present(node.inputs[0])
         if has_tokens(value, FLAT):
             return _Choice(node, last)
         node = value.producer()
@@ -107,15 +106,11 @@ def _choose(
     for node, index in tuple(value.uses()):
         if node in readers:
             node.replace_input_with(index, kept)
-    producer = value.producer()
-    assert producer is not None  # no input of the graph is flat
-    graph.insert_after(producer, gather)
+    gv.insert_behind(graph, value, gather)
 
 
 def _kept_shape(value: ir.Value, places: ir.Value) -> ir.Shape:
-    assert value.shape is not None  # it has tokens
-    assert places.shape is not None  # an input's
-    return ir.Shape([places.shape[0], value.shape[-1]])
+    return ir.Shape([gv.present(places.shape)[0], gv.present(value.shape)[-1]])
 
 
 def _replace(last: ir.Node, chosen: ir.Value | None) -> None:

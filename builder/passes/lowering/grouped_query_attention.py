@@ -137,9 +137,7 @@ def _replace(
     _join_views(result)
 
 
-def _behind_rotary_embedding(
-    values: list[ir.Value],
-) -> tuple[list[ir.Value], list[ir.Value]]:
+def _behind_rotary_embedding(values: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
     """What is turned, and the tables that turn it; no tables where values are not turned alike."""
     nodes = [node for value in values if (node := value.producer()) is not None]
     if any(node.op_type != ROTARY_EMBEDDING for node in nodes) or len(nodes) != len(values):
@@ -157,9 +155,7 @@ def _take_over(row: _Row, output: ir.Value) -> None:
     """Make the operator's output the graph's, in the place of the scatter's."""
     old = row.scatter.outputs[0]
     output.type, output.shape = old.type, old.shape
-    name, old.name = old.name, None
-    ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
-    output.name = name
+    gv.replace_value(old, output)
 
 
 def _flat(tape: Tape, value: ir.Value) -> ir.Value:
@@ -184,10 +180,8 @@ def _join_views(result: ir.Value) -> None:
     for use in tuple(result.uses()):
         if not _swaps_heads(use.node):
             continue
-        transpose = result.producer()
-        assert transpose is not None
-        back, heads = use.node.outputs[0], gv.present(transpose.inputs[0])
-        ir.convenience.replace_all_uses_with(back, heads)
+        heads = gv.present(gv.present(result.producer()).inputs[0])
+        ir.convenience.replace_all_uses_with(use.node.outputs[0], heads)
 
 
 def _row(node: ir.Node, position: int) -> _Row | None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.plugins.contract.operators import DOMAIN, operator_named
+from trt_lora.plugins.contract.operators import operator_named
 
 
 class OptionalLoRA(ir.passes.InPlacePass):
@@ -25,10 +25,8 @@ class OptionalLoRA(ir.passes.InPlacePass):
         """Add the defaults in place."""
         factors = [factor for node in model.graph for factor in _factors(node)]
         for value in factors:
-            assert value.shape is not None  # the insertion pass gives one,
-            assert value.dtype is not None  # and a type
-            sizes = [size if isinstance(size, int) else 0 for size in value.shape]
-            default = np.zeros(sizes, value.dtype.numpy())
+            sizes = [size if isinstance(size, int) else 0 for size in gv.present(value.shape)]
+            default = np.zeros(sizes, gv.present(value.dtype).numpy())
             value.const_value = ir.tensor(default, name=value.name)
             model.graph.register_initializer(value)
         return ir.passes.PassResult(model, modified=bool(factors))
@@ -41,8 +39,5 @@ class OptionalLoRA(ir.passes.InPlacePass):
 
 
 def _factors(node: ir.Node) -> list[ir.Value]:
-    operator = operator_named(node.op_type) if node.domain == DOMAIN else None
-    if operator is None or operator.has_slots:
-        return []
-    places = [place for site in range(operator.sites) for place in operator.factors(site)]
-    return [value for place in places if (value := node.inputs[place]) is not None]
+    operator = operator_named(node.op_type)
+    return [] if operator is None or operator.has_slots else gv.factors(node)

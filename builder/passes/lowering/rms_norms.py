@@ -27,8 +27,8 @@ class RMSNorms(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        kinds: list[Any] = [_InFloat32, _OfHalfPrecision]
-        rules = [kind.rule() for kind in kinds]
+        norm: Any = _Norm
+        rules = [norm.rule(is_half=is_half) for is_half in (False, True)]
         apply_rules(model, pattern.RewriteRuleSet(rules, commute=True))
         return ir.passes.PassResult(model, modified=True)
 
@@ -39,35 +39,29 @@ class RMSNorms(ir.passes.InPlacePass):
             gv.ensure(widths[0] == widths[1], f"{node.name} has a weight of another width")
 
 
-class _InFloat32(pattern.RewriteRuleClassBase):
-    """x and weight are of the type that the norm is computed in."""
+class _Norm(pattern.RewriteRuleClassBase):
+    """x and weight are of one type, float32 or a half one that is widened for the norm alone."""
+
+    def __init__(self, *, is_half: bool) -> None:
+        super().__init__()
+        self._is_half = is_half
 
     def pattern(self, op: Any, x: Any, weight: Any, epsilon: Any) -> Any:
+        if self._is_half:
+            return op.Mul(weight, op.Cast(_normed(op, op.Cast(x, to=_FLOAT), epsilon)))
         return op.Mul(weight, _normed(op, x, epsilon))
 
     def check(  # type: ignore[override] # the rewriter calls it by name
         self, context: Any, x: ir.Value, weight: ir.Value, epsilon: ir.Value
     ) -> bool:
         del context  # the rewriter's own
-        return _is_norm(x, weight, epsilon) and x.dtype == weight.dtype == ir.DataType.FLOAT
+        has_its_type = self._is_half or x.dtype == ir.DataType.FLOAT
+        return has_its_type and x.dtype == weight.dtype and _is_norm(x, weight, epsilon)
 
     def rewrite(self, op: Any, x: ir.Value, weight: ir.Value, epsilon: ir.Value) -> Any:
         return op.RMSNormalization(
             x, weight, axis=-1, epsilon=gv.number(epsilon), stash_type=_FLOAT
         )
-
-
-class _OfHalfPrecision(_InFloat32):
-    """x is widened for the norm, which is narrowed again before it is scaled."""
-
-    def pattern(self, op: Any, x: Any, weight: Any, epsilon: Any) -> Any:
-        return op.Mul(weight, op.Cast(_normed(op, op.Cast(x, to=_FLOAT), epsilon)))
-
-    def check(  # type: ignore[override]
-        self, context: Any, x: ir.Value, weight: ir.Value, epsilon: ir.Value
-    ) -> bool:
-        del context
-        return _is_norm(x, weight, epsilon) and x.dtype == weight.dtype
 
 
 def _normed(op: Any, x: Any, epsilon: Any) -> Any:

@@ -94,9 +94,9 @@ class _Tables:
         return found if has_shape else None
 
     def _initializer(self, rows: Array, value: ir.Value, x: ir.Value) -> ir.Value:
-        assert x.dtype is not None  # the exporter writes the type of every value
-        tensor = ir.tensor(rows, dtype=x.dtype, name=f"{value.name}_table")
-        kind, shape = ir.TensorType(x.dtype), ir.Shape(rows.shape)
+        dtype = gv.present(x.dtype)
+        tensor = ir.tensor(rows, dtype=dtype, name=f"{value.name}_table")
+        kind, shape = ir.TensorType(dtype), ir.Shape(rows.shape)
         table = ir.Value(name=tensor.name, type=kind, shape=shape, const_value=tensor)
         self._model.graph.register_initializer(table)
         return table

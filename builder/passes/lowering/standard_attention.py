@@ -60,8 +60,7 @@ def _write_out(node: ir.Node) -> None:
     query, key, value, mask = (gv.present(operand) for operand in node.inputs)
     heads, groups = gv.size_of(query, 1), gv.size_of(key, 1)
     scale, cap = node.attributes["scale"].as_float(), node.attributes[SOFTCAP].as_float()
-    tape, dtype = Tape(), query.dtype
-    assert dtype is not None  # the exporter writes the type of every value
+    tape, dtype = Tape(), gv.present(query.dtype)
 
     def scalar(number: float) -> ir.Value:
         return tape.op("Constant", [], {"value": ir.tensor(np.array(number, dtype.numpy()))})

@@ -47,7 +47,7 @@ class GroupCell:
 
 
 class GroupCalls:
-    """So many calls with adapters of their own each, which a replay does not find in the cache."""
+    """Calls with adapters of their own each, which a replay does not find in the cache."""
 
     def __init__(
         self, device: CudaDevice, cell: GroupCell, linears: Sequence[LinearShape], calls: int
@@ -58,7 +58,7 @@ class GroupCalls:
             device: where the calls run.
             cell: their sizes.
             linears: of the group.
-            calls: so many, one after another.
+            calls: how many, one after another.
         """
         self._device, self._cell = device, cell
         slots = SLOTS if cell.has_slots else 1

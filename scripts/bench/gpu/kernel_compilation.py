@@ -15,18 +15,16 @@ from trt_lora.plugins.kernels.nvrtc import KERNELS, SLOT_KERNELS, compile_ptx
 from trt_lora.scripts.bench.gpu.gpu_tests import current_chip
 from trt_lora.scripts.measuring.report import ResultRow
 
-
-def rows_on_gpu() -> Iterator[ResultRow]:
-    """Compile all kernels for the current GPU; see `rows`."""
-    yield from rows(current_chip(), (*KERNELS, *SLOT_KERNELS))
+ALL = (*KERNELS, *SLOT_KERNELS)
 
 
-def rows(chip: Chip, kernels: Sequence[str]) -> Iterator[ResultRow]:
-    """Compile; a row for every kernel, as it comes.
+def rows(chip: Chip | None = None, kernels: Sequence[str] = ALL) -> Iterator[ResultRow]:
+    """Compile for a chip, by default the current GPU; a row for every kernel, as it comes.
 
     Raises:
         BackendError: at the end, if one was refused; it names them.
     """
+    chip = chip or current_chip()
     refused = []
     # PTX of an older architecture runs on every newer one.
     arch = "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"

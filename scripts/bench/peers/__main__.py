@@ -71,7 +71,8 @@ class PeerRun:
             for _ in range(args.openings):
                 with ExitStack() as stack:
                     processes = self._loaded(Path(name), stack)
-                    self._check(processes, args.prompt_ids or _prompt_ids(args))
+                    question = args.prompt_ids or TextTokenizer(args.model).encode(CHECK)
+                    self._check(processes, [*question])
                     deadline = time.monotonic() + args.seconds / args.openings
                     rounds = Rounds(args.steps, args.rounds, deadline, ANSWER_SECONDS)
                     rounds.run(processes, self.results, _log)
@@ -177,19 +178,11 @@ def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argp
     add("--logs", type=Path, help="folder for what peers print (default: a temporary one)")
     add("--output", type=Path, default=OUTPUT, help="JSON file")
     args = parser.parse_args(argv)
-    pythons = dict(text.partition("=")[::2] for text in args.python)
+    pythons = {name: Path(path) for name, _, path in (text.partition("=") for text in args.python)}
     if unknown := set(pythons) - {entry.name for entry in entries}:
         parser.error(f"--python names {', '.join(sorted(unknown))}; peers are {names}")
-    args.pythons = {name: _interpreter(Path(path)) for name, path in pythons.items()}
+    args.pythons = {n: p / "bin" / "python" if p.is_dir() else p for n, p in pythons.items()}
     return args
-
-
-def _interpreter(path: Path) -> Path:
-    return path / "bin" / "python" if path.is_dir() else path
-
-
-def _prompt_ids(args: argparse.Namespace) -> list[int]:
-    return list(TextTokenizer(args.model).encode(CHECK))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ TIMES = DECODE, PROMPT = "decode, tokens/s", "prompt, ms"
 
 
 class Cell(NamedTuple):
-    """One workload: so many rows, each with a prompt of so many tokens."""
+    """One workload: its rows, and the tokens of each one's prompt."""
 
     batch: int
     context: int

@@ -9,7 +9,6 @@ from support.models.tiny_models import ARCHITECTURES
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from trt_lora.builder.export.attention import ATTENTION
-from trt_lora.builder.export.cache_layout import CacheLayout
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
@@ -24,7 +23,6 @@ def random_model(config: Any) -> Any:
 def test_keys_and_values_of_different_widths_have_caches_of_their_own_shape() -> None:
     config = small_config("deepseek_v3")
     exported = export_causal_lm(random_model(config), 24)
-    assert exported.cache == (CacheLayout(heads=1, key_dim=16, value_dim=8),) * 2
     shapes = {str(value.name): str(value.shape) for value in exported.model.graph.inputs}
     assert shapes["cache.1.key"] == "[batch,1,24,16]"
     assert shapes["cache.1.value"] == "[batch,1,24,8]"

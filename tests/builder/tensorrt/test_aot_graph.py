@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import onnx
+import onnx_ir as ir
 import pytest
 from conftest import TinyEngine
 from support.fakes.fake_cuda import FakeCuda
@@ -15,9 +15,8 @@ from trt_lora.builder.tensorrt import aot_graph as aot_plugin
 from trt_lora.builder.tensorrt.aot_graph import (
     check_plugin_layers,
     largest_groups,
-    with_aot_plugins,
+    use_aot_plugins,
 )
-from trt_lora.builder.tensorrt.onnx_bytes import parsed_onnx
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape
@@ -29,21 +28,20 @@ CHIP = Chip((9, 0), 132)
 
 
 @pytest.fixture
-def model(tiny_engine: TinyEngine) -> bytes:
-    return (tiny_engine.engine / ONNX_FILE).read_bytes()
+def model(tiny_engine: TinyEngine) -> ir.Model:
+    return ir.load(tiny_engine.engine / ONNX_FILE)
 
 
-def attributes(model: bytes) -> list[dict[str, Any]]:
-    nodes = onnx.ModelProto.FromString(model).graph.node
+def attributes(model: ir.Model) -> list[dict[str, Any]]:
     return [
-        {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
-        for node in nodes
+        {name: attribute.value for name, attribute in node.attributes.items()}
+        for node in model.graph
         if node.domain == DOMAIN
     ]
 
 
 def test_every_node_asks_for_the_plugin_at_its_largest_shapes(
-    tiny_engine: TinyEngine, model: bytes, monkeypatch: pytest.MonkeyPatch
+    tiny_engine: TinyEngine, model: ir.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(aot_plugin, "register_aot_plugins", lambda *args: calls.append(args))
@@ -52,17 +50,17 @@ def test_every_node_asks_for_the_plugin_at_its_largest_shapes(
     cuda.install(monkeypatch)
     cuda.current_device = 1
     profiles = read_manifest(tiny_engine.engine).profiles
-    asked = with_aot_plugins("tensorrt", model, profiles)
+    assert attributes(model) == [{}, {}]
+    use_aot_plugins("tensorrt", model, profiles)
     # A prompt of 32 tokens in a batch of 2; q [32, 32] and v [32, 16] of two layers; rank 16.
     group = GroupShape(64, 32, (SiteShape(32, 16), SiteShape(16, 16)), "float32", has_addend=False)
     assert calls == [("tensorrt", [group, group], CHIP)]
-    assert attributes(asked) == [{"plugin_namespace": b"trt_lora", "aot": 1}] * 2
-    assert attributes(model) == [{}, {}]
-    assert largest_groups(parsed_onnx(asked), profiles) == [group, group]
+    assert attributes(model) == [{"plugin_namespace": "trt_lora", "aot": 1}] * 2
+    assert largest_groups(model, profiles) == [group, group]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_node_that_the_parser_has_inlined_is_an_error(count: int, model: bytes) -> None:
+def test_a_node_that_the_parser_has_inlined_is_an_error(count: int, model: ir.Model) -> None:
     trt: Any = SimpleNamespace(LayerType=SimpleNamespace(PLUGIN_V3="plugin"))
     layers = [SimpleNamespace(type=kind) for kind in ("plugin",) * count + ("other",)]
     network: Any = SimpleNamespace(num_layers=len(layers), get_layer=layers.__getitem__)

@@ -63,7 +63,7 @@ def built(
     model: ir.Model, lora_plugin: str, profiles: Mapping[str, Mapping[str, Range]]
 ) -> list[Kernel]:
     compiler = Compiler(TENSORRT_RTX, NoProgress(), lora_plugin)
-    return compiler.kernels(ir.to_proto(model).SerializeToString(), Path("m.onnx"), profiles)
+    return compiler.kernels(model, Path("m.onnx"), profiles)
 
 
 def bindings(model: ir.Model) -> list[Binding]:

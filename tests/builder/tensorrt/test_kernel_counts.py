@@ -104,9 +104,8 @@ def weight(k: int, n: int, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np
 def kernels(model: ir.Model, lora_plugin: str) -> Counts:
     """Build the model for 1 to 64 rows and count."""
     profile = {str(value.name): shape_range(value) for value in model.graph.inputs}
-    proto = ir.to_proto(model).SerializeToString()
     compiler = Compiler(TENSORRT_RTX, NoProgress(), lora_plugin)
-    found = compiler.kernels(proto, Path("layer.onnx"), {"decode": profile})
+    found = compiler.kernels(model, Path("layer.onnx"), {"decode": profile})
     return Counts(len(found), sum(kernel.is_pad_copy for kernel in found))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fakes.fake_engine import FakeExecutor, make_manifest
+from support.schedulers import scheduler_of
 from support.steps import step_of
 from tokenizers import Tokenizer, decoders, models
 
@@ -66,7 +67,7 @@ def params_of(**fields: Any) -> SamplingParams:
 
 
 def answer_of(tokenizer: TextTokenizer, text: str, **fields: Any) -> tuple[str, list[Token]]:
-    batch = Scheduler(Spelling(text), tokenizer=tokenizer, rows=1)
+    batch = scheduler_of(Spelling(text), tokenizer=tokenizer, rows=1)
     batch.submit([4], params_of(**fields))
     tokens: list[Token] = []
     while batch:
@@ -145,7 +146,7 @@ def test_without_text_an_answer_has_its_tokens(tokenizer: TextTokenizer) -> None
 
 def test_the_first_piece_of_an_answer_has_the_space_of_its_place(tokenizer: TextTokenizer) -> None:
     assert answer_of(tokenizer, "▁ab")[0] == " ab ab"
-    batch = Scheduler(Spelling("▁ab"), tokenizer=tokenizer, rows=1)
+    batch = scheduler_of(Spelling("▁ab"), tokenizer=tokenizer, rows=1)
     row = batch.submit([4], params_of(max_tokens=4))
     text = "".join(token.text for _ in range(2) for token in step_of(batch))
     batch.preempt(row)
@@ -176,7 +177,7 @@ def test_what_ends_answers_goes_on_behind_an_interrupt_of_the_row(tokenizer: Tex
     """The text of the first tokens is not counted again when a row is run anew."""
     params = params_of(min_tokens=3, stop="bc", include_stop_str_in_output=True)
     for steps in range(5):
-        batch = Scheduler(Spelling("abcabc"), tokenizer=tokenizer, rows=1)
+        batch = scheduler_of(Spelling("abcabc"), tokenizer=tokenizer, rows=1)
         row = batch.submit([4], params)
         text = "".join(token.text for _ in range(steps) for token in step_of(batch))
         batch.preempt(row) if steps else None
@@ -201,7 +202,7 @@ def drawn(scheduler: Scheduler, **fields: Any) -> list[list[int | None]]:
 @pytest.mark.parametrize("seed", [0, 5, -7, (1 << 64) - 1, -(1 << 63)])
 def test_n_answers_are_those_of_seeds_that_follow_one_another(seed: int) -> None:
     """As vLLM's; the last seed of 64 bits is followed by the first."""
-    scheduler = Scheduler(Spelling("abc"))
+    scheduler = scheduler_of(Spelling("abc"))
     several = drawn(scheduler, seed=seed, n=4)
     alone = [drawn(scheduler, seed=(seed + index) % (1 << 64))[0] for index in range(4)]
     assert several == alone
@@ -210,14 +211,14 @@ def test_n_answers_are_those_of_seeds_that_follow_one_another(seed: int) -> None
 
 @pytest.mark.parametrize("seed", [None, -1])
 def test_without_a_seed_every_answer_is_another_one(seed: int | None) -> None:
-    scheduler = Scheduler(Spelling("abc"))
+    scheduler = scheduler_of(Spelling("abc"))
     found = [*drawn(scheduler, seed=seed, n=3), *drawn(scheduler, seed=seed, n=3)]
     assert len(set(map(tuple, found))) == 6
 
 
 def test_n_answers_of_a_loop_run_their_prompt_once() -> None:
     engine, given = Spelling("abc"), dict[int, list[int | None]]()
-    scheduler = Scheduler(engine, shares_prefixes=False)
+    scheduler = scheduler_of(engine, shares_prefixes=False)
     params = SamplingParams(temperature=9.0, max_tokens=1, n=4, seed=3)
     with EngineLoop(
         scheduler, lambda a: given.update({n: [t.token_id] for n, t in a.tokens.items()})

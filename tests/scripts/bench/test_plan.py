@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
@@ -22,6 +23,7 @@ from trt_lora.plugins.tensorrt.flavour import TENSORRT, flavour_named
 from trt_lora.runtime import SamplingParams
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
+from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.serving.engine_loop import EngineLoop
 from trt_lora.scripts.bench import host_step, plan
 from trt_lora.scripts.bench.gpu import llama_engines
@@ -112,7 +114,7 @@ def test_a_plan_decodes_on_one_stream_and_prefills_on_two(
     build_engine(BuildConfig(model, tmp_path / "engine", ("all-linear",), **options))
     manifest, onnx = read_manifest(tmp_path / "engine"), tmp_path / "engine" / ONNX_FILE
     kernels = Compiler(flavour, NoProgress(), "plugin").kernels(
-        onnx.read_bytes(), onnx, manifest.profiles
+        ir.load(onnx), onnx, manifest.profiles
     )
     streams = {
         profile: [k.stream for k in kernels if k.profile == index and k.kind == "custom_layer"]
@@ -136,7 +138,8 @@ def test_the_hosts_part_of_a_step_is_measured_from_delivery_to_delivery(
 
 def test_all_rows_of_the_bench_are_given_a_token_at_every_step() -> None:
     clients = host_step.Clients(2)
-    engine = host_step.StubEngine(host_step._manifest(2), host_step.random_logits(2, 0.0))
+    found = host_step.random_logits(2, 0.0)
+    engine = host_step.StubEngine(host_step._manifest(2), HostMemory(), found=found)
     scheduler = scheduler_of(engine, rows=2)
     for row in range(2):
         scheduler.submit([row], SamplingParams(temperature=0, max_tokens=4))

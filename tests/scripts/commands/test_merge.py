@@ -22,8 +22,8 @@ from trt_lora.builder.checkpoint.base_model import load_model
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.runtime import LoRAManager, TensorMap, open_engine, read_manifest
 from trt_lora.runtime.engines.topk import Logits
+from trt_lora.scripts.verification.logits import forced_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
-from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 Q = ["q_proj"]
 

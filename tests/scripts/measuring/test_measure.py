@@ -14,9 +14,9 @@ from support.fakes.tiny_static_engine import static_manifest
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.scripts.measuring import answer_times
-from trt_lora.scripts.measuring.benchmark import Benchmark, ContestantTimes
-from trt_lora.scripts.measuring.contestants import BASE, MIXED, Contest, contest_of
+from trt_lora.scripts.measuring.benchmark import Benchmark, VariantTimes
 from trt_lora.scripts.measuring.measure import measure, percentile
+from trt_lora.scripts.measuring.variants import BASE, MIXED, BenchmarkRun, run_of
 from trt_lora.scripts.measuring.workload import BatchWorkload
 
 PROMPT, NEW = 5, 4
@@ -27,13 +27,13 @@ def bench(
 ) -> Benchmark:
     """Measure the adapters of some numbers, on the engine's own clock."""
     paths = {str(number): number_file(folder, number) for number in numbers}
-    contest = contest_of(engine, paths, ())
+    run = run_of(engine, paths, ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer_times, "perf_counter", engine.clock)
-        return measure(engine, contest, [BatchWorkload(rows, PROMPT, NEW)], rounds)
+        return measure(engine, run, [BatchWorkload(rows, PROMPT, NEW)], rounds)
 
 
-def by_name(found: Benchmark) -> dict[str, ContestantTimes]:
+def by_name(found: Benchmark) -> dict[str, VariantTimes]:
     (times,) = found.workloads
     return {contestant.contestant: contestant for contestant in times.contestants}
 
@@ -85,13 +85,13 @@ def test_a_machine_that_slows_down_changes_no_ratio(tmp_path: Path) -> None:
 
 def test_every_turn_is_announced_before_it_is_taken(tmp_path: Path) -> None:
     engine, said = ClockedEngine(slots=1), list[tuple[str, int, int, int]]()
-    contest = contest_of(engine, {"2": number_file(tmp_path, 2)}, ())
+    run = run_of(engine, {"2": number_file(tmp_path, 2)}, ())
     asked = [BatchWorkload(1, PROMPT, NEW), BatchWorkload(2, PROMPT, NEW)]
 
     def turn(name: str, done: int, total: int) -> None:
         said.append((name, done, total, len(engine.numbers)))
 
-    measure(engine, contest, asked, 1, turn)
+    measure(engine, run, asked, 1, turn)
     assert said == [
         ("warm-up, 1 row: (base)", 0, 8, 0),
         ("warm-up, 1 row: 2", 1, 8, NEW),
@@ -118,10 +118,10 @@ def test_rows_with_another_adapter_each_need_two_rows(tmp_path: Path) -> None:
 
 def test_an_adapter_at_a_time_is_switched_to_before_it_is_measured(tmp_path: Path) -> None:
     engine = ClockedEngine(slots=1)
-    contest = Contest(engine, {"3": number_file(tmp_path, 3)}, ())
+    run = BenchmarkRun(engine, {"3": number_file(tmp_path, 3)}, ())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer_times, "perf_counter", engine.clock)
-        found = by_name(measure(engine, contest, [BatchWorkload(1, PROMPT, NEW)], 2))
+        found = by_name(measure(engine, run, [BatchWorkload(1, PROMPT, NEW)], 2))
     assert found[BASE].token_p50_ms == 1e3
     assert found["3"].token_p50_ms == 4e3
 
@@ -129,7 +129,7 @@ def test_an_adapter_at_a_time_is_switched_to_before_it_is_measured(tmp_path: Pat
 @pytest.mark.parametrize("name", [BASE, MIXED, "random, rank 4"])
 def test_an_adapter_cannot_have_a_name_of_the_benchmark(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is the benchmark's own; give the adapter another"):
-        contest_of(ClockedEngine(slots=2), {name: number_file(tmp_path, 1)}, (4,))
+        run_of(ClockedEngine(slots=2), {name: number_file(tmp_path, 1)}, (4,))
 
 
 def test_a_percentile_lies_among_the_values() -> None:
@@ -150,13 +150,13 @@ def test_a_gpu_is_measured_and_gives_all_memory_back(
     trt.manifest = manifest
     directory = engine_directory(tmp_path / "engine", manifest)
     with TensorRTEngine(directory, replace(manifest, max_lora_rank=4)) as engine:
-        contest = contest_of(engine, {}, (2, 4))
-        found = measure(engine, contest, [BatchWorkload(1, 3, 3), BatchWorkload(2, 3, 3)], rounds=1)
+        run = run_of(engine, {}, (2, 4))
+        found = measure(engine, run, [BatchWorkload(1, 3, 3), BatchWorkload(2, 3, 3)], rounds=1)
         assert found.backend == "TensorRT"
         assert found.machine["gpu"] == "Fake GPU 0"
         assert found.memory_bytes["free on the GPU"] > 0
         for times in found.workloads:
             assert [c.rank for c in times.contestants] == [0, 2, 4]
             assert all(c.tokens_per_second > 0 for c in times.contestants)
-        del contest
+        del run
     cuda.check()

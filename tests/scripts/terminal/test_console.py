@@ -12,7 +12,7 @@ from conftest import TinyEngine
 from support.spoken_engine import spoken_engine
 
 from trt_lora.scripts import build_engine
-from trt_lora.scripts.terminal.console import TERMINATED, UNREAD, run
+from trt_lora.scripts.terminal.console import BROKEN_PIPE, TERMINATED, run
 from trt_lora.scripts.trt_lora_command import main
 
 COMMANDS = {"trt-lora": "trt_lora_command", "build-engine": "build_engine"}
@@ -38,13 +38,13 @@ def unread(name: str, *argv: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_reader_that_is_gone_ends_a_command_quietly(tiny_engine: TinyEngine) -> None:
     done = unread("trt-lora", "inspect", tiny_engine.engine)
-    assert (done.returncode, done.stderr) == (UNREAD, "")
+    assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_reader_that_is_gone_ends_help_quietly(name: str) -> None:
     done = unread(name, "--help")
-    assert done.returncode in (0, UNREAD)  # argparse itself ignores some closed pipes
+    assert done.returncode in (0, BROKEN_PIPE)  # argparse itself ignores some closed pipes
     assert done.stderr == ""
 
 
@@ -59,7 +59,7 @@ def test_a_dry_run_whose_reader_is_gone_ends_quietly(
         monkeypatch.setattr(sys, "stdout", pipe)
         with pytest.raises(SystemExit) as exited:
             build_engine.main(["--model", str(tiny_engine.model), *options])
-    assert (exited.value.code, capsys.readouterr().err) == (UNREAD, "")
+    assert (exited.value.code, capsys.readouterr().err) == (BROKEN_PIPE, "")
 
 
 # Runs a command of the test's own, which ends its own process by SIGTERM, in three ways.

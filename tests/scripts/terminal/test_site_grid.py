@@ -15,7 +15,7 @@ from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.terminal.coverage_report import SiteGrid, print_grid, site_grid
+from trt_lora.scripts.terminal.coverage_report import GlyphGrid, glyph_grid, print_grid
 
 
 def pair(path: str, rank: int, k: int = 8, n: int = 6) -> dict[str, Array]:
@@ -99,7 +99,7 @@ def coverage_of(ranks: dict[str, int], unexpected: dict[str, str] | None = None)
     return Coverage("adapter", {}, unexpected or {}, sites)
 
 
-def read_back(grid: SiteGrid) -> dict[str, str]:
+def read_back(grid: GlyphGrid) -> dict[str, str]:
     """What the lines and the legend say of every site, read as a person does."""
     found: dict[str, str] = {}
     stem, first = "", 0
@@ -119,7 +119,7 @@ def test_the_ranks_of_a_large_model_can_be_read_from_its_grid() -> None:
     stems = [f"{stem}.layers.{i}" for stem in ("encoder", "decoder") for i in range(126)]
     paths = [f"{stem}.{name}" for stem in stems for name in ("attn.q_proj", "mlp.up_proj")]
     ranks = {path: int(rng.integers(0, 24)) for path in paths}
-    grid = site_grid(coverage_of(ranks), make_manifest())
+    grid = glyph_grid(coverage_of(ranks), make_manifest())
     names = {path: f"rank {r}" if r else "no tensor: a dummy" for path, r in ranks.items()}
     assert read_back(grid) == names
     assert len(grid.lines()) == 2 * 3 * 3  # stems, blocks of 60 layers, a header and two modules
@@ -127,12 +127,12 @@ def test_the_ranks_of_a_large_model_can_be_read_from_its_grid() -> None:
 
 
 def test_a_site_outside_the_layers_has_a_line_of_its_own() -> None:
-    grid = site_grid(coverage_of({"model.layers.0.up": 4, "lm_head": 0}), make_manifest())
+    grid = glyph_grid(coverage_of({"model.layers.0.up": 4, "lm_head": 0}), make_manifest())
     assert grid.lines() == [("model.layers", "0"), ("up          ", "a"), ("lm_head     ", ".")]
 
 
 def test_more_ranks_than_letters_are_another_rank() -> None:
-    grid = site_grid(coverage_of({f"h.{i}.up": i + 1 for i in range(30)}), make_manifest())
+    grid = glyph_grid(coverage_of({f"h.{i}.up": i + 1 for i in range(30)}), make_manifest())
     assert grid.lines()[1][1] == "abcdefghijklmnopqrstuvwyz+++++"
     assert grid.legend["z"] == "rank 25"
     assert grid.legend["+"] == "another rank"
@@ -142,7 +142,7 @@ def test_names_in_a_file_cannot_make_a_grid_of_any_size() -> None:
     names = [f"h.{10**6 * i}.up" for i in range(1, 99)] + [f"h.0.m{i}" for i in range(9999)]
     names += [f"s{i}.0.up" for i in range(99)] + [f"h.{'9' * 9999}.up", "h.1.\x1b[2J", "up"]
     refused = {f"base_model.model.{name}.lora_A.weight": "no site" for name in names}
-    lines = site_grid(coverage_of({"h.0.up": 4}, refused), make_manifest()).lines()
+    lines = glyph_grid(coverage_of({"h.0.up": 4}, refused), make_manifest()).lines()
     assert len(lines) == 1 + 1 + 12
     assert all(line.isprintable() for line, _ in lines)
 
@@ -166,7 +166,7 @@ def test_glyphs_have_colours_on_a_terminal_with_rich_alone(
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", stream)
             if not has_rich:
-                patch.setitem(sys.modules, "rich", None)
+                patch.setitem(sys.modules, "rich.console", None)
             print_grid(coverage, make_manifest())
     assert "\x1b[32ma\x1b[0m" in coloured.getvalue()
     assert "\x1b[" not in plain.getvalue()

@@ -20,8 +20,8 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.engines.topk import Logits
+from trt_lora.scripts.verification.logits import forced_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
-from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 Make = Callable[[Path, Path], Path]  # model, directory -> the adapter that PEFT saved there
 

@@ -29,7 +29,10 @@ def cross_wires(engine: Path, path: str, other: str) -> None:
     model = ir.load(engine / ONNX_FILE)
     (call,) = _calls(model, path)
     wrong = next(value for value in model.graph.inputs if value.name == f"lora_B_{other}")
-    call.node.replace_input_with(call.operator.factors(call.index)[1], wrong)
+    node = call.result.producer()
+    assert node is not None
+    place = [getattr(value, "name", "") for value in node.inputs].index(f"lora_B_{path}")
+    node.replace_input_with(place, wrong)
     ir.save(model, engine / ONNX_FILE)
 
 

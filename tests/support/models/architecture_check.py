@@ -17,8 +17,8 @@ from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.manifest import ONNX_CPU_FILE
 from trt_lora.scripts.terminal.adapters import activate
+from trt_lora.scripts.verification.logits import forced_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
-from trt_lora.scripts.verification.teacher_forcing import forced_logits
 
 PROMPT, STEPS = 9, 8  # the window of small models, 4, is passed in the prompt and while decoding
 TOLERANCE = 1e-4

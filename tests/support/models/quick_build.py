@@ -66,14 +66,14 @@ def _shared(key: str, model: Any, max_len: int) -> Exported:
         exported = export_causal_lm(model, max_len)
         graph = ir.to_proto(exported.model).SerializeToString()
         part = file.with_suffix(".part")
-        part.write_bytes(pickle.dumps((graph, exported.cache, dict(exported.linears))))
+        part.write_bytes(pickle.dumps((graph, dict(exported.linears))))
         part.replace(file)
         return exported
 
 
 def _read(file: Path) -> Exported:
-    graph, cache, linears = pickle.loads(file.read_bytes())
-    return Exported(ir.from_proto(ModelProto.FromString(graph)), cache, linears)
+    graph, linears = pickle.loads(file.read_bytes())
+    return Exported(ir.from_proto(ModelProto.FromString(graph)), linears)
 
 
 def _digest(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""Contestants of a benchmark: the base model, adapters, and random adapters of several ranks."""
+"""Variants of a benchmark: the base model, adapters, and random adapters of several ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ BASE, MIXED = "(base)", "(another in every row)"
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Variant:
     """Who answers, and the size of its adapter; of several in a batch, the largest."""
 
     name: str
@@ -27,8 +27,8 @@ class Contestant:
     nbytes: int = 0  # of A and B in the executor
 
 
-class Contest:
-    """An engine with all contestants loaded; with slots, rows with another adapter each are one."""
+class BenchmarkRun:
+    """An engine with all variants loaded; with slots, rows with another adapter each are one."""
 
     def __init__(self, engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> None:
         """Load them.
@@ -45,25 +45,25 @@ class Contest:
             adapter = Adapter(_random_name(rank), {n: weight_of(n, w) for n, w in weights.items()})
             self._adapters.add(_random_name(rank), adapter)
         loaded = [
-            _contestant(name, self._adapters.get_coverage(name)) for name in self._adapters.names
+            _variant(name, self._adapters.get_coverage(name)) for name in self._adapters.names
         ]
-        self.contestants: tuple[Contestant, ...] = (Contestant(BASE), *loaded)
+        self.variants: tuple[Variant, ...] = (Variant(BASE), *loaded)
         slots = engine.manifest.max_loras
         together = loaded[-slots:] if slots else []  # random ones, and trained ones if need be
         if len(together) > 1:
-            self.contestants += (_mixed(together),)
+            self.variants += (_mixed(together),)
 
-    def batch(self, contestant: Contestant, rows: int) -> Scheduler:
-        """Return a batch without sequences; the cache stays for the next contestant."""
-        for name in contestant.adapters[:rows]:
+    def batch(self, variant: Variant, rows: int) -> Scheduler:
+        """Return a batch without sequences; the cache stays for the next variant."""
+        for name in variant.adapters[:rows]:
             self._adapters.bindings.activate(name)
         if rows not in self._batches:
             self._batches = {rows: whole_prompts(self._engine, self._adapters, rows)}
         return self._batches[rows]
 
-    def adapter_of(self, contestant: Contestant, row: int) -> str | None:
-        """Return the adapter of a row: the contestant's, in turn."""
-        names = contestant.adapters
+    def adapter_of(self, variant: Variant, row: int) -> str | None:
+        """Return the adapter of a row: the variant's, in turn."""
+        names = variant.adapters
         return names[row % len(names)] if names else None
 
 
@@ -74,8 +74,8 @@ def whole_prompts(engine: Executor, adapters: AdapterStore, rows: int) -> Schedu
     return Scheduler(engine, adapters, config)
 
 
-def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> Contest:
-    """Return the contest of an engine.
+def run_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ...]) -> BenchmarkRun:
+    """Return the run of an engine.
 
     Args:
         engine: a running engine.
@@ -90,19 +90,19 @@ def contest_of(engine: Executor, paths: Mapping[str, Path], ranks: tuple[int, ..
     for name in paths:
         if name in own:
             raise ConfigError(f"the name {name!r} is the benchmark's own; give the adapter another")
-    return Contest(engine, paths, ranks)
+    return BenchmarkRun(engine, paths, ranks)
 
 
 def _random_name(rank: int) -> str:
     return f"random, rank {rank}"
 
 
-def _contestant(name: str, coverage: Coverage) -> Contestant:
+def _variant(name: str, coverage: Coverage) -> Variant:
     rank = max((site.rank for site in coverage.sites), default=0)
-    return Contestant(name, (name,), rank, coverage.nbytes)
+    return Variant(name, (name,), rank, coverage.nbytes)
 
 
-def _mixed(together: list[Contestant]) -> Contestant:
-    names = tuple(contestant.name for contestant in together)
-    rank = max(contestant.rank for contestant in together)
-    return Contestant(MIXED, names, rank, sum(contestant.nbytes for contestant in together))
+def _mixed(together: list[Variant]) -> Variant:
+    names = tuple(variant.name for variant in together)
+    rank = max(variant.rank for variant in together)
+    return Variant(MIXED, names, rank, sum(variant.nbytes for variant in together))
