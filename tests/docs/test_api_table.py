@@ -21,7 +21,7 @@ MEMBERS = {  # of the documents, so that no row is lost
     "MAX `LoRAManager`": 18,
     "vLLM data structures": 63,
     "vLLM API": 28,
-    "vLLM `LLM`": 7,
+    "vLLM `LLM`": 8,
     "TensorRT-LLM LoRA workflow": 52,
     "PEFT `PeftModel` and `LoraConfig`": 21,
 }

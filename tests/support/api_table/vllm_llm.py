@@ -25,6 +25,12 @@ VLLM_LLM = Document(
             f"{_LLM}.chat",
             f"{_TESTS}::test_a_conversation_is_answered_by_its_template",
         ),
+        different(
+            "- `add_generation_prompt`, `continue_final_message`, `chat_template_kwargs`",
+            f"{_LLM}.chat",
+            f"{_TESTS}::test_a_conversation_goes_on_or_takes_variables_of_its_template",
+            "by name alone; tools are a variable of the template; messages are text or parts of text",
+        ),
         present(
             "`LLM.get_default_sampling_params()`",
             f"{_LLM}.get_default_sampling_params",
