@@ -29,7 +29,7 @@ VLLM_LLM = Document(
             "- `add_generation_prompt`, `continue_final_message`, `chat_template_kwargs`",
             f"{_LLM}.chat",
             f"{_TESTS}::test_a_conversation_goes_on_or_takes_variables_of_its_template",
-            "by name alone; tools are a variable of the template; messages are text or parts of text",
+            "by name alone; tools are a variable of the template; messages are text",
         ),
         present(
             "`LLM.get_default_sampling_params()`",
