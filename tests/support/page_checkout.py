@@ -54,7 +54,7 @@ def run_in(folder: Path, block: Block) -> str:
 
 
 def _write_tokenizer(directory: Path) -> None:
-    """Words w0 to w96, split at spaces; every other word is the last."""
+    """Words w0 to w96, split at spaces; every other word is the last. A chat is its messages."""
     vocabulary = {f"w{token}": token for token in range(VOCABULARY)}
     fields = {
         "version": "1.0",
@@ -62,3 +62,5 @@ def _write_tokenizer(directory: Path) -> None:
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": f"w{VOCABULARY - 1}"},
     }
     (directory / "tokenizer.json").write_text(json.dumps(fields), encoding="utf-8")
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")

@@ -173,29 +173,26 @@ def _check_messages(messages: object) -> None:
         )
     for index, message in enumerate(messages):
         fields = message if isinstance(message, Mapping) else {}
-        named = {"role": [fields.get("role")], "content": _texts(index, fields.get("content"))}
-        for name, texts in named.items():
-            for text in texts:
-                if not isinstance(text, str):
-                    raise ConfigError(
-                        f"message {index} is {message!r:.80}: its {name} is no string; "
-                        "expected {'role': 'user', 'content': 'text'}"
-                    )
-                check_characters(text, f"the {name} of message {index}")
-
-
-def _texts(index: int, content: object) -> list[Any]:
-    """What has to be text in the content of a message."""
-    if isinstance(content, str) or not isinstance(content, Sequence) or not content:
-        return [content]
-    kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
-    for kind in kinds:
-        if kind != "text":
-            raise ConfigError(
-                f"message {index} has a part of type {shown(kind)}, and an engine reads text; "
-                "expected {'type': 'text', 'text': ...}"
-            )
-    return [part.get("text") for part in content]
+        content = fields.get("content")
+        parts = (
+            content if isinstance(content, list | tuple) else [{"type": "text", "text": content}]
+        )
+        for part in parts:
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            if kind != "text":
+                raise ConfigError(
+                    f"message {index} has a part of type {shown(kind)}, and an engine reads text; "
+                    "expected {'type': 'text', 'text': ...}"
+                )
+        texts = [("role", fields.get("role"))]
+        texts += [("content", part.get("text")) for part in parts or [{}]]
+        for name, text in texts:
+            if not isinstance(text, str):
+                raise ConfigError(
+                    f"message {index} is {message!r:.80}: its {name} is no string; "
+                    "expected {'role': 'user', 'content': 'text'}"
+                )
+            check_characters(text, f"the {name} of message {index}")
 
 
 def _joined_parts(message: Message) -> Message:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.messages import shown
@@ -39,22 +40,19 @@ class StructuredOutputsParams:
         Raises:
             ConfigError: there is not exactly one, or it is of another type, no JSON, or too long.
         """
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        given = {name: value for name, value in given.items() if value is not None}
+        check_fields(self)
+        given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
         if len(given) != 1:
             names = " and ".join(given) or "nothing"
             raise ConfigError(
                 f"structured_outputs has {names}, expected one of json, regex and grammar"
             )
-        ((name, value),) = given.items()
-        if not isinstance(value, str) and not (name == "json" and isinstance(value, Mapping)):
-            kind = "a JSON schema: text or an object" if name == "json" else "text"
-            raise ConfigError(f"structured_outputs has {name} {shown(value)}, expected {kind}")
         text = self.text
-        check_characters(text, f"the {name} of structured_outputs")
+        check_characters(text, f"the {self.kind} of structured_outputs")
         if (size := len(text.encode())) > _MOST_BYTES:
             raise ConfigError(
-                f"structured_outputs has a {name} of {size} bytes, expected {_MOST_BYTES} at most"
+                f"structured_outputs has a {self.kind} of {size} bytes, expected {_MOST_BYTES} at "
+                "most"
             )
 
     @property

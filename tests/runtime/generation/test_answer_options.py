@@ -1,7 +1,8 @@
 """What an answer may ask for: an engine that spells a text, and where and how its answer ends."""
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 from trt_lora.runtime.serving.engine_loop import EngineLoop
+from trt_lora.runtime.serving.generate import generate, stream_text
 from trt_lora.runtime.serving.scheduler import Scheduler
 
 # A character for each token, and "$" for the one that ends the model's answers: by its manifest 2.
@@ -32,6 +34,13 @@ class Spelling(FakeExecutor):
         logits = replace(logits, shape=("kept", len(CHARACTERS)))
         super().__init__(replace(manifest, outputs=(logits, *caches)))
         self._text, self.tokens = text, 0
+        self.directory = Path("nowhere")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         ids, lengths, kept = (tensor_map[n].numpy() for n in ("input_ids", "lengths", "kept"))
@@ -227,3 +236,24 @@ def test_n_answers_of_a_loop_run_their_prompt_once() -> None:
         loop.close(drain_s=60)
     assert given.keys() == set(numbers)
     assert engine.tokens <= 10 + 4 * 4  # the last token is run in each row
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"logprobs": 0}])
+def test_a_stream_is_the_text_of_one_answer(tokenizer: TextTokenizer, fields: Any) -> None:
+    engine: Any = Spelling("abc")
+    pieces = stream_text(engine, [4], sampling=SamplingParams(**fields), tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match="a stream is the text of one answer; call generate"):
+        list(pieces)
+
+
+def test_generate_returns_n_answers_to_each_prompt_in_their_order(tokenizer: TextTokenizer) -> None:
+    engine: Any = Spelling("abc")
+    params = SamplingParams(n=3, temperature=9.0, seed=7, max_tokens=5, ignore_eos=True)
+    found = generate(engine, [[4, 5], [6]], sampling=params, tokenizer=tokenizer)
+    assert [answer.index for answer in found] == [0, 1, 2] * 2
+    for place, answer in enumerate(found):
+        alone = replace(params, n=1, seed=7 + place % 3)
+        prompt = [[4, 5], [6]][place // 3]
+        assert (
+            generate(engine, [prompt], sampling=alone, tokenizer=tokenizer)[0].text == answer.text
+        )

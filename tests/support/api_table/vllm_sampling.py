@@ -50,13 +50,13 @@ THEIRS: dict[str, object] = {
 
 # What to know of a field that does what vLLM's does.
 _NOTES = {
-    "n": "with `LLM`, `generate` and `Scheduler.submit_all`",
+    "n": "with `LLM`, `generate`, `Scheduler.submit_all` and `EngineLoop.submit`; seeds as vLLM's",
     "temperature": "up to any number; vLLM refuses more than 2, and raises those below 0.01",
     "seed": "64 bits; an answer depends on seed, prompt and adapter alone, whatever runs beside it",
     "stop_token_ids": "the stop token is not among the tokens of an answer",
-    "min_tokens": "the text of these tokens is not searched for a stop string",
+    "min_tokens": "but what `structured_outputs` asks for ends where nothing can follow",
     "logprobs": "of the engine's own logits: vLLM's `raw_logprobs`",
-    "structured_outputs": "one of `json`, `regex` and `grammar`",
+    "structured_outputs": "one of `json`, `regex` and `grammar`, of 64 KiB at most",
 }
 
 

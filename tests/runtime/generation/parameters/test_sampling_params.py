@@ -76,8 +76,8 @@ def test_a_value_without_a_meaning_is_refused_by_name(fields: Any, message: str)
     [
         ({}, "structured_outputs has nothing, expected one of json, regex and grammar"),
         ({"json": "{}", "regex": "a"}, "structured_outputs has json and regex, expected one"),
-        ({"json": 3}, "structured_outputs has json 3, expected a JSON schema"),
-        ({"regex": {}}, "structured_outputs has regex {}, expected text"),
+        ({"json": 3}, r"json is 3 \(int\), expected str or Mapping or None"),
+        ({"regex": {}}, r"regex is {} \(dict\), expected str or None"),
     ],
 )
 def test_structured_output_is_asked_for_in_one_way(fields: Any, message: str) -> None:
