@@ -191,21 +191,6 @@ def test_a_byte_too_many_is_refused(tmp_path: Path) -> None:
     assert_refused(file_of(tmp_path, save(WEIGHTS) + b"\0"), "not a valid safetensors file")
 
 
-def test_flipped_bytes_never_end_in_anything_but_a_refusal_or_an_adapter(tmp_path: Path) -> None:
-    whole, rng = save(WEIGHTS), np.random.default_rng(0)
-    refused = 0
-    for _ in range(500):
-        damaged = bytearray(whole)
-        damaged[rng.integers(len(whole))] = rng.integers(256)
-        try:
-            adapter = load_adapter(file_of(tmp_path, bytes(damaged))).in_memory()
-        except AdapterError:
-            refused += 1
-        else:
-            assert all(np.isfinite(w.values()).all() for w in adapter.weights.values())
-    assert refused > 100
-
-
 def entry(dtype: str, shape: list[int], *offsets: int) -> dict[str, object]:
     return {"lora_A_q": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
 

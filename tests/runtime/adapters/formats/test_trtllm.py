@@ -272,28 +272,6 @@ def valid(directory: Path) -> Path:
     return write(directory, rows_of([factors(2, 3, 5)]), [[1, 0, 2]])
 
 
-class Trap:
-    """What a pickle would call when it is read."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return pytest.fail, ("a pickle was read",)
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
-def test_a_pickle_is_never_read(tmp_path: Path, name: str) -> None:
-    directory = valid(tmp_path / "a")
-    np.save(directory / name, np.array([[Trap()]], object), allow_pickle=True)
-    assert_refused(directory, ONE_SITE, name, "'|O'")
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
-@pytest.mark.parametrize("cut", [0, 5, 9, 60, 127, -1])
-def test_a_truncated_file_is_refused(tmp_path: Path, name: str, cut: int) -> None:
-    path = valid(tmp_path / "a") / name
-    path.write_bytes(path.read_bytes()[:cut])
-    assert_refused(path.parent, ONE_SITE, name)
-
-
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
 def test_bytes_after_the_array_are_refused(tmp_path: Path, name: str) -> None:
     path = valid(tmp_path / "a") / name
@@ -336,20 +314,3 @@ def test_a_value_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> 
     rows[0, 15] = value
     np.save(directory / WEIGHTS, rows)
     assert_refused(directory, ONE_SITE, f"{WEIGHTS}[0].B", "NaN or infinity")
-
-
-def test_flipped_bytes_end_in_a_refusal_or_an_adapter(tmp_path: Path) -> None:
-    directory, rng = valid(tmp_path / "a"), np.random.default_rng(0)
-    whole = {name: (directory / name).read_bytes() for name in (WEIGHTS, CONFIG)}
-    refused = 0
-    for name, data in whole.items():
-        for _ in range(300):
-            damaged = bytearray(data)
-            damaged[rng.integers(len(data))] = rng.integers(256)
-            (directory / name).write_bytes(damaged)
-            try:
-                load_adapter(directory, ONE_SITE).in_memory()
-            except AdapterError:
-                refused += 1
-        (directory / name).write_bytes(data)
-    assert refused > 100
