@@ -17,7 +17,7 @@ from trt_lora.runtime.generation.text.prompts import (
     prompt_list,
 )
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
+from trt_lora.runtime.generation.token import FinishReason, Logprobs, PromptLogprobs, Token
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 from trt_lora.runtime.managers.slots.cache.entry import Lease
 from trt_lora.runtime.managers.slots.slot_adapters import SlotAdapters
@@ -35,6 +35,7 @@ class Completion:
     stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` has ended it
     logprobs: tuple[Logprobs, ...] | None = None  # of each token, where asked for
     index: int = 0  # among the `n` answers to its prompt
+    prompt_logprobs: PromptLogprobs | None = None  # of each token of it, where asked for
 
 
 @checked
@@ -140,10 +141,10 @@ def stream_text(
     """
     tokenizer = tokenizer or TextTokenizer(engine.directory)
     (params,) = _params(engine, [prompt], sampling)
-    if params.n > 1 or params.logprobs is not None:
+    if params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None:
         raise ConfigError(
-            f"n is {params.n} and logprobs is {params.logprobs}, but a stream is the text of one "
-            "answer; call generate"
+            f"n is {params.n}, logprobs is {params.logprobs} and prompt_logprobs is "
+            f"{params.prompt_logprobs}, but a stream is the text of one answer; call generate"
         )
     scheduler = Scheduler(engine, adapters, manager=manager, rows=1, tokenizer=tokenizer)
     yield from stream_from(scheduler, prompt, params, adapter=adapter)
@@ -220,4 +221,6 @@ def _completion(tokens: Sequence[Token], index: int, sampling: SamplingParams) -
     logprobs = None if sampling.logprobs is None else known
     text, last = "".join(token.text for token in tokens), tokens[-1]
     assert last.finish_reason is not None  # a scheduler runs dry with all of its requests
-    return Completion(ids, text, last.finish_reason, last.stop_reason, logprobs, index)
+    return Completion(
+        ids, text, last.finish_reason, last.stop_reason, logprobs, index, tokens[0].prompt_logprobs
+    )

@@ -224,12 +224,12 @@ class LLM:
         self._answered += 1
         seed = params.seed if params.seed is not None else (self._seed << 32) + self._answered
         name = None if lora is None else lora.lora_name
-        return [
-            self._scheduler.submit(
-                prompt, replace(params, n=1, seed=(seed + index) % (1 << 64)), adapter=name
-            )
-            for index in range(params.n)
+        first = replace(params, n=1, seed=seed % (1 << 64))
+        others = [
+            replace(first, seed=(seed + index) % (1 << 64), prompt_logprobs=None)
+            for index in range(1, params.n)
         ]
+        return [self._scheduler.submit(prompt, each, adapter=name) for each in (first, *others)]
 
     def _run(self, numbers: Sequence[int]) -> dict[int, list[Token]]:
         """What the steps make of requests, until all have ended."""
@@ -310,7 +310,11 @@ class LLM:
             self._completion(index, answers[number], params, lora)
             for index, number in enumerate(numbers)
         ]
-        return RequestOutput(str(numbers[0]), text, prompt, outputs, lora)
+        known = answers[numbers[0]][0].prompt_logprobs
+        of_prompt = None
+        if known is not None:
+            of_prompt = [None if one is None else self._with_text(one) for one in known]
+        return RequestOutput(str(numbers[0]), text, prompt, outputs, lora, of_prompt)
 
     def _completion(
         self, index: int, tokens: Sequence[Token], params: SamplingParams, lora: LoRARequest | None

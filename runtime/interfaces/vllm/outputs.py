@@ -47,5 +47,6 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     lora_request: LoRARequest | None = None
-    prompt_logprobs: None = None  # they are of answers alone
+    # Of each token of the prompt but the first, where asked for.
+    prompt_logprobs: list[Mapping[int, TokenLogprob] | None] | None = None
     finished: bool = True

@@ -42,5 +42,10 @@ VLLM_LLM = Document(
             f"{_OURS}.CompletionOutput",
             f"{_TESTS}::test_log_probabilities_come_with_text_and_their_sum",
         ),
+        present(
+            "`RequestOutput.prompt_logprobs`",
+            f"{_OURS}.RequestOutput",
+            f"{_TESTS}::test_log_probabilities_of_a_prompt_come_with_text_and_none_for_its_first_token",
+        ),
     ),
 )

@@ -56,6 +56,7 @@ _NOTES = {
     "stop_token_ids": "the stop token is not among the tokens of an answer",
     "min_tokens": "the text of these tokens is not searched for a stop string",
     "logprobs": "of the engine's own logits: vLLM's `raw_logprobs`",
+    "prompt_logprobs": "as `logprobs`; the prompt is run anew, and comes with the first token",
     "structured_outputs": "one of `json`, `regex` and `grammar`",
 }
 
