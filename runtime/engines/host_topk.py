@@ -1,7 +1,6 @@
 """The best tokens of logits on the host, found when they are asked for."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -84,7 +83,7 @@ class HostTopK:
     def first(self) -> Tokens:
         """See `TopK`."""
         tokens, greatest = self._greatest
-        return np.where(np.isneginf(greatest), NO_TOKEN, tokens)
+        return np.where(greatest == -np.inf, NO_TOKEN, tokens)
 
     def candidates(self, rows: Sequence[int], count: int, temperatures: Temperatures) -> Candidates:
         """See `TopK`; more may be there, from a search before."""
@@ -129,17 +128,16 @@ def find_candidates(
     """
     tokens = topk_ids(logits, count)
     values = logits[np.arange(len(logits))[:, None], tokens]
-    found = Candidates(tokens, values, np.full(len(logits), np.nan), logits.shape[1])
     some = [row for row, temperature in enumerate(temperatures) if temperature is not None]
-    if not some:
-        return found
-    at = np.array([temperatures[row] or 1 for row in some], np.float64)
-    if len(some) < len(logits):
-        logits = logits[some]
-    sums = weight_blocks(logits, values[some, 0], at, exp_sums)
-    blocks = np.zeros((len(values), sums.shape[1]), np.float32)
-    blocks[some], found.totals[some] = sums, sums.sum(axis=1, dtype=np.float64)
-    return replace(found, blocks=blocks)
+    totals, blocks = np.full(len(logits), np.nan), None
+    if some:
+        at = np.array([temperatures[row] or 1 for row in some], np.float64)
+        of_some = logits if len(some) == len(logits) else logits[some]
+        sums = weight_blocks(of_some, values[some, 0], at, exp_sums)
+        totals[some] = sums.sum(axis=1, dtype=np.float64)
+        blocks = np.zeros((len(logits), sums.shape[1]), np.float32)
+        blocks[some] = sums
+    return Candidates(tokens, values, totals, logits.shape[1], blocks)
 
 
 def weight_blocks(

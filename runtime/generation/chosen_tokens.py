@@ -1,6 +1,7 @@
 """The next tokens of sequences, from what runs have found for them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +39,14 @@ def append_tokens(chosen: Sequence[ChosenToken]) -> list[Token]:
         if token == NO_TOKEN:
             sequence.failure = "its parameters forbid every token that could come next"
         else:
-            results.append(sequence.append(token, logprobs))
+            results.append(_with_prompt(sequence, sequence.append(token, logprobs)))
     return results
+
+
+def _with_prompt(sequence: Request, token: Token) -> Token:
+    """The first token of an answer brings the log probabilities of its prompt."""
+    found, sequence.prompt_logprobs = sequence.prompt_logprobs, None
+    return token if found is None else replace(token, prompt_logprobs=tuple(found))
 
 
 def _of_run(output: StepOutput) -> Iterable[ChosenToken]:

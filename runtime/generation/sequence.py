@@ -51,6 +51,7 @@ class Sequence:
     key: abc.Hashable = None  # of adapter and salt: rows of one key may share prefixes
     slot: int = BASE_SLOT  # of its adapter, once its prompt was run
     failure: str = ""  # why no token could be chosen
+    prompt_logprobs: list[Logprobs | None] | None = None  # so far, where they are asked for
     draws: np.random.Generator = field(init=False)
     text: AnswerText | None = field(init=False)
 

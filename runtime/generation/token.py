@@ -20,6 +20,7 @@ class Logprob(NamedTuple):
 
 
 Logprobs = Mapping[int, Logprob]  # by token id: the chosen token, then the most probable ones
+PromptLogprobs = tuple[Logprobs | None, ...]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Token:
     text: str = ""  # that it completes, where there is a tokenizer
     logprobs: Logprobs | None = None  # where asked for, and of no stop token
     stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` has ended it
+    # Of each token of the prompt, where asked for, with the first of the answer; of its own first
+    # token, which nothing precedes, None.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @short_repr

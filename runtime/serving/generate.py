@@ -13,7 +13,7 @@ from trt_lora.runtime.generation.text.prompts import (
     prompt_ids,
 )
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
+from trt_lora.runtime.generation.token import FinishReason, Logprobs, PromptLogprobs, Token
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.entry import Lease
@@ -31,6 +31,7 @@ class Completion:
     stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` has ended it
     logprobs: tuple[Logprobs, ...] | None = None  # of each token, where asked for
     index: int = 0  # among the `n` answers to its prompt
+    prompt_logprobs: PromptLogprobs | None = None  # of each token of it, where asked for
 
 
 def answer_all(
@@ -130,4 +131,6 @@ def _completion(tokens: Sequence[Token], index: int, sampling: SamplingParams) -
     logprobs = None if sampling.logprobs is None else known
     text, last = "".join(token.text for token in tokens), tokens[-1]
     assert last.finish_reason is not None  # a scheduler runs dry with all of its requests
-    return Completion(ids, text, last.finish_reason, last.stop_reason, logprobs, index)
+    return Completion(
+        ids, text, last.finish_reason, last.stop_reason, logprobs, index, tokens[0].prompt_logprobs
+    )

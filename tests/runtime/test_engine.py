@@ -207,6 +207,13 @@ def test_a_strength_is_an_argument_or_a_part_of_the_name(adapted: Engine) -> Non
         adapted.generate(PROMPTS[1], adapter="a", scale=float("inf"))
 
 
+@pytest.mark.parametrize("fields", [{"n": 2}, {"logprobs": 0}, {"prompt_logprobs": 0}])
+def test_a_stream_is_the_text_of_one_answer(engine: Engine, fields: dict[str, Any]) -> None:
+    pieces = engine.stream(PROMPTS[0], sampling=SamplingParams(**fields))
+    with pytest.raises(ConfigError, match="a stream is the text of one answer; call generate"):
+        next(pieces)
+
+
 def test_several_answers_to_a_single_prompt_are_a_list(engine: Engine) -> None:
     several = SamplingParams(max_tokens=3, n=2, temperature=1, seed=1)
     with pytest.raises(ConfigError, match="n is 2; pass a list of prompts for a list of answers"):

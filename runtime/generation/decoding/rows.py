@@ -11,8 +11,10 @@ from trt_lora.runtime.generation.decoding.decode_steps import Group, RowInput
 from trt_lora.runtime.generation.decoding.kv_cache import Prefix
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
+from trt_lora.runtime.generation.logits.logprobs import logprobs_of
 from trt_lora.runtime.generation.sequence import Sequence
 from trt_lora.runtime.generation.step_output import StepOutput
+from trt_lora.runtime.generation.token import Logprobs
 from trt_lora.runtime.memory.tensor import HOST, TensorMap
 from trt_lora.runtime.store.store import AdapterStore
 
@@ -20,6 +22,9 @@ from trt_lora.runtime.store.store import AdapterStore
 _MOST_PADDING = 1.25
 # Fewer tokens than these are run as fast as the row that begins with them is copied.
 _LEAST_SHARED = 8
+# Tokens of a prompt that are run at a time where each has log probabilities: as many rows of logits
+# are in memory, 13 MB of a vocabulary of 49,152.
+_MOST_KEPT = 64
 
 _Chunk = tuple[Sequence, int]  # and how many of its tokens are run
 
@@ -30,6 +35,9 @@ class Rows:
     A sequence is decoded where its row lacks one token, and before that its prompt is run. A row
     that begins as another one does, with the same adapter and salt, is copied from it or taken over
     instead; only what differs is run. Of equal prompts that come together one is run.
+
+    A sequence that asks for log probabilities of its prompt runs all of it, by itself and in small
+    chunks; those of the same request share them.
     """
 
     def __init__(
@@ -77,8 +85,11 @@ class Rows:
         """
         self._decoder.steps.settle()  # rows may move
         sequence.key = self._key(sequence)
+        is_asked = sequence.sampling.prompt_logprobs is not None and not sequence.answer
+        sequence.prompt_logprobs = [None] if is_asked else None
         sequence.slot, sequence.leader = BASE_SLOT, self._leader(sequence)
-        source, common = (None, 0) if sequence.leader else self._longest_prefix(sequence)
+        is_run = is_asked or sequence.leader is not None
+        source, common = (None, 0) if is_run else self._longest_prefix(sequence)
         self.cache.admit(sequence, source, common)
         self.shared_tokens += common
         sequence.pending = list(sequence.tokens[common:])
@@ -173,8 +184,11 @@ class Rows:
         return next(alike, None)
 
     def _may_share(self, sequence: Sequence, other: Sequence) -> bool:
-        """Answers to one prompt always do."""
-        return other.key == sequence.key and (self._shares or other.prompt is sequence.prompt)
+        """Answers to one prompt always do, and no others where it has log probabilities."""
+        is_same = other.prompt is sequence.prompt
+        if sequence.prompt_logprobs is None:
+            return other.key == sequence.key and (self._shares or is_same)
+        return other.key == sequence.key and is_same and other.prompt_logprobs is not None
 
     def _followers(self, sequence: Sequence) -> list[Sequence]:
         return [other for other in self.sequences if other.leader is sequence]
@@ -187,6 +201,8 @@ class Rows:
             self.cache.lengths[rows[1]] = len(follower.tokens) - 1
             self.shared_tokens += len(follower.tokens) - 1
             follower.leader, follower.pending = None, [follower.tokens[-1]]
+            if follower.prompt_logprobs is not None:
+                follower.prompt_logprobs = sequence.prompt_logprobs
 
     def _leave_followers(self, sequence: Sequence) -> None:
         """Hand the prompt of a sequence that leaves to the first of those that wait for it."""
@@ -195,6 +211,8 @@ class Rows:
             heir, *others = followers
             self.cache.copy_row(self.cache.row_of(sequence), self.cache.row_of(heir))
             heir.leader, heir.pending = None, list(sequence.pending)
+            if heir.prompt_logprobs is not None:
+                heir.prompt_logprobs = sequence.prompt_logprobs
             for other in others:
                 other.leader = heir
 
@@ -231,6 +249,8 @@ class Rows:
     def _run(self, group: list[_Chunk]) -> StepOutput | None:
         """Run chunks of neighbouring rows; return what is found for those whose prompt ends."""
         sequences = [sequence for sequence, _ in group]
+        if sequences[0].prompt_logprobs is not None:
+            return self._run_with_logprobs(*group[0], sequences[0].prompt_logprobs)
         new = np.array([count for _, count in group])
         ids = np.zeros((len(group), int(new.max())), np.int64)
         for padded, (sequence, count) in zip(ids, group, strict=True):
@@ -239,15 +259,39 @@ class Rows:
         first = self.cache.row_of(sequences[0])
         logits = self._decoder.execute(ids, first=first, new=new)
         for sequence, count in group:
-            del sequence.pending[:count]
-            if len(sequence.pending) <= 1:
-                self._lead(sequence)
+            self._advance(sequence, count)
         ended = np.array([not sequence.pending for sequence in sequences])
         if not ended.any():
             return None
         temperatures = np.array([sequence.temperature for sequence in sequences], np.float64)
         found = self._executor.topk(logits, temperatures)
         return StepOutput(tuple(sequences), found).select(ended)
+
+    def _run_with_logprobs(
+        self, sequence: Sequence, count: int, known: list[Logprobs | None]
+    ) -> StepOutput | None:
+        """Run a chunk of a prompt, and note the log probabilities of what follows each token."""
+        ids, following = np.array([sequence.pending[:count]]), sequence.pending[1 : count + 1]
+        self._bind([sequence])
+        row = self.cache.row_of(sequence)
+        logits = self._decoder.execute(ids, first=row, kept=np.arange(count))
+        is_end = len(following) < count  # the last token's logits are the answer's
+        temperatures = np.ones(count)
+        temperatures[-1] = sequence.temperature if is_end else 1
+        found = self._executor.topk(logits, temperatures)
+        if (wrong := np.flatnonzero(~found.is_finite())).size:
+            return StepOutput((sequence,), found.select(wrong[:1].tolist()))
+        counts = [sequence.sampling.prompt_logprobs] * len(following) + [None] * is_end
+        tokens = np.array([*following, *[0] * is_end])
+        known += logprobs_of(found, tokens, counts)[: len(following)]
+        self._advance(sequence, count)
+        return StepOutput((sequence,), found.select([count - 1])) if is_end else None
+
+    def _advance(self, sequence: Sequence, count: int) -> None:
+        """Note that tokens of a prompt were run."""
+        del sequence.pending[:count]
+        if len(sequence.pending) <= 1:
+            self._lead(sequence)
 
     def _groups(self, budget: int | None) -> abc.Iterator[list[_Chunk]]:
         """Chunks that run together: of neighbouring new rows, of similar length."""
@@ -267,6 +311,8 @@ class Rows:
         waiting = [s for s, length in pairs if s.leader is None and _waits(s, length)]
         for sequence in sorted(waiting, key=lambda s: s.id):
             count = min(len(sequence.pending), self._most_tokens)
+            if sequence.prompt_logprobs is not None:
+                count = min(count, _MOST_KEPT)
             if budget is not None and left is not None:
                 count = min(count, budget)
                 if count > left:
@@ -277,6 +323,8 @@ class Rows:
     def _fits(self, group: list[_Chunk]) -> bool:
         places = [self.cache.row_of(sequence) for sequence, _ in group]
         counts = [count for _, count in group]
+        if any(sequence.prompt_logprobs is not None for sequence, _ in group):
+            return len(group) == 1
         leases = [sequence.lease for sequence, _ in group]
         if len(self._adapters.bindings.groups(leases)) > 1:
             return False

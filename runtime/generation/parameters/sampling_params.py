@@ -33,18 +33,18 @@ _RANGES: Mapping[str, tuple[float, float, str]] = {
     "max_tokens": (1, np.inf, "1 or more, or None for as many as the engine has room for"),
     "min_tokens": (0, np.inf, "0 or more"),
     "logprobs": (-1, np.inf, "-1 (all tokens) or more"),
+    "prompt_logprobs": (-1, np.inf, "-1 (all tokens) or more"),
 }
 
 # Why a field of vLLM's is refused where it is not at its default.
 REFUSED: Mapping[str, str] = {
     "watermarking": "answers carry no watermark; leave it out",
-    "prompt_logprobs": "log probabilities are of answers; pass logprobs",
-    "prompt_logprob_token_ids": "log probabilities are of answers; pass logprobs",
-    "prompt_logprob_start": "log probabilities are of answers; pass logprobs",
+    "prompt_logprob_token_ids": "log probabilities are of the prompt and the best; leave it out",
+    "prompt_logprob_start": "log probabilities are of the whole prompt; leave it out",
     "logprob_token_ids": "log probabilities are of the chosen and the best; pass logprobs=-1",
     "flat_logprobs": "log probabilities are dicts by token; leave it out",
-    "output_kind": "generate returns answers whole, stream_text by piece; leave it out",
-    "stream_interval": "stream_text yields text as it comes; leave it out",
+    "output_kind": "generate returns answers whole, stream by piece; leave it out",
+    "stream_interval": "stream yields text as it comes; leave it out",
     "skip_clone": "parameters are frozen, and never copied; leave it out",
     "output_text_buffer_length": "it follows from stop; leave it out",
     "extra_args": "nothing here reads it; leave it out",
@@ -77,7 +77,7 @@ class SamplingParams:
     max_tokens: int | None = 16  # None: as many as the engine has room for
     min_tokens: int = 0  # before which no stop token is chosen and no stop string ends
     logprobs: int | None = None  # tokens a step with log probabilities; the chosen one comes too
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens, which is run for it
     prompt_logprob_token_ids: Sequence[int] | None = None
     prompt_logprob_start: int | None = None
     logprob_token_ids: Sequence[int] | None = None

@@ -18,10 +18,11 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.generation.text.chat_template import Chat, Message
 from trt_lora.runtime.generation.text.prompts import one_each
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
-from trt_lora.runtime.generation.token import Logprobs
+from trt_lora.runtime.generation.token import Logprobs, PromptLogprobs
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 from trt_lora.runtime.interfaces.vllm.outputs import (
     CompletionOutput,
+    PromptTokenLogprobs,
     RequestOutput,
     TokenLogprob,
 )
@@ -224,6 +225,7 @@ class LLM:
                 list(prompt),
                 [self._output(answer, lora) for answer in several],
                 lora,
+                self._of_prompt(several[0].prompt_logprobs),
             )
             for prompt, text, several, lora in zip(ids, texts, answers, loras, strict=True)
         ]
@@ -299,6 +301,11 @@ class LLM:
             stop_reason=answer.stop_reason,
             lora_request=lora,
         )
+
+    def _of_prompt(self, known: PromptLogprobs | None) -> PromptTokenLogprobs | None:
+        if known is None:
+            return None
+        return [None if one is None else self._with_text(one) for one in known]
 
     def _with_text(self, known: Logprobs) -> Mapping[int, TokenLogprob]:
         tokenizer = self._tokenizer

@@ -18,6 +18,9 @@ class TokenLogprob:
     decoded_token: str
 
 
+PromptTokenLogprobs = list[Mapping[int, TokenLogprob] | None]  # None: of the first, after nothing
+
+
 @short_repr
 @dataclass(frozen=True)
 class CompletionOutput:
@@ -47,5 +50,5 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     lora_request: LoRARequest | None = None
-    prompt_logprobs: None = None  # they are of answers alone
+    prompt_logprobs: PromptTokenLogprobs | None = None  # where asked for
     finished: bool = True

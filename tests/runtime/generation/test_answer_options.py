@@ -17,8 +17,9 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 from trt_lora.runtime.serving.engine_loop import EngineLoop
-from trt_lora.runtime.serving.generate import generate, stream_text
+from trt_lora.runtime.serving.generate import answer_all
 from trt_lora.runtime.serving.scheduler import Scheduler
+from trt_lora.runtime.store.store import AdapterStore
 
 # A character for each token, and "$" for the one that ends the model's answers: by its manifest 2.
 CHARACTERS = "_-$ abcdefghijklmnopqrstuvwxyz▁"
@@ -238,22 +239,15 @@ def test_n_answers_of_a_loop_run_their_prompt_once() -> None:
     assert engine.tokens <= 10 + 4 * 4  # the last token is run in each row
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"logprobs": 0}])
-def test_a_stream_is_the_text_of_one_answer(tokenizer: TextTokenizer, fields: Any) -> None:
-    engine: Any = Spelling("abc")
-    pieces = stream_text(engine, [4], sampling=SamplingParams(**fields), tokenizer=tokenizer)
-    with pytest.raises(ConfigError, match="a stream is the text of one answer; call generate"):
-        list(pieces)
-
-
 def test_generate_returns_n_answers_to_each_prompt_in_their_order(tokenizer: TextTokenizer) -> None:
     engine: Any = Spelling("abc")
     params = SamplingParams(n=3, temperature=9.0, seed=7, max_tokens=5, ignore_eos=True)
-    found = generate(engine, [[4, 5], [6]], sampling=params, tokenizer=tokenizer)
+    adapters = AdapterStore(engine)
+    names, prompts = [None] * 2, [[4, 5], [6]]
+    found = answer_all(engine, adapters, prompts, names, [params] * 2, tokenizer)
     assert [answer.index for answer in found] == [0, 1, 2] * 2
     for place, answer in enumerate(found):
         alone = replace(params, n=1, seed=7 + place % 3)
-        prompt = [[4, 5], [6]][place // 3]
-        assert (
-            generate(engine, [prompt], sampling=alone, tokenizer=tokenizer)[0].text == answer.text
-        )
+        prompt = prompts[place // 3]
+        (one,) = answer_all(engine, adapters, [prompt], [None], [alone], tokenizer)
+        assert one.text == answer.text

@@ -175,6 +175,23 @@ def test_log_probabilities_come_with_text_and_their_sum(opened: LLM) -> None:
     assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
 
 
+def test_log_probabilities_of_a_prompt_come_with_text_and_none_for_its_first_token(
+    opened: LLM,
+) -> None:
+    params = SamplingParams(temperature=2.0, n=2, seed=5, max_tokens=3, prompt_logprobs=1)
+    (output,) = opened.generate("HEY", params)
+    assert output.prompt_logprobs is not None
+    first, *known = output.prompt_logprobs
+    assert first is None
+    for found, token in zip(known, characters("EY"), strict=True):
+        assert found is not None
+        assert found[token].decoded_token == chr(ord("A") + token)
+        assert 1 in {one.rank for one in found.values()}
+    plain = opened.generate("HEY", replace(params, prompt_logprobs=None))[0]
+    assert plain.prompt_logprobs is None
+    assert tokens_of([plain]) == tokens_of([output])
+
+
 def test_the_adapter_asked_for_least_recently_is_unloaded(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ _NOTES = {
     "stop_token_ids": "the stop token is not among the tokens of an answer",
     "min_tokens": "but what `structured_outputs` asks for ends where nothing can follow",
     "logprobs": "of the engine's own logits: vLLM's `raw_logprobs`",
+    "prompt_logprobs": "as `logprobs`; the prompt is run anew, and comes with the first token",
     "structured_outputs": "one of `json`, `regex` and `grammar`, of 64 KiB at most",
 }
 
