@@ -1,6 +1,7 @@
 """An engine's step and switch, and the host's part of a step, as workloads: on fakes."""
 
 import itertools
+import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 import pytest
+from support.commands import trt_lora
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory
@@ -32,17 +34,31 @@ from trt_lora.scripts.measuring.worker import Skipped
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TensorRTEngine]:
+def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The fake TensorRT's tiny engine, on a GPU on which a test must leave nothing behind."""
     cuda = FakeCuda()
     cuda.install(monkeypatch)
     trt = FakeTensorRT(cuda)
     trt.install(monkeypatch)
     trt.manifest = static_manifest()
-    directory = engine_directory(tmp_path / "engine", trt.manifest)
-    with TensorRTEngine(directory, trt.manifest) as opened:
-        yield opened
+    yield engine_directory(tmp_path / "engine", trt.manifest)
     cuda.check()
+
+
+@pytest.fixture
+def engine(directory: Path) -> Iterator[TensorRTEngine]:
+    """The same, running."""
+    with TensorRTEngine(directory, read_manifest(directory)) as opened:
+        yield opened
+
+
+def test_bench_measures_the_plan_where_a_gpu_is(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark = json.loads(trt_lora(capsys, "bench", directory, "--rounds", "1", "--json"))
+    assert benchmark["backend"] == "TensorRT"
+    assert benchmark["machine"]["gpu"]
+    assert "free on the GPU" in benchmark["memory_bytes"]
 
 
 def test_a_plan_is_measured_with_every_adapter_and_its_switch(engine: TensorRTEngine) -> None:
