@@ -11,11 +11,7 @@ from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.fitting.base_check import (
-    check_fingerprint,
-    compare_copies,
-    find_missing_sites,
-)
+from trt_lora.runtime.adapters.fitting.base_check import check_fingerprint, compare_copies
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
 from trt_lora.runtime.adapters.fitting.match import match_weights, refusal
@@ -192,7 +188,6 @@ def _coverage(
     conversions: Mapping[str, Conversion],
 ) -> Coverage:
     sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
-    missing = find_missing_sites(adapter, manifest, weights)
 
     def of_site(site: Site) -> SiteCoverage:
         names = manifest.binding_names.pair(site.path)
@@ -212,6 +207,8 @@ def _coverage(
         )
 
     sites = tuple(map(of_site, manifest.sites))
+    targets = adapter.targets or (lambda _: False)
+    missing = tuple(site.path for site in sites if not site.rank and targets(site.path))
     return Coverage(
         adapter.source,
         {name: weights[name].names if name in weights else () for name in manifest.lora_bindings},
