@@ -5,7 +5,7 @@ of one rank from 1 to the engine's maximum.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
@@ -209,12 +209,12 @@ def _coverage(
     sites = tuple(map(of_site, manifest.sites))
     targets = adapter.targets or (lambda _: False)
     missing = tuple(site.path for site in sites if not site.rank and targets(site.path))
-    return Coverage(
+    coverage = Coverage(
         adapter.source,
         {name: weights[name].names if name in weights else () for name in manifest.lora_bindings},
         unexpected_keys,
         sites,
         missing,
         {**adapter.ignored, **compare_copies(adapter, manifest.base_model.embeddings)[0]},
-        tuple(coverage_warnings(adapter, manifest, unexpected_keys, sites, missing)),
     )
+    return replace(coverage, warnings=tuple(coverage_warnings(adapter, manifest, coverage)))
