@@ -163,10 +163,11 @@ def typed(hint: Any, value: object, where: str) -> Any:
 
 
 def _described(kind: Any) -> str:
+    if kind is Mapping or dataclasses.is_dataclass(kind):
+        return "an object"
     if isinstance(kind, EnumType):
-        return f"one of {', '.join(kind)}"
-    is_object = kind is Mapping or dataclasses.is_dataclass(kind)
-    return "an object" if is_object else "a list" if kind is tuple else str(kind.__name__)
+        return f"one of {', '.join(map(str, kind))}"
+    return "a list" if kind is tuple else str(kind.__name__)
 
 
 def _filled(kind: Any, fields: Mapping[str, Any], where: str) -> Any:

@@ -85,7 +85,7 @@ class Manifest:
     profiles: Mapping[str, Mapping[str, Range]]  # by profile, in the engine's order, and input
     max_batch_size: int
     max_input_len: int  # tokens of a row in one step
-    max_seq_len: int  # tokens of prompt and answer together
+    max_seq_len: int  # tokens of prompt and answer together; a prompt runs chunk by chunk
     max_lora_rank: int
     opt_lora_rank: int
     dtype: str
@@ -130,11 +130,6 @@ class Manifest:
         The plugin's kernels then load 16 bytes at a time; nothing is padded on a run.
         """
         return 1 if self.lora_plugin == "native" else RANK_MULTIPLE
-
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of a prompt, most: the cache is filled chunk by chunk."""
-        return self.max_seq_len
 
     @property
     def layers(self) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.cast_table import CastTable, cast_table
-from trt_lora.runtime.adapters.float16 import Float16Rounder, widen
+from trt_lora.runtime.adapters.float16 import Float16Rounder
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.untrusted_file import ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, Float32, is_finite
@@ -132,8 +132,6 @@ class Caster:
         placed = exact.reshape(values.shape)
         if values.dtype == np.float32:
             np.multiply(values, np.float32(scale), out=placed)
-        elif values.dtype == np.float16:
-            widen(values, scale, placed, self._stored[: values.size].reshape(values.shape))
         else:
             np.copyto(placed, values)
             np.multiply(exact, np.float32(scale), out=exact)

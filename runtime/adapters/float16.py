@@ -1,4 +1,4 @@
-"""Fast float16 rounding and widening of whole arrays; numpy converts element by element."""
+"""Fast rounding of whole arrays to float16; numpy rounds element by element."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,41 +10,6 @@ _EXPONENT = np.uint16(0xFF << 7)  # in the upper half of a float32, as in all be
 _LEAST = np.uint16(127 - 14 << 7)  # the exponent of float16's least normal number
 # Times 1.5 * 2 ** 13: float32 has 13 digits more, and neither sign may leave the power of two.
 _SHIFT = np.uint16((13 << 7) + (1 << 6))
-
-_INFINITY = 31 << 10  # bits of a float16; those of NaN are above
-_BIASES = 2.0**112  # between the exponents of float16 and float32, where the bits are the same
-with np.errstate(invalid="ignore"):  # signalling NaN
-    _EVERY_FLOAT16 = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-
-
-def widen(values: Array, scale: float, out: Array, scratch: Array) -> None:
-    """Write float16 values times `scale` to `out`, rounded once, in float32.
-
-    A float16 whose bits are those of a float32 is that times 2 ** -112: exactly, where subnormal
-    numbers are not flushed. Where they are, and for NaN and infinity, there is a table.
-
-    Args:
-        values: of any shape, in any memory order.
-        scale: is rounded to float32.
-        out: float32, of the same shape.
-        scratch: uint16, of the same shape.
-    """
-    bits, wide = values.view(np.int16), out.view(np.int32)
-    factor = np.float32(float(np.float32(scale)) * _BIASES)
-    np.bitwise_and(bits.view(np.uint16), np.uint16(~_SIGN), out=scratch)
-    if scratch.max() >= _INFINITY or not np.isfinite(factor) or _flushes():
-        np.multiply(_EVERY_FLOAT16[bits.view(np.uint16)], np.float32(scale), out=out)
-        return
-    np.copyto(wide, bits)
-    np.left_shift(wide, 13, out=wide)
-    np.bitwise_and(wide, ~(7 << 28), out=wide)  # without copies of the sign
-    np.multiply(out, factor, out=out)
-
-
-def _flushes() -> bool:
-    """True if this thread's processor flushes subnormal float32 to zero."""
-    least = np.full(1, 1 << 13, np.int32).view(np.float32)  # float16's least number
-    return bool((least * np.float32(_BIASES))[0] != np.float32(2.0**-24))
 
 
 class Float16Rounder:

@@ -67,21 +67,15 @@ def _shard(site: Site, pair: Pair, head_dim: int, tp_rank: int, tp_size: int) ->
 
 
 def _share(
-    weight: Weight,
-    axis: int,
-    widths: Sequence[int],
-    unit: int,
-    site: Site,
-    tp_rank: int,
-    tp_size: int,
+    weight: Weight, axis: int, widths: Sequence[int], unit: int, site: Site, rank: int, size: int
 ) -> Weight:
     """The rank's share of every part of an axis, one after another."""
     shares = []
     for start, stop in pairwise(accumulate(widths, initial=0)):
         width = stop - start
-        if width % (max(unit, 1) * tp_size):
+        if width % (max(unit, 1) * size):
             what = f"{width // unit} heads of {unit}" if unit > 1 else f"a width of {width}"
-            raise AdapterError(f"{site.path}: {tp_size} ranks cannot share {what} evenly")
-        first = start + tp_rank * (width // tp_size)
-        shares.append(weight.part(axis, first, first + width // tp_size))
+            raise AdapterError(f"{site.path}: {size} ranks cannot share {what} evenly")
+        first = start + rank * (width // size)
+        shares.append(weight.part(axis, first, first + width // size))
     return concatenate(shares, axis)

@@ -146,10 +146,7 @@ def save_safetensors(
     """
     entries = {
         name: safetensors.TensorSpec(
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            data_ptr=tensor.pointer,
-            data_len=tensor.nbytes,
+            dtype=tensor.dtype, shape=tensor.shape, data_ptr=tensor.pointer, data_len=tensor.nbytes
         )
         for name, tensor in tensors.items()
     }

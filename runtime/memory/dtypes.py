@@ -11,15 +11,10 @@ from trt_lora.plugins.errors import TensorError
 Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
 
+DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
 _STORAGE: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "int64": np.dtype(np.int64),
-    "int32": np.dtype(np.int32),
-    "bool": np.dtype(np.bool_),
+    name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in DTYPES
 }
-DTYPES = tuple(_STORAGE)
 
 # The bits of finite floats are below these, sign bit off.
 _INFINITY = {

@@ -41,7 +41,7 @@ def workloads(
     """
     most = manifest.max_batch_size
     rows = rows or tuple(sorted({min(count, most) for count in ROWS}))
-    longest = min(manifest.longest_prompt, manifest.max_seq_len - 2)
+    longest = manifest.max_seq_len - 2
     if prompt_tokens is None:
         prompt_tokens = min(PROMPT_TOKENS, longest // 2)
     if new_tokens is None:

@@ -64,7 +64,7 @@ def test_the_answer_ends_where_the_engine_does(engine: Engine) -> None:
 def test_a_prompt_may_take_every_place(engine: Engine) -> None:
     """The token behind it needs none; it is what a shorter answer would have gone on with."""
     prompt = [3, *range(3, 2 + POSITIONS)]
-    assert len(prompt) == engine.manifest.longest_prompt
+    assert len(prompt) == engine.manifest.max_seq_len
     (answer,) = tokens(engine, prompt)
     assert len(answer) == 1
 

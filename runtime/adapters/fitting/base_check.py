@@ -1,11 +1,10 @@
-"""Base model check of an adapter: fingerprint, copied weights, and modules its config targets."""
+"""Base model check of an adapter: fingerprint, copied weights, and the name that it gives."""
 
 from collections.abc import Mapping
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.formats.peft_config import merge_advice
-from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import EXACT, BaseCopy, BaseWeight
 from trt_lora.runtime.manifest import Manifest
 
@@ -79,14 +78,3 @@ def is_other_base(name: str, manifest: Manifest) -> bool:
     theirs = name.rstrip("/").rpartition("/")[2]
     shorter, longer = sorted((theirs.lower(), manifest.base_model.name.lower()), key=len)
     return shorter not in longer
-
-
-def find_missing_sites(
-    adapter: Adapter, manifest: Manifest, weights: Mapping[str, Weight]
-) -> tuple[str, ...]:
-    """Return the sites that the adapter's config targets and that no tensor adapts."""
-    if adapter.targets is None:
-        return ()
-    binding = manifest.binding_names.binding
-    unadapted = (site.path for site in manifest.sites if binding("A", site.path) not in weights)
-    return tuple(path for path in unadapted if adapter.targets(path))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.base_check import is_other_base
-from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
+from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
@@ -21,32 +21,25 @@ def log_warnings(source: str, warnings: Iterable[str]) -> None:
         _LOG.warning("%s: %s", source, warning)
 
 
-def coverage_warnings(
-    adapter: Adapter,
-    manifest: Manifest,
-    unexpected_keys: Collection[str],
-    sites: Collection[SiteCoverage],
-    missing: Collection[str],
-) -> Iterator[str]:
-    """Yield the warnings of a coverage with these fields."""
+def coverage_warnings(adapter: Adapter, manifest: Manifest, coverage: Coverage) -> Iterator[str]:
+    """Yield the warnings of a coverage, from its other fields."""
     base = manifest.base_model
     if is_other_base(adapter.base_model or "", manifest):
         yield (
             f"the adapter names {shown(adapter.base_model)} as its base model, the engine was "
             f"built from {base.name} ({base.architecture}); the shapes agree"
         )
-    if missing:
+    if missing := coverage.missing_sites:
         yield (
-            f"the adapter's config targets {listed([*missing])}, but its file has no tensors "
-            "for them: it may be incomplete"
+            f"the adapter's config targets {listed(missing)}, but its file has no tensors for "
+            "them: it may be incomplete"
         )
     if adapter.targets is None and adapter.owned:
-        yield from _few(sites)
+        yield from _few(coverage.sites)
     yield from adapter.warnings
-    if unexpected_keys:
-        names = listed([*unexpected_keys])
-        yield f"{len(unexpected_keys)} of its tensors have no binding in the engine: {names}"
-    if lossy := [site for site in sites if site.flushed > _FLUSHED * _values(site)]:
+    if keys := [*coverage.unexpected_keys]:
+        yield f"{len(keys)} of its tensors have no binding in the engine: {listed(keys)}"
+    if lossy := [site for site in coverage.sites if site.flushed > _FLUSHED * _values(site)]:
         yield (
             f"{sum(site.flushed for site in lossy)} values became 0 in {lossy[0].dtype}, more than "
             f"{_FLUSHED:.0%} of those of {listed([site.path for site in lossy])}"

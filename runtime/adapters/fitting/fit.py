@@ -5,17 +5,13 @@ of one rank from 1 to the engine's maximum.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, Factor, Site
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.fitting.base_check import (
-    check_fingerprint,
-    compare_copies,
-    find_missing_sites,
-)
+from trt_lora.runtime.adapters.fitting.base_check import check_fingerprint, compare_copies
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
 from trt_lora.runtime.adapters.fitting.match import match_weights, refusal
@@ -195,7 +191,6 @@ def _coverage(
     conversions: Mapping[str, Conversion],
 ) -> Coverage:
     sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
-    missing = find_missing_sites(adapter, manifest, weights)
 
     def of_site(site: Site) -> SiteCoverage:
         names = manifest.binding_names.pair(site.path)
@@ -215,12 +210,14 @@ def _coverage(
         )
 
     sites = tuple(map(of_site, manifest.sites))
-    return Coverage(
+    targets = adapter.targets or (lambda _: False)
+    missing = tuple(site.path for site in sites if not site.rank and targets(site.path))
+    coverage = Coverage(
         adapter.source,
         {name: weights[name].names if name in weights else () for name in manifest.lora_bindings},
         unexpected_keys,
         sites,
         missing,
         {**adapter.ignored, **compare_copies(adapter, manifest.base_model.embeddings)[0]},
-        tuple(coverage_warnings(adapter, manifest, unexpected_keys, sites, missing)),
     )
+    return replace(coverage, warnings=tuple(coverage_warnings(adapter, manifest, coverage)))

@@ -83,15 +83,7 @@ def adapter_from_peft(directory: Path) -> Adapter:
             stored_weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
             weights[name] = stored_weight.transposed()
     return Adapter(
-        str(directory),
-        weights,
-        config.base_model,
-        fingerprint,
-        unusable_keys,
-        copies,
-        targeting.ignored,
-        targeting.targets,
-        targeting.warnings,
+        str(directory), weights, config.base_model, fingerprint, unusable_keys, copies, *targeting
     )
 
 

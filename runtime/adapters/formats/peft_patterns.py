@@ -18,7 +18,7 @@ MAX_STEPS = 100_000_000  # of the regular expressions' engine: some seconds
 _PLAIN = re.compile(r"\^?[\w.-]+")  # a dot is any character, all others are themselves
 # Characters and sets of them, alternatives, groups that nothing repeats.
 _FORM = re.compile(
-    r"(?:(?:[\w.-]|\\[.dw]|\[\^?[\w.-]+\])(?:[*+]\??|\?)?|[\^$|]|\((?:\?:)?|\)(?![*+?]))*"
+    r"(?:(?:[\w.-]|\\[^0-9]|\[\^?[\w.-]+\])(?:[*+]\??|\?)?|[\^$|]|\((?:\?:)?|\)(?![*+?]))*"
 )
 _REPEAT = re.compile(r"[*+]\??|(?<!\()\?")
 

@@ -5,9 +5,8 @@ PEFT applies no tensor of a module that the config does not target, and says not
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of
 from trt_lora.plugins.messages import listed, shown
@@ -34,12 +33,11 @@ _TENSOR = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_.*")  # of any kind
 _UNTARGETED = "its config does not target the module, so that PEFT does not apply it either"
 
 
-@dataclass(frozen=True)
-class Targeting:
-    """Target rule, ignored tensors and warnings of a PEFT config for its own file."""
+class Targeting(NamedTuple):
+    """What a PEFT config says of its own file, in the order of `Adapter`'s fields."""
 
-    targets: Rule
     ignored: Mapping[str, str]  # tensor -> why it is not applied
+    targets: Rule
     warnings: tuple[str, ...]
 
 
@@ -50,7 +48,7 @@ def targeting_of(fields: Mapping[str, Any], names: Collection[str]) -> Targeting
     rule = cache(target_rule(fields, len(paths)))
     ignored = {name: _UNTARGETED for name, path in paths.items() if rule(path) is False}
     untold = list(dict.fromkeys(path for path in paths.values() if rule(path) is None))
-    return Targeting(rule, ignored, tuple(_warnings(ignored, untold, fields)))
+    return Targeting(ignored, rule, tuple(_warnings(ignored, untold, fields)))
 
 
 def _warnings(

@@ -83,9 +83,9 @@ def prompt_ids(
     ids = list(token_ids(name, values, manifest.vocabulary_size))
     if not ids:
         raise ConfigError(f"{name} is empty; it needs at least one token")
-    if len(ids) > manifest.longest_prompt:
+    if len(ids) > manifest.max_seq_len:
         raise ConfigError(
-            f"{name} has {len(ids)} tokens, this engine takes {manifest.longest_prompt}; "
+            f"{name} has {len(ids)} tokens, this engine takes {manifest.max_seq_len}; "
             f"shorten it, or build with a larger --max-seq-len"
         )
     return ids

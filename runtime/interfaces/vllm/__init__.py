@@ -3,17 +3,10 @@
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 from trt_lora.runtime.interfaces.vllm.llm import LLM
-from trt_lora.runtime.interfaces.vllm.manager import (
-    LoRAModelManager,
-    LRUCacheLoRAModelManager,
-)
+from trt_lora.runtime.interfaces.vllm.manager import LoRAModelManager, LRUCacheLoRAModelManager
 from trt_lora.runtime.interfaces.vllm.mapping import LoRAMapping
 from trt_lora.runtime.interfaces.vllm.model import LoRALayerWeights, LoRAModel
-from trt_lora.runtime.interfaces.vllm.outputs import (
-    CompletionOutput,
-    RequestOutput,
-    TokenLogprob,
-)
+from trt_lora.runtime.interfaces.vllm.outputs import CompletionOutput, RequestOutput, TokenLogprob
 from trt_lora.runtime.interfaces.vllm.peft_helper import PEFTHelper
 from trt_lora.runtime.interfaces.vllm.request import LoRARequest
 from trt_lora.runtime.interfaces.vllm.worker import WorkerLoRAManager

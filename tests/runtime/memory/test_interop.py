@@ -141,9 +141,9 @@ def test_memory_behind_a_capsule_lives_as_long_as_the_tensor_and_no_longer() -> 
         (torch.zeros(4, 2).T, "is not row-major; pass a contiguous copy"),
         (torch.zeros(4, 4)[:, :2], "is not row-major"),
         (torch.zeros(2).expand(3, 2), "is not row-major"),
-        (torch.zeros(2, dtype=torch.float64), "dtype float64 is not supported"),
-        (torch.zeros(2, dtype=torch.int8), "dtype int8 is not supported"),
-        (torch.zeros(2, dtype=torch.uint16), "dtype uint16 is not supported"),
+        (torch.zeros(2, dtype=torch.float64), "dtype 'float64' is not supported"),
+        (torch.zeros(2, dtype=torch.int8), "dtype 'int8' is not supported"),
+        (torch.zeros(2, dtype=torch.uint16), "dtype 'uint16' is not supported"),
         (torch.zeros(2, dtype=torch.complex64), "is not supported; choose from: float32"),
     ],
 )
@@ -298,7 +298,7 @@ def test_the_stride_of_a_dimension_of_one_does_not_matter() -> None:
     [
         ({"strides": (4, 16)}, "is not row-major"),
         ({"strides": (16, 4)}, "is not row-major"),
-        ({"typestr": "<f8"}, "dtype float64 is not supported"),
+        ({"typestr": "<f8"}, "dtype 'float64' is not supported"),
         ({"typestr": "<V2"}, "is not supported"),
         ({"typestr": ">f4"}, "is not supported"),
     ],

@@ -10,7 +10,7 @@ from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights,
 
 from trt_lora.runtime import LoRAManager
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.fitting.coverage import SiteCoverage
+from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
 from trt_lora.runtime.memory.dtypes import Array
 
@@ -103,7 +103,8 @@ def test_few_sites_of_a_module_are_suspicious_without_a_config(
         for i in range(30)
         for name, rank in (("q_proj", 4 * (i < adapted)), ("k_proj", 0))
     ]
-    found = coverage_warnings(Adapter("a", {}), make_manifest(), [], sites, [])
+    coverage = Coverage("a", {}, {}, tuple(sites))
+    found = coverage_warnings(Adapter("a", {}), make_manifest(), coverage)
     assert tuple(found) == (
         ("the adapter has tensors for 14 of the 30 sites of q_proj: it may be incomplete",)
         * expected

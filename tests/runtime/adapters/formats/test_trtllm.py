@@ -231,6 +231,13 @@ def test_a_row_for_one_of_several_experts_is_refused(tmp_path: Path) -> None:
     assert_refused(directory, experts, "moe_h_to_4h of layer 0", "2 sites")
 
 
+def test_a_fused_row_is_refused_where_its_parts_are_of_two_modules(tmp_path: Path) -> None:
+    paths = {LAYER.format(0, "q_proj"): 6, LAYER.format(0, "k_proj"): 2, "model.layers.0.v_proj": 2}
+    directory = write(tmp_path / "a", rows_of([factors(2, 3, 10)]), [[0, 0, 2]])
+    apart = manifest_of(*(site(path, 3, n) for path, n in paths.items()))
+    assert_refused(directory, apart, "attn_qkv of layer 0", "no sites")
+
+
 def test_a_fused_row_for_a_linear_that_alternates_heads_is_refused(tmp_path: Path) -> None:
     path = "gpt_neox.layers.0.attention.query_key_value"
     directory = write(tmp_path / "a", rows_of([factors(2, 3, 9)]), [[0, 0, 2]])
