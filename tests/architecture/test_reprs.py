@@ -55,6 +55,7 @@ def long_build() -> builder.BuildConfig:
 
 SAMPLES: dict[str, Callable[[], object]] = {
     "Adapter": lambda: ADAPTER,
+    "Chat": lambda: runtime.Chat([{"role": LONG, "content": LONG}] * 9, False, True, {LONG: LONG}),
     "ServingConfig": lambda: runtime.ServingConfig(10**9, 1e9, 10**9, 10**9, 10**9),
     "BuildConfig": long_build,
     "CacheConfig": lambda: runtime.CacheConfig(2**60, 2**60),
