@@ -1,12 +1,13 @@
 """Sequence: one request, from its submission to its last token."""
 
 from collections import abc
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime.engines.topk import Logits
 from trt_lora.runtime.generation.logits.forbidden_tokens import ForbiddenTokens, forbidden_tokens
 from trt_lora.runtime.generation.logits.penalties import apply_penalties
@@ -200,7 +201,7 @@ def new_sequence(
     stops = own if sampling.ignore_eos else both
     constraint = None
     if sampling.structured_outputs is not None and tokenizer is not None:
-        grammars = tokenizer.grammars(vocabulary, (*both, 0)[0])
+        grammars = tokenizer.grammars(vocabulary, _stop(manifest, own))
         constraint = grammars.constraint(sampling.structured_outputs, stops)
     room = manifest.max_seq_len - len(ids)
     if sampling.seed is not None and index:
@@ -214,3 +215,15 @@ def new_sequence(
         tokenizer=tokenizer,
         constraint=constraint,
     )
+
+
+def prepare_grammars(tokenizer: TextTokenizer | None, manifest: Manifest) -> None:
+    """Read a tokenizer for structured output, if that is installed; all threads wait meanwhile."""
+    if tokenizer is not None:
+        with suppress(BackendError, ConfigError):
+            tokenizer.grammars(manifest.vocabulary_size, _stop(manifest))
+
+
+def _stop(manifest: Manifest, own: tuple[int, ...] = ()) -> int:
+    """A token that is no text, for llguidance; without one no answer can be structured."""
+    return (*manifest.base_model.stop_token_ids, *own, 0)[0]

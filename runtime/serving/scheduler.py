@@ -3,18 +3,16 @@
 import itertools
 import threading
 from collections import abc
-from contextlib import suppress
 from functools import partial
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.errors import BackendError, ConfigError, StateError
-from trt_lora.plugins.messages import shown
+from trt_lora.plugins.errors import ConfigError, StateError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.chosen_tokens import ChosenToken, append_tokens, choose_tokens
 from trt_lora.runtime.generation.decoding.cache_regions import prompt_budget, row_count
 from trt_lora.runtime.generation.decoding.rows import Rows
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
-from trt_lora.runtime.generation.sequence import Sequence, new_sequence
+from trt_lora.runtime.generation.sequence import Sequence, new_sequence, prepare_grammars
 from trt_lora.runtime.generation.step_errors import grammar_exhausted, non_finite_logits
 from trt_lora.runtime.generation.step_output import StepOutput
 from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
@@ -206,11 +204,6 @@ class Scheduler:
         params = sampling_of(sampling)
         lease = adapter if isinstance(adapter, Lease) else None
         name = adapter.name if isinstance(adapter, Lease) else adapter
-        if not isinstance(name, str | None):
-            raise ConfigError(
-                f"adapter is {shown(adapter)}, expected its name, a lease of it, or None for the "
-                "base model"
-            )
         if name is not None and lease is None:
             self._adapters.info(name)
         ids = tuple(prompt_ids("the prompt", prompt, self._tokenizer, self._manifest))
@@ -224,10 +217,7 @@ class Scheduler:
 
     def prepare(self) -> None:
         """Read the tokenizer for structured output, where there is one: all threads wait for it."""
-        if self._tokenizer is not None:
-            stop = (*self._manifest.base_model.stop_token_ids, 0)[0]
-            with suppress(BackendError, ConfigError):  # it is not to be had
-                self._tokenizer.grammars(self._manifest.vocabulary_size, stop)
+        prepare_grammars(self._tokenizer, self._manifest)
 
     @checked
     def add(self, request: Sequence) -> None:

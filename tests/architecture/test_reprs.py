@@ -56,6 +56,7 @@ def long_build() -> builder.BuildConfig:
 SAMPLES: dict[str, Callable[[], object]] = {
     "Adapter": lambda: ADAPTER,
     "ServingConfig": lambda: runtime.ServingConfig(10**9, None, 10**9, True, 10**9, 1e9, 10**9),
+    "Chat": lambda: runtime.Chat([{"role": LONG, "content": LONG}] * 9, False, True, {LONG: LONG}),
     "BuildConfig": long_build,
     "StoreConfig": lambda: runtime.StoreConfig(2**60, 2**60),
     "Completion": lambda: runtime.Completion(tuple(range(4096)), LONG, "length"),

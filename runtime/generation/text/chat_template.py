@@ -49,8 +49,8 @@ class Chat:
             ConfigError: there are no messages, or they are none; an option is of another type,
                 contradicts another, or has a name that is no variable of a template.
         """
-        _check_messages(self.messages)
         check_fields(self)
+        _check_messages(self.messages)
         if self.continue_final_message and self.add_generation_prompt:
             raise ConfigError(
                 "continue_final_message goes on with the last message, and add_generation_prompt "
@@ -166,8 +166,8 @@ def check_characters(text: str, label: str) -> None:
         ) from error
 
 
-def _check_messages(messages: object) -> None:
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+def _check_messages(messages: Sequence[object]) -> None:
+    if isinstance(messages, str) or not messages:
         raise ConfigError(
             f"a conversation is {messages!r:.80}, expected a list of one message or more"
         )
