@@ -119,6 +119,7 @@ class EngineExecutor(Executor, Protocol):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
+        /,
     ) -> None:
         """Refuse further runs, wait for those under way in other threads, release everything."""
         ...

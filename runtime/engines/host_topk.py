@@ -191,7 +191,8 @@ def rest_blocks(blocks: Logits, known: npt.NDArray[np.integer], weights: Floats)
     places = known // BLOCK + np.arange(rows)[:, None] * count
     of_known = np.bincount(places.ravel(), weights.ravel(), rows * count).reshape(rows, count)
     # No other weighs more than the last candidate; so what is rounded never weighs more than that.
-    return np.clip(blocks - of_known, 0, BLOCK * weights[:, -1:])
+    rest: Floats = np.clip(blocks - of_known, 0, BLOCK * weights[:, -1:]).astype(float, copy=False)
+    return rest
 
 
 def topk_ids(logits: Logits, count: int) -> Tokens:

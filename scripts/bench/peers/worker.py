@@ -38,8 +38,9 @@ def main() -> None:
 
 def _loaded(place: str, setup: dict[str, Any]) -> Peer:
     peer: Peer = imported(place)()
-    paths = {name: Path(setup[name]) for name in ("model", "adapter")}
-    peer.load(Setup(**setup | paths | {"files": tuple(map(Path, setup["files"]))}))
+    paths: dict[str, Any] = {name: Path(setup[name]) for name in ("model", "adapter")}
+    paths["files"] = tuple(map(Path, setup["files"]))
+    peer.load(Setup(**setup | paths))
     return peer
 
 

@@ -28,10 +28,11 @@ class Ours:
         decoder = self._decoders[len(ids)]
         decoder.cache.lengths[:] = 0
         longest = self._engine.manifest.max_input_len
-        chunks = np.split(array, range(longest, array.shape[1], longest), axis=1)
+        first_chunk, *chunks = np.split(array, range(longest, array.shape[1], longest), axis=1)
         tokens: list[Ids] = []  # of all rows, step by step
 
         def first() -> Rows:
+            logits = decoder.run(first_chunk)
             for chunk in chunks:
                 logits = decoder.run(chunk)
             tokens.append(logits.argmax(-1))
