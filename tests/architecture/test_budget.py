@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3200, "runtime": 11750, "builder": 4000, "scripts": 7500}
+BUDGET = {"plugins": 3200, "runtime": 11950, "builder": 4000, "scripts": 7500}
 
 
 def code_lines(path: Path) -> int:
