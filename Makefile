@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # deadlines. One thread of torch a process.
 WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 5)))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-FAST := $(addprefix tests/,architecture plugins runtime build_time builder/passes builder/checks builder/checkpoint)
+FAST := $(addprefix tests/,architecture plugins runtime builder/passes builder/checks builder/checkpoint)
 
 # torch from PyPI brings gigabytes of CUDA packages on Linux. Without an NVIDIA GPU the CPU build is
 # asked for by its local version, so that nothing else can be taken by accident.
@@ -41,7 +41,7 @@ test-lean: $(VENV)/ready $(LEAN)/tiny
 	$(LEAN_VENV)/bin/pip install --quiet \
 	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests,structured]" $(LEAN_TOOLS)
 	cd $(LEAN)/sdist && $(LEAN_VENV)/bin/pytest -n $(WORKERS) --dist loadfile \
-	  --rootdir=. --tiny-engine=$(LEAN)/tiny $(LEAN_TESTS)
+	  -m "not needs_torch" --rootdir=. --tiny-engine=$(LEAN)/tiny $(LEAN_TESTS)
 
 # The one thing that the lean environment cannot make.
 $(LEAN)/tiny: $(VENV)/ready $(shell find builder tests/support/models -name '*.py')

@@ -21,6 +21,8 @@ LONGEST = (
     *("scripts/comparison", "end_to_end", "builder"),
 )
 
+# The mark of a file that needs torch, PEFT, the builder or benchmarks, and what leaves it out.
+NEEDS_TORCH, LEAN = "pytest.mark.needs_torch", "not needs_torch"
 
 # Where distributions and CUDA's installer put headers.
 INCLUDES = (
@@ -40,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     told = "a folder by support.models.tiny_engine_folder; without it, the engine is built"
     parser.addoption("--tiny-engine", type=Path, metavar="FOLDER", help=told)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file that `-m "not needs_torch"` leaves out: there may be no torch to import."""
+    if LEAN not in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    return NEEDS_TORCH in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ from trt_lora.plugins.kernels.launch_plan import (
 from trt_lora.plugins.kernels.nvrtc import KERNELS
 from trt_lora.scripts.bench.llama import LLAMA_3_8B as MODEL
 
+pytestmark = pytest.mark.needs_torch
+
 H200 = Chip((9, 0), 132)
 A100 = Chip((8, 0), 108)
 L40S = Chip((8, 9), 142)

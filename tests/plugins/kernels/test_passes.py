@@ -16,6 +16,8 @@ from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.scripts.bench.llama import LLAMA_3_8B as MODEL
 
+pytestmark = pytest.mark.needs_torch
+
 H200 = Chip((9, 0), 132)
 
 chips = st.builds(

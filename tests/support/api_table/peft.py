@@ -5,7 +5,7 @@ from support.api_table.rows import Document, different, present
 _MANAGER = "runtime.managers.lora_manager.LoRAManager"
 _TESTS = "runtime/managers/test_lora_manager.py"
 _MEMORY = "runtime/managers/test_memory.py"
-_BLEND = "build_time/runtime/adapters/test_blend.py"
+_BLEND = "runtime/adapters/test_blend.py"
 _SWITCH = f"{_TESTS}::test_switching_activates_the_named_adapter"
 _FIELDS = "end_to_end/test_peft_fields.py"
 _TAKEN = f"{_FIELDS}::test_an_adapter_that_is_taken_answers_as_in_peft"
@@ -91,7 +91,7 @@ PEFT = Document(
         present(
             "`save_pretrained(path)`",
             "runtime.save_adapter",
-            "build_time/runtime/adapters/test_save.py::test_peft_computes_the_same_deltas_from_what_is_written",
+            "runtime/adapters/test_save.py::test_peft_computes_the_same_deltas_from_what_is_written",
             '`save_adapter(adapter, path, "peft")`',
         ),
         different(

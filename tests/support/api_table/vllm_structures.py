@@ -14,7 +14,7 @@ _MODEL = f"{_DATA}::test_a_model_of_a_peft_directory_has_its_layers_scale_and_ra
 _CLONE = f"{_DATA}::test_a_clone_has_another_number_and_an_optimized_model_the_same_deltas"
 _DELTA = f"{_DATA}::test_the_delta_of_a_layer_is_the_scaled_product_before_and_after_optimize"
 _SURPLUS = (
-    "build_time/runtime/adapters/formats/test_peft.py::"
+    "runtime/adapters/formats/test_peft.py::"
     "test_a_tensor_that_is_no_factor_of_a_linear_is_set_aside_with_a_reason"
 )
 _FIELDS = f"{_DATA}::test_a_request_knows_its_fields_by_both_names"
@@ -69,7 +69,7 @@ VLLM_STRUCTURES = Document(
         different(
             "`.bias`",
             f"{_OURS}.LoRALayerWeights",
-            "build_time/runtime/adapters/formats/test_peft_config.py::test_trained_biases_are_refused",
+            "runtime/adapters/formats/test_peft_config.py::test_trained_biases_are_refused",
             "refused by name at load",
         ),
         present("`.rank`", f"{_OURS}.LoRALayerWeights.rank", _DELTA),

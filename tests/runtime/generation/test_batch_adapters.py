@@ -21,7 +21,7 @@ RANKS = {"a": 2, "b": 8, "c": 3}
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0)
 TOLERANCE = 1e-4
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from trt_lora.runtime import (
 RANKS = {"a": 2, "b": 8, "c": 3}
 SAMPLING = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from trt_lora.runtime.interfaces.trtllm import (
 )
 from trt_lora.runtime.managers.lora_manager import LoRAManager
 
+pytestmark = pytest.mark.needs_torch
+
 K, N = 8, 6  # of every site
 ATTN_Q = 1  # TensorRT-LLM's id
 

@@ -1,10 +1,13 @@
 """A greedy answer, token by token, against transformers and PEFT."""
 
 import numpy as np
+import pytest
 from conftest import TinyEngine
 
 from trt_lora.runtime import LoRAManager, SamplingParams, generate, open_engine
 from trt_lora.scripts.verification.peft_reference import PeftReference
+
+pytestmark = pytest.mark.needs_torch
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 

@@ -15,6 +15,8 @@ from trt_lora.runtime.generation.logits.penalties import apply_penalties
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import choose, next_keys
 
+pytestmark = pytest.mark.needs_torch
+
 VOCABULARY = 23
 KEYS = next_keys(np.random.default_rng(0), 4000)
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=12)

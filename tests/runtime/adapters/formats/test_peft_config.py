@@ -16,6 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.formats.peft_config import PeftConfig, read_peft_config
 
+pytestmark = pytest.mark.needs_torch
+
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 
 # PEFT 0.21 asks transformers 5.23 by a name that is on its way out.

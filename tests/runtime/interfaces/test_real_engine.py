@@ -19,7 +19,7 @@ RANKS = {"a": 2, "b": 8}
 SAMPLING = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0)
 TOLERANCE = 1e-4
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
 @pytest.fixture(scope="module")

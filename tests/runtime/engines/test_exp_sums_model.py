@@ -1,8 +1,11 @@
 """The model that adds up weights is the one that its comment says."""
 
 import onnx
+import pytest
 
 from trt_lora.runtime.engines.onnxruntime.exp_sums import MODEL
+
+pytestmark = pytest.mark.needs_torch
 
 TEXT = """<ir_version: 8, opset_import: ["" : 13]>
 s (float[n,v] x, float[n,1] base) => (float[n,b] y)

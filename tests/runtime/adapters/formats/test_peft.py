@@ -18,6 +18,8 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.formats.peft import adapter_from_peft
 from trt_lora.runtime.memory.dtypes import Array
 
+pytestmark = pytest.mark.needs_torch
+
 Q = "model.layers.0.self_attn.q_proj"
 A, B = f"lora_A_{Q}", f"lora_B_{Q}"
 

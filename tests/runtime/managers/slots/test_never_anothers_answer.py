@@ -14,7 +14,7 @@ from trt_lora.runtime.managers.slots.cache.entry import Entry
 from trt_lora.runtime.managers.slots.cache.slot_table import SlotTable
 from trt_lora.runtime.managers.slots.slot_stacks import SlotStacks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
 @dataclass(frozen=True)

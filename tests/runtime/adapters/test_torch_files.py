@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.load import load_adapter
 
+pytestmark = pytest.mark.needs_torch
+
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_file_keeps_the_dtype(tmp_path: Path, dtype: str) -> None:

@@ -12,6 +12,8 @@ from trt_lora.runtime.generation.parameters import default_sampling as module
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.needs_torch
+
 
 def recommended(directory: Path, fields: Any) -> SamplingParams:
     (directory / "generation_config.json").write_text(json.dumps(fields), encoding="utf-8")

@@ -16,6 +16,8 @@ from trt_lora.runtime.memory.cuda import call
 from trt_lora.runtime.memory.interop import tensor_from
 from trt_lora.runtime.memory.tensor import Tensor
 
+pytestmark = pytest.mark.needs_torch
+
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED, ROCM = 1, 2, 3, 13, 10  # DLDeviceType
 FLOAT, BFLOAT = 2, 4  # DLDataTypeCode
 ON_FIRST = SimpleNamespace(index=0)  # a device as torch has it

@@ -17,6 +17,8 @@ from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import save_adapter
 from trt_lora.runtime.memory.dtypes import Array
 
+pytestmark = pytest.mark.needs_torch
+
 PROCESSED = "processed_adapter_model.safetensors"
 Q, LM_HEAD = "model.layers.0.self_attn.q_proj", "lm_head"
 

@@ -10,6 +10,8 @@ from support.adapters.peft_cases import CONFIGS, NOWHERE, UNTOLD
 
 from trt_lora.runtime.adapters.formats.peft_targets import FIELDS, target_rule
 
+pytestmark = pytest.mark.needs_torch
+
 _PARTS = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.qkv.q_proj", "mlp.up_proj", "q_proj")
 _STEMS = (
     "model.layers.0",

@@ -29,6 +29,8 @@ from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
 
+pytestmark = pytest.mark.needs_torch
+
 ALPHAS = dict(zip(PATHS, (4.0, 4.0, 0.5, 7.0), strict=True))
 OTHER_FINGERPRINT = "f" * 64
 

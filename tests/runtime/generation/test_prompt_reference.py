@@ -10,6 +10,8 @@ from trt_lora.runtime import LoRAManager, SamplingParams, generate, open_engine
 from trt_lora.runtime.generation.decoding import rows as decoding_rows
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
+pytestmark = pytest.mark.needs_torch
+
 
 @pytest.mark.parametrize("chunk", [5, 64])
 def test_they_are_those_of_transformers_with_the_active_adapter(

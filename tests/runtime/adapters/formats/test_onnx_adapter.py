@@ -25,6 +25,8 @@ from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
+pytestmark = pytest.mark.needs_torch
+
 DTYPES = ["float32", "float16", "bfloat16"]
 # It says that it takes any path, and takes texts alone.
 ADAPTER_FORMAT: Any = onnxruntime.AdapterFormat

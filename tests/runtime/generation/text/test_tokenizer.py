@@ -15,6 +15,8 @@ from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime.generation.text.chat_template import Message
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 
+pytestmark = pytest.mark.needs_torch
+
 WORDS = "<pad> <s> </s> <unk> <user> <bot> hello world how are you ?".split()  # noqa: SIM905
 CHAT = (
     "{% for message in messages %}\n"

@@ -19,6 +19,8 @@ from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
+pytestmark = pytest.mark.needs_torch
+
 ENDLESS = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0)
 TOLERANCE = 1e-4
 

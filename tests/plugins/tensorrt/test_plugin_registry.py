@@ -22,6 +22,8 @@ from trt_lora.plugins.tensorrt.plugin_node import PluginNode, safe
 from trt_lora.plugins.tensorrt.plugin_registry import LoraPlugins, register_plugins
 from trt_lora.plugins.tensorrt.plugin_shapes import group_shape
 
+pytestmark = pytest.mark.needs_torch
+
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
 
 ADD, DELTA = Operator(2, has_addend=True), Operator(2, has_addend=False)

@@ -22,6 +22,8 @@ from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.safetensors_file import read_safetensors
 from trt_lora.runtime.memory.dtypes import Array, is_finite, storage_dtype
 
+pytestmark = pytest.mark.needs_torch
+
 DTYPES = ("float32", "float16", "bfloat16")
 SHORT = ("float16", "bfloat16")
 SHORT_TO_ANY = list(itertools.product(SHORT, DTYPES))

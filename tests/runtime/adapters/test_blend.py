@@ -30,6 +30,8 @@ from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
+pytestmark = pytest.mark.needs_torch
+
 ELSEWHERE = "model.layers.0.self_attn.q_proj"
 
 
