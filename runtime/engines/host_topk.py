@@ -191,8 +191,7 @@ def rest_blocks(blocks: Logits, known: npt.NDArray[np.integer], weights: Floats)
     places = known // BLOCK + np.arange(rows)[:, None] * count
     of_known = np.bincount(places.ravel(), weights.ravel(), rows * count).reshape(rows, count)
     # No other weighs more than the last candidate; so what is rounded never weighs more than that.
-    rest: Floats = np.clip(blocks - of_known, 0, BLOCK * weights[:, -1:]).astype(float, copy=False)
-    return rest
+    return np.asarray(np.clip(blocks - of_known, 0, BLOCK * weights[:, -1:]), np.float64)
 
 
 def topk_ids(logits: Logits, count: int) -> Tokens:

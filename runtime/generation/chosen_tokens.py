@@ -27,9 +27,17 @@ class ChosenToken(NamedTuple):
         return self.sequence.left <= 1 or self.token == NO_TOKEN or self.token in stops
 
 
-def choose_tokens(outputs: Iterable[StepOutput]) -> list[ChosenToken]:
-    """Choose the next token of each sequence, all of which have finite logits."""
-    return [chosen for output in outputs if output.sequences for chosen in _of_run(output)]
+def choose_tokens(outputs: Iterable[StepOutput]) -> tuple[list[ChosenToken], list[Request]]:
+    """Choose the next token of each sequence; return those with logits that are not finite, too."""
+    chosen, wrong = list[ChosenToken](), list[Request]()
+    for output in outputs:
+        is_finite = output.is_finite()
+        if not is_finite.all():
+            wrong += output.select(~is_finite).sequences
+            output = output.select(is_finite)
+        if output.sequences:
+            chosen += _of_run(output)
+    return chosen, wrong
 
 
 def append_tokens(chosen: Sequence[ChosenToken]) -> list[Token]:

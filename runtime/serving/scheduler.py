@@ -39,12 +39,11 @@ class Scheduler:
     When a sequence ends, its row stays until another one needs it: a request with the same adapter
     and salt that begins alike runs only the rest of its prompt.
 
-    On an engine that finds candidates where its logits are, tokens are chosen from at most 256 of
-    them a row; logits come to the host only where those do not tell. Where no prompt waits, the
-    next step is begun as soon as tokens are chosen, before text is made of them; and while all
-    sequences are greedy and nothing else is asked of their logits, before the host looks at the
-    tokens of this one. Tokens are those of the same steps one by one, and at most one overlapped
-    step is discarded for each sequence that ends, none for an end by length.
+    On a GPU tokens are chosen from at most 256 candidates a row; logits come to the host only where
+    those do not tell. Where no prompt waits, the next step is begun as soon as tokens are chosen,
+    before text is made of them; while all sequences are greedy and nothing else is asked of their
+    logits, before the host looks at this one's. Tokens are those of the same steps one by one, and
+    at most one overlapped step is discarded for each sequence that ends, none for an end by length.
 
     A step is made as a whole or not at all: where anything ends it, an interrupt too, every
     sequence is as it was, and the next step runs its prompt and its answer again. Tokens that were
@@ -324,24 +323,13 @@ class Scheduler:
         run: abc.Callable[[], list[StepOutput]],
         go_on: abc.Callable[[list[ChosenToken]], None] | None = None,
     ) -> None:
-        """Run something of a step, and choose what sequences are given by it.
-
-        Args:
-            run: returns what is found.
-            go_on: takes the tokens that are chosen, before sequences do.
-        """
+        """Run something of a step, and choose what sequences are given; `go_on` is told first."""
         self._is_torn = True
-        outputs, wrong = run(), list[Sequence]()
-        for place, output in enumerate(outputs):
-            is_finite = output.is_finite()
-            if not is_finite.all():
-                wrong += output.select(~is_finite).sequences
-                outputs[place] = output.select(is_finite)
-        chosen = choose_tokens(outputs)
+        chosen, wrong = choose_tokens(run())
         if go_on is not None:
             go_on(chosen)
         self._unsettled = append_tokens(chosen)
-        if outputs:
+        if chosen:
             self._settle()
         if wrong:
             names = dict.fromkeys(sequence.adapter for sequence in wrong)

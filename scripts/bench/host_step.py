@@ -18,7 +18,12 @@ from trt_lora.runtime import AdapterStore, SamplingParams, Scheduler, ServingCon
 from trt_lora.runtime.engines.host_topk import HostTopK
 from trt_lora.runtime.engines.onnxruntime.exp_sums import OnnxRuntimeExpSums
 from trt_lora.runtime.engines.topk import TEMPERATURES, Floats, Logits
-from trt_lora.runtime.generation.decoding.step_inputs import TOKEN_SHAPES
+from trt_lora.runtime.generation.decoding.step_inputs import (
+    INPUT_IDS,
+    KEPT_PLACES,
+    LENGTHS,
+    TOKEN_SHAPES,
+)
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import StepAnswers, Token
 from trt_lora.runtime.manifest import Binding, Manifest
@@ -49,7 +54,7 @@ class StubEngine(IdleEngine):
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Return logits of the places kept."""
-        return {LOGITS: tensor_from_numpy(self.found[: tensor_map["kept"].shape[0]])}
+        return {LOGITS: tensor_from_numpy(self.found[: tensor_map[KEPT_PLACES].shape[0]])}
 
     def topk(self, logits: Tensor, temperatures: Floats) -> HostTopK:
         """Return what looks at logits."""
@@ -59,7 +64,7 @@ class StubEngine(IdleEngine):
     def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> "StubRun":
         """Return a run of as many places."""
         del logits, fed
-        return StubRun(self.found[: tensor_map["kept"].shape[0]], self.exp_sums)
+        return StubRun(self.found[: tensor_map[KEPT_PLACES].shape[0]], self.exp_sums)
 
 
 class StubRun:
@@ -71,7 +76,7 @@ class StubRun:
         self._logits, self._exp_sums = logits, exp_sums
         ids, each = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
         self.inputs: Mapping[str, Array] = {
-            "input_ids": ids, "lengths": each, TEMPERATURES: np.zeros(rows)
+            INPUT_IDS: ids, LENGTHS: each, TEMPERATURES: np.zeros(rows)
         }  # fmt: skip
 
     def bind(self, tensor_map: TensorMap) -> None:
@@ -89,8 +94,8 @@ class StubRun:
 
 
 @dataclass
-class Clients:
-    """Who waits for tokens: takes those of each step, and when they came."""
+class TokenReceiver:
+    """Stands for clients: takes the tokens of each step, and notes when they came."""
 
     requests: int
     tokens: SimpleQueue[Token] = field(default_factory=SimpleQueue)
@@ -136,10 +141,10 @@ def measure(
     sampling = replace(WAYS[way], max_tokens=WARM_UP + steps + 2, ignore_eos=True)
     for row in range(count):  # equal prompts would be run once
         scheduler.submit([row], sampling)
-    clients = Clients(count)
-    with EngineLoop(scheduler, clients.take):
-        clients.are_done.wait()
-    ends = clients.times[WARM_UP:-1]  # in the last step all rows are given up
+    receiver = TokenReceiver(count)
+    with EngineLoop(scheduler, receiver.take):
+        receiver.are_done.wait()
+    ends = receiver.times[WARM_UP:-1]  # in the last step all rows are given up
     times = sorted((end - start) * 1e3 for start, end in pairwise(ends))
     return ResultRow(
         f"{count} rows, {way}, {logits}",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trt_lora.runtime.engines.host_topk import HostTopK, find_candidates, topk_ids
 from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Logits, Tokens
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.race import Keys
+from trt_lora.runtime.generation.race import Keys, race_of_rest
 from trt_lora.runtime.generation.sampling import (
     NEEDS_FULL_LOGITS,
     choose_beyond,
@@ -301,3 +301,24 @@ def test_nothing_is_chosen_where_nothing_is_possible() -> None:
     params = [*params, SamplingParams(temperature=0.0), SamplingParams(temperature=0.0)]
     tokens = choose(logits, params, keys(5))
     assert (tokens == NO_TOKEN).tolist() == [True, False, True, True, False]
+
+
+def test_no_other_token_wins_where_the_last_candidate_weighs_nothing() -> None:
+    """As after a grammar; what a total is too much is rounding, here far more than there is."""
+    logits = np.tile(np.array([0, -np.inf], np.float32), (500, 1))
+    candidates = Candidates(np.tile([3, 7], (500, 1)), logits, np.full(500, 2.0), 600)
+    assert set(draw(candidates, [SamplingParams()] * 500, keys(500)).tolist()) == {3}
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_where_rounding_leaves_a_rest_of_nothing_the_last_candidate_stands_for_it(
+    is_masked: bool,
+) -> None:
+    logits = np.full(600, -np.inf, np.float32)
+    logits[[5, 300]] = 1, 0
+    blocks = np.zeros((1, 3))
+    blocks[0, 0] = 1e-7 if is_masked else 0  # where no other token is
+    known, temperature = np.array([[5, 300]]), np.ones(1)
+    for key in keys(20):
+        (token,) = race_of_rest([logits], known, temperature, np.array([key]), blocks)
+        assert token == 300

@@ -153,16 +153,16 @@ def test_the_hosts_part_of_a_step_is_measured_from_delivery_to_delivery(
 
 
 def test_all_rows_of_the_bench_are_given_a_token_at_every_step() -> None:
-    clients = host_step.Clients(2)
+    receiver = host_step.TokenReceiver(2)
     found = host_step.random_logits(2, 0.0)
     engine = host_step.StubEngine(host_step._manifest(2), HostMemory(), found=found)
     scheduler = scheduler_of(engine, rows=2)
     for row in range(2):
         scheduler.submit([row], SamplingParams(temperature=0, max_tokens=4))
-    with EngineLoop(scheduler, clients.take):
-        assert clients.are_done.wait(60)
-    tokens = [clients.tokens.get() for _ in range(8)]
+    with EngineLoop(scheduler, receiver.take):
+        assert receiver.are_done.wait(60)
+    tokens = [receiver.tokens.get() for _ in range(8)]
     assert [token.row for token in tokens] == [0, 1] * 4
-    assert len(clients.times) == 4
+    assert len(receiver.times) == 4
     best = engine.found.argmax(axis=1).tolist()
     assert [token.token_id for token in tokens] == best * 4
