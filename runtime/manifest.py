@@ -236,7 +236,7 @@ def _parse(data: dict[str, Any]) -> Manifest:
         choices = ", ".join(LORA_PLUGINS)
         raise ValueError(f"lora_plugin is {shown(manifest.lora_plugin)}, expected one of {choices}")
     sizes = (size for site in manifest.sites for size in (site.k, site.n))
-    if (least := min(manifest.max_lora_rank, *sizes)) < 1:
+    if (least := min([manifest.max_lora_rank, *sizes])) < 1:
         raise ValueError(f"a size of a site or the largest rank is {least}")
     if manifest.max_loras < 0:
         raise ValueError(f"max_loras is {manifest.max_loras}, expected 0 or more")

@@ -226,3 +226,8 @@ def test_an_engine_with_slots_has_two_inputs_beside_the_stacks(tmp_path: Path) -
 def test_a_negative_number_of_slots_is_refused(tmp_path: Path) -> None:
     write_engine(tmp_path, max_loras=-1)
     assert_refused(tmp_path, "max_loras is -1, expected 0 or more")
+
+
+def test_an_engine_without_sites_is_read(tmp_path: Path) -> None:
+    write_engine(tmp_path, sites=[])
+    assert read_manifest(tmp_path).lora_bindings == {}
