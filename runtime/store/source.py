@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
@@ -100,5 +102,5 @@ def content_hash(fitted: Fitted) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(fitted.tensors.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tensor.shape}\0".encode())
-        digest.update(tensor.read_storage().data)
+        digest.update(tensor.read_storage().view(np.uint8).data)
     return digest.hexdigest()

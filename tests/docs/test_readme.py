@@ -20,6 +20,7 @@ DOCUMENTS = ("README.md", "docs/many-adapters.md")
 PRINTED: dict[str, tuple[str, ...]] = {  # by a word of the block that prints it
     "trt-lora generate": ("Arr, matey!",),
     "switch_adapters.py": ("[pirate, switched in",),
+    "engine.stream(": ('{"answer": "', "Arr"),
     "SamplingParams(max": ('{"answer": "',),
     "adapter_names": ("Arr",),
     "scheduler_of(engine": ('{"answer": "',),

@@ -108,8 +108,8 @@ def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
         ([{"role": "user", "content": "x"}], r"has no tokenizer\.json"),
         ([iter([3])], "prompt 0 is <list_iterator .*, expected a string"),
         ({"role": "user", "content": "x"}, "prompts is .*'role'.*; pass a string, or a list"),
-        (3, r"prompts is 3 \(int\), expected str or Sequence or Iterable"),
-        (None, r"prompts is None \(NoneType\), expected str or Sequence or Iterable"),
+        (3, r"prompts is 3 \(int\), expected str or Sequence or Chat or Iterable"),
+        (None, r"prompts is None \(NoneType\), expected str or Sequence or Chat or Iterable"),
     ],
 )
 def test_what_the_engine_cannot_take_is_refused(engine: Engine, prompts: Any, message: str) -> None:

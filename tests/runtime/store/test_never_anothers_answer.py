@@ -41,8 +41,8 @@ def test_a_slot_that_is_taken_from_a_row_under_way_is_found(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stress = Stress(built.engine, built.files)
-    may_leave = property(lambda entry: entry.in_slot is not None and entry.in_slot.done())
-    monkeypatch.setattr(Entry, "may_leave_slot", may_leave)
+    evictable = property(lambda entry: entry.in_slot is not None and entry.in_slot.done())
+    monkeypatch.setattr(Entry, "is_evictable_from_slot", evictable)
     monkeypatch.setattr(SlotLevel, "check_room", lambda *_: None)
     with pytest.raises((AssertionError, StateError)):
         stress.run(20)

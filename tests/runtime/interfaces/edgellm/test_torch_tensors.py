@@ -39,11 +39,12 @@ def test_a_torch_tensor_is_registered_in_place(dtype: str, torch_dtype: torch.dt
         np.testing.assert_array_equal(bound[name].numpy(), tensor.float().numpy())
 
 
-def test_a_strength_of_an_adapter_of_the_engine_is_torch_memory_in_place() -> None:
+def test_a_strength_of_torch_tensors_has_memory_of_its_own_and_leaves_them_as_they_are() -> None:
     weights = {name: torch.from_numpy(array) for name, array in random_pair(0).items()}
     manager = manager_with(a=weights)
     manager.switch_weights("a", scale=2)
-    assert manager.get_active_weight(A).pointer == weights[A].data_ptr()
+    assert manager.get_active_weight(B).pointer != weights[B].data_ptr()
+    torch.testing.assert_close(weights[B], torch.from_numpy(random_pair(0)[B]), rtol=0, atol=0)
     assert_near(delta(manager, SITE), 2 * product(random_pair(0)))
 
 
