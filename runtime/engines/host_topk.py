@@ -19,7 +19,7 @@ from trt_lora.runtime.memory.tensor import Tensor
 
 BLOCK = 256  # token ids whose weights are added up together
 _GROUPS = 8  # for each token that is looked for: with more of them, fewer others are found
-_LEAST_GROUPS = 512  # with fewer, numpy takes longer
+_LEAST_GROUPS = 1024  # with fewer, numpy takes longer
 # Differences of logits are multiplied by no more than 1 / 1e-30, which float32 holds. Only logits
 # that are as near to each other as that would be told apart by a smaller temperature.
 _COLDEST = 1e-30
@@ -128,15 +128,16 @@ def find_candidates(
     """
     tokens = topk_ids(logits, count)
     values = logits[np.arange(len(logits))[:, None], tokens]
-    some = [row for row, temperature in enumerate(temperatures) if temperature is not None]
-    totals, blocks = np.full(len(logits), np.nan), None
-    if some:
-        at = np.array([temperatures[row] or 1 for row in some], np.float64)
-        of_some = logits if len(some) == len(logits) else logits[some]
-        sums = weight_blocks(of_some, values[some, 0], at, exp_sums)
-        totals[some] = sums.sum(axis=1, dtype=np.float64)
-        blocks = np.zeros((len(logits), sums.shape[1]), np.float32)
-        blocks[some] = sums
+    at = np.array([t or 1 for t in temperatures if t is not None], np.float64)
+    if at.size == len(logits):
+        blocks = weight_blocks(logits, values[:, 0].copy(), at, exp_sums)
+        totals = blocks.sum(axis=1, dtype=np.float64)
+    else:
+        some = [row for row, temperature in enumerate(temperatures) if temperature is not None]
+        blocks = np.zeros((len(logits), -(-logits.shape[1] // BLOCK)), np.float32)
+        blocks[some] = weight_blocks(logits[some], values[some, 0], at, exp_sums)
+        totals = np.full(len(logits), np.nan)
+        totals[some] = blocks[some].sum(axis=1, dtype=np.float64)
     return Candidates(tokens, values, totals, logits.shape[1], blocks)
 
 
@@ -159,14 +160,13 @@ def weight_blocks(
         [rows, blocks].
     """
     sums = np.empty((len(logits), -(-logits.shape[1] // BLOCK)), np.float32)
-    factors = (1 / np.maximum(temperatures, _COLDEST)).astype(np.float32)
     with np.errstate(over="ignore"):  # so far below the greatest that its weight is 0
         for first in range(0, len(logits), _ROWS):
             part = slice(first, first + _ROWS)
             values, bases = logits[part], greatest[part]
             if not (temperatures[part] == 1).all():
-                values = (values - bases[:, None]) * factors[part, None]
-                bases = np.zeros_like(bases)
+                factors = (1 / np.maximum(temperatures[part], _COLDEST)).astype(np.float32)
+                values, bases = (values - bases[:, None]) * factors[:, None], np.zeros_like(bases)
             sums[part] = exp_sums(values, bases)
     return sums
 

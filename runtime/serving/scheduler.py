@@ -24,6 +24,9 @@ from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.store.store import AdapterStore
 
+_Run = abc.Callable[[], list[StepOutput]]
+_GoOn = abc.Callable[[list[ChosenToken]], None]
+
 
 class Scheduler:
     """Takes requests at any time, and gives those that have a row a token at every step.
@@ -39,11 +42,11 @@ class Scheduler:
     When a sequence ends, its row stays until another one needs it: a request with the same adapter
     and salt that begins alike runs only the rest of its prompt.
 
-    On a GPU tokens are chosen from at most 256 candidates a row; logits come to the host only where
-    those do not tell. Where no prompt waits, the next step is begun as soon as tokens are chosen,
-    before text is made of them; while all sequences are greedy and nothing else is asked of their
-    logits, before the host looks at this one's. Tokens are those of the same steps one by one, and
-    at most one overlapped step is discarded for each sequence that ends, none for an end by length.
+    On a GPU tokens are chosen from 256 candidates a row; logits come to the host only where those
+    do not tell. Where no prompt waits, the next step is begun once tokens are chosen, before text
+    is made of them; where all sequences are greedy and ask for nothing else, before the host looks
+    at them. Tokens are those of the same steps one by one; for each sequence that ends at most one
+    overlapped step is discarded, none for an end by length.
 
     A step is made as a whole or not at all: where anything ends it, an interrupt too, every
     sequence is as it was, and the next step runs its prompt and its answer again. Tokens that were
@@ -312,17 +315,14 @@ class Scheduler:
         changed = self._active.schedule()
         self.is_stalled = not changed and not self._active.running and len(self) > 0
         self._take(self._rows.decode, self._rows.launch_next)
-        if deliver is not None and self._rows.waits_for_prompts:
-            answers = self._answers()
-            self._held, self._active.failed = [], {}
-            deliver(answers)
-        self._take(partial(self._rows.prefill, self._budget))
+        if self._rows.waits_for_prompts:
+            if deliver is not None:
+                answers = self._answers()
+                self._held, self._active.failed = [], {}
+                deliver(answers)
+            self._take(partial(self._rows.prefill, self._budget))
 
-    def _take(
-        self,
-        run: abc.Callable[[], list[StepOutput]],
-        go_on: abc.Callable[[list[ChosenToken]], None] | None = None,
-    ) -> None:
+    def _take(self, run: _Run, go_on: _GoOn | None = None) -> None:
         """Run something of a step, and choose what sequences are given; `go_on` is told first."""
         self._is_torn = True
         chosen, wrong = choose_tokens(run())

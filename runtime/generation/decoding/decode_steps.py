@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
@@ -169,32 +168,28 @@ class DecodeSteps:
         return step
 
     def _launch(self, group: Group) -> _Step:
-        told = sorted(group.rows.values())
-        first, last = told[0].row, told[-1].row
-        span = self._runs.span(first, last + 1 - first, len(told))
+        sequences = sorted(group.rows, key=lambda sequence: group.rows[sequence].row)
+        told = [group.rows[sequence] for sequence in sequences]
+        first, count = told[0].row, told[-1].row + 1 - told[0].row
+        span = self._runs.span(first, count, len(told))
         self._cache.check_room(span.first, np.ones(span.rows, np.int64))
-        run, at = self._runs.take(span, group.adapter), np.array([each.row for each in told])
-        at -= span.first
-        run.inputs[INPUT_IDS][at, 0] = [each.token for each in told]
-        run.inputs[TEMPERATURES][at] = [each.temperature for each in told]
+        run, offsets = self._runs.take(span, group.adapter), [row.row - span.first for row in told]
+        at = slice(offsets[0], offsets[0] + count) if count == len(told) else offsets
+        run.inputs[INPUT_IDS][at, 0] = [row.token for row in told]
+        run.inputs[TEMPERATURES][at] = [row.temperature for row in told]
         run.inputs[LENGTHS][:] = self._cache.lengths[span.first : span.end]
         _write_slots(run, at, told)
         if span.kept < span.rows:
-            run.inputs[KEPT_PLACES][:] = at
-            at = np.arange(span.kept)
+            run.inputs[KEPT_PLACES][:] = offsets
+            offsets = [*range(span.kept)]
         run.enqueue()
-        found_at = dict(zip((each.row for each in told), at.tolist(), strict=True))
-        return _Step(
-            run,
-            span,
-            group.adapter,
-            {sequence: found_at[each.row] for sequence, each in group.rows.items()},
-            {sequence: each.token for sequence, each in group.rows.items()},
-        )
+        tokens = {sequence: row.token for sequence, row in group.rows.items()}
+        places = dict(zip(sequences, offsets, strict=True))
+        return _Step(run, span, group.adapter, places, tokens)
 
     def _launch_overlapped(self, step: _Step, group: Group) -> _Step | None:
         """The next step of the same rows, if all that it runs have room for another token."""
-        span, at = step.span, np.array([step.places[sequence] for sequence in group.rows])
+        span, at = step.span, [step.places[sequence] for sequence in group.rows]
         lengths = self._cache.lengths[span.first : span.end]
         if int(lengths.max()) >= self._cache.max_len:
             return None
@@ -205,7 +200,7 @@ class DecodeSteps:
         return _Step(step.run, span, step.adapter, step.places)
 
 
-def _write_slots(run: TopKRun, at: npt.NDArray[np.int64], rows: Sequence[RowInput]) -> None:
+def _write_slots(run: TopKRun, at: slice | list[int], rows: Sequence[RowInput]) -> None:
     """Say which adapter each row takes, where the run asks; an idle row takes the base model."""
     if LORA_SLOT in run.inputs:
         run.inputs[LORA_SLOT][:] = BASE_SLOT

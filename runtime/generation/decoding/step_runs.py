@@ -52,12 +52,13 @@ class _Prepared:
 class StepRuns:
     """Runs of spans of rows, each with an adapter.
 
-    On a GPU there are runs of 1, 2, 4, ... rows, or of all, and a run looks at all positions of
-    the cache. So its shapes and addresses depend on the span alone, and only tokens and lengths are
-    written anew. Rows beyond those asked for write behind their own end, where their next token
-    goes, and what they compute is not read. On the host, where there are no graphs, a run has no
-    such rows, gives logits to the rows that are asked for alone, and looks at as many positions as
-    it needs, up to the next multiple of 16.
+    On a GPU there are runs of 1, 2, 4, ... rows, which begin at a multiple of as many, or of what
+    is left at the end, and a run looks at all positions of the cache. So its shapes and addresses
+    depend on the span alone, spans are few, and only tokens and lengths are written anew. Rows
+    beyond those asked for write behind their own end, where their next token goes, and what they
+    compute is not read. On the host, where there are no graphs, a run has no such rows, gives
+    logits to the rows that are asked for alone, and looks at as many positions as it needs, up to
+    the next multiple of 16.
 
     The groups of a step have a run each. One that a step does not need is bound to another adapter
     when that comes with the same span. Until then a GPU's keeps the adapter before alive; the host
@@ -94,8 +95,12 @@ class StepRuns:
         """
         if self._is_on_host:
             return Span(first, count, kept)
-        rows = min(1 << (count - 1).bit_length(), self._cache.rows)
-        return Span(min(first, self._cache.rows - rows), rows, rows)
+        rows = 1 << (count - 1).bit_length()
+        while first % rows + count > rows:
+            rows *= 2
+        first -= first % rows
+        rows = min(rows, self._cache.rows - first)
+        return Span(first, rows, rows)
 
     def take(self, span: Span, adapter: TensorMap) -> TopKRun:
         """Return the run of a group of the step at hand, which no other group has.

@@ -40,9 +40,8 @@ def logprobs_of(found: TopK, tokens: Tokens, counts: Sequence[int | None]) -> li
     return result
 
 
-_Best = tuple[
-    list[int], list[float], float, int
-]  # tokens, logits, log-sum-exp, the chosen one's place
+# Of a row: its first tokens, what each has, the row's log-sum-exp, the place of the chosen token.
+_Best = tuple[list[int], list[float], float, int]
 
 
 def _listed(candidates: Candidates, chosen: Tokens, count: int) -> list[_Best]:
@@ -51,23 +50,24 @@ def _listed(candidates: Candidates, chosen: Tokens, count: int) -> list[_Best]:
     places = np.where(is_chosen.any(axis=1), is_chosen.argmax(axis=1), -1)
     bases = candidates.logits[:, 0] + np.log(candidates.totals)
     columns = max(count, int(places.max()) + 1)
-    lists = candidates.tokens[:, :columns], candidates.logits[:, :columns], bases, places
+    logprobs = candidates.logits[:, :columns] - bases[:, None]
+    lists = candidates.tokens[:, :columns], logprobs, bases, places
     return list(zip(*(array.tolist() for array in lists), strict=True))
 
 
 def _of_row(found: TopK, row: int, token: int, count: int, best: _Best) -> Logprobs:
-    tokens, values, base, place = best
+    tokens, logprobs, base, place = best
     if len(tokens) < count or math.isnan(base) or NO_TOKEN in tokens[:count]:
         logits = np.stack(found.logits([row]))
         candidates = find_candidates(logits, max(count, 1), [1.0])
-        ((tokens, values, base, place),) = _listed(candidates, np.array([token]), count)
+        ((tokens, logprobs, base, place),) = _listed(candidates, np.array([token]), count)
     if place >= 0:
-        chosen = Logprob(values[place] - base, place + 1)
+        chosen = Logprob(logprobs[place], place + 1)
     else:
         (of_row,) = found.logits([row])
         chosen = Logprob(float(of_row[token]) - base, _rank(of_row, token))
-    pairs = zip(tokens[:count], values, range(1, count + 1))  # noqa: B905 - more values than tokens
-    return {token: chosen} | {t: Logprob(value - base, rank) for t, value, rank in pairs}
+    known = map(Logprob, logprobs, range(1, count + 1))
+    return {token: chosen} | dict(zip(tokens, known))  # noqa: B905 - as many as are known
 
 
 def _rank(logits: Logits, token: int) -> int:

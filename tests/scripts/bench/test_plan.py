@@ -146,10 +146,11 @@ def test_the_hosts_part_of_a_step_is_measured_from_delivery_to_delivery(
 ) -> None:
     clock = itertools.count()  # of the deliveries alone
     monkeypatch.setattr(host_step, "perf_counter", lambda: next(clock) * 1e-3)
+    monkeypatch.setattr(host_step, "thread_time", lambda: next(clock) * 1e-3)
     row = host_step.measure(2, way, logits, steps=3)
     assert row.name == f"2 rows, {way}, {logits}"
     assert row.sizes["steps"] == 3
-    assert list(row.variants.values()) == pytest.approx([1, 1, 1])
+    assert list(row.variants.values()) == pytest.approx([2, 2, 2, 2])  # two clocks at each
 
 
 def test_all_rows_of_the_bench_are_given_a_token_at_every_step() -> None:

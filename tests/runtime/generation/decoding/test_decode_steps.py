@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,21 @@ def test_the_default_streams_work_is_waited_for(static_engine: MakeEngine, cuda:
 
 
 # Numbers of rows.
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 8])
+def test_any_rows_are_in_one_of_few_spans(static_engine: MakeEngine, rows: int) -> None:
+    engine = static_engine()
+    engine.manifest = replace(engine.manifest, max_batch_size=8)
+    with decoder_of(engine, [[1]], rows) as decoder:
+        found = set()
+        for first in range(rows):
+            for count in range(1, rows - first + 1):
+                span = decoder.steps._runs.span(first, count, 1)
+                assert span.first <= first < first + count <= span.end <= rows
+                assert span.kept == span.rows
+                found.add(span)
+    assert len(found) < 2 * rows
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(4, [1, 2, 4, 4]), (3, [1, 2, 3])])
