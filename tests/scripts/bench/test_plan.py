@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import engine_directory
-from support.fakes.tiny_static_engine import static_manifest
+from support.fakes.tiny_engine import engine_directory, small_manifest
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.progress import NoProgress
@@ -31,7 +30,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TensorRT
     cuda.install(monkeypatch)
     trt = FakeTensorRT(cuda)
     trt.install(monkeypatch)
-    trt.manifest = static_manifest()
+    trt.manifest = small_manifest()
     directory = engine_directory(tmp_path / "engine", trt.manifest)
     with TensorRTEngine(directory, trt.manifest) as opened:
         yield opened

@@ -10,8 +10,14 @@ from support.deferred_executor import DeferredExecutor
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import CopyKind
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import DOWN, UP, engine_directory, expected_logits
-from support.fakes.tiny_static_engine import ROWS, static_slots_manifest
+from support.fakes.tiny_engine import (
+    DOWN,
+    MAX_BATCH,
+    UP,
+    engine_directory,
+    expected_logits,
+    slots_manifest,
+)
 from support.models.tiny_model_runs import NO_ADAPTER, adapter, expected_answer, manager_of
 from support.steps import step_of
 
@@ -40,7 +46,7 @@ NAMES = [name for name in WEIGHTS if name is not None]
 @pytest.fixture
 def slot_engine(trt: FakeTensorRT, tmp_path: Path) -> TensorRTEngine:
     """The tiny model with a static cache and slots, not entered."""
-    trt.manifest = static_slots_manifest(SLOTS)
+    trt.manifest = slots_manifest(SLOTS)
     return TensorRTEngine(engine_directory(tmp_path / "slots", trt.manifest), trt.manifest)
 
 
@@ -62,7 +68,7 @@ def loaded(engine: TensorRTEngine, files: dict[str, Path], names: str = "abcde")
 
 def step_inputs(engine: TensorRTEngine, rows: int) -> TensorMap:
     """The inputs of a decode step of empty rows, all of token 0."""
-    cache = KVCache(engine.manifest, engine.memory, ROWS)
+    cache = KVCache(engine.manifest, engine.memory, MAX_BATCH)
     ids, lengths = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
     arrays = token_inputs(ids, lengths, np.arange(rows), cache.max_len)
     tensor_map = TensorMap({name: tensor_from_numpy(array) for name, array in arrays.items()})
@@ -82,7 +88,7 @@ def switches(count: int) -> Iterator[tuple[str, list[str | None]]]:
     random = np.random.default_rng(5)
     for _ in range(count):
         few = [None, *random.choice(NAMES, SLOTS, replace=False)]
-        yield random.choice(["", *NAMES]), list(random.choice(few, ROWS))
+        yield random.choice(["", *NAMES]), list(random.choice(few, MAX_BATCH))
 
 
 def test_a_plan_for_many_adapters_is_opened_on_tensorrt(
@@ -112,8 +118,8 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
 ) -> None:
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        names: list[str | None] = [None] * ROWS
-        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)})
+        names: list[str | None] = [None] * MAX_BATCH
+        tensor_map = TensorMap({**step_inputs(engine, MAX_BATCH), **adapters.rows(names)})
         run = engine.prepare(tensor_map)
         run.run()
         captured = cuda.names().count("cudaStreamBeginCapture")
@@ -128,7 +134,7 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
                 == (tensor_map[name].pointer, tensor_map[name].shape)
                 for name in engine.manifest.lora_inputs - {LORA_SLOT}
             )
-            ids = np.arange(ROWS) + len(placed)
+            ids = np.arange(MAX_BATCH) + len(placed)
             run.inputs["input_ids"][:, 0] = ids % 11
             run.inputs[LORA_SLOT][:] = bindings[LORA_SLOT].numpy()
             run.run()
@@ -145,11 +151,11 @@ def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits
 ) -> None:
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        names: list[str | None] = ["a"] * ROWS
-        run = engine.prepare(TensorMap({**step_inputs(engine, ROWS), **adapters.rows(names)}))
+        names: list[str | None] = ["a"] * MAX_BATCH
+        run = engine.prepare(TensorMap({**step_inputs(engine, MAX_BATCH), **adapters.rows(names)}))
         run.run()
         before, copied = len(cuda.calls), len(cuda.copies)
-        bindings = adapters.rows(["b"] * ROWS)
+        bindings = adapters.rows(["b"] * MAX_BATCH)
         activation = cuda.names()[before:]
         assert "cudaStreamSynchronize" not in activation  # the host goes on
         assert activation.count("cudaMemcpyAsync") == len(engine.manifest.lora_bindings) + 1
@@ -162,7 +168,7 @@ def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits
             step.index(n) for n in ("cudaEventRecord", "cudaStreamWaitEvent", "cudaGraphLaunch")
         ]
         assert order == sorted(order)
-        assert are_right(run.outputs["logits"].numpy(), [0] * ROWS, ["b"] * ROWS)
+        assert are_right(run.outputs["logits"].numpy(), [0] * MAX_BATCH, ["b"] * MAX_BATCH)
 
 
 @pytest.mark.usefixtures("hurrying")
@@ -261,7 +267,7 @@ def test_a_decoder_gives_every_row_of_a_step_its_adapter(
     """Three rows in a run of four, of which the last takes no adapter."""
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        decoder = StaticDecoder(engine, adapters.rows([None]), ROWS)
+        decoder = StaticDecoder(engine, adapters.rows([None]), MAX_BATCH)
         for row in range(3):
             decoder.cache.admit(row)
         for count, names in enumerate((["a", None, "b"], ["e", "d", None], [None, "c", "c"]), 1):
