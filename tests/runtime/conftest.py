@@ -7,7 +7,6 @@ import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory, small_manifest
-from support.fakes.tiny_static_engine import static_manifest
 
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.graphs import MAX_GRAPHS
@@ -55,7 +54,7 @@ def static_engine(trt: FakeTensorRT, tmp_path: Path) -> Callable[..., TensorRTEn
     """Make an engine of the tiny model with a static cache, not entered."""
 
     def make(max_len: int = 16, max_graphs: int = MAX_GRAPHS) -> TensorRTEngine:
-        trt.manifest = static_manifest(max_len)
+        trt.manifest = small_manifest(max_len=max_len)
         directory = engine_directory(tmp_path / "static", trt.manifest)
         return TensorRTEngine(directory, trt.manifest, max_graphs=max_graphs)
 

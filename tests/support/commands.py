@@ -1,10 +1,19 @@
-"""The command `trt-lora` in this process."""
+"""The command `trt-lora` in this process, and a stream that is a terminal."""
 
+import io
 from pathlib import Path
 
 import pytest
 
 from trt_lora.scripts.trt_lora_command import main
+
+
+class Terminal(io.StringIO):
+    """A stream that is one."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
 
 
 def trt_lora(capsys: pytest.CaptureFixture[str], *arguments: str | Path, expected: int = 0) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from conftest import TinyEngine
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import PAST, engine_directory, small_manifest
-from support.fakes.tiny_static_engine import static_manifest, static_slots_manifest
+from support.fakes.tiny_engine import KEY, engine_directory, slots_manifest, small_manifest
 
 from trt_lora.plugins.contract.sites import MAX_RANK
 from trt_lora.plugins.errors import BackendError, ManifestError
@@ -45,7 +44,7 @@ def onnx(tiny_engine: TinyEngine, tmp_path: Path) -> Path:
 @pytest.fixture
 def slots(tmp_path: Path) -> Path:
     """The directory of an engine with slots and a static cache, whose graph says nothing."""
-    return engine_directory(tmp_path / "slots", static_slots_manifest(3))
+    return engine_directory(tmp_path / "slots", slots_manifest(3))
 
 
 def named(bindings: list[Fields], name: str) -> Fields:
@@ -55,9 +54,7 @@ def named(bindings: list[Fields], name: str) -> Fields:
 # ---------------------------------------------------------------------- without the engine's file
 
 
-@pytest.mark.parametrize(
-    "manifest", [small_manifest(), static_manifest(), static_slots_manifest(2)]
-)
+@pytest.mark.parametrize("manifest", [small_manifest(), slots_manifest(2)])
 def test_a_manifest_as_it_is_built_contradicts_itself_in_nothing(manifest: Manifest) -> None:
     check_manifest(Path("engine"), manifest)
 
@@ -98,7 +95,7 @@ def an_unknown_dtype(fields: Fields) -> None:
 
 
 def a_negative_size(fields: Fields) -> None:
-    named(fields["inputs"], PAST)["shape"][1] = -1
+    named(fields["inputs"], KEY)["shape"][1] = -1
 
 
 def a_site_without_inputs(fields: Fields) -> None:
@@ -137,7 +134,7 @@ def parts_that_are_less(fields: Fields) -> None:
         (a_stop_token_beyond_it, "beyond 11 tokens"),
         (an_input_twice, "inputs have a name twice"),
         (an_unknown_dtype, "input_ids is 'int65'"),
-        (a_negative_size, f"{PAST} is 'float32' ['batch', -1"),
+        (a_negative_size, f"{KEY} is 'float32' ['batch', -1"),
         (a_site_without_inputs, "model.layers.0.left has no input"),
         (a_site_twice, "sites have a path twice"),
         (inputs_without_a_site, "lora_A_model.layers.0.up is the input of no site"),
@@ -266,12 +263,12 @@ def test_a_plan_has_the_inputs_and_outputs_of_its_manifest(
     """TensorRT may tell a dimension as any that the manifest knows."""
     directory = engine_directory(tmp_path / "engine")
     manifest = load_manifest(directory)
-    wider = [replace(output, shape=("batch", "kept", "any")) for output in manifest.outputs[:1]]
+    wider = [replace(output, shape=("kept", "any")) for output in manifest.outputs[:1]]
     trt.manifest = replace(manifest, outputs=(*wider, *manifest.outputs[1:]))
     with open_engine(directory, "tensorrt"):
         pass
     for changed, said in (
-        (replace(manifest.outputs[0], shape=("batch", "kept", 12)), "logits is float32 ['any'"),
+        (replace(manifest.outputs[0], shape=("kept", 12)), "logits is float32 ['any'"),
         (replace(manifest.outputs[0], dtype="float16"), "logits is float16"),
         (replace(manifest.outputs[0], name="scores"), "no logits; scores too"),
     ):

@@ -13,8 +13,7 @@ import pytest
 from support.commands import trt_lora
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import engine_directory
-from support.fakes.tiny_static_engine import static_manifest
+from support.fakes.tiny_engine import engine_directory, small_manifest
 from support.schedulers import scheduler_of
 
 from trt_lora.builder import BuildConfig, build_engine
@@ -40,7 +39,7 @@ def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
     cuda.install(monkeypatch)
     trt = FakeTensorRT(cuda)
     trt.install(monkeypatch)
-    trt.manifest = static_manifest()
+    trt.manifest = small_manifest()
     yield engine_directory(tmp_path / "engine", trt.manifest)
     cuda.check()
 

@@ -65,7 +65,7 @@ def test_engines_and_adapters_are_found_at_any_depth(
     assert (many["path"], many["flavour"]) == (str(folder / "engines" / "many"), "none")
     assert (many["base_model"], many["dtype"]) == ("tiny", "float16")
     assert (many["max_loras"], one["max_loras"]) == (3, 0)
-    assert (one["max_lora_rank"], one["max_batch_size"], one["max_seq_len"]) == (4, 2, 16)
+    assert (one["max_lora_rank"], one["max_batch_size"], one["max_seq_len"]) == (4, 4, 16)
     files = (folder / "engines" / "one").iterdir()
     assert one["size_bytes"] == sum(f.stat().st_size for f in files if f.name != MANIFEST_FILE)
     pirate, named = found["adapters"]

@@ -8,8 +8,7 @@ from support.fakes.clocked_engine import ClockedEngine
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.slot_engine import number_file
-from support.fakes.tiny_engine import engine_directory
-from support.fakes.tiny_static_engine import static_manifest
+from support.fakes.tiny_engine import engine_directory, small_manifest
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
@@ -146,7 +145,7 @@ def test_a_gpu_is_measured_and_gives_all_memory_back(
     cuda.install(monkeypatch)
     trt = FakeTensorRT(cuda)
     trt.install(monkeypatch)
-    manifest = static_manifest()
+    manifest = small_manifest()
     trt.manifest = manifest
     directory = engine_directory(tmp_path / "engine", manifest)
     with TensorRTEngine(directory, replace(manifest, max_lora_rank=4)) as engine:

@@ -11,8 +11,7 @@ import pytest
 from polygraphy.exception import PolygraphyException
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import engine_directory
-from support.fakes.tiny_static_engine import static_manifest, tiny_static_model
+from support.fakes.tiny_engine import engine_directory, small_manifest, tiny_model
 from support.polygraphy_command import POLYGRAPHY_WARNINGS
 from support.polygraphy_subject import Subject
 
@@ -66,7 +65,7 @@ def test_the_plan_runs_as_users_run_it(
     gpu: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(polygraphy_tensorrt, "engine_with_plugin", contextlib.nullcontext)
-    gpu.manifest = static_manifest()
+    gpu.manifest = small_manifest()
     directory = engine_directory(tmp_path / "engine", gpu.manifest)
     steps = make_inputs(directory, read_manifest(directory), InputSpec(shape=(2, 3)))
     with LoraTensorRTRunner(str(directory)) as runner:
@@ -74,7 +73,7 @@ def test_the_plan_runs_as_users_run_it(
         for step in steps:  # of two profiles
             found: Mapping[str, np.ndarray] = runner.infer(step)
             caches = {f"new_{n}": array.copy() for n, array in step.items() if "cache" in n}
-            for name, expected in tiny_static_model({**step, **caches}).items():
+            for name, expected in tiny_model({**step, **caches}).items():
                 np.testing.assert_allclose(found[name], expected, rtol=1e-6)
             assert runner.inference_time
     assert list(metadata) == list(steps[0])

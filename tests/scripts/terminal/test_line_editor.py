@@ -4,6 +4,7 @@ import io
 import sys
 
 import pytest
+from support.commands import Terminal
 
 from trt_lora.scripts.terminal.line_editor import LineEditor
 
@@ -23,13 +24,6 @@ def test_what_comes_from_a_pipe_is_read_line_by_line_until_it_ends(
     with pytest.raises(EOFError):
         editor.read("> ")
     assert capsys.readouterr().out == "> " * 4
-
-
-class Terminal(io.StringIO):
-    """A stream that is one."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_python_without_readline_reads_lines_as_they_are_typed(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.commands import trt_lora
+from support.commands import Terminal, trt_lora
 from support.fakes.fake_engine import make_manifest, write_peft
 
 from trt_lora.plugins.contract.sites import Site
@@ -145,13 +145,6 @@ def test_names_in_a_file_cannot_make_a_grid_of_any_size() -> None:
     lines = glyph_grid(coverage_of({"h.0.up": 4}, refused), make_manifest()).lines()
     assert len(lines) == 1 + 1 + 12
     assert all(line.isprintable() for line, _ in lines)
-
-
-class Terminal(io.StringIO):
-    """A stream that is one."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_glyphs_have_colours_on_a_terminal_with_rich_alone(

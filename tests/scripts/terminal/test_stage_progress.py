@@ -1,18 +1,11 @@
 """Progress of a command: plain lines where nobody watches, bars on a terminal, both on stderr."""
 
-import io
 import sys
 
 import pytest
+from support.commands import Terminal
 
 from trt_lora.scripts.terminal.stage_progress import TurnProgress, stage_progress
-
-
-class Terminal(io.StringIO):
-    """A stream that is one."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def work(progress: TurnProgress) -> None:

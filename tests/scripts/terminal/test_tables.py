@@ -1,19 +1,12 @@
 """Tables and labelled lines: plain in a pipe, drawn by rich on a terminal that has it."""
 
-import io
 import sys
 
 import pytest
+from support.commands import Terminal
 
 from trt_lora.scripts.terminal.console import print_table
 from trt_lora.scripts.terminal.printing import print_facts, print_json
-
-
-class Terminal(io.StringIO):
-    """Standard output that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def print_both() -> None:

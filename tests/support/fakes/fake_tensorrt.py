@@ -14,13 +14,7 @@ from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import ALIGNMENT, Block, Work
 from support.fakes.fake_tensorrt_interface import EngineInterface, TensorIOMode
 from support.fakes.fake_topk import TopKDriver
-from support.fakes.tiny_engine import (
-    ACTIVATION_BYTES,
-    PLAN,
-    small_manifest,
-    tiny_model,
-)
-from support.fakes.tiny_static_engine import tiny_static_model
+from support.fakes.tiny_engine import ACTIVATION_BYTES, PLAN, small_manifest, tiny_model
 
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
@@ -331,11 +325,8 @@ class IExecutionContext:
             for block in cuda.blocks_at(address, views[name].nbytes, f"TensorRT: {name}")
         ]
 
-        is_static = any(output.in_place_of for output in self._trt.manifest.outputs)
-        model = tiny_static_model if is_static else tiny_model
-
         def run() -> None:
-            for name, value in model(views).items():
+            for name, value in tiny_model(views).items():
                 views[name][...] = value
 
         work = Work("a run", stream_handle, [*blocks, *self._memory], run, owner=self._token)

@@ -1,20 +1,24 @@
 """A tiny engine for fakes of TensorRT: manifest, directory, and what it computes.
 
-It has everything an engine of this package has: tokens, mask, positions, a cache and LoRA sites of
-different shapes:
+It has everything an engine of this package has: tokens, a static KV cache that it writes in place,
+and LoRA sites of different shapes:
 
-    x = embedding[input_ids] + 0.1 * position_ids          present = past, then x
-    h = the sum of what the mask shows of present, up to each position
-    logits = down(up(h)), both with LoRA
+    x = embedding[input_ids] + 0.1 * position              written to both caches at `lengths`
+    h = the sum of a quarter of the keys and three quarters of the values, up to each position
+    logits = down(up(h)), both with LoRA, at the places kept
+
+As attention does, it multiplies what is masked by 0: what is no number there shows.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from trt_lora.plugins.contract.sites import BindingNames, Site
+from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.runtime.files.file_record import file_record
 from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
@@ -32,10 +36,10 @@ Floats = npt.NDArray[np.float64]
 
 VOCABULARY, WIDTH, INNER = 11, 4, 6
 DECODE, PREFILL = 0, 1  # its profiles
-MAX_BATCH, MAX_PROMPT, MAX_TOKENS, MAX_RANK = 2, 8, 16, 4
+MAX_BATCH, MAX_PROMPT, MAX_TOKENS, MAX_RANK = 4, 8, 16, 4
 UP = Site("model.layers.0.up", WIDTH, INNER, "float32")
 DOWN = Site("model.layers.0.down", INNER, VOCABULARY, "float32")
-PAST, PRESENT = "past_key_values.0.key", "present.0.key"
+KEY, VALUE = "cache.0.key", "cache.0.value"
 ACTIVATION_BYTES = 1000
 PLAN = b"the plan of the tiny model"
 
@@ -44,58 +48,47 @@ EMBEDDING: Floats = _random.normal(size=(VOCABULARY, WIDTH))
 BASE: dict[str, Floats] = {site.path: _random.normal(size=(site.k, site.n)) for site in (UP, DOWN)}
 
 
-def small_manifest(flavour: str = "tensorrt-rtx", dtype: str = "float32") -> Manifest:
-    """Return the manifest of the tiny model."""
-    rank = (1, 2, MAX_RANK)
-    batch = (1, 1, MAX_BATCH)
-    sizes: dict[str, dict[str, tuple[int, int, int]]] = {
-        "decode": {
-            "sequence": (1, 1, 1),
-            "past": (1, 8, MAX_TOKENS - 1),
-            "total": (2, 9, MAX_TOKENS),
-            "kept": (1, 1, 1),
-        },
-        "prefill": {
-            "sequence": (1, MAX_PROMPT, MAX_PROMPT),
-            "past": (0, 0, MAX_TOKENS - 1),
-            "total": (1, MAX_PROMPT, MAX_TOKENS),
-            "kept": (1, 1, MAX_PROMPT),
-        },
-    }
+def small_manifest(
+    flavour: str = "tensorrt-rtx", dtype: str = "float32", max_len: int = MAX_TOKENS
+) -> Manifest:
+    """Return the manifest of the tiny model with a cache of `max_len` places a row."""
+    caches = [Binding(name, dtype, ("batch", 1, max_len, WIDTH)) for name in (KEY, VALUE)]
     inputs = (
         Binding("input_ids", "int64", ("batch", "sequence")),
-        Binding("attention_mask", "int64", ("batch", "total")),
-        Binding("position_ids", "int64", ("batch", "sequence")),
-        Binding("logits_to_keep", "int64", ("kept",)),
-        Binding(PAST, dtype, ("batch", 1, "past", WIDTH)),
+        Binding("lengths", "int64", ("batch",)),
+        Binding("kept", "int64", ("kept",)),
+        Binding("bound", "bool", ("bound",)),
+        *caches,
         *(
             Binding(f"lora_{factor}_{site.path}", site.dtype, shape)
             for site in (UP, DOWN)
             for factor, shape in (("A", (site.k, "rank")), ("B", ("rank", site.n)))
         ),
     )
-
-    def allowed(binding: Binding, symbols: Mapping[str, tuple[int, int, int]]) -> Range:
-        known = {**symbols, "batch": batch, "rank": rank}
-        triples = [known[d] if isinstance(d, str) else (d, d, d) for d in binding.shape]
-        return Range(*(tuple(triple[i] for triple in triples) for i in range(3)))
-
+    batch, rank = (1, 1, MAX_BATCH), (1, 2, MAX_RANK)
+    decode = {"sequence": (1, 1, 1), "kept": batch, "bound": (max_len,) * 3}
+    prefill = {
+        "sequence": (1, MAX_PROMPT, MAX_PROMPT),
+        "kept": (1, 1, MAX_PROMPT),
+        "bound": (1, MAX_PROMPT, max_len),
+    }
+    known = {"batch": batch, "rank": rank}
     return Manifest(
         base_model=BaseModel("tiny", "TinyForCausalLM", "0" * 64, (0,), 0),
         binding_names=BindingNames.LORA,
         sites=(UP, DOWN),
         inputs=inputs,
         outputs=(
-            Binding("logits", "float32", ("batch", "kept", VOCABULARY)),
-            Binding(PRESENT, dtype, ("batch", 1, "total", WIDTH)),
+            Binding("logits", "float32", ("kept", VOCABULARY)),
+            *(replace(b, name=f"new_{b.name}", in_place_of=b.name) for b in caches),
         ),
         profiles={
-            name: {binding.name: allowed(binding, symbols) for binding in inputs}
-            for name, symbols in sizes.items()
+            name: {binding.name: _range(binding, symbols | known) for binding in inputs}
+            for name, symbols in (("decode", decode), ("prefill", prefill))
         },
         max_batch_size=MAX_BATCH,
         max_input_len=MAX_PROMPT,
-        max_seq_len=MAX_TOKENS,
+        max_seq_len=max_len,
         max_lora_rank=MAX_RANK,
         opt_lora_rank=2,
         dtype=dtype,
@@ -103,6 +96,29 @@ def small_manifest(flavour: str = "tensorrt-rtx", dtype: str = "float32") -> Man
         versions={"tensorrt-rtx": "1.7"},
         files={},
     )
+
+
+def slots_manifest(slots: int) -> Manifest:
+    """Return the manifest of the tiny model where every row has an adapter of its own."""
+    single = small_manifest()
+    loras = single.lora_bindings
+    stacks = {n: (slots, *site.shape(f, MAX_RANK)) for n, (site, f) in loras.items()}
+    rows = {LORA_SLOT: ("slot_rows",), LORA_RANK: ("slots", len(single.sites))}
+    inputs = (
+        *(binding for binding in single.inputs if binding.name not in loras),
+        *(Binding(n, "float32", ("slots", *shape[1:])) for n, shape in stacks.items()),
+        *(Binding(name, "int32", shape) for name, shape in rows.items()),
+    )
+    sizes = {"slot_rows": (1, 1, MAX_BATCH), "slots": (1, slots, slots)}
+    ranges = {b.name: _range(b, sizes) for b in inputs if b.name in stacks.keys() | rows.keys()}
+    profiles = {name: {**found, **ranges} for name, found in single.profiles.items()}
+    return replace(single, inputs=inputs, profiles=profiles, max_loras=slots)
+
+
+def _range(binding: Binding, symbols: Mapping[str, tuple[int, int, int]]) -> Range:
+    triples = [symbols[d] if isinstance(d, str) else (d, d, d) for d in binding.shape]
+    low, opt, high = zip(*triples, strict=True)
+    return Range(low, opt, high)
 
 
 def engine_directory(directory: Path, manifest: Manifest | None = None) -> Path:
@@ -118,17 +134,36 @@ def engine_directory(directory: Path, manifest: Manifest | None = None) -> Path:
     return directory
 
 
-def tiny_model(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Compute the outputs in float32, as the engine does."""
-    x = EMBEDDING.astype(np.float32)[inputs["input_ids"]]
-    x = x + np.float32(0.1) * inputs["position_ids"][..., None].astype(np.float32)
-    keys = np.concatenate([inputs[PAST], x[:, None]], axis=2)
-    shown = keys[:, 0] * inputs["attention_mask"][..., None].astype(np.float32)
-    h = shown.cumsum(axis=1, dtype=np.float32)[:, keys.shape[2] - x.shape[1] :]
+def tiny_model(views: Mapping[str, Array]) -> dict[str, Array]:
+    """Write the caches and compute the logits, in float32, as the engine does.
+
+    Raises:
+        IndexError: a row has no room; TensorRT would write into the next one.
+    """
+    ids, lengths = views["input_ids"], views["lengths"]
+    positions = lengths[:, None] + np.arange(ids.shape[1])
+    x = EMBEDDING.astype(np.float32)[ids] + np.float32(0.1) * positions[..., None].astype(
+        np.float32
+    )
+    rows = np.arange(len(ids))[:, None]
+    for name in (KEY, VALUE):
+        views[f"new_{name}"][rows, 0, positions] = x
+    bound = views["bound"].size
+    seen = (np.arange(bound) <= positions[..., None]).astype(np.float32)
+    held = np.float32(0.25) * views[f"new_{KEY}"] + np.float32(0.75) * views[f"new_{VALUE}"]
+    h = seen @ held[:, 0, :bound]
     for site in (UP, DOWN):
-        a, b = inputs[f"lora_A_{site.path}"], inputs[f"lora_B_{site.path}"]
-        h = h @ BASE[site.path].astype(np.float32) + (h @ a) @ b
-    return {"logits": h[:, inputs["logits_to_keep"]], PRESENT: keys}
+        a, b = views[f"lora_A_{site.path}"], views[f"lora_B_{site.path}"]
+        delta = _delta_of_rows(views[LORA_SLOT], h, a, b) if LORA_SLOT in views else (h @ a) @ b
+        h = h @ BASE[site.path].astype(np.float32) + delta
+    return {"logits": h.reshape(-1, VOCABULARY)[views["kept"]]}
+
+
+def _delta_of_rows(slot: Array, h: Array, a: Array, b: Array) -> Array:
+    """Each row's, of its slot; zero where that is none. One slot may stand for all rows."""
+    slots = np.broadcast_to(slot, len(h))
+    zero = np.zeros((*h.shape[1:-1], b.shape[-1]), np.float32)
+    return np.stack([(x @ a[s]) @ b[s] if s >= 0 else zero for x, s in zip(h, slots, strict=True)])
 
 
 def expected_logits(ids: npt.NDArray[np.int64], adapter: Mapping[str, Array]) -> Floats:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 from support.fakes.tiny_engine import DOWN, UP, expected_logits
-from support.models import growing_steps
 
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import LoRAManager, TensorMap
@@ -13,7 +12,7 @@ from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.tensor import tensor_from_numpy
+from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
 
 IDS = np.array([3, 1, 4, 1, 5])
 
@@ -53,17 +52,20 @@ def bindings_of(manager: LoRAManager, name: str = "") -> TensorMap:
 
 def prompt(engine: Executor, ids: npt.NDArray[np.int64] = IDS) -> TensorMap:
     """Return the inputs of a prefill, all on the host, without LoRA bindings."""
-    manifest, count = engine.manifest, len(ids)
-    if any(output.in_place_of for output in manifest.outputs):
-        lengths, kept = np.zeros(1, np.int64), np.arange(count)
-        inputs = token_inputs(ids[None], lengths, kept, bound=count)
-        cache = KVCache(manifest, engine.memory, rows=1).views(0, 1)
-    else:
-        mask = np.ones((1, count), np.int64)
-        inputs = growing_steps.token_inputs(ids[None], mask, keep=count)
-        cache = growing_steps.empty_cache(manifest, batch_size=1)
-    tensors = {name: tensor_from_numpy(array) for name, array in inputs.items()}
-    return TensorMap({**tensors, **cache})
+    tokens = step(ids, 0, kept=len(ids))
+    return TensorMap({**tokens, **KVCache(engine.manifest, engine.memory, rows=1).views(0, 1)})
+
+
+def step(
+    ids: npt.NDArray[np.int64], length: int, kept: int = 1, bound: int = 0
+) -> dict[str, Tensor]:
+    """Return tokens on the host that follow `length` tokens of one row; the last have logits.
+
+    `bound` is of the positions looked at; where it is 0, no more than there have to be.
+    """
+    places = np.arange(len(ids) - kept, len(ids))
+    arrays = token_inputs(ids[None], np.array([length]), places, bound or length + len(ids))
+    return {name: tensor_from_numpy(array) for name, array in arrays.items()}
 
 
 def bound_prompt(engine: Executor) -> TensorMap:
@@ -75,7 +77,7 @@ def bound_prompt(engine: Executor) -> TensorMap:
 
 def logits_of(engine: Executor, tensor_map: TensorMap) -> Array:
     """Run the engine and return logits [s, vocab]."""
-    logits: Array = engine.execute(tensor_map)["logits"].numpy()[0]
+    logits: Array = engine.execute(tensor_map)["logits"].numpy()
     return logits
 
 

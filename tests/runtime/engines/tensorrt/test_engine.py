@@ -10,13 +10,12 @@ from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import (
     DECODE,
+    KEY,
     MAX_RANK,
-    PAST,
+    MAX_TOKENS,
     PREFILL,
-    PRESENT,
     UP,
 )
-from support.models.growing_steps import GrowingDecoder
 from support.models.tiny_model_runs import (
     FIRST,
     IDS,
@@ -28,6 +27,7 @@ from support.models.tiny_model_runs import (
     logits_of,
     manager_of,
     prompt,
+    step,
 )
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
@@ -38,7 +38,7 @@ from trt_lora.runtime.memory.cuda import call
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
-TOKENS = {"input_ids", "attention_mask", "position_ids", "logits_to_keep"}
+NEW_CACHES = ["new_cache.0.key", "new_cache.0.value"]
 
 
 # Before and outside `with`.
@@ -47,8 +47,8 @@ TOKENS = {"input_ids", "attention_mask", "position_ids", "logits_to_keep"}
 def test_nothing_touches_cuda_or_tensorrt_before_with(
     engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT
 ) -> None:
-    assert engine.input_names[:2] == ("input_ids", "attention_mask")
-    assert engine.output_names == ("logits", PRESENT)
+    assert engine.input_names[:2] == ("input_ids", "lengths")
+    assert engine.output_names == ("logits", *NEW_CACHES)
     assert engine.memory.device == "cuda:0"
     assert not cuda.calls
     assert not list(trt.contexts)
@@ -75,10 +75,8 @@ def test_an_engine_can_be_opened_again_after_it_was_closed(engine: TensorRTEngin
 def test_inputs_bound_when_it_was_open_before_are_bound_again(engine: TensorRTEngine) -> None:
     with engine:
         tensor_map = bound_prompt(engine)
-        present = engine.execute(tensor_map)[PRESENT]
-        step = prompt(engine, IDS[:1]) | {PAST: present}
-        step["attention_mask"] = tensor_from_numpy(np.ones((1, len(IDS) + 1), np.int64))
-        tensor_map.update(engine.memory.upload(step))
+        engine.execute(tensor_map)
+        tensor_map.update(engine.memory.upload(step(IDS[:1], len(IDS))))
         first = logits_of(engine, tensor_map)
     with engine:
         again = logits_of(engine, tensor_map)
@@ -188,17 +186,14 @@ def test_a_prompt_and_its_continuation_give_the_logits_of_the_whole_sequence(
         manager, tensor_map = manager_of(engine, a=FIRST), TensorMap()
         manager.switch_weights("a")
         manager.refresh_tensor_map(tensor_map)
-        decoder = GrowingDecoder(engine, tensor_map, batch_size=2)
-        padded = np.stack([ids[:4], np.array([0, 0, *ids[:2]])])
-        mask = np.array([[1, 1, 1, 1], [0, 0, 1, 1]])
-        steps = [decoder.step(padded, mask)]
-        for column in (4, 5):
-            rows = np.array([[ids[column]], [ids[column - 2]]])
-            steps.append(decoder.step(rows, np.ones_like(rows)))
+        tensor_map.update(prompt(engine, ids[:4]))
+        steps = [logits_of(engine, tensor_map)[-1:]]
+        for length in (4, 5):
+            tensor_map.update(step(ids[length : length + 1], length))
+            steps.append(logits_of(engine, tensor_map))
 
-    for row, start in ((0, 4), (1, 2)):
-        for taken, logits in enumerate(steps):
-            assert close(logits[row], FIRST, ids[: start + taken])
+    for taken, logits in enumerate(steps, start=4):
+        assert close(logits, FIRST, ids[:taken])
 
 
 def test_a_decoding_step_uploads_the_tokens_in_one_copy_and_leaves_the_cache_where_it_is(
@@ -206,17 +201,18 @@ def test_a_decoding_step_uploads_the_tokens_in_one_copy_and_leaves_the_cache_whe
 ) -> None:
     with engine:
         tensor_map = bound_prompt(engine)
-        present = engine.execute(tensor_map)[PRESENT]
-        tensor_map.update(prompt(engine, IDS[:1]) | {PAST: present})
-        tensor_map["attention_mask"] = tensor_from_numpy(np.ones((1, 6), np.int64))
+        engine.execute(tensor_map)
+        before = tensor_map[KEY].numpy().copy()
+        tokens = step(IDS[:1], len(IDS), bound=MAX_TOKENS)
+        tensor_map.update(tokens)
         copies = len(cuda.copies)
         outputs = engine.execute(tensor_map)
 
         (copy,) = cuda.copies[copies:]
-        assert copy.nbytes == (len(TOKENS) - 1) * 256 + 8  # to the end of the last one
+        assert copy.nbytes == (len(tokens) - 1) * 256 + MAX_TOKENS  # to the end of the last one
         assert [copy.stream] == cuda.live_streams()
-        assert outputs[PRESENT].shape == (1, 1, 6, 4)
-        np.testing.assert_array_equal(outputs[PRESENT].numpy()[:, :, :5], present.numpy())
+        assert outputs[NEW_CACHES[0]].pointer == tensor_map[KEY].pointer
+        np.testing.assert_array_equal(tensor_map[KEY].numpy()[:, :, :5], before[:, :, :5])
     assert trt.profiles == [PREFILL, DECODE]
 
 
@@ -235,14 +231,14 @@ def test_a_run_sets_only_the_shapes_and_addresses_that_changed(
         assert not trt.bound
 
         engine.execute(tensor_map)
-        assert sorted(trt.bound) == ["logits", PRESENT]
+        assert trt.bound == ["logits"]
         del outputs
 
         trt.bound.clear()
         manager.switch_weights("b")
         manager.refresh_tensor_map(tensor_map)
         assert close(logits_of(engine, tensor_map), SECOND)
-        assert sorted(trt.bound) == sorted(["logits", PRESENT, *SECOND])
+        assert sorted(trt.bound) == sorted(["logits", *SECOND])
 
 
 def test_a_shape_that_changes_at_the_same_address_is_set(engine: TensorRTEngine) -> None:
@@ -266,10 +262,9 @@ def test_every_input_is_bound_again_after_a_profile_switch(
 ) -> None:
     with engine:
         tensor_map = bound_prompt(engine)
-        present = engine.execute(tensor_map)[PRESENT]
+        engine.execute(tensor_map)
         trt.bound.clear()
-        tensor_map.update(prompt(engine, IDS[:1]) | {PAST: present})
-        tensor_map["attention_mask"] = tensor_from_numpy(np.ones((1, 6), np.int64))
+        tensor_map.update(step(IDS[:1], len(IDS), bound=MAX_TOKENS))
         engine.execute(tensor_map)
 
         assert sorted(trt.bound) == sorted([*engine.input_names, *engine.output_names])

@@ -16,7 +16,7 @@ from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import (
     DECODE,
     MAX_PROMPT,
-    PAST,
+    MAX_TOKENS,
     PREFILL,
     UP,
     VOCABULARY,
@@ -32,6 +32,7 @@ from support.models.tiny_model_runs import (
     logits_of,
     manager_of,
     prompt,
+    step,
 )
 from support.signatures import signature_of
 
@@ -95,7 +96,7 @@ def test_a_shape_beyond_all_profiles_is_refused_with_what_they_allow(
 
     assert str(caught.value) == (
         "input_ids has shape [1, 9]; this engine allows "
-        "decode: [1, 1] to [2, 1]; prefill: [1, 1] to [2, 8]"
+        "decode: [1, 1] to [4, 1]; prefill: [1, 1] to [4, 8]"
     )
     assert not trt.profiles
 
@@ -103,8 +104,8 @@ def test_a_shape_beyond_all_profiles_is_refused_with_what_they_allow(
 @pytest.mark.parametrize(
     ("method", "error", "message"),
     [
-        ("set_input_shape", TensorError, r"refuses shape \[4, 1\] for lora_A"),
-        ("set_tensor_address", TensorError, r"refuses address 0x[0-9a-f]+ for lora_A"),
+        ("set_input_shape", TensorError, r"refuses shape \[1, 1, 16, 4\] for cache"),
+        ("set_tensor_address", TensorError, r"refuses address 0x[0-9a-f]+ for cache"),
         ("set_optimization_profile_async", BackendError, "refuses optimization profile 1"),
         ("execute_async_v3", BackendError, "the engine failed to run; its own log says why"),
     ],
@@ -136,9 +137,7 @@ def test_a_profile_that_was_refused_is_not_taken_for_the_one_before(
             engine.execute(tensor_map)
 
         trt.refusals.clear()
-        tensor_map.update(prompt(engine, IDS[:1]))
-        tensor_map[PAST] = tensor_from_numpy(np.zeros((1, 1, 3, 4), np.float32))
-        tensor_map["attention_mask"] = tensor_from_numpy(np.ones((1, 4), np.int64))
+        tensor_map.update(step(IDS[:1], 3, bound=MAX_TOKENS))
         engine.execute(tensor_map)
     assert trt.profiles == [DECODE]
 
@@ -199,13 +198,13 @@ def test_a_lost_device_is_reported_by_the_run_and_not_hidden_by_the_way_out(
 def test_an_output_whose_shape_stays_unknown_is_an_error_and_not_a_small_buffer(
     engine: TensorRTEngine, trt: FakeTensorRT
 ) -> None:
-    logits, present = trt.manifest.outputs
-    counted = replace(logits, shape=("batch", "found", VOCABULARY))
-    trt.manifest = replace(trt.manifest, outputs=(counted, present))
+    logits, *caches = trt.manifest.outputs
+    counted = replace(logits, shape=("found", VOCABULARY))
+    trt.manifest = replace(trt.manifest, outputs=(counted, *caches))
 
     with (
         engine,
-        pytest.raises(BackendError, match=r"logits has shape \[1, -1, 11\]; .*\[1, 5, 11\]"),
+        pytest.raises(BackendError, match=r"logits has shape \[-1, 11\]; .*\[5, 11\]"),
     ):
         engine.execute(bound_prompt(engine))
 
@@ -213,37 +212,29 @@ def test_an_output_whose_shape_stays_unknown_is_an_error_and_not_a_small_buffer(
 # The choice of a profile.
 
 
-def shapes_of(sequence: int, past: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(sequence: int, bound: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a run of the base model."""
-    manifest = small_manifest()
-    sizes = {
-        "batch": 1,
-        "sequence": sequence,
-        "past": past,
-        "total": past + sequence,
-        "kept": 1,
-        "rank": 1,
-    }
+    sizes = {"batch": 1, "sequence": sequence, "bound": bound, "kept": 1, "rank": 1}
     return {
         binding.name: tuple(sizes[d] if isinstance(d, str) else d for d in binding.shape)
-        for binding in manifest.inputs
+        for binding in small_manifest().inputs
     }
 
 
 @pytest.mark.parametrize(
-    ("sequence", "past", "profile"),
-    [(1, 3, DECODE), (5, 0, PREFILL), (1, 0, PREFILL), (2, 3, PREFILL)],
+    ("sequence", "bound", "profile"),
+    [(1, MAX_TOKENS, DECODE), (5, 5, PREFILL), (1, 1, PREFILL), (2, MAX_TOKENS, PREFILL)],
 )
 def test_the_first_profile_that_allows_the_shapes_is_taken(
-    sequence: int, past: int, profile: int
+    sequence: int, bound: int, profile: int
 ) -> None:
-    assert select_profile(small_manifest(), shapes_of(sequence, past)) == profile
+    assert select_profile(small_manifest(), shapes_of(sequence, bound)) == profile
 
 
 def test_a_tensor_with_another_number_of_dimensions_fits_no_profile() -> None:
-    shapes = shapes_of(1, 3) | {"logits_to_keep": (1, 1)}
+    shapes = shapes_of(1, 3) | {"kept": (1, 1)}
 
-    with pytest.raises(TensorError, match=r"logits_to_keep has shape \[1, 1\]"):
+    with pytest.raises(TensorError, match=r"kept has shape \[1, 1\]"):
         select_profile(small_manifest(), shapes)
 
 

@@ -3,14 +3,12 @@
 import logging
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from support.fakes import fake_tensorrt
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT, SpecializationStrategy
 from support.fakes.tiny_engine import engine_directory, small_manifest
-from support.models.growing_steps import GrowingDecoder
 from support.models.tiny_model_runs import (
     FIRST,
     IDS,
@@ -21,6 +19,7 @@ from support.models.tiny_model_runs import (
     logits_of,
     manager_of,
     prompt,
+    step,
 )
 
 from trt_lora.plugins.errors import BackendError, ConfigError
@@ -48,9 +47,11 @@ def with_graphs(engine: TensorRTEngine, max_graphs: int) -> TensorRTEngine:
 
 def generation(engine: TensorRTEngine, tensor_map: TensorMap) -> list[Array]:
     """Logits of a prompt and three tokens after it."""
-    decoder = GrowingDecoder(engine, tensor_map, batch_size=1)
-    steps = [IDS[None, :2], *(IDS[None, i : i + 1] for i in (2, 3, 4))]
-    return [decoder.step(ids, np.ones_like(ids))[0] for ids in steps]
+    found = []
+    for ids, length in ((IDS[:2], 0), *((IDS[i : i + 1], i) for i in (2, 3, 4))):
+        tensor_map.update(step(ids, length))
+        found.append(logits_of(engine, tensor_map))
+    return found
 
 
 # What is captured, and that it answers right.
@@ -109,7 +110,7 @@ def test_a_generation_like_two_before_is_all_launches(
     engine: TensorRTEngine, cuda: FakeCuda
 ) -> None:
     with engine:
-        manager, tensor_map = manager_of(engine, a=FIRST), TensorMap()
+        manager, tensor_map = manager_of(engine, a=FIRST), prompt(engine)
         manager.switch_weights("a")
         manager.refresh_tensor_map(tensor_map)
         first, second = (generation(engine, tensor_map) for _ in range(2))
@@ -166,7 +167,7 @@ def test_outputs_that_are_kept_are_not_overwritten_by_a_launch(
         tensor_map["input_ids"] = tensor_from_numpy(IDS[None, ::-1].copy())
         engine.execute(tensor_map)
 
-        assert all(close(outputs["logits"].numpy()[0], NO_ADAPTER) for outputs in kept)
+        assert all(close(outputs["logits"].numpy(), NO_ADAPTER) for outputs in kept)
 
 
 @pytest.mark.parametrize("name", ["tensorrt", "tensorrt_rtx"])
@@ -239,7 +240,7 @@ def test_runs_that_repeat_after_more_than_there_is_room_for_are_not_captured(
     engine: TensorRTEngine, cuda: FakeCuda
 ) -> None:
     with with_graphs(engine, 3) as few:
-        manager, tensor_map = manager_of(few), TensorMap()
+        manager, tensor_map = manager_of(few), prompt(few)
         manager.refresh_tensor_map(tensor_map)
         for _ in range(4):
             generation(few, tensor_map)  # of four runs
@@ -321,7 +322,7 @@ def test_an_engine_whose_first_captures_all_fail_is_not_captured_any_more_and_sa
 ) -> None:
     trt.plugin_waits = True
     with engine, caplog.at_level(logging.WARNING):
-        manager, tensor_map = manager_of(engine), TensorMap()
+        manager, tensor_map = manager_of(engine), prompt(engine)
         manager.refresh_tensor_map(tensor_map)
         for _ in range(3):
             for taken, logits in enumerate(generation(engine, tensor_map)):
@@ -335,7 +336,7 @@ def test_one_failure_among_successes_stops_no_other_capture(
     engine: TensorRTEngine, cuda: FakeCuda
 ) -> None:
     with engine:
-        manager, tensor_map = manager_of(engine), TensorMap()
+        manager, tensor_map = manager_of(engine), prompt(engine)
         manager.refresh_tensor_map(tensor_map)
         generation(engine, tensor_map)
         cuda.fail("cudaGraphInstantiate", Status.cudaErrorMemoryAllocation)

@@ -13,15 +13,16 @@ from support.fakes.tiny_engine import (
     engine_directory,
     small_manifest,
 )
-from support.models.growing_steps import GrowingDecoder
 from support.models.tiny_model_runs import (
     FIRST,
+    IDS,
     NO_ADAPTER,
     bound_prompt,
     close,
     logits_of,
     manager_of,
     prompt,
+    step,
 )
 
 from trt_lora.plugins.errors import BackendError, StateError
@@ -46,10 +47,9 @@ def session(engine: TensorRTEngine) -> None:
             manager.switch_weights(name) if name else manager.reset_weights()
             manager.refresh_tensor_map(tensor_map)
             outputs = engine.execute(tensor_map)
-            assert close(outputs["logits"].numpy()[0], FIRST if name else NO_ADAPTER)
-        decoder = GrowingDecoder(engine, tensor_map, batch_size=2)
-        decoder.step(np.array([[1, 2], [3, 4]]), np.ones((2, 2), np.int64))
-        decoder.step(np.array([[5], [6]]), np.ones((2, 1), np.int64))
+            assert close(outputs["logits"].numpy(), FIRST if name else NO_ADAPTER)
+        tensor_map.update(step(IDS[:1], len(IDS)))
+        engine.execute(tensor_map)
 
 
 def test_a_session_frees_as_much_as_it_allocates(engine: TensorRTEngine, cuda: FakeCuda) -> None:
@@ -100,8 +100,8 @@ def test_outputs_outlive_the_engine_and_are_freed_when_released(
     with engine:
         outputs = engine.execute(bound_prompt(engine))
 
-    assert len(cuda.live_blocks()) == 1
-    assert close(outputs["logits"].numpy()[0], NO_ADAPTER)
+    assert len(cuda.live_blocks()) == 2  # logits and the cache
+    assert close(outputs["logits"].numpy(), NO_ADAPTER)
     del outputs
     assert not cuda.live_blocks()
 
@@ -115,7 +115,7 @@ def test_repeated_runs_allocate_no_more_than_one(engine: TensorRTEngine, cuda: F
             sizes.append(len(cuda.live_blocks()))
             del outputs
 
-    assert sizes == [5, 5, 5]  # activations, zeros, tokens, outputs; pinned memory
+    assert sizes == [6, 6, 6]  # activations, zeros, tokens, cache, logits; pinned memory
 
 
 def test_leaving_with_gives_back_context_and_stream_but_keeps_the_adapters(
@@ -149,7 +149,7 @@ def test_an_interrupted_run_is_waited_for_before_its_memory_is_freed(
                 engine.execute(tensor_map)
 
         engine.memory.close()
-        assert len(cuda.live_blocks()) == 2  # activations and zeros
+        assert len(cuda.live_blocks()) == 3  # activations, zeros and the cache
         assert close(logits_of(engine, tensor_map), NO_ADAPTER)
 
 

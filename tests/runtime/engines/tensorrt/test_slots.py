@@ -10,8 +10,14 @@ from support.deferred_executor import DeferredExecutor
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import CopyKind
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import DOWN, UP, engine_directory, expected_logits
-from support.fakes.tiny_static_engine import ROWS, static_slots_manifest
+from support.fakes.tiny_engine import (
+    DOWN,
+    MAX_BATCH,
+    UP,
+    engine_directory,
+    expected_logits,
+    slots_manifest,
+)
 from support.models.tiny_model_runs import NO_ADAPTER, adapter, expected_answer, manager_of
 from support.schedulers import scheduler_of
 from support.steps import step_of
@@ -43,7 +49,7 @@ NAMES = [name for name in WEIGHTS if name is not None]
 @pytest.fixture
 def slot_engine(trt: FakeTensorRT, tmp_path: Path) -> TensorRTEngine:
     """The tiny model with a static cache and slots, not entered."""
-    trt.manifest = static_slots_manifest(SLOTS)
+    trt.manifest = slots_manifest(SLOTS)
     return TensorRTEngine(engine_directory(tmp_path / "slots", trt.manifest), trt.manifest)
 
 
@@ -65,7 +71,7 @@ def loaded(engine: TensorRTEngine, files: dict[str, Path], names: str = "abcde")
 
 def step_inputs(engine: TensorRTEngine, rows: int) -> TensorMap:
     """The inputs of a decode step of empty rows, all of token 0."""
-    cache = KVCache(engine.manifest, engine.memory, ROWS)
+    cache = KVCache(engine.manifest, engine.memory, MAX_BATCH)
     ids, lengths = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
     arrays = token_inputs(ids, lengths, np.arange(rows), cache.max_len)
     tensor_map = TensorMap({name: tensor_from_numpy(array) for name, array in arrays.items()})
@@ -76,7 +82,7 @@ def step_inputs(engine: TensorRTEngine, rows: int) -> TensorMap:
 def logits_of(run: TopKRun) -> Array:
     """Run; return logits [rows, vocab]."""
     run.enqueue()
-    return np.stack(run.result().logits(range(ROWS)))
+    return np.stack(run.result().logits(range(MAX_BATCH)))
 
 
 def are_right(logits: Array, ids: Iterable[int], names: Sequence[str | None]) -> bool:
@@ -91,7 +97,7 @@ def switches(count: int) -> Iterator[tuple[str, list[str | None]]]:
     random = np.random.default_rng(5)
     for _ in range(count):
         few = [None, *random.choice(NAMES, SLOTS, replace=False)]
-        yield random.choice(["", *NAMES]), list(random.choice(few, ROWS))
+        yield random.choice(["", *NAMES]), list(random.choice(few, MAX_BATCH))
 
 
 def test_a_plan_for_many_adapters_is_opened_on_tensorrt(
@@ -123,8 +129,8 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
 ) -> None:
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        names: list[str | None] = [None] * ROWS
-        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.bindings.rows(names)})
+        names: list[str | None] = [None] * MAX_BATCH
+        tensor_map = TensorMap({**step_inputs(engine, MAX_BATCH), **adapters.bindings.rows(names)})
         run = engine.prepare_topk(tensor_map, logits="logits", fed="input_ids")
         logits_of(run)
         captured = cuda.names().count("cudaStreamBeginCapture")
@@ -139,7 +145,7 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
                 == (tensor_map[name].pointer, tensor_map[name].shape)
                 for name in engine.manifest.lora_inputs - {LORA_SLOT}
             )
-            ids = np.arange(ROWS) + len(placed)
+            ids = np.arange(MAX_BATCH) + len(placed)
             run.inputs["input_ids"][:, 0] = ids % 11
             run.inputs[LORA_SLOT][:] = bindings[LORA_SLOT].numpy()
             assert are_right(logits_of(run), ids % 11, names)
@@ -155,12 +161,12 @@ def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits
 ) -> None:
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        names: list[str | None] = ["a"] * ROWS
-        tensor_map = TensorMap({**step_inputs(engine, ROWS), **adapters.bindings.rows(names)})
+        names: list[str | None] = ["a"] * MAX_BATCH
+        tensor_map = TensorMap({**step_inputs(engine, MAX_BATCH), **adapters.bindings.rows(names)})
         run = engine.prepare_topk(tensor_map, logits="logits", fed="input_ids")
         logits_of(run)
         before, copied = len(cuda.calls), len(cuda.copies)
-        bindings = adapters.bindings.rows(["b"] * ROWS)
+        bindings = adapters.bindings.rows(["b"] * MAX_BATCH)
         activation = cuda.names()[before:]
         assert "cudaStreamSynchronize" not in activation  # the host goes on
         assert activation.count("cudaMemcpyAsync") == len(engine.manifest.lora_bindings) + 1
@@ -173,7 +179,7 @@ def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits
             step.index(n) for n in ("cudaEventRecord", "cudaStreamWaitEvent", "cudaGraphLaunch")
         ]
         assert order == sorted(order)
-        assert are_right(logits, [0] * ROWS, ["b"] * ROWS)
+        assert are_right(logits, [0] * MAX_BATCH, ["b"] * MAX_BATCH)
 
 
 @pytest.mark.usefixtures("hurrying")
@@ -269,7 +275,7 @@ def test_a_decoder_gives_every_row_of_a_step_its_adapter(
     """Three rows in a run of four, of which the last takes no adapter."""
     with slot_engine as engine:
         adapters = loaded(engine, files)
-        decoder = StaticDecoder(engine, adapters.bindings.rows([None]), ROWS)
+        decoder = StaticDecoder(engine, adapters.bindings.rows([None]), MAX_BATCH)
         for row in range(3):
             decoder.cache.admit(row)
         for count, names in enumerate((["a", None, "b"], ["e", "d", None], [None, "c", "c"]), 1):

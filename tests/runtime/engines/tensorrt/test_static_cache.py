@@ -1,24 +1,29 @@
 """A KV cache that is written in place, on a fake TensorRT that checks the addresses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Violation
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import DECODE, PREFILL, expected_logits
-from support.fakes.tiny_static_engine import KEY, VALUE
-from support.models.tiny_model_runs import FIRST, SECOND, expected_answer, manager_of
+from support.fakes.tiny_engine import DECODE, KEY, PREFILL, VALUE
+from support.models.tiny_model_runs import (
+    FIRST,
+    IDS,
+    NO_ADAPTER,
+    SECOND,
+    bound_prompt,
+    close,
+    expected_answer,
+    manager_of,
+)
 from support.schedulers import answers_of, scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.generation.decoding.kv_cache import KVCache
-from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 from trt_lora.runtime.serving.scheduler import Scheduler
 
@@ -29,15 +34,6 @@ PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9]]
 def tokens(count: int) -> SamplingParams:
     """Greedy, so many tokens, whatever they are."""
     return SamplingParams(max_tokens=count, ignore_eos=True, temperature=0)
-
-
-def prefill(engine: TensorRTEngine, cache: KVCache, ids: Sequence[int]) -> TensorMap:
-    """Return the inputs of a prompt in the first row, with all its logits."""
-    arrays = token_inputs(np.array([ids]), np.zeros(1, np.int64), np.arange(len(ids)), len(ids))
-    tensor_map = TensorMap({name: tensor_from_numpy(a) for name, a in arrays.items()})
-    tensor_map.update(cache.views(0, 1))
-    manager_of(engine).refresh_tensor_map(tensor_map)
-    return tensor_map
 
 
 def drain(batch: Scheduler, answers: dict[int, list[int]]) -> None:
@@ -58,22 +54,19 @@ def step(batch: Scheduler, answers: dict[int, list[int]]) -> None:
 
 def test_a_cache_output_is_the_tensor_of_its_input(static_engine: MakeEngine) -> None:
     with static_engine() as engine:
-        cache = KVCache(engine.manifest, engine.memory, 1)
-        inputs = prefill(engine, cache, PROMPTS[0])
+        inputs = bound_prompt(engine)
         outputs = engine.execute(inputs)
 
         assert tuple(outputs) == engine.output_names
         for name in (KEY, VALUE):
             assert outputs[f"new_{name}"] is inputs[name]
-            assert inputs[name].numpy()[0, 0, : len(PROMPTS[0])].any(axis=-1).all()
-        expected = expected_logits(np.array(PROMPTS[0]), {})
-        np.testing.assert_allclose(outputs["logits"].numpy(), expected, rtol=1e-4, atol=1e-4)
+            assert inputs[name].numpy()[0, 0, : len(IDS)].any(axis=-1).all()
+        assert close(outputs["logits"].numpy(), NO_ADAPTER)
 
 
 def test_a_run_allocates_its_logits_alone(static_engine: MakeEngine, cuda: FakeCuda) -> None:
     with static_engine(max_graphs=0) as engine:
-        cache = KVCache(engine.manifest, engine.memory, 1)
-        inputs = prefill(engine, cache, PROMPTS[0])
+        inputs = bound_prompt(engine)
         before = cuda.live_device_bytes()
         outputs = engine.execute(inputs)
         engine.memory.close()  # what was staged
@@ -89,7 +82,7 @@ def test_a_run_that_gave_an_output_memory_of_its_own_would_be_noticed(
     apart = tuple(replace(output, in_place_of="") for output in made.manifest.outputs)
     engine = TensorRTEngine(made.directory, replace(made.manifest, outputs=apart))
     with engine:
-        inputs = prefill(engine, KVCache(engine.manifest, engine.memory, 1), PROMPTS[0])
+        inputs = bound_prompt(engine)
         with pytest.raises(Violation, match=f"new_{KEY} is not at the address of {KEY}"):
             engine.execute(inputs)
         del inputs
@@ -98,8 +91,7 @@ def test_a_run_that_gave_an_output_memory_of_its_own_would_be_noticed(
 
 def test_a_cache_on_the_host_is_refused_with_what_to_pass(static_engine: MakeEngine) -> None:
     with static_engine() as engine:
-        cache = KVCache(engine.manifest, engine.memory, 1)
-        inputs = prefill(engine, cache, PROMPTS[0])
+        inputs = bound_prompt(engine)
         host = {KEY: tensor_from_numpy(inputs[KEY].numpy())}
         with pytest.raises(TensorError, match=rf"{KEY} lies on the host.*memory of the engine"):
             engine.execute(TensorMap(inputs | host))

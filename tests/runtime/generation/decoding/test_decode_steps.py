@@ -10,8 +10,7 @@ import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import DOWN, UP, engine_directory, expected_logits
-from support.fakes.tiny_static_engine import static_manifest
+from support.fakes.tiny_engine import DOWN, UP, engine_directory, expected_logits, small_manifest
 from support.models.tiny_model_runs import (
     FIRST,
     SECOND,
@@ -327,7 +326,7 @@ def test_whichever_call_fails_nothing_is_left_and_no_token_is_wrong(
         cuda.install(monkeypatch)
         trt = FakeTensorRT(cuda)
         trt.install(monkeypatch)
-        trt.manifest = static_manifest()
+        trt.manifest = small_manifest()
         cuda.fail_call(index)
         try:
             session(TensorRTEngine(engine_directory(tmp_path, trt.manifest), trt.manifest))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import MAX_PITCH
-from support.fakes.tiny_static_engine import KEY, VALUE, static_manifest
+from support.fakes.tiny_engine import KEY, VALUE, small_manifest
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
@@ -26,7 +26,7 @@ def manifest_of(*heads: int) -> Manifest:
         for layer in range(3)
         for index, count in enumerate(heads)
     )
-    return replace(static_manifest(16), inputs=caches)
+    return replace(small_manifest(max_len=16), inputs=caches)
 
 
 def filled(memory: Memory, manifest: Manifest) -> KVCache:
@@ -124,7 +124,7 @@ def test_blocks_further_apart_than_cuda_takes_are_copied_one_by_one(cuda: FakeCu
 
 
 def test_what_the_device_does_to_rows_is_done_when_the_call_returns(cuda: FakeCuda) -> None:
-    cache = filled(CudaMemory(), static_manifest())
+    cache = filled(CudaMemory(), small_manifest())
     assert {KEY, VALUE} == set(cache.views(0, 1))
     cache.copy_row(0, 1)
     assert cuda.names()[-1] == "cudaStreamSynchronize"
@@ -134,7 +134,7 @@ def test_what_the_device_does_to_rows_is_done_when_the_call_returns(cuda: FakeCu
 
 def test_the_memory_goes_with_the_cache_and_waits_for_no_garbage_collector(cuda: FakeCuda) -> None:
     memory = CudaMemory()
-    cache = KVCache(static_manifest(), memory, 2)
+    cache = KVCache(small_manifest(), memory, 2)
     cache.views(0, 1)
     assert cuda.live_device_bytes() == cache.nbytes
     del cache
@@ -144,7 +144,7 @@ def test_the_memory_goes_with_the_cache_and_waits_for_no_garbage_collector(cuda:
 def test_rows_that_tensorrt_cannot_be_given_the_address_of_are_refused_with_a_length_that_does(
     cuda: FakeCuda,
 ) -> None:
-    manifest = static_manifest(24)  # places of 16 bytes
+    manifest = small_manifest(max_len=24)  # places of 16 bytes
     assert KVCache(manifest, HostMemory(), 2).rows == 2
     with pytest.raises(ConfigError, match=r"a row of cache.0.key has 384 bytes.* multiple of 16$"):
         KVCache(manifest, CudaMemory(), 2)

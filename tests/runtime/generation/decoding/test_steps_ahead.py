@@ -10,8 +10,7 @@ import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import VOCABULARY
-from support.fakes.tiny_static_engine import KEY
+from support.fakes.tiny_engine import KEY, VOCABULARY
 from support.models.static_batches import (
     PROMPTS,
     answers_of,
