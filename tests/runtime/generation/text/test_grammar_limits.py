@@ -188,6 +188,15 @@ def test_a_grammar_of_more_than_64_kib_is_refused(kind: str) -> None:
         StructuredOutputsParams(**{kind: text})
 
 
+@pytest.mark.parametrize("depth", range(900, 1000, 7))
+def test_a_schema_that_is_nested_too_deeply_is_refused(
+    tokenizer: TextTokenizer, depth: int
+) -> None:
+    text = '{"items":' * depth + "{}" + "}" * depth
+    with pytest.raises(ConfigError, match=r"json .*(recursion|no JSON)"):
+        tokens_of(tokenizer, params_of(structured_outputs=StructuredOutputsParams(json=text)))
+
+
 def test_half_a_character_in_a_grammar_is_named() -> None:
     for kind, text in (("regex", "\udc80"), ("json", '{"pattern": "\\ud800"}')):
         with pytest.raises(ConfigError, match=f"the {kind} of structured_outputs has .* surrogate"):
