@@ -69,7 +69,7 @@ def compiled(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
 
 
 def _serve(connection: Connection) -> None:
-    """Compile grammars and answer that each is over, as long as somebody asks."""
+    """Compile grammars, and answer when each is over, until the other end is closed."""
     import resource
 
     tokenizer = new_tokenizer(*json.loads(connection.recv_bytes()))
