@@ -86,7 +86,8 @@ class ChatTemplate:
             ConfigError: the template fails, refuses the conversation, writes without end, or not
                 the message that is to go on.
         """
-        messages = chat.messages
+        messages: Sequence[Message]  # what is None reads as nothing in few templates
+        messages = [{k: v for k, v in m.items() if v is not None} for m in chat.messages]
         if any(not isinstance(message["content"], str) for message in messages):
             messages = messages if self._reads_parts else [*map(_joined_parts, messages)]
         if not chat.continue_final_message:

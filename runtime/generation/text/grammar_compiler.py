@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -50,13 +50,14 @@ def serialized(kind: str, text: str) -> str:
     """Return a JSON schema, a regex or a Lark grammar as llguidance takes it."""
     from llguidance import LLMatcher
 
-    entry: dict[str, Any] = {"lark_grammar": text}
-    if kind == "json":
-        entry = {"json_schema": json.loads(text)}
-    elif kind == "regex":
-        (entry,) = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
-    start = {"name": "start", "lark_grammar": _NO_FORCING}
-    return json.dumps({"grammars": [start, {**entry, "name": "answer"}]})
+    answer = f'"json_schema": {text}'
+    if kind != "json":
+        if kind == "regex":
+            (entry,) = json.loads(LLMatcher.grammar_from_regex(text))["grammars"]
+            text = entry["lark_grammar"]
+        answer = f'"lark_grammar": {json.dumps(text)}'
+    start = json.dumps({"name": "start", "lark_grammar": _NO_FORCING})
+    return f'{{"grammars": [{start}, {{"name": "answer", {answer}}}]}}'
 
 
 def compiled(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
@@ -68,7 +69,7 @@ def compiled(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
 
 
 def _serve(connection: Connection) -> None:
-    """Compile grammars and answer that each is over, as long as somebody asks."""
+    """Compile grammars, and answer when each is over, until the other end is closed."""
     import resource
 
     tokenizer = new_tokenizer(*json.loads(connection.recv_bytes()))

@@ -41,13 +41,14 @@ class GrammarProcess:
         Raises:
             BackendError: the process cannot be started.
         """
-        known = self._failures.get(grammar)
-        if known is not None:
-            return known
-        with self._lock:
-            failure = self._failures[grammar] = self._tried(grammar)
-            while len(self._failures) > _KNOWN:
-                del self._failures[next(iter(self._failures))]
+        failure = self._failures.get(grammar)
+        if failure is None:
+            with self._lock:
+                failure = self._failures.get(grammar)  # another thread may have tried it
+                if failure is None:
+                    failure = self._failures[grammar] = self._tried(grammar)
+                    while len(self._failures) > _KNOWN:
+                        del self._failures[next(iter(self._failures))]
         return failure
 
     def _tried(self, grammar: str) -> str:

@@ -178,6 +178,14 @@ def test_the_last_message_goes_on_where_transformers_ends_it(shape: Path, last: 
     )
 
 
+def test_a_field_that_is_none_is_not_there_as_for_transformers(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls is defined }}{% endfor %}"
+    messages = [{"role": "user", "content": "hello", "tool_calls": None}]
+    directory = word_engine(tmp_path, template)
+    assert TextTokenizer(directory).render(messages) == "helloFalse"
+    assert by_transformers(directory, messages) == "helloFalse"
+
+
 def test_a_message_that_a_template_changes_cannot_go_on(tmp_path: Path) -> None:
     chat = Chat(TURNS, add_generation_prompt=False, continue_final_message=True)
     for template in ("{{ messages[0].content }}", IM.replace("m.content", "m.content | upper")):

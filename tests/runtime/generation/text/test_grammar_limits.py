@@ -119,7 +119,7 @@ def test_text_that_can_be_read_in_too_many_ways_is_an_error_of_its_answer_alone(
         for number in answers.tokens:
             given[number] += 1
     assert failed.keys() == {many}
-    assert re.search("cannot go on: .* items; max is", str(failed[many]))
+    assert re.search("cannot go on: .* items; max is 1000", str(failed[many]))
     assert 10 < given[many] < given[few] == given[plain] == 200
 
 
@@ -136,6 +136,29 @@ def test_steps_and_preemptions_compile_nothing(
     while batch:
         text += step_of(batch)[0].text
     assert text == "abcdef"
+
+
+def test_a_step_that_did_not_end_is_forgotten_by_a_grammar_too(
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = StructuredOutputsParams(regex="abcdef")
+    batch = Scheduler(RandomLogits(0), tokenizer=tokenizer, rows=2)
+    rows = [batch.submit([3], params_of(structured_outputs=wanted)) for _ in range(2)]
+    texts = dict.fromkeys(rows, "")
+    monkeypatch.delattr(grammar_compiler, "compiled")
+    for at in range(20):
+        if at == 3:  # the first of them has its token, and the step is lost
+            with monkeypatch.context() as patch:
+                patch.setattr(batch._active[rows[1]], "append", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    batch.step()
+        for token in step_of(batch) if batch else ():
+            texts[token.row] += token.text
+    assert set(texts.values()) == {"abcdef"}
+
+
+def interrupted(*args: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_loop_has_read_the_tokenizer_before_it_runs(tokenizer: TextTokenizer) -> None:
@@ -186,6 +209,15 @@ def test_a_grammar_of_more_than_64_kib_is_refused(kind: str) -> None:
     )
     with pytest.raises(ConfigError, match=rf"has a {kind} of \d+ bytes, expected 65536 at most"):
         StructuredOutputsParams(**{kind: text})
+
+
+@pytest.mark.parametrize("depth", range(900, 1000, 7))
+def test_a_schema_that_is_nested_too_deeply_is_refused(
+    tokenizer: TextTokenizer, depth: int
+) -> None:
+    text = '{"items":' * depth + "{}" + "}" * depth
+    with pytest.raises(ConfigError, match=r"json .*(recursion|no JSON)"):
+        tokens_of(tokenizer, params_of(structured_outputs=StructuredOutputsParams(json=text)))
 
 
 def test_half_a_character_in_a_grammar_is_named() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,15 @@ def test_a_grammar_is_tried_once_whatever_comes_of_it(
     process.failure("c")  # and the one that was tried first is forgotten
     process.failure("a")
     assert [grammar for _, grammar in noted(notes)][4:] == ["c", "a"]
+
+
+def test_threads_that_want_the_same_grammar_try_it_once(
+    process: GrammarProcess, notes: Path
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        failures = list(pool.map(process.failure, ["hangs"] * 4))
+    assert failures == ["it takes more than 0.5 s"] * 4
+    assert [grammar for _, grammar in noted(notes)] == ["hangs"]
 
 
 def test_one_that_is_known_waits_for_none_that_hangs(
