@@ -54,8 +54,7 @@ class StubEngine:
     exp_sums: OnnxRuntimeExpSums = field(default_factory=OnnxRuntimeExpSums)
     memory: HostMemory = HostMemory()  # noqa: RUF009 # it holds nothing
     rank_multiple: int = 1
-    input_names: tuple[str, ...] = ()
-    output_names: tuple[str, ...] = ()
+    input_names = output_names = ()
 
     def release_inputs(self) -> None:
         """Nothing is kept."""
