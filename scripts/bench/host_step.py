@@ -98,16 +98,17 @@ class TokenReceiver:
     """Stands for clients: takes the tokens of each step, and notes when they came."""
 
     requests: int
-    tokens: SimpleQueue[Token] = field(default_factory=SimpleQueue)
+    tokens: SimpleQueue[list[Token]] = field(default_factory=SimpleQueue)
     # Of the clock and of the stepping thread's processor, at the end of each delivery.
     times: list[tuple[float, float]] = field(default_factory=list)
     are_done: Event = field(default_factory=Event)
 
     def take(self, answers: StepAnswers) -> None:
-        """Hand over the tokens of a step."""
-        for token in answers.tokens.values():
-            self.tokens.put(token)
-            self.requests -= token.finish_reason is not None
+        """Hand over the tokens of a step, as to another thread that has taken those before."""
+        if not self.tokens.empty():
+            self.tokens.get()
+        self.tokens.put(tokens := [*answers.tokens.values()])
+        self.requests -= sum(token.finish_reason is not None for token in tokens)
         self.times.append((perf_counter(), thread_time()))
         if self.requests == 0:
             self.are_done.set()
