@@ -1,1 +1,1 @@
-"""The managers' interfaces of MAX, TensorRT-LLM and vLLM, each a face of `AdapterStore`."""
+"""The managers of Edge-LLM, MAX, TensorRT-LLM and vLLM, each a face of `AdapterStore`."""

@@ -34,8 +34,8 @@ def check_slots(option: str, slots: int | None, adapters: AdapterStore) -> int:
         )
     if slots not in (None, count):
         raise ConfigError(
-            f"{option} is {slots}, these adapters have {count} slots; make them by "
-            f"AdapterStore(engine, config.store_config(engine.manifest)), or build an engine with "
+            f"{option} is {slots}, these adapters have {count} slots; open the engine with "
+            "adapters=config.store_config(read_manifest(directory)), or build one with "
             f"--max-loras {slots}"
         )
     return count

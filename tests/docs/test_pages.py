@@ -18,7 +18,7 @@ OTHERS = {"comparing", "many-adapters"}  # which other tests run on a real model
 PRINTED = {
     "deploying": ["", "build/shipped: whole", "bytes, all sites", "none native"],
     "building": ["4 sites, 11 left alone"],
-    "answering": [" w", "4 of 4 sites adapted", " w", "8 LoRA bindings of"],
+    "answering": ["4 of 4 sites adapted", " w", " w", "8 LoRA bindings of"],
     "commands": [
         "sites adapted",
         "engines/smollm2: whole",

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from support.python_api.members import fields_of, members_of, names_of, signature_of
-from support.python_api.page import PACKAGES, PAGE, markdown, page
+from support.python_api.page import OF_STORE, PACKAGES, PAGE, markdown, page
 
 
 def test_the_page_is_made_from_the_docstrings() -> None:
-    made = "make it: PYTHONPATH=tests .venv/bin/python -m support.python_api.page"
+    made = "make it: PYTHONPATH=tests:src .venv/bin/python -m support.python_api.page"
     assert PAGE.read_text(encoding="utf-8") == page(), made
 
 
@@ -30,7 +30,7 @@ NAMES = [
     pytest.param(name, value, id=f"{package.__name__}.{name}")
     for package in PACKAGES
     for name, value in names_of(package)
-]
+] + [pytest.param(value.__name__, value, id=member) for member, value in OF_STORE.items()]
 
 
 @pytest.mark.parametrize(("name", "value"), NAMES)

@@ -22,8 +22,8 @@ PRINTED: dict[str, tuple[str, ...]] = {  # by a word of the block that prints it
     "switch_adapters.py": ("[pirate, switched in",),
     "engine.stream(": ('{"answer": "', "Arr"),
     "SamplingParams(max": ('{"answer": "',),
-    "adapter_names": ("Arr",),
-    "scheduler_of(engine": ('{"answer": "',),
+    '"letter", "pirate", None]': ("Arr",),
+    "EngineLoop(": ('{"answer": "',),
 }
 SMALL: dict[str, tuple[str, ...]] = {  # the same of those that run on a small random model
     "trt-lora inspect engines/smollm2 --adapter": (

@@ -266,7 +266,7 @@ def _refuse_of_engine(**options: object) -> None:
         if value is not None:
             raise ConfigError(
                 f"{option} is {shown(value)}: that is the engine's; leave it out, and pass "
-                "adapters=AdapterStore(engine, config.store_config(engine.manifest))"
+                "engine.adapters"
             )
 
 

@@ -50,8 +50,8 @@ class PeftCacheManager:
             request: of a sequence.
 
         Returns:
-            What the sequence is added with, `Scheduler.submit(..., adapter=lease)` or
-            `Scheduler.submit`, and owns from then on; None is the base model.
+            What the sequence is submitted with (`Scheduler.submit(..., adapter=lease)`), and owns
+            from then on; None is the base model.
 
         Raises:
             PeftTaskNotCachedError: (a KeyError) the task is not cached and no weights came.

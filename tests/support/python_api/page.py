@@ -1,4 +1,7 @@
-"""docs/python-api.md, made of docstrings: `PYTHONPATH=tests python -m support.python_api.page`."""
+"""docs/python-api.md, made of docstrings.
+
+`PYTHONPATH=tests:src python -m support.python_api.page` writes it.
+"""
 
 import dataclasses
 import inspect
@@ -13,8 +16,12 @@ from support.python_api.members import fields_of, members_of, names_of, signatur
 import trt_lora.builder as builder
 import trt_lora.runtime as runtime
 from trt_lora.runtime.interfaces import max, trtllm, vllm
+from trt_lora.runtime.store.entry import Lease
+from trt_lora.runtime.store.leases import StepBindings
+from trt_lora.runtime.store.stats import AdapterInfo, StoreStats
 
 PACKAGES = (runtime, builder, max, trtllm, vllm)
+OF_STORE = {"bindings": StepBindings, "lease": Lease, "info": AdapterInfo, "stats": StoreStats}
 PAGE = ROOT / "docs" / "python-api.md"
 
 _HEAD = """\
@@ -22,7 +29,7 @@ _HEAD = """\
 
 Every public name with its docstring. Errors are those of `trt_lora.plugins.errors`.
 
-Made by `PYTHONPATH=tests python -m support.python_api.page`; a test checks that it is current.
+Made by `PYTHONPATH=tests:src python -m support.python_api.page`; a test checks that it is current.
 """
 _SECTION = re.compile(r"(Args|Returns|Yields|Raises):$")
 _ITEM = re.compile(r"([\w, *]+): (.*)$")
@@ -40,6 +47,9 @@ def page() -> str:
             else:
                 told[id(value)] = f"{package.__name__}.{name}"
                 lines += _entry(name, value)
+    lines += ["", "## What an `AdapterStore` gives"]
+    for member, value in OF_STORE.items():
+        lines += ["", f"`AdapterStore.{member}`:", *_entry(value.__name__, value)]
     return "\n".join(lines) + "\n"
 
 
