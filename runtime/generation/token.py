@@ -27,7 +27,7 @@ PromptLogprobs = tuple[Logprobs | None, ...]
 class Token:
     """What a step made of one sequence."""
 
-    row: int  # the number of the request
+    sequence_id: int  # what `submit` has returned
     token_id: int | None  # None where it is a stop token
     finish_reason: FinishReason | None = None  # None: the sequence goes on
     text: str = ""  # that it completes, where there is a tokenizer

@@ -103,7 +103,7 @@ def answer_on(
         answers: dict[int, list[Token]] = {number: [] for several in numbers for number in several}
         while scheduler:
             for token in _next_tokens(scheduler):
-                answers[token.row].append(token)
+                answers[token.sequence_id].append(token)
     finally:
         with suppress(StateError):  # an interrupt has let go of all of them
             scheduler.clear()  # adapters are in use as long as their sequences

@@ -147,9 +147,8 @@ class Scheduler:
 
         Raises:
             ConfigError: the prompt is beyond the engine's limits, or no prompt of this model; or
-                `sampling` asks for n answers, for text where
-                there is no tokenizer, for tokens that the model does not have, or for structured
-                output that is refused.
+                `sampling` asks for n answers, for text where there is no tokenizer, for tokens
+                that the model does not have, or for structured output that is refused.
             BackendError: structured output is asked for, and llguidance is not installed.
             UnknownAdapterError: no adapter of that name is loaded.
         """
@@ -343,14 +342,20 @@ class Scheduler:
         for sequence in self._active.running:
             self._active.policy.charge(sequence, len(sequence.answer) - sequence.settled)
             sequence.settled = len(sequence.answer)
-        held = {token.row for token in self._held}
-        self._held += [token for token in self._unsettled if token.row not in held]
-        ended = [t.row for t in self._unsettled if t.finish_reason is not None and t.row in self]
+        held = {token.sequence_id for token in self._held}
+        self._held += [token for token in self._unsettled if token.sequence_id not in held]
+        ended = [
+            t.sequence_id
+            for t in self._unsettled
+            if t.finish_reason is not None and t.sequence_id in self
+        ]
         self._active.end(self._active[number] for number in ended)
         self._unsettled = []
 
     def _answers(self) -> StepAnswers:
-        return StepAnswers({token.row: token for token in self._held}, dict(self._active.failed))
+        return StepAnswers(
+            {token.sequence_id: token for token in self._held}, dict(self._active.failed)
+        )
 
     def _mend(self) -> None:
         """Forget what has reached the caller, and begin rows again whose last run did not end.

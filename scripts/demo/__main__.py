@@ -113,7 +113,7 @@ def _in_one_batch(engine: Engine) -> Table:
             row = scheduler.submit(prompt, SAMPLING, adapter=adapter)
             asked[row], answers[row] = prompt, []
         for token in scheduler.step().tokens.values():
-            answers[token.row] += [token.token_id] if token.token_id is not None else []
+            answers[token.sequence_id] += [token.token_id] if token.token_id is not None else []
         steps += 1
     title = f"{len(asked)} prompts in one batch: {steps} steps, each prompt joins a step later"
     table = Table("prompt", "tokens", "answer", title=title, show_lines=True)

@@ -161,10 +161,10 @@ class Stress:
             assert not answers.failed
             for token in answers.tokens.values():
                 assert token.token_id is not None
-                rows[token.row].tokens.append(token.token_id)
+                rows[token.sequence_id].tokens.append(token.token_id)
                 checked += 1
                 if token.finish_reason:
-                    self.answers.check(rows.pop(token.row))
+                    self.answers.check(rows.pop(token.sequence_id))
             if rows and order.random() < 0.1:
                 cancelled = order.choice(list(rows))
                 batch.cancel(cancelled)

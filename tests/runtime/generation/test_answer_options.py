@@ -205,7 +205,7 @@ def drawn(scheduler: Scheduler, **fields: Any) -> list[list[int | None]]:
     found: dict[int, list[int | None]] = {n: [] for n in scheduler.submit_all([4, 5, 6], params)}
     while scheduler:
         for token in step_of(scheduler):
-            found[token.row].append(token.token_id)
+            found[token.sequence_id].append(token.token_id)
     return list(found.values())
 
 

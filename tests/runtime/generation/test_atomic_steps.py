@@ -48,7 +48,7 @@ class Served:
         answers = self.batch.step()
         self.failed |= answers.failed
         for token in answers.tokens.values():
-            self.given[token.row].append(token.token_id)
+            self.given[token.sequence_id].append(token.token_id)
 
     def step_on(self) -> None:
         """Until a step raises."""

@@ -72,7 +72,7 @@ class Watched:
         for _ in range(count):
             for token in step_of(self.batch):
                 assert token.token_id is not None
-                self.ids[token.row].append(token.token_id)
+                self.ids[token.sequence_id].append(token.token_id)
 
     def error(self, at: Served) -> float:
         """The largest difference of a logit to the sequence by itself."""
@@ -172,9 +172,9 @@ def test_each_sequence_has_its_own_sampling_and_end(served: Served) -> None:
     reasons = {}
     while batch:
         for token in step_of(batch):
-            found[token.row].append(token.token_id)
+            found[token.sequence_id].append(token.token_id)
             if token.finish_reason:
-                reasons[token.row] = token.finish_reason
+                reasons[token.sequence_id] = token.finish_reason
     assert found[drawn] == found[again] != found[greedy][:4]
     assert [len(found[row]) for row in (greedy, drawn, again)] == [6, 4, 4]
     assert set(reasons.values()) == {"length"}
@@ -185,7 +185,7 @@ def test_each_sequence_has_its_own_sampling_and_end(served: Served) -> None:
         ),
     )
     ends = [token for _ in range(2) for token in step_of(batch)]
-    assert (ends[-1].row, ends[-1].token_id, ends[-1].finish_reason) == (stop, None, "stop")
+    assert (ends[-1].sequence_id, ends[-1].token_id, ends[-1].finish_reason) == (stop, None, "stop")
     assert len(batch) == batch.running == 0
 
 

@@ -54,7 +54,7 @@ class Watched:
         for _ in range(count):
             for token in step_of(self.batch):
                 assert token.token_id is not None
-                self.ids[token.row].append(token.token_id)
+                self.ids[token.sequence_id].append(token.token_id)
 
 
 def test_rows_that_join_and_leave_answer_as_peft_does_with_their_adapter(
@@ -132,7 +132,7 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
     adapters.load("a", served.paths["b"], replace=True)
     new = batch.submit(ids, SamplingParams(max_tokens=9, temperature=0), adapter="a")
     while not batch.tokens(new):
-        tokens += [token.token_id for token in step_of(batch) if token.row == old]
+        tokens += [token.token_id for token in step_of(batch) if token.sequence_id == old]
     given: list[int | None] = list(batch.tokens(new))
     adapters.unload("a")
     with pytest.raises(UnknownAdapterError):
@@ -140,7 +140,7 @@ def test_an_adapter_unloaded_or_replaced_answers_to_the_end_of_its_sequences(
     found: dict[int, list[int | None]] = {old: tokens, new: given}
     while batch:
         for token in step_of(batch):
-            found[token.row].append(token.token_id)
+            found[token.sequence_id].append(token.token_id)
     (other,) = answers_of(served.engine, adapters, [ids], ["b"], GREEDY)
     assert found[old] == list(alone.token_ids[:9])
     assert found[new] == list(other.token_ids[:9])

@@ -27,7 +27,7 @@ def batch_of(tokenizer: TextTokenizer | None = None) -> Scheduler:
 def tokens_of(batch: Scheduler, row: int) -> list[Token]:
     found: list[Token] = []
     while batch:
-        found += [token for token in step_of(batch) if token.row == row]
+        found += [token for token in step_of(batch) if token.sequence_id == row]
     return found
 
 
@@ -136,7 +136,7 @@ def test_a_stop_string_ends_its_sequence_alone(tokenizer: TextTokenizer) -> None
     found: dict[int, list[Token]] = {row: [], other: []}
     while batch:
         for token in step_of(batch):
-            found[token.row].append(token)
+            found[token.sequence_id].append(token)
     assert "".join(token.text for token in found[row]) == text[:2]
     assert [token.token_id for token in found[row]] == whole[:4]
     assert [token.finish_reason for token in found[row]] == [None, None, None, "stop"]

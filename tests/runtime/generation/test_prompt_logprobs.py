@@ -72,7 +72,7 @@ def run(batch: Scheduler) -> dict[int, list[Token]]:
     given: dict[int, list[Token]] = {}
     while batch:
         for token in step_of(batch):
-            given.setdefault(token.row, []).append(token)
+            given.setdefault(token.sequence_id, []).append(token)
         batch.check_integrity()
     return given
 
@@ -188,7 +188,7 @@ def test_a_prompt_without_numbers_is_an_error_of_its_request_alone(batch: Schedu
         failed |= answers.failed
     assert isinstance(failed.pop(bad), OutputError)
     assert not failed
-    assert {token.row for token in given} == {good}
+    assert {token.sequence_id for token in given} == {good}
     check(given[0].prompt_logprobs, PROMPT, 1)
 
 

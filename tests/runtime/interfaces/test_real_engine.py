@@ -42,7 +42,7 @@ def assert_answers_as_peft(
     while len(batch):
         for token in step_of(batch):
             assert token.token_id is not None
-            tokens[token.row].append(token.token_id)
+            tokens[token.sequence_id].append(token.token_id)
     for row, (name, seed) in rows.items():
         assert_answer_is_of(served, name, prompt(seed), tokens[row])
     adapters.check_integrity()

@@ -131,8 +131,8 @@ def test_a_step_runs_no_more_tokens_of_prompts_than_its_budget(budget: int) -> N
     while scheduler:
         engine.prompts.clear()
         for token in step_of(scheduler):
-            first += [token.row] if not found[token.row] else []
-            found[token.row].append(token.token_id)
+            first += [token.sequence_id] if not found[token.sequence_id] else []
+            found[token.sequence_id].append(token.token_id)
         assert sum(engine.prompts) <= budget
     assert first == numbers  # the oldest first
     assert list(found.values()) == [expected_answer(prompt, 0, GREEDY) for prompt in asked]

@@ -164,5 +164,5 @@ def test_all_rows_of_the_bench_are_given_a_token_at_every_step() -> None:
     assert len(receiver.times) == 4
     tokens = receiver.tokens.get()  # of the last step
     assert receiver.tokens.empty()
-    assert [token.row for token in tokens] == [0, 1]
+    assert [token.sequence_id for token in tokens] == [0, 1]
     assert [token.token_id for token in tokens] == engine.found.argmax(axis=1).tolist()

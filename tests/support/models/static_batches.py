@@ -36,7 +36,7 @@ def keep(tokens: Sequence[Token], answers: dict[int, list[int]]) -> None:
     """Add what a step has returned."""
     for token in tokens:
         if token.token_id is not None:
-            answers.setdefault(token.row, []).append(token.token_id)
+            answers.setdefault(token.sequence_id, []).append(token.token_id)
 
 
 def rows_of(batch: Scheduler) -> Rows:

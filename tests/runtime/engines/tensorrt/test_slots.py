@@ -204,7 +204,7 @@ def test_sequences_join_and_leave_with_adapters_of_their_own(
                 background.run()
                 for token in step_of(batch):
                     assert token.token_id is not None
-                    answers.setdefault(token.row, []).append(token.token_id)
+                    answers.setdefault(token.sequence_id, []).append(token.token_id)
 
         join([3, 1, 4], "a", 5)
         join([1], None, 9)
@@ -237,7 +237,7 @@ def test_answers_to_one_prompt_have_its_adapter_in_copied_rows(
         answers: dict[int, list[int | None]] = {row: [] for row in rows}
         while batch:
             for token in step_of(batch):
-                answers.setdefault(token.row, []).append(token.token_id)
+                answers.setdefault(token.sequence_id, []).append(token.token_id)
     assert [answers[row] for row in rows] == [expected_answer([3, 1, 4], 6, WEIGHTS["d"])] * 3
 
 

@@ -46,7 +46,7 @@ def step(batch: Scheduler, answers: dict[int, list[int]]) -> None:
     """Run one step and keep its tokens."""
     for token in step_of(batch):
         assert token.token_id is not None
-        answers.setdefault(token.row, []).append(token.token_id)
+        answers.setdefault(token.sequence_id, []).append(token.token_id)
 
 
 # What a run does with the cache.

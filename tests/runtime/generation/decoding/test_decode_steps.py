@@ -312,7 +312,7 @@ def session(engine: TensorRTEngine) -> None:
         while batch:
             for token in step_of(batch):
                 assert token.token_id is not None
-                written[token.row].append(token.token_id)
+                written[token.sequence_id].append(token.token_id)
         assert written == {0: expected_answer([3, 1, 4], 6), 1: expected_answer([1, 5], 4)}
 
 

@@ -119,7 +119,7 @@ def test_each_row_keeps_its_own_adapter_and_what_was_interrupted_begins_again(
             step_of(batch)
     while batch:
         for token in step_of(batch):
-            found[token.row].append(token.token_id)
+            found[token.sequence_id].append(token.token_id)
     for row, name in rows.items():
         assert found[row] == expected_answer(prompts[name], numbers[name], sampling), name
     assert max(engine.widths) == 3

@@ -46,7 +46,7 @@ def answers_of(batch: Scheduler, rows: tuple[int, ...]) -> list[list[int | None]
     found: dict[int, list[int | None]] = {row: [] for row in rows}
     while batch:
         for token in step_of(batch):
-            found.setdefault(token.row, []).append(token.token_id)
+            found.setdefault(token.sequence_id, []).append(token.token_id)
     return [found[row] for row in rows]
 
 
@@ -75,7 +75,7 @@ def test_one_that_leaves_changes_no_other(batch: Scheduler, steps: int, leaving:
     given = {row: list[int | None]() for row in rows}
     for _ in range(steps):
         for token in step_of(batch):
-            given[token.row].append(token.token_id)
+            given[token.sequence_id].append(token.token_id)
     batch.cancel(rows[leaving])
     rest = answers_of(batch, rows)
     for place, row in enumerate(rows):

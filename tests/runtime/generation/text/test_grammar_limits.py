@@ -142,7 +142,7 @@ def test_a_step_that_did_not_end_is_forgotten_by_a_grammar_too(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = StructuredOutputsParams(regex="abcdef")
-    batch = Scheduler(RandomLogits(0), tokenizer=tokenizer, rows=2)
+    batch = scheduler_of(RandomLogits(0), tokenizer=tokenizer, rows=2)
     rows = [batch.submit([3], params_of(structured_outputs=wanted)) for _ in range(2)]
     texts = dict.fromkeys(rows, "")
     monkeypatch.delattr(grammar_compiler, "compiled")
@@ -153,7 +153,7 @@ def test_a_step_that_did_not_end_is_forgotten_by_a_grammar_too(
                 with pytest.raises(KeyboardInterrupt):
                     batch.step()
         for token in step_of(batch) if batch else ():
-            texts[token.row] += token.text
+            texts[token.sequence_id] += token.text
     assert set(texts.values()) == {"abcdef"}
 
 

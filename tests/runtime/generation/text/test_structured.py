@@ -199,7 +199,7 @@ def test_n_answers_follow_their_grammar_each(tokenizer: TextTokenizer) -> None:
     texts = dict.fromkeys(numbers, "")
     while batch:
         for token in step_of(batch):
-            texts[token.row] += token.text
+            texts[token.sequence_id] += token.text
     assert len(set(texts.values())) == 4
     assert all(re.fullmatch("[a-f]{9}", text) for text in texts.values())
 
