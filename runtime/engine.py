@@ -4,8 +4,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
-from typing import Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 
@@ -39,6 +38,7 @@ class Engine:
     Any number of threads may call its methods while it is open.
     """
 
+    @checked
     def __init__(self, executor: EngineExecutor, config: StoreConfig | None = None) -> None:
         """Take what runs it, and the limits of its adapters' memory."""
         self.executor, self._config = executor, config
@@ -63,19 +63,14 @@ class Engine:
         self._is_open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Refuse further runs, wait for those under way in other threads, release everything."""
         self._is_open = False
         with self._lock:
             adapters, self._adapters = self._adapters, None
         if adapters is not None:
             adapters.close()
-        self.executor.__exit__(kind, error, traceback)
+        self.executor.__exit__(*error)
 
     @property
     def adapters(self) -> AdapterStore:

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
 
 _LEAST = {"max_wait_steps": 0, "max_wait_s": 0, "preempt_after": 0}  # of the others 1
 
 
+@short_repr
 @dataclass(frozen=True)
 class ServingConfig:
     """How many requests run at a time, how much a step does, and how long a request waits."""

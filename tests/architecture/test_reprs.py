@@ -55,7 +55,8 @@ def long_build() -> builder.BuildConfig:
 
 SAMPLES: dict[str, Callable[[], object]] = {
     "Adapter": lambda: ADAPTER,
-    "ServingConfig": lambda: runtime.ServingConfig(10**9, None, 10**9, True, 10**9, 1e9, 10**9),
+    "ServingConfig": lambda: runtime.ServingConfig(9, None, 10**9, False, 10**9, 1e9, 10**9),
+    "Engine": lambda: runtime.Engine(OnnxRuntimeEngine(Path(LONG), MANIFEST)),
     "Chat": lambda: runtime.Chat([{"role": LONG, "content": LONG}] * 9, False, True, {LONG: LONG}),
     "BuildConfig": long_build,
     "StoreConfig": lambda: runtime.StoreConfig(2**60, 2**60),
