@@ -4,7 +4,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from threading import Lock
-from typing import Any, Self, overload
+from types import TracebackType
+from typing import Self, overload
 
 import numpy as np
 
@@ -63,14 +64,19 @@ class Engine:
         self._is_open = True
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """Refuse further runs, wait for those under way in other threads, release everything."""
         self._is_open = False
         with self._lock:
             adapters, self._adapters = self._adapters, None
         if adapters is not None:
             adapters.close()
-        self.executor.__exit__(*error)
+        self.executor.__exit__(kind, error, traceback)
 
     @property
     def adapters(self) -> AdapterStore:
