@@ -83,6 +83,10 @@ def _print_json(
 ) -> None:
     for number, answer in answers:
         fields = {"prompt": prompts[number], "adapter": adapter or "", **asdict(answer)}
+        if answer.logprobs is not None:
+            fields["logprobs"] = [
+                {token: each._asdict() for token, each in step.items()} for step in answer.logprobs
+            ]
         print(json.dumps(fields), flush=True)
 
 

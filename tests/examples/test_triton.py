@@ -5,9 +5,8 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -16,16 +15,28 @@ from support.fakes import fake_triton
 from support.fakes.fake_triton import FakeRequest
 from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, number_file
 
-from trt_lora.runtime import SamplingParams
+from trt_lora.runtime import Engine, SamplingParams
 from trt_lora.runtime.memory.dtypes import Array
 
 EXAMPLE = ROOT / "examples" / "triton"
 SAMPLING = SamplingParams(max_tokens=5, temperature=0)
 
 
+class OpenedSlotEngine(SlotEngine):
+    """A context manager over a directory without a tokenizer."""
+
+    directory = Path("engines/many")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is held."""
+
+
 @pytest.fixture
 def engine() -> SlotEngine:
-    return SlotEngine(2)
+    return OpenedSlotEngine(2)
 
 
 @pytest.fixture
@@ -37,7 +48,7 @@ def model(engine: SlotEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "open_engine", lambda _: nullcontext(engine))
+    monkeypatch.setattr(module, "open_engine", lambda _: Engine(engine))
     for number in (1, 2, 3, POISON):
         number_file(tmp_path, number)
     parameters = {"engine": "engines/many", "adapters": str(tmp_path)}

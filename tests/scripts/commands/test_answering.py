@@ -87,7 +87,7 @@ def test_every_option_reaches_the_answer(
         assert expected.logprobs is not None
         assert len(found["logprobs"]) == len(expected.token_ids)
         for step, known in zip(found["logprobs"], expected.logprobs, strict=True):
-            assert step == {str(token): vars(one) for token, one in known.items()}
+            assert step == {str(token): one._asdict() for token, one in known.items()}
     assert answers[0].token_ids != answers[1].token_ids
 
 
@@ -291,12 +291,12 @@ def test_in_a_terminal_ctrl_c_ends_a_command_of_the_conversation_and_no_more(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(manager: object, name: str) -> None:
+    def interrupted(adapters: object, name: str) -> None:
         if name:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(chat, "LineEditor", TypedLines)
-    monkeypatch.setattr(chat, "activate", interrupted)
+    monkeypatch.setattr(chat, "adapter_or_base", interrupted)
     printed = talk(engine, [], capsys, *options)
     error = {"error": {"type": "KeyboardInterrupt", "message": "interrupted"}}
     if options:

@@ -16,9 +16,9 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import Pair
 from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.store import source
 from trt_lora.scripts.commands import verify
 from trt_lora.scripts.trt_lora_command import main
-from trt_lora.scripts.verification import logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -119,6 +119,20 @@ def with_q_and_k_exchanged(adapter: Adapter) -> Adapter:
     return Adapter.of_pairs(adapter.source, pairs)
 
 
+def without_a_delta(adapter: Adapter) -> Adapter:
+    weights = {name: replace(weight, scale=0.0) for name, weight in adapter.weights.items()}
+    return replace(adapter, weights=weights)
+
+
+def plant(mistake: Callable[[Adapter], Adapter], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the store read adapters with a mistake."""
+
+    def wrong(path: Path, manifest: object) -> Adapter:
+        return mistake(load_adapter(path))
+
+    monkeypatch.setattr(source, "load_adapter", wrong)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "named"),
@@ -137,10 +151,7 @@ def test_a_mistake_of_the_loader_is_caught_and_its_site_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def wrong(path: Path, manifest: object) -> Adapter:
-        return mistake(load_adapter(path))
-
-    monkeypatch.setattr("trt_lora.runtime.interfaces.edgellm.load_adapter", wrong)
+    plant(mistake, monkeypatch)
     assert exit_code(made) == 1
     errors = capsys.readouterr().err
     assert f"the delta of {named} is off by" in errors
@@ -208,11 +219,10 @@ def test_an_adapter_that_adds_nothing_proves_nothing(
 
 
 @pytest.mark.slow
-def test_the_manager_that_applies_no_adapter_is_caught(
+def test_an_engine_that_applies_no_adapter_is_caught(
     made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (verify, logits):
-        monkeypatch.setattr(module, "activate", lambda manager, name: manager.reset_weights())
+    plant(without_a_delta, monkeypatch)
     assert exit_code(made) == 1
     errors = capsys.readouterr().err
     assert "with adapter is off by" in errors

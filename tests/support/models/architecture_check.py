@@ -78,7 +78,7 @@ def engine_logits(engine: Engine, manager: LoRAManager, name: str) -> Logits:
 
     Rows of a static cache have no padding: there the first is three tokens behind the second.
     """
-    activate(manager, name)
+    activate(manager, name or None)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     ids, mask = batch()
