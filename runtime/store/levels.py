@@ -1,6 +1,7 @@
 """Movement of adapters between disk, memory and slots."""
 
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -334,6 +335,7 @@ class Levels:
                 self._arrive(entry, naming)
                 self.counts.reads += 1
         except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # the future keeps it, but nothing read
             with self.lock:
                 self.memory.remove(entry)
                 entry.in_memory = None

@@ -1,9 +1,10 @@
-"""The adapter cache: budgets in bytes, pins, leases, generations, and what is read again."""
+"""The adapter cache: budgets in bytes, pins, leases, versions, and what is read again."""
 
 import gc
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Barrier, Thread
+from typing import Any
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -20,6 +21,7 @@ from trt_lora.plugins.errors import (
     UnknownAdapterError,
 )
 from trt_lora.runtime import Adapter, load_adapter
+from trt_lora.runtime.adapters.cast import Caster, Conversion
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.store.config import StoreConfig
 from trt_lora.runtime.store.slot_stacks import slot_nbytes
@@ -197,6 +199,28 @@ def test_a_load_that_fails_leaves_the_name_and_the_bytes_as_they_were(
     with pytest.raises(AdapterError, match="NaN"):
         cache.load("a", files["b"], replace=True)
     assert (cache.stats, cache.info("a").version) == before
+
+
+def test_the_error_of_a_load_keeps_nothing_that_was_read(
+    cache: AdapterStore, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[ReferenceType[Caster]]()
+    write = Caster.write
+
+    def noted(self: Caster, *args: Any) -> Conversion:
+        made.append(ref(self))
+        return write(self, *args)
+
+    monkeypatch.setattr(Caster, "write", noted)
+    save_file({n: w * np.nan for n, w in make_weights(MANIFEST, rank=RANK).items()}, files["b"])
+    gc.disable()
+    try:
+        with pytest.raises(AdapterError, match="NaN"):
+            cache.load("b", files["b"])
+        assert made
+        assert [caster() for caster in made] == [None] * len(made)
+    finally:
+        gc.enable()
 
 
 def test_an_adapter_whose_files_changed_is_not_read_again(
