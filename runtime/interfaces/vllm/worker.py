@@ -83,8 +83,7 @@ class WorkerLoRAManager:
         for adapter_id in registered - wanted:
             self.manager.deactivate_adapter(adapter_id)
         # Registered ones first: they then count as used, and make no room for the others.
-        new = [request for request in requests if request.adapter_id not in registered]
-        for request in (*(r for r in requests if r not in new), *new):
+        for request in sorted(requests, key=lambda r: r.adapter_id not in registered):
             self.add_adapter(request)
         if mapping is not None:
             self.manager.set_adapter_mapping(mapping)
