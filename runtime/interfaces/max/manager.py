@@ -93,7 +93,9 @@ class LoRAManager:
         if zmq_endpoint_base is not None:
             from trt_lora.runtime.interfaces.max.requests import LoRARequestProcessor
 
-            self._requests = LoRARequestProcessor(self, zmq_endpoint_base, config.allowed_roots)
+            self._requests = LoRARequestProcessor(
+                self.load, self.unload, zmq_endpoint_base, config.allowed_roots
+            )
 
     @staticmethod
     @checked
@@ -204,9 +206,7 @@ class LoRAManager:
         """
         names = [self._adapter_of(context) for context in context_batch]
         self._hold({name for name in names if name is not None})
-        return self.adapters.bindings.rows(
-            [None if name is None else self._held[name] for name in names]
-        )
+        return self.adapters.bindings.rows([name and self._held[name] for name in names])
 
     def get_symbolic_inputs(self) -> list[Binding]:
         """Return the engine's LoRA inputs: names, dtypes and shapes with symbolic dimensions."""

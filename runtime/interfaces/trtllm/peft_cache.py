@@ -7,10 +7,9 @@ from threading import Lock
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
-from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.formats.trtllm import adapter_from_trtllm_arrays
-from trt_lora.runtime.interfaces.trtllm.request import TASK_IDS, TrtllmLoraRequest
+from trt_lora.runtime.interfaces.trtllm.request import TrtllmLoraRequest, check_task_id
 from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.store.store import AdapterStore
 
@@ -35,7 +34,7 @@ class PeftCacheManager:
         Args:
             adapters: made with `LoraCacheOptions.store_config`.
         """
-        self.adapters, self._manifest = adapters, adapters.manifest
+        self.adapters = adapters
         self._prefix = f"peft-{secrets.token_hex(4)}"  # of names: "task 5" may be somebody's
         self._lock = Lock()  # two first requests of a task may come at once
 
@@ -64,9 +63,12 @@ class PeftCacheManager:
             return None
         with self._lock:
             if (arrays := request.arrays) is not None:
-                source = f"request of LoRA task {task_id}"
-                self._put(task_id, adapter_from_trtllm_arrays(source, *arrays, self._manifest))
-            return self._lease(task_id)
+                source, manifest = f"request of LoRA task {task_id}", self.adapters.manifest
+                self._put(task_id, adapter_from_trtllm_arrays(source, *arrays, manifest))
+            try:
+                return self.adapters.lease(self._name(task_id))
+            except UnknownAdapterError as error:  # evicted ones among them
+                raise _not_cached(task_id) from error
 
     @checked
     def load_task(self, task_id: int, path: str | Path) -> None:
@@ -129,12 +131,6 @@ class PeftCacheManager:
                 "lora_task_id"
             )
 
-    def _lease(self, task_id: int) -> Lease:
-        try:
-            return self.adapters.lease(self._name(task_id))
-        except UnknownAdapterError as error:  # evicted ones among them
-            raise _not_cached(task_id) from error
-
     def _cached_name(self, task_id: int) -> str:
         name = self._name(task_id)
         if name not in self.adapters.names:
@@ -142,10 +138,7 @@ class PeftCacheManager:
         return name
 
     def _name(self, task_id: int) -> str:
-        if type(task_id) is not int or task_id not in TASK_IDS:
-            raise AdapterError(
-                f"a LoRA task is {shown(task_id)}, expected a whole number from 0 to {TASK_IDS[-1]}"
-            )
+        check_task_id("a LoRA task", task_id)
         return f"{self._prefix} task {task_id}"
 
 

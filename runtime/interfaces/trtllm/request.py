@@ -10,7 +10,19 @@ from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.interop import tensor_from
 
-TASK_IDS = range(1 << 64)  # TensorRT-LLM's are unsigned integers of 64 bits
+_TASK_IDS = range(1 << 64)  # TensorRT-LLM's are unsigned integers of 64 bits
+
+
+def check_task_id(what: str, task_id: int) -> None:
+    """Refuse what is no number of a task.
+
+    Raises:
+        AdapterError: it is none.
+    """
+    if type(task_id) is not int or task_id not in _TASK_IDS:
+        raise AdapterError(
+            f"{what} is {shown(task_id)}, expected a whole number from 0 to {_TASK_IDS[-1]}"
+        )
 
 
 @short_repr
@@ -37,11 +49,8 @@ class TrtllmLoraRequest:
         if self.lora_task_id is None:
             if has_weights:
                 raise AdapterError("lora_task_id must be set for LoRA inference")
-        elif type(self.lora_task_id) is not int or self.lora_task_id not in TASK_IDS:
-            raise AdapterError(
-                f"lora_task_id is {shown(self.lora_task_id)}, expected a whole number from 0 to "
-                f"{TASK_IDS[-1]}"
-            )
+        else:
+            check_task_id("lora_task_id", self.lora_task_id)
 
     @property
     def arrays(self) -> tuple[Array, Array] | None:

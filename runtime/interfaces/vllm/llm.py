@@ -215,7 +215,7 @@ class LLM:
         params = [self._seeded(given) for given in self._params_of(sampling_params, batch)]
         loras = self._loras_of(lora_request, batch)
         prompts = [
-            (ids, each, lora and lora.lora_name)
+            (ids, each, lora.lora_name if lora else None)
             for (ids, _), each, lora in zip(batch, params, loras, strict=True)
         ]
         answers = answer_on(self._scheduler, prompts)
