@@ -246,13 +246,12 @@ class LoRAManager:
         active = self._active
         if active is _BASE:
             return self.store.zero if self.store else tensor_from_numpy(np.zeros(1, np.float32))
-        try:
-            return active.tensors[binding]
-        except KeyError:
+        if binding not in active.tensors:
             raise UnknownBindingError(
                 f"binding {binding!r} is not in the active adapter {active.name!r}, "
                 f"which has {len(active.tensors)} bindings; ask has_weight_for first"
-            ) from None
+            )
+        return active.tensors[binding]
 
     def get_active_adapter_name(self) -> str:
         """Return the name of the active adapter, or an empty string."""

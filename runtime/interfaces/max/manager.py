@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.contract.slots import BASE_SLOT
@@ -25,7 +25,6 @@ from trt_lora.runtime.store.store import AdapterStore
 _LOG = logging.getLogger(__name__)
 
 
-@runtime_checkable
 class RequestContext(Protocol):
     """A sequence of a batch, which names its adapter."""
 
@@ -91,8 +90,13 @@ class LoRAManager:
                 raise AdapterError(f"lora_paths: {outcome.message}")
         self._requests = None
         if zmq_endpoint_base is not None:
-            from trt_lora.runtime.interfaces.max.requests import LoRARequestProcessor
-
+            try:
+                from trt_lora.runtime.interfaces.max.requests import LoRARequestProcessor
+            except ImportError as error:
+                missing = "pyzmq" if error.name == "zmq" else error.name
+                raise ConfigError(
+                    f"requests need {missing}; install it with: pip install 'trt-lora[requests]'"
+                ) from error
             self._requests = LoRARequestProcessor(
                 self.load, self.unload, zmq_endpoint_base, config.allowed_roots
             )

@@ -13,17 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.plugins.errors import ConfigError
+import msgspec
+
 from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.interfaces.max.request_sockets import RequestSockets
 from trt_lora.runtime.interfaces.max.status import LoRAOperation, LoRAOutcome, LoRAStatus
-
-try:
-    import msgspec
-except ImportError as error:
-    raise ConfigError(
-        "requests need msgspec; install it with: pip install 'trt-lora[requests]'"
-    ) from error
 
 _LOG = logging.getLogger(__name__)
 

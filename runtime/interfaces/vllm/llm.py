@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,9 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.generation.text.chat_template import Chat, Message
 from trt_lora.runtime.generation.text.prompts import one_each
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
-from trt_lora.runtime.generation.token import Logprobs, PromptLogprobs
+from trt_lora.runtime.generation.token import Logprob, Logprobs
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
-from trt_lora.runtime.interfaces.vllm.outputs import (
-    CompletionOutput,
-    PromptTokenLogprobs,
-    RequestOutput,
-    TokenLogprob,
-)
+from trt_lora.runtime.interfaces.vllm.outputs import CompletionOutput, RequestOutput, TokenLogprob
 from trt_lora.runtime.interfaces.vllm.request import LoRARequest
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.serving.generate import Completion, answer_on
@@ -35,6 +30,9 @@ TextOrTokens = str | Sequence[int] | Mapping[str, Any]  # a mapping has `prompt`
 Params = SamplingParams | Sequence[SamplingParams] | None
 Requests = LoRARequest | Sequence[LoRARequest | None] | None
 _Encoded = tuple[Sequence[int], str | None]
+
+_NO_PARAMS = "sampling_params", "has {}, expected SamplingParams"
+_NO_REQUEST = "lora_request", "is {}, expected a LoRARequest or a list of them"
 
 
 class LLM:
@@ -151,7 +149,13 @@ class LLM:
             OutputError: logits are NaN or infinite.
         """
         del use_tqdm
-        batch = [self._encoded(prompt) for prompt in _prompt_list(prompts)]
+        several = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        if not isinstance(several, Sequence) or not several:
+            raise ConfigError(
+                f"prompts is {shown(prompts)}, expected text, a mapping with prompt or "
+                "prompt_token_ids, or a list of one or more"
+            )
+        batch = [self._encoded(prompt) for prompt in several]
         return self._answer(batch, sampling_params, lora_request)
 
     @checked
@@ -212,8 +216,12 @@ class LLM:
     def _answer(
         self, batch: Sequence[_Encoded], sampling_params: Params, lora_request: Requests
     ) -> list[RequestOutput]:
-        params = [self._seeded(given) for given in self._params_of(sampling_params, batch)]
-        loras = self._loras_of(lora_request, batch)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        params = _of_each(sampling_params, batch, SamplingParams, *_NO_PARAMS)
+        params = [self._seeded(given) for given in params]
+        loras = _of_each(lora_request, batch, LoRARequest | None, *_NO_REQUEST)
+        self._load(dict.fromkeys(filter(None, loras)))
         prompts = [
             (ids, each, lora.lora_name if lora else None)
             for (ids, _), each, lora in zip(batch, params, loras, strict=True)
@@ -226,7 +234,7 @@ class LLM:
                 list(ids),
                 [self._output(answer, lora) for answer in several],
                 lora,
-                self._of_prompt(several[0].prompt_logprobs),
+                self._with_text(several[0].prompt_logprobs),
             )
             for (ids, text), several, lora in zip(batch, answers, loras, strict=True)
         ]
@@ -239,51 +247,28 @@ class LLM:
         self._drawn += params.n
         return replace(params, seed=seed)
 
-    def _params_of(self, given: Params, prompts: Sequence[Any]) -> list[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        several = _of_each("sampling_params", given, prompts, SamplingParams)
-        for params in several:
-            if not isinstance(params, SamplingParams):
-                raise ConfigError(f"sampling_params has {shown(params)}, expected SamplingParams")
-        return several
-
-    def _loras_of(self, given: Requests, prompts: Sequence[Any]) -> list[LoRARequest | None]:
-        several = _of_each("lora_request", given, prompts, LoRARequest | None)
-        for request in several:
-            if request is not None and not isinstance(request, LoRARequest):
-                raise ConfigError(
-                    f"lora_request is {shown(request)}, expected a LoRARequest or a list of them"
-                )
-        for request in dict.fromkeys(filter(None, several)):
-            self._load(request)
-        self._forget_oldest({request.adapter_id for request in several if request is not None})
-        return several
-
-    def _load(self, request: LoRARequest) -> None:
-        """Load the adapter of a request, unless its number is known."""
-        if not self._enable_lora:
-            raise ConfigError("LoRA is not enabled! pass enable_lora=True to LLM")
-        known = self._loras.get(request.adapter_id, request)
-        if known != request:
-            raise AdapterError(
-                f"LoRA {request.adapter_id} is {known.lora_name!r} from {known.lora_path}, and not "
-                f"{request.lora_name!r} from {request.lora_path}; give it a number of its own"
-            )
-        if request.adapter_id not in self._loras:
-            self._engine.adapters.load(request.lora_name, request.lora_path)
-        self._loras[request.adapter_id] = request
-        self._engine.adapters.bindings.touch(request.lora_name)
-
-    def _forget_oldest(self, wanted: set[int]) -> None:
-        """Unload adapters until no more are loaded than `max_cpu_loras`, but those wanted now."""
+    def _load(self, requests: Collection[LoRARequest]) -> None:
+        """Load adapters whose numbers are new; then no more than `max_cpu_loras`, but these."""
         adapters, limit = self._engine.adapters, self._config.max_cpu_loras or 0
-        numbers = {request.lora_name: number for number, request in self._loras.items()}
-        for name in adapters.bindings.by_use:
-            number = numbers.get(name)
-            if number is not None and number not in wanted and len(self._loras) > limit:
-                del self._loras[number]
-                adapters.unload(name)
+        for request in requests:
+            if not self._enable_lora:
+                raise ConfigError("LoRA is not enabled! pass enable_lora=True to LLM")
+            known = self._loras.get(request.adapter_id)
+            if known is None:
+                adapters.load(request.lora_name, request.lora_path)
+                self._loras[request.adapter_id] = request
+            elif known != request:
+                raise AdapterError(
+                    f"LoRA {request.adapter_id} is {known.lora_name!r} from {known.lora_path}, and "
+                    f"not {request.lora_name!r} from {request.lora_path}; give it a number of its "
+                    "own"
+                )
+            adapters.bindings.touch(request.lora_name)
+        idle = {one.lora_name: i for i, one in self._loras.items() if one not in requests}
+        oldest = [name for name in adapters.bindings.by_use if name in idle]
+        for name in oldest[: max(len(self._loras) - limit, 0)]:
+            del self._loras[idle[name]]
+            adapters.unload(name)
 
     def _output(self, answer: Completion, lora: LoRARequest | None) -> CompletionOutput:
         known, ids = answer.logprobs, list(answer.token_ids)
@@ -293,39 +278,30 @@ class LLM:
             text=answer.text,
             token_ids=ids,
             cumulative_logprob=None if known is None else sum(f[i].logprob for f, i in chosen),
-            logprobs=None if known is None else [self._with_text(found) for found in known],
+            logprobs=self._with_text(known),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             lora_request=lora,
         )
 
-    def _of_prompt(self, known: PromptLogprobs | None) -> PromptTokenLogprobs | None:
+    def _with_text(self, known: Sequence[Logprobs | None] | None) -> Any:
+        """Log probabilities with the text of their tokens; None where there are none."""
         if known is None:
             return None
-        return [None if one is None else self._with_text(one) for one in known]
+        return [one and {token: self._named(token, p) for token, p in one.items()} for one in known]
 
-    def _with_text(self, known: Logprobs) -> Mapping[int, TokenLogprob]:
-        return {
-            token: TokenLogprob(one.logprob, one.rank, self._decode([token]))
-            for token, one in known.items()
-        }
+    def _named(self, token: int, known: Logprob) -> TokenLogprob:
+        return TokenLogprob(known.logprob, known.rank, self._decode([token]))
 
 
-def _prompt_list(prompts: Any) -> list[Any]:
-    is_one = isinstance(prompts, str | Mapping)
-    batch = [prompts] if is_one else prompts
-    if not isinstance(batch, Sequence) or not batch:
-        raise ConfigError(
-            f"prompts is {shown(prompts)}, expected text, a mapping with prompt or "
-            "prompt_token_ids, or a list of one or more"
-        )
-    return list(batch)
-
-
-def _of_each(label: str, given: Any, prompts: Sequence[Any], kind: Any) -> list[Any]:
-    """What all prompts are given, or each of them."""
+def _of_each(given: Any, prompts: Sequence[Any], kind: Any, option: str, problem: str) -> list[Any]:
+    """What all prompts are given, or each of them; `problem` is that of another kind."""
     is_one = isinstance(given, kind)
-    return [given] * len(prompts) if is_one else one_each(label, given, prompts)
+    several = [given] * len(prompts) if is_one else one_each(option, given, prompts)
+    for one in several:
+        if not isinstance(one, kind):
+            raise ConfigError(f"{option} {problem.format(shown(one))}")
+    return several
 
 
 def _check_limits(

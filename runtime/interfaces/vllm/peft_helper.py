@@ -76,7 +76,4 @@ class PEFTHelper:
         """Alpha / r, or for rsLoRA alpha / sqrt(r), where no pattern says otherwise."""
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
-    @property
-    def vllm_lora_scaling_factor(self) -> float:
-        """`scaling_factor`."""
-        return self.scaling_factor
+    vllm_lora_scaling_factor = scaling_factor
