@@ -12,7 +12,6 @@ from trt_lora.plugins.checked import check_fields, check_range, checked
 from trt_lora.plugins.errors import AdapterError, ConfigError, UnknownAdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
-from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.formats.trtllm import adapter_from_trtllm_arrays
 from trt_lora.runtime.interfaces.agreed_limits import check_rank
 from trt_lora.runtime.manifest import Manifest
@@ -164,12 +163,20 @@ class PeftCacheManager:
         task_id = request.lora_task_id
         if task_id is None:
             return None
+        name, adapters = self._name(task_id), self.adapters
         with self._lock:
             if (arrays := request.arrays) is not None:
-                source, manifest = f"request of LoRA task {task_id}", self.adapters.manifest
-                self._put(task_id, adapter_from_trtllm_arrays(source, *arrays, manifest))
+                source = f"request of LoRA task {task_id}"
+                adapter = adapter_from_trtllm_arrays(source, *arrays, adapters.manifest)
+                if not self.is_task_cached(task_id):
+                    adapters.add(name, adapter, replace=True)
+                elif adapters.info(name).content_hash != adapters.hash_of(adapter):
+                    raise AdapterError(
+                        f"LoRA task {task_id} is cached with other weights; send them under "
+                        "another lora_task_id"
+                    )
             try:
-                return self.adapters.lease(self._name(task_id))
+                return adapters.lease(name)
             except UnknownAdapterError as error:  # evicted ones among them
                 raise _not_cached(task_id) from error
 
@@ -223,16 +230,6 @@ class PeftCacheManager:
     def is_task_cached_device(self, task_id: int) -> bool:
         """Return whether the task lies where a step can bind it."""
         return self._name(task_id) in self.adapters.bindings.resident
-
-    def _put(self, task_id: int, adapter: Adapter) -> None:
-        name = self._name(task_id)
-        if not self.is_task_cached(task_id):
-            self.adapters.add(name, adapter, replace=True)
-        elif self.adapters.info(name).content_hash != self.adapters.hash_of(adapter):
-            raise AdapterError(
-                f"LoRA task {task_id} is cached with other weights; send them under another "
-                "lora_task_id"
-            )
 
     def _cached_name(self, task_id: int) -> str:
         name = self._name(task_id)

@@ -229,7 +229,19 @@ class LoRAManager:
         """
         scale = checked_scale(scale, f"adapter {shown(name)}")
         with self._lock:
-            self._switch(name, scale)
+            if self.store is None:
+                self._activate(_Active(name, scale, self._early.tensors(name, scale)))
+                return
+            before = self._active
+            is_in_the_way = before is not _BASE and self.store.bindings.slot_count == 1
+            if is_in_the_way:
+                self._activate(_BASE)
+            try:
+                self._activate(_active_of(self.store, name, scale))
+            except BaseException:
+                if is_in_the_way:  # it stays active
+                    self._activate(_active_of(self.store, before.name, before.scale))
+                raise
 
     def reset_weights(self) -> None:
         """Deactivate any adapter: the base model answers, through dummies."""
@@ -344,22 +356,7 @@ class LoRAManager:
         """Take what a name means now, if it is active."""
         with self._lock:
             if self.get_active_adapter_name() == name:
-                self._switch(name, self.active_scale)
-
-    def _switch(self, name: str, scale: float) -> None:
-        if self.store is None:
-            self._activate(_Active(name, scale, self._early.tensors(name, scale)))
-            return
-        before = self._active
-        is_in_the_way = before is not _BASE and self.store.bindings.slot_count == 1
-        if is_in_the_way:
-            self._activate(_BASE)
-        try:
-            self._activate(_active_of(self.store, name, scale))
-        except BaseException:
-            if is_in_the_way:  # it stays active
-                self._activate(_active_of(self.store, before.name, before.scale))
-            raise
+                self.switch_weights(name, self.active_scale)
 
     def _activate(self, active: _Active) -> None:
         before, self._active = self._active, active

@@ -74,13 +74,19 @@ class LoRAManager:
                 and msgspec are missing.
             AdapterError: an adapter of `lora_paths` cannot be loaded.
         """
-        _refuse_of_engine(
-            base_model_path=base_model_path,
-            base_dtype=base_dtype,
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-        )
+        of_engine = {
+            "base_model_path": base_model_path,
+            "base_dtype": base_dtype,
+            "n_heads": n_heads,
+            "n_kv_heads": n_kv_heads,
+            "head_dim": head_dim,
+        }
+        for option, value in of_engine.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is {shown(value)}: that is the engine's; leave it out, and pass "
+                    "engine.adapters"
+                )
         config.check(adapters)
         self.adapters, self._manifest = adapters, adapters.manifest
         self._held: dict[str, Lease] = {}  # of the rows of the last step
@@ -263,15 +269,6 @@ class LoRAManager:
                 f"a row names the adapter {shown(name)}; loaded: {', '.join(self.loras) or 'none'}"
             )
         return name
-
-
-def _refuse_of_engine(**options: object) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ConfigError(
-                f"{option} is {shown(value)}: that is the engine's; leave it out, and pass "
-                "engine.adapters"
-            )
 
 
 def _name_and_path(path: str) -> tuple[str, str]:

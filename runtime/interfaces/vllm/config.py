@@ -11,12 +11,7 @@ from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.store.config import StoreConfig
 from trt_lora.runtime.store.store import AdapterStore
 
-_DTYPES: dict[str | None, str | None] = {  # vLLM's short names; None is the engine's
-    "auto": None,
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-}
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}  # vLLM's short names
 _LARGEST_RANK = 512
 _REFUSED = {  # option -> what an engine has instead
     "lora_extra_vocab_size": "a vocabulary is fixed when an engine is built; retrain without it",
@@ -97,4 +92,6 @@ class LoRAConfig:
     @property
     def effective_dtype(self) -> str | None:
         """The dtype asked for by its whole name; None is the engine's."""
-        return _DTYPES.get(self.lora_dtype, self.lora_dtype)
+        if self.lora_dtype in (None, "auto"):
+            return None
+        return _DTYPES.get(str(self.lora_dtype), self.lora_dtype)

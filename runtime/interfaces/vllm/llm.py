@@ -20,8 +20,12 @@ from trt_lora.runtime.generation.text.prompts import one_each
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
 from trt_lora.runtime.generation.token import Logprob, Logprobs
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
-from trt_lora.runtime.interfaces.vllm.outputs import CompletionOutput, RequestOutput, TokenLogprob
-from trt_lora.runtime.interfaces.vllm.request import LoRARequest
+from trt_lora.runtime.interfaces.vllm.request import (
+    CompletionOutput,
+    LoRARequest,
+    RequestOutput,
+    TokenLogprob,
+)
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.serving.generate import Completion, answer_on
 from trt_lora.runtime.serving.serving_config import ServingConfig
