@@ -1,6 +1,7 @@
 """TensorRT-Edge-LLM's `LoRAManager`: named adapters, at most one active, over an `AdapterStore`."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
@@ -9,7 +10,13 @@ from typing import NoReturn
 import numpy as np
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.errors import AdapterError, StateError, TensorError, UnknownBindingError
+from trt_lora.plugins.errors import (
+    AdapterError,
+    StateError,
+    TensorError,
+    UnknownAdapterError,
+    UnknownBindingError,
+)
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -276,11 +283,13 @@ class LoRAManager:
 
     def get_binding_names(self) -> list[str]:
         """Return the binding names of all loaded adapters, each once, in the order of loading."""
-        if self.store is None:
-            names = [name for early in self._early.values() for name in early.adapter.weights]
-        else:
-            coverages = map(self.store.get_coverage, self.store.names)
-            names = [name for c in coverages for name, tensors in c.bindings.items() if tensors]
+        early, names = self._early, list[str]()
+        for adapter in self.get_adapter_names():
+            with suppress(UnknownAdapterError):  # another thread has unloaded it
+                if coverage := self.get_coverage(adapter):
+                    names += [name for name, tensors in coverage.bindings.items() if tensors]
+                else:
+                    names += early[adapter].adapter.weights
         return list(dict.fromkeys(names))
 
     def get_adapter_names(self) -> list[str]:
