@@ -1,7 +1,8 @@
 """EarlyAdapters: what a `LoRAManager` is given before it has an engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.blend import blend_adapters
@@ -18,24 +19,16 @@ class EarlyAdapter:
     strict: bool
 
 
-class EarlyAdapters:
+class EarlyAdapters(dict[str, EarlyAdapter]):
     """Adapters by name as their sources have them, for no engine says what they have to be."""
 
-    def __init__(self) -> None:
-        self._by_name: dict[str, EarlyAdapter] = {}
-
-    def __iter__(self) -> Iterator[tuple[str, EarlyAdapter]]:
-        yield from self._by_name.items()
-
-    def __getitem__(self, name: str) -> EarlyAdapter:
-        """Return an adapter.
+    def __missing__(self, name: str) -> NoReturn:
+        """Refuse a name that no adapter has.
 
         Raises:
-            UnknownAdapterError: there is none of that name.
+            UnknownAdapterError: always.
         """
-        if name not in self._by_name:
-            raise unknown_adapter(name, self._by_name)
-        return self._by_name[name]
+        raise unknown_adapter(name, self)
 
     def check_new(self, name: str, *, replace: bool) -> None:
         """Refuse a name that a new adapter cannot have.
@@ -44,17 +37,8 @@ class EarlyAdapters:
             AdapterError: it is no name, or is taken and may not be replaced.
         """
         check_name(name)
-        if name in self._by_name and not replace:
+        if name in self and not replace:
             raise name_is_taken(name)
-
-    def add(self, name: str, early: EarlyAdapter, *, replace: bool) -> None:
-        """Take an adapter.
-
-        Raises:
-            AdapterError: as `check_new`.
-        """
-        self.check_new(name, replace=replace)
-        self._by_name[name] = early
 
     def blended(self, name: str, parts: Mapping[str, float]) -> EarlyAdapter:
         """Return the weighted sum of adapters.
@@ -68,15 +52,6 @@ class EarlyAdapters:
         factors = [(one.adapter, weight) for one, weight in zip(early, weights, strict=True)]
         summed = blend_adapters(name, factors).in_memory()
         return EarlyAdapter(summed, all(one.strict for one in early))
-
-    def remove(self, name: str) -> None:
-        """Forget an adapter.
-
-        Raises:
-            UnknownAdapterError: there is none of that name.
-        """
-        self[name]
-        del self._by_name[name]
 
     def tensors(self, name: str, scale: float) -> dict[str, Tensor]:
         """Return the tensors of an adapter, every B times `scale`, in float32 if that is not 1.

@@ -1,6 +1,7 @@
 """TensorRT-Edge-LLM's `LoRAManager`: named adapters, at most one active, over an `AdapterStore`."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
@@ -9,13 +10,19 @@ from typing import NoReturn
 import numpy as np
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.errors import AdapterError, StateError, TensorError, UnknownBindingError
+from trt_lora.plugins.errors import (
+    AdapterError,
+    StateError,
+    TensorError,
+    UnknownAdapterError,
+    UnknownBindingError,
+)
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.load import load_adapter
-from trt_lora.runtime.adapters.weight import weight_of
+from trt_lora.runtime.adapters.weight import Weight, weight_of
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.interfaces.edgellm.early_adapters import EarlyAdapter, EarlyAdapters
 from trt_lora.runtime.memory.host import Stream
@@ -28,18 +35,16 @@ from trt_lora.runtime.store.store import AdapterStore
 
 @dataclass(frozen=True)
 class _Active:
-    """An adapter at a strength."""
+    """An adapter at a strength, or the base model."""
 
-    name: str
-    scale: float
-    tensors: Mapping[str, Tensor]  # its own
-    bound: TensorMap = field(default_factory=TensorMap)  # every LoRA input of the engine
-    store: AdapterStore | None = None  # None before an engine is bound, as the lease
-    lease: Lease | None = None
+    name: str = ""
+    scale: float = 1.0
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # its own
+    bound: TensorMap | None = None  # every LoRA input of the engine
+    lease: Lease | None = None  # None before an engine is bound
 
-    def release(self) -> None:
-        if self.store is not None and self.lease is not None:
-            self.store.release(self.lease)
+
+_BASE = _Active()
 
 
 class LoRAManager:
@@ -63,12 +68,13 @@ class LoRAManager:
     written into, until the map is refreshed or dropped; and by a run under way.
     """
 
+    _active = _BASE  # also where `__init__` has refused
+
     @checked
     def __init__(self, store: AdapterStore | None = None) -> None:
         """Take the adapters of an engine; without them, `initialize_engine_bindings` makes some."""
         self.store = store
         self._early = EarlyAdapters()  # before an engine is bound
-        self._active: _Active | None = None  # None is the base model
         self._lock = RLock()  # of a change of what is active
 
     def __repr__(self) -> str:
@@ -78,8 +84,7 @@ class LoRAManager:
 
     def __del__(self) -> None:
         """Give the lease of the active adapter back to a store that lives on."""
-        if active := getattr(self, "_active", None):  # not if `__init__` has refused
-            active.release()
+        self._release(self._active)
 
     @checked
     def load_weights(
@@ -142,8 +147,7 @@ class LoRAManager:
         """
         if not weights:
             raise AdapterError(f"adapter {name!r} has no weights")
-        tensors = {binding: _as_tensor(binding, weight) for binding, weight in weights.items()}
-        taken = {binding: weight_of(binding, tensor) for binding, tensor in tensors.items()}
+        taken = {binding: _weight(binding, given) for binding, given in weights.items()}
         early = EarlyAdapter(Adapter(name, taken, owned=False), strict=True)
         return self._add(name, early, replace=replace)
 
@@ -194,11 +198,12 @@ class LoRAManager:
                     "or pass force=True, which leaves the base model active"
                 )
             if self.store is None:
-                self._early.remove(name)
+                self._early[name]  # refuses an unknown one
+                del self._early[name]
             else:
                 self.store.unload(name)
             if is_active:
-                self._activate(None)
+                self._activate(_BASE)
 
     @checked
     def get_coverage(self, name: str) -> Coverage | None:
@@ -231,12 +236,24 @@ class LoRAManager:
         """
         scale = checked_scale(scale, f"adapter {shown(name)}")
         with self._lock:
-            self._switch(name, scale)
+            if self.store is None:
+                self._activate(_Active(name, scale, self._early.tensors(name, scale)))
+                return
+            before = self._active
+            is_in_the_way = before is not _BASE and self.store.bindings.slot_count == 1
+            if is_in_the_way:
+                self._activate(_BASE)
+            try:
+                self._activate(_active_of(self.store, name, scale))
+            except BaseException:
+                if is_in_the_way:  # it stays active
+                    self._activate(_active_of(self.store, before.name, before.scale))
+                raise
 
     def reset_weights(self) -> None:
         """Deactivate any adapter: the base model answers, through dummies."""
         with self._lock:
-            self._activate(None)
+            self._activate(_BASE)
 
     @checked
     def get_active_weight(self, binding: str) -> Tensor:
@@ -246,51 +263,47 @@ class LoRAManager:
             UnknownBindingError: the active adapter has no weight under that name.
         """
         active = self._active
-        if active is None:
+        if active is _BASE:
             return self.store.zero if self.store else tensor_from_numpy(np.zeros(1, np.float32))
-        try:
-            return active.tensors[binding]
-        except KeyError:
+        if binding not in active.tensors:
             raise UnknownBindingError(
                 f"binding {binding!r} is not in the active adapter {active.name!r}, "
                 f"which has {len(active.tensors)} bindings; ask has_weight_for first"
-            ) from None
+            )
+        return active.tensors[binding]
 
     def get_active_adapter_name(self) -> str:
         """Return the name of the active adapter, or an empty string."""
-        active = self._active
-        return active.name if active else ""
+        return self._active.name
 
     @property
     def active_scale(self) -> float:
         """The strength of the active adapter; 1.0 if none is active."""
-        active = self._active
-        return active.scale if active else 1.0
+        return self._active.scale
 
     def get_binding_names(self) -> list[str]:
         """Return the binding names of all loaded adapters, each once, in the order of loading."""
-        if self.store is None:
-            names = [name for _, early in self._early for name in early.adapter.weights]
-        else:
-            coverages = map(self.store.get_coverage, self.store.names)
-            names = [name for c in coverages for name, tensors in c.bindings.items() if tensors]
+        early, names = self._early, list[str]()
+        for adapter in self.get_adapter_names():
+            with suppress(UnknownAdapterError):  # another thread has unloaded it
+                if coverage := self.get_coverage(adapter):
+                    names += [name for name, tensors in coverage.bindings.items() if tensors]
+                else:
+                    names += early[adapter].adapter.weights
         return list(dict.fromkeys(names))
 
     def get_adapter_names(self) -> list[str]:
         """Return the names of the loaded adapters, in the order of loading."""
-        if self.store is None:
-            return [name for name, _ in self._early]
-        return list(self.store.names)
+        return list(self._early if self.store is None else self.store.names)
 
     def has_active_adapter(self) -> bool:
         """Return whether an adapter is active."""
-        return self._active is not None
+        return self._active is not _BASE
 
     @checked
     def has_weight_for(self, binding: str) -> bool:
         """Return whether the active adapter has a weight under that name; False if none is."""
-        active = self._active
-        return active is not None and binding in active.tensors
+        return binding in self._active.tensors
 
     @checked
     def initialize_engine_bindings(self, executor: Executor) -> None:
@@ -310,10 +323,11 @@ class LoRAManager:
                     "this manager has an engine already; make a LoRAManager per engine"
                 )
             store = AdapterStore(executor)
-            for name, early in self._early:
+            for name, early in self._early.items():
                 store.add(name, early.adapter, strict=early.strict)
-            active = self._active and _active_of(store, self._active.name, self._active.scale)
-            self.store, self._early, self._active = store, EarlyAdapters(), active
+            if self._active is not _BASE:
+                self._active = _active_of(store, self._active.name, self._active.scale)
+            self.store, self._early = store, EarlyAdapters()
 
     @checked
     def refresh_tensor_map(self, tensor_map: TensorMap) -> None:
@@ -327,27 +341,21 @@ class LoRAManager:
         """
         if self.store is None:
             raise StateError("no engine is bound; call initialize_engine_bindings(executor) first")
-        active = self._active
-        tensor_map.update(active.bound if active else self.store.bindings.rows([None]))
+        tensor_map.update(self._active.bound or self.store.bindings.rows([None]))
 
-    def __copy__(self) -> NoReturn:
-        """Refuse: two managers would have one lease."""
+    def __copy__(self, memo: object = None) -> NoReturn:
+        """Refuse to be copied or pickled: two managers would have one lease."""
         raise TypeError("a LoRAManager cannot be copied; pass the object itself")
 
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        """Refuse, as `__copy__` does."""
-        self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled: device memory does not travel."""
-        self.__copy__()
+    __deepcopy__ = __reduce__ = __copy__
 
     def _add(self, name: str, early: EarlyAdapter, *, replace: bool) -> Coverage | None:
         """Register an adapter in memory, where an engine is bound by now."""
         with self._lock:
             store, coverage = self.store, None
             if store is None:
-                self._early.add(name, early, replace=replace)
+                self._early.check_new(name, replace=replace)
+                self._early[name] = early
         if store is not None:
             coverage = store.add(name, early.adapter, strict=early.strict, replace=replace)
         self._follow(name)
@@ -357,27 +365,15 @@ class LoRAManager:
         """Take what a name means now, if it is active."""
         with self._lock:
             if self.get_active_adapter_name() == name:
-                self._switch(name, self.active_scale)
+                self.switch_weights(name, self.active_scale)
 
-    def _switch(self, name: str, scale: float) -> None:
-        if self.store is None:
-            self._activate(_Active(name, scale, self._early.tensors(name, scale)))
-            return
-        before = self._active
-        is_in_the_way = before is not None and self.store.bindings.slot_count == 1
-        if is_in_the_way:
-            self._activate(None)
-        try:
-            self._activate(_active_of(self.store, name, scale))
-        except BaseException:
-            if before is not None and is_in_the_way:  # it stays active
-                self._activate(_active_of(self.store, before.name, before.scale))
-            raise
-
-    def _activate(self, active: _Active | None) -> None:
+    def _activate(self, active: _Active) -> None:
         before, self._active = self._active, active
-        if before is not None:
-            before.release()
+        self._release(before)
+
+    def _release(self, active: _Active) -> None:
+        if active.lease is not None and self.store is not None:
+            self.store.release(active.lease)
 
 
 def _active_of(store: AdapterStore, name: str, scale: float) -> _Active:
@@ -388,15 +384,16 @@ def _active_of(store: AdapterStore, name: str, scale: float) -> _Active:
     except BaseException:
         store.release(lease)
         raise
-    return _Active(name, scale, lease.loaded.fitted.tensors, bound, store, lease)
+    return _Active(name, scale, lease.loaded.fitted.tensors, bound, lease)
 
 
-def _as_tensor(binding: object, weight: object) -> Tensor:
+def _weight(binding: object, given: object) -> Weight:
     if not isinstance(binding, str):
         raise AdapterError(
             f"the name of a binding is a string, got {shown(binding)} ({type(binding).__name__})"
         )
     try:
-        return tensor_from(weight)
+        tensor = tensor_from(given)
     except TensorError as error:
         raise TensorError(f"{binding}: {error}") from error
+    return weight_of(binding, tensor)

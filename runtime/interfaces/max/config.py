@@ -6,11 +6,7 @@ from pathlib import Path
 from trt_lora.plugins.checked import check_fields, checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
-from trt_lora.runtime.interfaces.agreed_limits import (
-    check_rank,
-    check_slots,
-    limits_of_slots,
-)
+from trt_lora.runtime.interfaces.agreed_limits import check_rank, check_slots, limits_of_slots
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.store.config import StoreConfig
 from trt_lora.runtime.store.store import AdapterStore

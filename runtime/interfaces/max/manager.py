@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.contract.slots import BASE_SLOT
@@ -25,7 +25,6 @@ from trt_lora.runtime.store.store import AdapterStore
 _LOG = logging.getLogger(__name__)
 
 
-@runtime_checkable
 class RequestContext(Protocol):
     """A sequence of a batch, which names its adapter."""
 
@@ -75,13 +74,19 @@ class LoRAManager:
                 and msgspec are missing.
             AdapterError: an adapter of `lora_paths` cannot be loaded.
         """
-        _refuse_of_engine(
-            base_model_path=base_model_path,
-            base_dtype=base_dtype,
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            head_dim=head_dim,
-        )
+        of_engine = {
+            "base_model_path": base_model_path,
+            "base_dtype": base_dtype,
+            "n_heads": n_heads,
+            "n_kv_heads": n_kv_heads,
+            "head_dim": head_dim,
+        }
+        for option, value in of_engine.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is {shown(value)}: that is the engine's; leave it out, and pass "
+                    "engine.adapters"
+                )
         config.check(adapters)
         self.adapters, self._manifest = adapters, adapters.manifest
         self._held: dict[str, Lease] = {}  # of the rows of the last step
@@ -91,9 +96,16 @@ class LoRAManager:
                 raise AdapterError(f"lora_paths: {outcome.message}")
         self._requests = None
         if zmq_endpoint_base is not None:
-            from trt_lora.runtime.interfaces.max.requests import LoRARequestProcessor
-
-            self._requests = LoRARequestProcessor(self, zmq_endpoint_base, config.allowed_roots)
+            try:
+                from trt_lora.runtime.interfaces.max.requests import LoRARequestProcessor
+            except ImportError as error:
+                missing = "pyzmq" if error.name == "zmq" else error.name
+                raise ConfigError(
+                    f"requests need {missing}; install it with: pip install 'trt-lora[requests]'"
+                ) from error
+            self._requests = LoRARequestProcessor(
+                self.load, self.unload, zmq_endpoint_base, config.allowed_roots
+            )
 
     @staticmethod
     @checked
@@ -204,9 +216,7 @@ class LoRAManager:
         """
         names = [self._adapter_of(context) for context in context_batch]
         self._hold({name for name in names if name is not None})
-        return self.adapters.bindings.rows(
-            [None if name is None else self._held[name] for name in names]
-        )
+        return self.adapters.bindings.rows([name and self._held[name] for name in names])
 
     def get_symbolic_inputs(self) -> list[Binding]:
         """Return the engine's LoRA inputs: names, dtypes and shapes with symbolic dimensions."""
@@ -259,15 +269,6 @@ class LoRAManager:
                 f"a row names the adapter {shown(name)}; loaded: {', '.join(self.loras) or 'none'}"
             )
         return name
-
-
-def _refuse_of_engine(**options: object) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ConfigError(
-                f"{option} is {shown(value)}: that is the engine's; leave it out, and pass "
-                "engine.adapters"
-            )
 
 
 def _name_and_path(path: str) -> tuple[str, str]:

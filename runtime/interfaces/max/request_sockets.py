@@ -11,16 +11,11 @@ import stat
 import time
 from pathlib import Path
 
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
-
-try:
-    import zmq
-    from zmq.utils.monitor import parse_monitor_message
-except ImportError as error:
-    raise ConfigError(
-        "requests need pyzmq; install it with: pip install 'trt-lora[requests]'"
-    ) from error
 
 MAX_MESSAGE_BYTES = 1 << 20  # a connection that brings a larger message ends
 _RETRY_S = 0.1  # by then ZeroMQ has said whether it connects again itself

@@ -5,29 +5,19 @@ A message is MessagePack of [request id, {"operation", "lora_name", "lora_path"}
 """
 
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.plugins.errors import AdapterError, ConfigError
-from trt_lora.runtime.interfaces.allowed_roots import AllowedRoots
-from trt_lora.runtime.interfaces.max.request_sockets import RequestSockets
-from trt_lora.runtime.interfaces.max.status import (
-    LoRAOperation,
-    LoRAOperations,
-    LoRAOutcome,
-    LoRAStatus,
-)
+import msgspec
 
-try:
-    import msgspec
-except ImportError as error:
-    raise ConfigError(
-        "requests need msgspec; install it with: pip install 'trt-lora[requests]'"
-    ) from error
+from trt_lora.plugins.messages import listed, shown
+from trt_lora.runtime.interfaces.max.request_sockets import RequestSockets
+from trt_lora.runtime.interfaces.max.status import LoRAOperation, LoRAOutcome, LoRAStatus
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +54,8 @@ class LoRARequestProcessor:
 
     def __init__(
         self,
-        operations: LoRAOperations,
+        load: Callable[[str, str], LoRAOutcome],
+        unload: Callable[[str], LoRAOutcome],
         zmq_endpoint_base: str,
         allowed_roots: Iterable[str | Path],
         *,
@@ -73,7 +64,8 @@ class LoRARequestProcessor:
         """Open the endpoints.
 
         Args:
-            operations: who loads and unloads.
+            load: loads an adapter under a name, from a path; a refusal is an outcome.
+            unload: forgets the adapter of a name.
             zmq_endpoint_base: "ipc://" and an absolute path, or "inproc://" and a name.
             allowed_roots: folders that adapters may come from; none of them allows no load.
             timeout_s: seconds after which an operation is answered though it goes on.
@@ -82,8 +74,9 @@ class LoRARequestProcessor:
             ConfigError: the base is no such address, or what lies there is no socket.
         """
         self._sockets = RequestSockets(zmq_endpoint_base, MOST_WAITING)
-        self._operations, self._timeout_s = operations, timeout_s
-        self._roots = AllowedRoots(allowed_roots)
+        self._load, self._unload, self._timeout_s = load, unload, timeout_s
+        # Links are resolved now, so that a later one changes nothing.
+        self._roots = tuple(os.path.realpath(folder) for folder in allowed_roots)
         self._worker = ThreadPoolExecutor(1, "lora-requests")
         self._waiting: deque[_Waiting] = deque()
         self._answers: deque[bytes] = deque(maxlen=MOST_WAITING)
@@ -99,7 +92,8 @@ class LoRARequestProcessor:
             if waiting.future.done() or now - waiting.since > self._timeout_s:
                 self._waiting.remove(waiting)
                 self._answer(waiting.request_id, self._outcome(waiting))
-        self._send()
+        while self._answers and self._sockets.send(self._answers[0]):
+            self._answers.popleft()
 
     def close(self) -> None:
         """Close the endpoints; an operation under way ends first, later ones are not begun."""
@@ -127,12 +121,17 @@ class LoRARequestProcessor:
 
     def _run(self, request: LoRARequest) -> LoRAOutcome:
         if request.operation is LoRAOperation.UNLOAD:
-            return self._operations.unload(request.lora_name)
-        try:
-            path = self._roots.resolve(request.lora_path or "")
-        except AdapterError as error:
-            return LoRAOutcome(LoRAStatus.LOAD_INVALID_PATH, str(error))
-        return self._operations.load(request.lora_name, str(path))
+            return self._unload(request.lora_name)
+        path = request.lora_path or ""
+        if not os.path.isabs(path) or "\0" in path:
+            message = f"the path of an adapter is {shown(path)}; expected an absolute one"
+            return LoRAOutcome(LoRAStatus.LOAD_INVALID_PATH, message)
+        real = os.path.realpath(path)  # this is opened, and no link is followed again
+        if not any(Path(real).is_relative_to(root) for root in self._roots):
+            folders = listed(self._roots) or "no folder"
+            message = f"{shown(path)} is outside of what requests may load: {folders}"
+            return LoRAOutcome(LoRAStatus.LOAD_INVALID_PATH, message)
+        return self._load(request.lora_name, real)
 
     def _outcome(self, waiting: _Waiting) -> LoRAOutcome:
         is_load = waiting.operation is LoRAOperation.LOAD
@@ -150,7 +149,3 @@ class LoRARequestProcessor:
         if len(self._answers) == MOST_WAITING:
             _LOG.warning("nobody fetches the answers to LoRA requests; the oldest is dropped")
         self._answers.append(msgspec.msgpack.encode((request_id, outcome)))  # MAX's `LoRAResponse`
-
-    def _send(self) -> None:
-        while self._answers and self._sockets.send(self._answers[0]):
-            self._answers.popleft()

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from trt_lora.plugins.short_repr import short_repr
 
@@ -34,15 +33,3 @@ class LoRAOutcome:
 
     status: LoRAStatus
     message: str
-
-
-class LoRAOperations(Protocol):
-    """Loads and unloads adapters; a refusal is an outcome and no exception."""
-
-    def load(self, name: str, path: str) -> LoRAOutcome:
-        """Load the adapter at a path under a name."""
-        ...
-
-    def unload(self, name: str) -> LoRAOutcome:
-        """Forget the adapter of a name."""
-        ...

@@ -6,10 +6,13 @@ from trt_lora.runtime.interfaces.vllm.llm import LLM
 from trt_lora.runtime.interfaces.vllm.manager import LoRAModelManager, LRUCacheLoRAModelManager
 from trt_lora.runtime.interfaces.vllm.mapping import LoRAMapping
 from trt_lora.runtime.interfaces.vllm.model import LoRALayerWeights, LoRAModel
-from trt_lora.runtime.interfaces.vllm.outputs import CompletionOutput, RequestOutput, TokenLogprob
-from trt_lora.runtime.interfaces.vllm.peft_helper import PEFTHelper
-from trt_lora.runtime.interfaces.vllm.request import LoRARequest
-from trt_lora.runtime.interfaces.vllm.worker import WorkerLoRAManager
+from trt_lora.runtime.interfaces.vllm.request import (
+    CompletionOutput,
+    LoRARequest,
+    RequestOutput,
+    TokenLogprob,
+)
+from trt_lora.runtime.interfaces.vllm.worker import PEFTHelper, WorkerLoRAManager
 
 __all__ = [
     "LLM",

@@ -6,11 +6,7 @@ from trt_lora.plugins.checked import check_fields, checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
-from trt_lora.runtime.interfaces.agreed_limits import (
-    check_rank,
-    check_slots,
-    limits_of_slots,
-)
+from trt_lora.runtime.interfaces.agreed_limits import check_rank, check_slots, limits_of_slots
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.store.config import StoreConfig
 from trt_lora.runtime.store.store import AdapterStore
@@ -85,8 +81,6 @@ class LoRAConfig:
                 f"pass 'auto', or build one with --dtype {dtype}"
             )
         registered = 2 * slots if self.max_cpu_loras is None else self.max_cpu_loras
-        if registered < slots:
-            raise ConfigError(f"max_cpu_loras ({registered}) must be >= max_loras ({slots})")
         return replace(
             self,
             max_loras=slots,

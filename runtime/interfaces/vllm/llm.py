@@ -2,8 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,30 +11,32 @@ from typing import Any, Self
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.plugins.messages import shown
-from trt_lora.runtime.engine import open_engine
+from trt_lora.runtime.engine import Engine
+from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.chat_template import Chat, Message
 from trt_lora.runtime.generation.text.prompts import one_each
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
-from trt_lora.runtime.generation.token import Logprobs, PromptLogprobs
+from trt_lora.runtime.generation.token import Logprob, Logprobs
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
-from trt_lora.runtime.interfaces.vllm.outputs import (
+from trt_lora.runtime.interfaces.vllm.request import (
     CompletionOutput,
-    PromptTokenLogprobs,
+    LoRARequest,
     RequestOutput,
     TokenLogprob,
 )
-from trt_lora.runtime.interfaces.vllm.request import LoRARequest
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.serving.generate import Completion, answer_on
-from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.serving.serving_config import ServingConfig
-from trt_lora.runtime.store.store import AdapterStore
 
 TextOrTokens = str | Sequence[int] | Mapping[str, Any]  # a mapping has `prompt` or its token ids
 Params = SamplingParams | Sequence[SamplingParams] | None
 Requests = LoRARequest | Sequence[LoRARequest | None] | None
+_Encoded = tuple[Sequence[int], str | None]
+
+_NO_PARAMS = "sampling_params", "has {}, expected SamplingParams"
+_NO_REQUEST = "lora_request", "is {}, expected a LoRARequest or a list of them"
 
 
 class LLM:
@@ -84,22 +85,16 @@ class LLM:
             ConfigError: an option is not what the engine has, or the engine takes one adapter at a
                 time.
         """
-        self._open = ExitStack()
-        weakref.finalize(self, self._open.close)
-        engine = self._open.enter_context(open_engine(model, backend))
-        manifest = engine.manifest
-        _check_limits(manifest, max_model_len, dtype, tensor_parallel_size)
+        executor = open_executor(model, backend)
+        _check_limits(executor.manifest, max_model_len, dtype, tensor_parallel_size)
         config = LoRAConfig(max_loras, max_lora_rank, lora_dtype, max_cpu_loras=max_cpu_loras)
-        self._adapters = AdapterStore(engine.executor, config.store_config(manifest))
-        self._open.callback(self._adapters.close)
-        self._config, self._enable_lora = config.resolved(self._adapters), enable_lora
-        self._directory, self._seed = engine.directory, seed
-        has_tokenizer = (engine.directory / TOKENIZER_FILE).is_file()
-        self._tokenizer = engine.tokenizer if has_tokenizer else None
-        serving = ServingConfig(rows=max_num_seqs)
-        self._scheduler = Scheduler(
-            engine.executor, self._adapters, serving, tokenizer=self._tokenizer
-        )
+        self._engine = Engine(executor, config.store_config(executor.manifest)).__enter__()
+        self._release = weakref.finalize(self, self._engine.__exit__, None, None, None)
+        self._config, self._enable_lora = config.resolved(self._engine.adapters), enable_lora
+        self._scheduler, self._seed = self._engine.serve(ServingConfig(rows=max_num_seqs)), seed
+        has_text = (self._engine.directory / TOKENIZER_FILE).is_file()
+        decode = self._engine.tokenizer.decode if has_text else None
+        self._decode = partial(decode, skip_special_tokens=False) if decode else str
         self._loras: dict[int, LoRARequest] = {}  # what each number means
         self._numbers, self._drawn = itertools.count(), 0  # of requests; answers without a seed
 
@@ -113,7 +108,7 @@ class LLM:
 
     def close(self) -> None:
         """Release the engine."""
-        self._open.close()
+        self._release()
 
     def get_tokenizer(self) -> TextTokenizer:
         """Return the engine's tokenizer.
@@ -121,7 +116,7 @@ class LLM:
         Raises:
             ConfigError: it has none.
         """
-        return self._tokenizer or TextTokenizer(self._directory)
+        return self._engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what the model's generation_config.json says, and vLLM's defaults elsewhere.
@@ -129,7 +124,7 @@ class LLM:
         Raises:
             ConfigError: the file asks for what is not done here.
         """
-        return sampling_of_model(self._directory)
+        return sampling_of_model(self._engine.directory)
 
     @checked
     def generate(
@@ -158,13 +153,14 @@ class LLM:
             OutputError: logits are NaN or infinite.
         """
         del use_tqdm
-        batch = _prompt_list(prompts)
-        texts = [_text_of(prompt) for prompt in batch]
-        ids = [
-            _ids_of(prompt) if text is None else self.get_tokenizer().encode_text(text)
-            for prompt, text in zip(batch, texts, strict=True)
-        ]
-        return self._answer(ids, texts, sampling_params, lora_request)
+        several = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        if not isinstance(several, Sequence) or not several:
+            raise ConfigError(
+                f"prompts is {shown(prompts)}, expected text, a mapping with prompt or "
+                "prompt_token_ids, or a list of one or more"
+            )
+        batch = [self._encoded(prompt) for prompt in several]
+        return self._answer(batch, sampling_params, lora_request)
 
     @checked
     def chat(
@@ -204,30 +200,47 @@ class LLM:
         options = add_generation_prompt, continue_final_message, chat_template_kwargs
         tokenizer = self.get_tokenizer()
         texts = [tokenizer.render(Chat(one, *options)) for one in conversations]
-        ids = [tokenizer.encode_text(text, special_tokens=False) for text in texts]
-        return self._answer(ids, texts, sampling_params, lora_request)
+        batch = [(tokenizer.encode_text(text, special_tokens=False), text) for text in texts]
+        return self._answer(batch, sampling_params, lora_request)
+
+    def _encoded(self, prompt: Any) -> _Encoded:
+        """The token ids of a prompt, and its text where it is no token ids."""
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if isinstance(text, str):
+            return self.get_tokenizer().encode_text(text), text
+        if not isinstance(prompt, Mapping):
+            return prompt, None
+        if prompt.keys() != {"prompt_token_ids"}:
+            raise ConfigError(
+                f"a prompt has {', '.join(map(str, prompt)) or 'nothing'}, expected prompt or "
+                "prompt_token_ids alone"
+            )
+        return prompt["prompt_token_ids"], None
 
     def _answer(
-        self,
-        ids: Sequence[Sequence[int]],
-        texts: Sequence[str | None],
-        sampling_params: Params,
-        lora_request: Requests,
+        self, batch: Sequence[_Encoded], sampling_params: Params, lora_request: Requests
     ) -> list[RequestOutput]:
-        params = [self._seeded(given) for given in self._params_of(sampling_params, ids)]
-        loras = self._loras_of(lora_request, ids)
-        names = [None if lora is None else lora.lora_name for lora in loras]
-        answers = answer_on(self._scheduler, list(zip(ids, params, names, strict=True)))
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        params = _of_each(sampling_params, batch, SamplingParams, *_NO_PARAMS)
+        params = [self._seeded(given) for given in params]
+        loras = _of_each(lora_request, batch, LoRARequest | None, *_NO_REQUEST)
+        self._load(dict.fromkeys(filter(None, loras)))
+        prompts = [
+            (ids, each, lora.lora_name if lora else None)
+            for (ids, _), each, lora in zip(batch, params, loras, strict=True)
+        ]
+        answers = answer_on(self._scheduler, prompts)
         return [
             RequestOutput(
                 str(next(self._numbers)),
                 text,
-                list(prompt),
+                list(ids),
                 [self._output(answer, lora) for answer in several],
                 lora,
-                self._of_prompt(several[0].prompt_logprobs),
+                self._with_text(several[0].prompt_logprobs),
             )
-            for prompt, text, several, lora in zip(ids, texts, answers, loras, strict=True)
+            for (ids, text), several, lora in zip(batch, answers, loras, strict=True)
         ]
 
     def _seeded(self, params: SamplingParams) -> SamplingParams:
@@ -238,55 +251,28 @@ class LLM:
         self._drawn += params.n
         return replace(params, seed=seed)
 
-    def _params_of(self, given: Params, prompts: Sequence[Any]) -> list[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * len(prompts)
-        several = one_each("sampling_params", given, prompts)
-        for params in several:
-            if not isinstance(params, SamplingParams):
-                raise ConfigError(f"sampling_params has {shown(params)}, expected SamplingParams")
-        return several
-
-    def _loras_of(self, given: Requests, prompts: Sequence[Any]) -> list[LoRARequest | None]:
-        several = (
-            [given] * len(prompts)
-            if given is None or isinstance(given, LoRARequest)
-            else one_each("lora_request", given, prompts)
-        )
-        for request in several:
-            if request is not None and not isinstance(request, LoRARequest):
-                raise ConfigError(
-                    f"lora_request is {shown(request)}, expected a LoRARequest or a list of them"
+    def _load(self, requests: Collection[LoRARequest]) -> None:
+        """Load adapters whose numbers are new; then no more than `max_cpu_loras`, but these."""
+        adapters, limit = self._engine.adapters, self._config.max_cpu_loras or 0
+        for request in requests:
+            if not self._enable_lora:
+                raise ConfigError("LoRA is not enabled! pass enable_lora=True to LLM")
+            known = self._loras.get(request.adapter_id)
+            if known is None:
+                adapters.load(request.lora_name, request.lora_path)
+                self._loras[request.adapter_id] = request
+            elif known != request:
+                raise AdapterError(
+                    f"LoRA {request.adapter_id} is {known.lora_name!r} from {known.lora_path}, and "
+                    f"not {request.lora_name!r} from {request.lora_path}; give it a number of its "
+                    "own"
                 )
-        for request in dict.fromkeys(filter(None, several)):
-            self._load(request)
-        self._forget_oldest({request.adapter_id for request in several if request is not None})
-        return several
-
-    def _load(self, request: LoRARequest) -> None:
-        """Load the adapter of a request, unless its number is known."""
-        if not self._enable_lora:
-            raise ConfigError("LoRA is not enabled! pass enable_lora=True to LLM")
-        known = self._loras.get(request.adapter_id, request)
-        if known != request:
-            raise AdapterError(
-                f"LoRA {request.adapter_id} is {known.lora_name!r} from {known.lora_path}, and not "
-                f"{request.lora_name!r} from {request.lora_path}; give it a number of its own"
-            )
-        if request.adapter_id not in self._loras:
-            self._adapters.load(request.lora_name, request.lora_path)
-        self._loras[request.adapter_id] = request
-        self._adapters.bindings.touch(request.lora_name)
-
-    def _forget_oldest(self, wanted: set[int]) -> None:
-        """Unload adapters until no more are loaded than `max_cpu_loras`, but those wanted now."""
-        surplus = len(self._loras) - (self._config.max_cpu_loras or 0)
-        numbers = {request.lora_name: number for number, request in self._loras.items()}
-        oldest = (numbers[name] for name in self._adapters.bindings.by_use if name in numbers)
-        for number in [number for number in oldest if number not in wanted][: max(surplus, 0)]:
-            self._adapters.unload(self._loras.pop(number).lora_name)
+            adapters.bindings.touch(request.lora_name)
+        idle = {one.lora_name: i for i, one in self._loras.items() if one not in requests}
+        oldest = [name for name in adapters.bindings.by_use if name in idle]
+        for name in oldest[: max(len(self._loras) - limit, 0)]:
+            del self._loras[idle[name]]
+            adapters.unload(name)
 
     def _output(self, answer: Completion, lora: LoRARequest | None) -> CompletionOutput:
         known, ids = answer.logprobs, list(answer.token_ids)
@@ -296,53 +282,30 @@ class LLM:
             text=answer.text,
             token_ids=ids,
             cumulative_logprob=None if known is None else sum(f[i].logprob for f, i in chosen),
-            logprobs=None if known is None else [self._with_text(found) for found in known],
+            logprobs=self._with_text(known),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
             lora_request=lora,
         )
 
-    def _of_prompt(self, known: PromptLogprobs | None) -> PromptTokenLogprobs | None:
+    def _with_text(self, known: Sequence[Logprobs | None] | None) -> Any:
+        """Log probabilities with the text of their tokens; None where there are none."""
         if known is None:
             return None
-        return [None if one is None else self._with_text(one) for one in known]
+        return [one and {token: self._named(token, p) for token, p in one.items()} for one in known]
 
-    def _with_text(self, known: Logprobs) -> Mapping[int, TokenLogprob]:
-        tokenizer = self._tokenizer
-        decode = partial(tokenizer.decode, skip_special_tokens=False) if tokenizer else str
-        return {
-            token: TokenLogprob(one.logprob, one.rank, decode([token]))
-            for token, one in known.items()
-        }
+    def _named(self, token: int, known: Logprob) -> TokenLogprob:
+        return TokenLogprob(known.logprob, known.rank, self._decode([token]))
 
 
-def _prompt_list(prompts: Any) -> list[Any]:
-    is_one = isinstance(prompts, str | Mapping)
-    batch = [prompts] if is_one else prompts
-    if not isinstance(batch, Sequence) or not batch:
-        raise ConfigError(
-            f"prompts is {shown(prompts)}, expected text, a mapping with prompt or "
-            "prompt_token_ids, or a list of one or more"
-        )
-    return list(batch)
-
-
-def _text_of(prompt: Any) -> str | None:
-    """The text of a prompt; None where it is token ids."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
-
-
-def _ids_of(prompt: Any) -> Sequence[int]:
-    if not isinstance(prompt, Mapping):
-        ids: Sequence[int] = prompt
-        return ids
-    if prompt.keys() != {"prompt_token_ids"}:
-        raise ConfigError(
-            f"a prompt has {', '.join(map(str, prompt)) or 'nothing'}, expected prompt or "
-            "prompt_token_ids alone"
-        )
-    return prompt["prompt_token_ids"]  # type: ignore[no-any-return]
+def _of_each(given: Any, prompts: Sequence[Any], kind: Any, option: str, problem: str) -> list[Any]:
+    """What all prompts are given, or each of them; `problem` is that of another kind."""
+    is_one = isinstance(given, kind)
+    several = [given] * len(prompts) if is_one else one_each(option, given, prompts)
+    for one in several:
+        if not isinstance(one, kind):
+            raise ConfigError(f"{option} {problem.format(shown(one))}")
+    return several
 
 
 def _check_limits(

@@ -1,8 +1,8 @@
 """vLLM's `LoRAModelManager`: register, activate and remove adapters by number."""
 
 import time
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from trt_lora.plugins.checked import checked
@@ -10,18 +10,11 @@ from trt_lora.plugins.contract.modules import PART_SUFFIXES, parts_of
 from trt_lora.plugins.errors import ConfigError, StateError, UnknownAdapterError
 from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 from trt_lora.runtime.interfaces.vllm.mapping import LoRAMapping
-from trt_lora.runtime.interfaces.vllm.metrics import Mean, lora_metrics
 from trt_lora.runtime.interfaces.vllm.model import LoRAModel
 from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.runtime.store.store import AdapterStore
 
-
-@dataclass(frozen=True)
-class _Registered:
-    """What a number means: an adapter, and which version of its name that is."""
-
-    model: LoRAModel
-    version: int
+_MIB = 1 << 20
 
 
 class LoRAModelManager:
@@ -46,9 +39,9 @@ class LoRAModelManager:
         """
         self.lora_config = lora_config.resolved(adapters)
         self.adapters, self.manifest = adapters, adapters.manifest
-        self._numbers: dict[int, _Registered] = {}
+        self._numbers: dict[int, tuple[LoRAModel, int]] = {}  # and which version of its name it is
         self._mapping: LoRAMapping | None = None  # of the next step
-        self._switching = Mean()
+        self._steps, self._step_seconds = 0, 0.0
 
     @property
     def capacity(self) -> int:
@@ -64,9 +57,7 @@ class LoRAModelManager:
     def lora_index_to_id(self) -> list[int | None]:
         """The id of the active adapter in every slot."""
         slots = self.adapters.bindings.slots
-        ids = {
-            slots.get(known.model.adapter_name): id_ for id_, known in self._registered().items()
-        }
+        ids = {slots.get(model.adapter_name): id_ for id_, model in self.list_adapters().items()}
         return [ids.get(slot) for slot in range(self.lora_slots)]
 
     @property
@@ -91,7 +82,7 @@ class LoRAModelManager:
             StateError: (a RuntimeError) `capacity` adapters are registered.
             AdapterError: (a ValueError) the engine cannot take it.
         """
-        if adapter.id in self._registered():
+        if adapter.id in self.list_adapters():
             return False
         self._make_room()
         name = adapter.adapter_name
@@ -99,18 +90,17 @@ class LoRAModelManager:
             self.adapters.add(name, adapter.adapter)
         else:  # so that it can be read again once it was evicted
             self.adapters.load(name, adapter.path)
-        self._numbers[adapter.id] = _Registered(adapter, self.adapters.info(name).version)
+        self._numbers[adapter.id] = adapter, self.adapters.info(name).version
         return True
 
     @checked
     def remove_adapter(self, adapter_id: int) -> bool:
         """Forget an adapter; False if it is not registered."""
-        if adapter_id not in self._registered():
+        if adapter_id not in self.list_adapters():
             return False
-        known = self._numbers.pop(adapter_id)
+        model, version = self._numbers.pop(adapter_id)
         with suppress(UnknownAdapterError, StateError):  # another thread was faster
-            name = known.model.adapter_name
-            self.adapters.unload(name, expected_version=known.version)  # its pin ends too
+            self.adapters.unload(model.adapter_name, expected_version=version)  # its pin ends too
         return True
 
     def remove_all_adapters(self) -> None:
@@ -129,7 +119,8 @@ class LoRAModelManager:
         name = self._name(lora_id)
         if name in self.adapters.bindings.slots:
             return False
-        self._activate(name)
+        self._check_slot(name)
+        self.adapters.bindings.activate(name)
         return True
 
     @checked
@@ -138,8 +129,8 @@ class LoRAModelManager:
 
         False if it is not active, or is pinned or in use: that one stays.
         """
-        known = self._registered().get(adapter_id)
-        return known is not None and self.adapters.bindings.deactivate(known.model.adapter_name)
+        model = self.get_adapter(adapter_id)
+        return model is not None and self.adapters.bindings.deactivate(model.adapter_name)
 
     @checked
     def pin_adapter(self, adapter_id: int) -> bool:
@@ -154,8 +145,13 @@ class LoRAModelManager:
         return True
 
     def list_adapters(self) -> dict[int, LoRAModel]:
-        """Return the registered adapters by number."""
-        return {id_: known.model for id_, known in self._registered().items()}
+        """Return the registered adapters by number: those that the store has as they were."""
+        self._numbers = {
+            id_: (model, version)
+            for id_, (model, version) in self._numbers.items()
+            if self._version(model.adapter_name) == version
+        }
+        return {id_: model for id_, (model, _) in self._numbers.items()}
 
     @checked
     def get_adapter(self, adapter_id: int) -> LoRAModel | None:
@@ -191,22 +187,39 @@ class LoRAModelManager:
             if name is not None and name not in self.adapters.bindings.slots:
                 self._check_slot(name)
         rows = self.adapters.bindings.rows(names)
-        self._switching.add(time.perf_counter() - start)
+        self._step_seconds += time.perf_counter() - start
+        self._steps += 1
         return rows
 
     def get_lora_metrics(self) -> dict[str, dict[str, Any]]:
-        """Return the sections "adapters", "memory" and "performance"; see `lora_metrics`."""
-        active = sum(id_ is not None for id_ in self.lora_index_to_id)
-        numbers = len(self._registered()), active, self.capacity
-        is_batched = self.manifest.lora_plugin != "native"
-        return lora_metrics(self.adapters.stats, *numbers, self._switching, is_batched)
+        """Return what vLLM's `get_lora_metrics` does, in its units: MiB and seconds.
 
-    def _registered(self) -> dict[int, _Registered]:
-        """Those that the store still has under their names; the other numbers mean nothing."""
-        for id_, known in list(self._numbers.items()):
-            if self._version(known.model.adapter_name) != known.version:
-                del self._numbers[id_]
-        return self._numbers
+        adapters      registered, active, capacity, utilization (active adapters by slots)
+        memory        adapter_memory_mb (on the host), gpu_memory_usage (all slots),
+                      memory_efficiency (slots that hold an adapter, by slots)
+        performance   avg_activation_time (copies into a slot), avg_switching_time (a step's rows),
+                      punica_kernel_enabled (one launch for all adapters: the plugin's kernels)
+        """
+        stats = self.adapters.stats
+        active = sum(id_ is not None for id_ in self.lora_index_to_id)
+        return {
+            "adapters": {
+                "registered": len(self.list_adapters()),
+                "active": active,
+                "capacity": self.capacity,
+                "utilization": active / stats.slots,
+            },
+            "memory": {
+                "adapter_memory_mb": stats.memory_bytes / _MIB,
+                "gpu_memory_usage": stats.slots * stats.slot_bytes / _MIB,
+                "memory_efficiency": stats.in_slots / stats.slots,
+            },
+            "performance": {
+                "avg_activation_time": stats.copy_seconds / max(stats.copies, 1),
+                "avg_switching_time": self._step_seconds / max(self._steps, 1),
+                "punica_kernel_enabled": self.manifest.lora_plugin != "native",
+            },
+        }
 
     def _version(self, name: str) -> int | None:
         with suppress(UnknownAdapterError):
@@ -214,19 +227,15 @@ class LoRAModelManager:
         return None
 
     def _name(self, lora_id: int) -> str:
-        registered = self._registered()
+        registered = self.list_adapters()
         if lora_id not in registered:
             ids = ", ".join(map(str, registered)) or "none"
             raise UnknownAdapterError(f"LoRA {lora_id} is not registered; registered: {ids}")
-        return registered[lora_id].model.adapter_name
-
-    def _activate(self, name: str) -> None:
-        self._check_slot(name)
-        self.adapters.bindings.activate(name)
+        return registered[lora_id].adapter_name
 
     def _make_room(self) -> None:
         """See that one more adapter can be registered."""
-        if len(self._registered()) >= self.capacity:
+        if len(self.list_adapters()) >= self.capacity:
             raise StateError(
                 f"No free adapter slots: max_cpu_loras is {self.capacity}; remove an adapter, or "
                 "use LRUCacheLoRAModelManager"
@@ -234,9 +243,15 @@ class LoRAModelManager:
 
     def _check_slot(self, name: str) -> None:
         """See that one more adapter can be active."""
-        del name
-        if len(self.adapters.bindings.slots) >= self.lora_slots:
-            raise _no_free_slot(self.lora_slots)
+        if len(self._kept() - {name}) >= self.lora_slots:
+            raise ConfigError(
+                f"No free lora slots: max_loras is {self.lora_slots}; deactivate an adapter, or "
+                "use LRUCacheLoRAModelManager"
+            )
+
+    def _kept(self) -> AbstractSet[str]:
+        """The adapters that no other one can take the slot of."""
+        return self.adapters.bindings.slots.keys()
 
 
 class LRUCacheLoRAModelManager(LoRAModelManager):
@@ -245,9 +260,9 @@ class LRUCacheLoRAModelManager(LoRAModelManager):
     @checked
     def add_adapter(self, adapter: LoRAModel) -> bool:
         """Register an adapter; one that is registered counts as used, and False is returned."""
-        known = self._registered().get(adapter.id)
+        known = self.get_adapter(adapter.id)
         if known is not None:
-            self.adapters.bindings.touch(known.model.adapter_name)
+            self.adapters.bindings.touch(known.adapter_name)
         return super().add_adapter(adapter)
 
     @checked
@@ -259,24 +274,16 @@ class LRUCacheLoRAModelManager(LoRAModelManager):
 
     def remove_oldest_adapter(self) -> bool:
         """Forget the adapter that was used least recently; False if all are pinned, or none is."""
-        ids = {known.model.adapter_name: id_ for id_, known in self._registered().items()}
         pinned = self.adapters.pinned
-        oldest = [
-            name for name in self.adapters.bindings.by_use if name in ids and name not in pinned
-        ]
-        return bool(oldest) and self.remove_adapter(ids[oldest[0]])
+        ids = {model.adapter_name: id_ for id_, model in self.list_adapters().items()}
+        for name in self.adapters.bindings.by_use:
+            if name in ids and name not in pinned:
+                return self.remove_adapter(ids[name])
+        return False
 
     def _make_room(self) -> None:
-        if len(self._registered()) >= self.capacity and not self.remove_oldest_adapter():
+        if len(self.list_adapters()) >= self.capacity and not self.remove_oldest_adapter():
             super()._make_room()
 
-    def _check_slot(self, name: str) -> None:
-        if len(self.adapters.pinned - {name}) >= self.lora_slots:
-            raise _no_free_slot(self.lora_slots)
-
-
-def _no_free_slot(slots: int) -> ConfigError:
-    return ConfigError(
-        f"No free lora slots: max_loras is {slots}; deactivate an adapter, or use "
-        "LRUCacheLoRAModelManager"
-    )
+    def _kept(self) -> AbstractSet[str]:
+        return self.adapters.pinned

@@ -1,5 +1,6 @@
-"""vLLM's `LoRARequest`: the name, the number and the path of an adapter."""
+"""What vLLM's `LLM` is asked for and answers: `LoRARequest`, `RequestOutput` and its parts."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.plugins.short_repr import short_repr
+from trt_lora.runtime.generation.token import FinishReason
 
 _REFUSED = {
     "lora_local_path": "it is deprecated in vLLM too; pass lora_path",
@@ -18,7 +20,7 @@ _REFUSED = {
 @short_repr
 @dataclass(frozen=True)
 class LoRARequest:
-    """Which adapter a sequence takes; requests with equal fields are equal."""
+    """The name, the number and the path of an adapter; with equal fields requests are equal."""
 
     lora_name: str
     lora_int_id: int  # from 1, one for each adapter
@@ -58,3 +60,49 @@ class LoRARequest:
     def path(self) -> str:
         """`lora_path`."""
         return self.lora_path
+
+
+@short_repr
+@dataclass(frozen=True)
+class TokenLogprob:
+    """vLLM's `Logprob`: of a token, with its place among all and its text."""
+
+    logprob: float
+    rank: int  # 1 is the greatest
+    decoded_token: str
+
+
+PromptTokenLogprobs = list[Mapping[int, TokenLogprob] | None]  # None: of the first, after nothing
+
+
+@short_repr
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One of the `n` answers to a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]  # without the stop token, which is among vLLM's
+    cumulative_logprob: float | None  # where log probabilities are asked for
+    logprobs: list[Mapping[int, TokenLogprob]] | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` has ended it
+    lora_request: LoRARequest | None = None
+
+    def finished(self) -> bool:
+        """Return True: answers come whole."""
+        return True
+
+
+@short_repr
+@dataclass(frozen=True)
+class RequestOutput:
+    """The answers to a prompt."""
+
+    request_id: str
+    prompt: str | None  # None where it came as token ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    lora_request: LoRARequest | None = None
+    prompt_logprobs: PromptTokenLogprobs | None = None  # where asked for
+    finished: bool = True

@@ -1,18 +1,87 @@
-"""vLLM's `WorkerLoRAManager`: adapters by request, loaded from their path."""
+"""vLLM's `WorkerLoRAManager`: adapters by request, loaded once `PEFTHelper` has checked them."""
 
+import math
 from collections.abc import Collection
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from trt_lora.plugins.checked import check_items, checked
+from trt_lora.plugins.checked import check_items, checked, typed
 from trt_lora.plugins.errors import AdapterError, StateError
 from trt_lora.plugins.messages import shown
+from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.adapters.fitting.base_check import is_other_base
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
+from trt_lora.runtime.files.json_file import read_json
+from trt_lora.runtime.files.untrusted_file import file_inside
+from trt_lora.runtime.interfaces.vllm.config import LoRAConfig
 from trt_lora.runtime.interfaces.vllm.manager import LoRAModelManager
 from trt_lora.runtime.interfaces.vllm.mapping import LoRAMapping
 from trt_lora.runtime.interfaces.vllm.model import LoRAModel
-from trt_lora.runtime.interfaces.vllm.peft_helper import PEFTHelper
 from trt_lora.runtime.interfaces.vllm.request import LoRARequest
+
+_REQUIRED = ("r", "lora_alpha", "target_modules")
+
+
+@short_repr
+@dataclass(frozen=True)
+class PEFTHelper:
+    """What vLLM looks at; `load_adapter` checks every other field, and each tensor."""
+
+    r: int
+    lora_alpha: float
+    target_modules: list[str] | str
+    bias: str = "none"
+    modules_to_save: list[str] | None = None
+    use_rslora: bool = False
+    use_dora: bool = False
+
+    @classmethod
+    @checked
+    def from_local_dir(cls, lora_dir: str | Path) -> "PEFTHelper":
+        """Read the config of a PEFT directory.
+
+        Raises:
+            FileNotFoundError: there is none.
+            AdapterError: (a ValueError) it cannot be read, or a required field is missing.
+        """
+        directory = Path(lora_dir)
+        if not (directory / CONFIG_FILE).is_file():
+            raise FileNotFoundError(f"{CONFIG_FILE} not found in {directory}")
+        found = read_json(file_inside(directory, CONFIG_FILE))
+        if missing := [name for name in _REQUIRED if found.get(name) is None]:
+            raise AdapterError(f"{directory}: required PEFT config field missing: {missing[0]}")
+        taken = {field.name: found[field.name] for field in fields(cls) if field.name in found}
+        try:
+            helper: PEFTHelper = typed(cls, taken, f"{directory}: config")
+        except ValueError as error:
+            raise AdapterError(str(error)) from error
+        return helper
+
+    @checked
+    def validate_legal(self, lora_config: LoRAConfig) -> None:
+        """Refuse what no engine does, or this one's config does not allow.
+
+        Raises:
+            AdapterError: (a ValueError) the message names each.
+        """
+        largest = lora_config.max_lora_rank
+        reasons = {
+            "modules_to_save must be None: an engine replaces no modules": self.modules_to_save,
+            "use_dora must be false: an engine cannot rescale base weights": self.use_dora,
+            f"bias is {self.bias!r}, expected 'none'": self.bias != "none",
+            f"lora_alpha must be positive, got {self.lora_alpha}": self.lora_alpha <= 0,
+            f"r={self.r} must be positive": self.r <= 0,
+            f"r={self.r} exceeds max_lora_rank={largest}": largest is not None and self.r > largest,
+        }
+        if found := [reason for reason, is_wrong in reasons.items() if is_wrong]:
+            raise AdapterError("LoRA config validation failed:\n" + "\n".join(found))
+
+    @property
+    def scaling_factor(self) -> float:
+        """Alpha / r, or for rsLoRA alpha / sqrt(r), where no pattern says otherwise."""
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+    vllm_lora_scaling_factor = scaling_factor
 
 
 class WorkerLoRAManager:
@@ -83,8 +152,7 @@ class WorkerLoRAManager:
         for adapter_id in registered - wanted:
             self.manager.deactivate_adapter(adapter_id)
         # Registered ones first: they then count as used, and make no room for the others.
-        new = [request for request in requests if request.adapter_id not in registered]
-        for request in (*(r for r in requests if r not in new), *new):
+        for request in sorted(requests, key=lambda r: r.adapter_id not in registered):
             self.add_adapter(request)
         if mapping is not None:
             self.manager.set_adapter_mapping(mapping)

@@ -253,7 +253,7 @@ class Slow:
 @pytest.fixture
 def slow(base: str) -> Iterator[tuple[Slow, LoRARequestProcessor]]:
     operations = Slow()
-    made = LoRARequestProcessor(operations, base, ["/"], timeout_s=0.05)
+    made = LoRARequestProcessor(operations.load, operations.unload, base, ["/"], timeout_s=0.05)
     yield operations, made
     operations.go_on.set()
     made.close()
@@ -322,14 +322,14 @@ def test_the_socket_of_answers_is_its_users_alone(base: str, server: LoRAManager
 )
 def test_an_address_that_others_could_reach_or_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"other machines|no absolute path in a folder"):
-        LoRARequestProcessor(Slow(), address, [])
+        LoRARequestProcessor(Slow().load, Slow().unload, address, [])
 
 
 def test_a_file_is_not_replaced_by_a_socket_and_a_long_path_is_refused(base: str) -> None:
     path = Path(base.removeprefix("ipc://") + "-lora_response")
     path.write_text("precious")
     with pytest.raises(ConfigError, match="is no socket"):
-        LoRARequestProcessor(Slow(), base, [])
+        LoRARequestProcessor(Slow().load, Slow().unload, base, [])
     assert path.read_text() == "precious"
     with pytest.raises(ConfigError, match="is longer than"):
-        LoRARequestProcessor(Slow(), base + "x" * 200, [])
+        LoRARequestProcessor(Slow().load, Slow().unload, base + "x" * 200, [])

@@ -116,6 +116,8 @@ def test_an_activation_that_fails_leaves_the_others_registered_and_takes_no_slot
 def test_a_config_with_room_for_fewer_adapters_than_slots_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_cpu_loras \(1\) must be >= max_loras \(2\)"):
         LoRAConfig(max_loras=2, max_cpu_loras=1)
+    with pytest.raises(ValueError, match=rf"max_cpu_loras \(1\) must be >= max_loras \({SLOTS}\)"):
+        manager(max_cpu_loras=1)
     assert LoRAConfig(max_loras=2, max_cpu_loras=2).max_cpu_loras == 2
 
 

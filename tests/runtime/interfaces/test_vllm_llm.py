@@ -10,8 +10,6 @@ from support.fakes.slot_engine import POISON, SlotEngine, expected_answer, numbe
 from tokenizers import Tokenizer, decoders, models
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, OutputError
-from trt_lora.runtime.engine import Engine
-from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.interfaces.vllm import LLM, LoRARequest, RequestOutput, SamplingParams, llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
@@ -53,7 +51,7 @@ def engine(tmp_path: Path) -> OpenedEngine:
 
 @pytest.fixture
 def opened(engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
+    monkeypatch.setattr(llm, "open_executor", lambda model, backend: engine)
     with LLM(engine.directory, enable_lora=True) as found:
         yield found
 
@@ -107,11 +105,11 @@ def test_a_conversation_is_answered_by_its_template(opened: LLM) -> None:
 
 
 def test_a_conversation_goes_on_or_takes_variables_of_its_template(
-    opened: LLM, engine: OpenedEngine
+    engine: OpenedEngine, request: pytest.FixtureRequest
 ) -> None:
     template = "{% for m in messages %}{{ m.content }}!{% endfor %}{{ end }}"
     (engine.directory / "chat_template.jinja").write_text(template)
-    opened._tokenizer = TextTokenizer(engine.directory)
+    opened: LLM = request.getfixturevalue("opened")  # which reads the template
     parts = [{"type": "text", "text": "HEY"}]
     messages: list[dict[str, Any]] = [{"role": "user", "content": parts}]
     (begun,) = opened.chat(messages, GREEDY, chat_template_kwargs={"end": "X"})
@@ -136,9 +134,7 @@ def tokens_of(outputs: list[RequestOutput]) -> list[list[int]]:
 def test_draws_without_a_seed_follow_from_the_seed_of_the_llm(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        llm, "open_engine", lambda model, backend: Engine(OpenedEngine(engine.directory))
-    )
+    monkeypatch.setattr(llm, "open_executor", lambda model, backend: OpenedEngine(engine.directory))
     found = []
     for seed in (0, 0, 1):
         with LLM(engine.directory, seed=seed) as made:
@@ -195,11 +191,11 @@ def test_log_probabilities_of_a_prompt_come_with_text_and_none_for_its_first_tok
 def test_the_adapter_asked_for_least_recently_is_unloaded(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
+    monkeypatch.setattr(llm, "open_executor", lambda model, backend: engine)
     with LLM(engine.directory, enable_lora=True, max_cpu_loras=2) as made:
         for number in (1, 2, 1, 3):
             made.generate("HEY", GREEDY, lora_request=lora(tmp_path, number))
-        assert set(made._adapters.names) == {"lora 1", "lora 3"}
+        assert set(made._engine.adapters.names) == {"lora 1", "lora 3"}
         (again,) = made.generate("HEY", GREEDY, lora_request=lora(tmp_path, 2))
     assert again.outputs[0].token_ids == expected_answer(characters("HEY"), 2, GREEDY)
     assert not engine.is_open
@@ -255,7 +251,7 @@ def test_a_request_that_fails_ends_the_call_and_leaves_nothing_behind(
 def test_an_option_that_the_engine_has_not_is_refused_and_it_is_closed(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch, options: Any, message: str
 ) -> None:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
+    monkeypatch.setattr(llm, "open_executor", lambda model, backend: engine)
     with pytest.raises(ConfigError, match=message):
         LLM(engine.directory, **options)
     assert not engine.is_open
@@ -264,7 +260,7 @@ def test_an_option_that_the_engine_has_not_is_refused_and_it_is_closed(
 def test_adapters_need_enable_lora(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
+    monkeypatch.setattr(llm, "open_executor", lambda model, backend: engine)
     with (
         LLM(engine.directory) as made,
         pytest.raises(ConfigError, match="LoRA is not enabled! pass enable_lora=True"),
@@ -276,7 +272,7 @@ def test_without_a_tokenizer_token_ids_are_answered_and_text_is_refused(
     engine: OpenedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (engine.directory / "tokenizer.json").unlink()
-    monkeypatch.setattr(llm, "open_engine", lambda model, backend: Engine(engine))
+    monkeypatch.setattr(llm, "open_executor", lambda model, backend: engine)
     with LLM(engine.directory) as made:
         (output,) = made.generate([[4, 5]], replace(GREEDY, logprobs=0))
         assert output.outputs[0].token_ids == expected_answer([4, 5], 0, GREEDY)

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.errors import BackendError, StateError
-from trt_lora.runtime import SamplingParams, TensorMap
+from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.mirrored_block import MirroredBlock
 from trt_lora.runtime.generation.decoding.step_runs import StepRuns
 from trt_lora.runtime.memory.cuda import Event
+from trt_lora.runtime.serving.scheduler import Scheduler
 
 pytestmark = pytest.mark.usefixtures("hurrying")
 
@@ -47,6 +49,13 @@ def interrupt_once(wait: Callable[[Event], None]) -> Callable[[Event], None]:
         wait(event)
 
     return interrupted
+
+
+def answers_after(steps: int, batch: Scheduler) -> dict[int, list[int]]:
+    answers: dict[int, list[int]] = {}
+    for _ in range(steps):
+        keep(step_of(batch), answers)
+    return answers
 
 
 @pytest.fixture
@@ -76,12 +85,7 @@ def test_a_stop_token_is_seen_one_step_late_and_never_returned(static_engine: Ma
             batch = scheduler_of(engine, rows=4)
             for row, prompt in enumerate(PROMPTS):
                 stops = [stop] if row == stopping else []
-                batch.submit(
-                    prompt,
-                    SamplingParams(
-                        max_tokens=9, stop_token_ids=stops, ignore_eos=True, temperature=0
-                    ),
-                )
+                batch.submit(prompt, replace(greedy(9), stop_token_ids=stops))
             found: dict[int, list[int]] = {}
             while batch:
                 keep(step_of(batch), found)
@@ -99,9 +103,7 @@ def test_a_row_that_leaves_while_a_step_is_ahead_changes_no_other(
         batch = scheduler_of(engine, rows=3)
         for prompt in PROMPTS[:3]:
             batch.submit(prompt, greedy(9))
-        answers: dict[int, list[int]] = {}
-        for _ in range(4):
-            keep(step_of(batch), answers)
+        answers = answers_after(4, batch)
         assert is_ahead(batch)
         batch.cancel(leaving)
         batch.submit(PROMPTS[3], greedy(9))  # into the row that is free
@@ -190,13 +192,10 @@ def test_an_adapter_that_goes_while_a_step_is_ahead_is_let_go_of_after_it(
         memory = weakref.ref(store.bindings.rows(["a"])[next(iter(FIRST))].owner)
         batch = scheduler_of(engine, store, rows=1)
         row = batch.submit(PROMPTS[0], greedy(12), adapter="a")
-        answers: dict[int, list[int]] = {}
-        for _ in range(3):
-            keep(step_of(batch), answers)
+        answers = answers_after(3, batch)
         assert is_ahead(batch)
         store.unload("a")
-        while batch:
-            keep(step_of(batch), answers)
+        drain(batch, answers)
         assert answers[row] == expected_answer(PROMPTS[0], 12, FIRST)
         assert store.stats.leased == 0
         del batch
@@ -209,8 +208,7 @@ def test_a_batch_that_is_forgotten_waits_for_its_step_ahead(
     with static_engine() as engine:
         batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(12))
-        for _ in range(3):
-            step_of(batch)
+        answers_after(3, batch)
         assert cuda.hurries or cuda.pending_works() > 0
         del batch
         assert cuda.pending_works() == 0
@@ -244,8 +242,7 @@ def test_an_engine_that_is_closed_waits_for_the_step_ahead(
     with static_engine() as engine:
         batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(12))
-        for _ in range(3):
-            step_of(batch)
+        answers_after(3, batch)
         assert cuda.hurries or cuda.pending_works() > 0
     assert cuda.pending_works() == 0
     with pytest.raises(StateError, match="the engine is closed"):
@@ -284,9 +281,7 @@ def test_a_row_without_numbers_is_named_and_the_others_go_on(
         batch = scheduler_of(engine, rows=4)
         for prompt in PROMPTS[:3]:
             batch.submit(prompt, greedy(9))
-        answers: dict[int, list[int]] = {}
-        for _ in range(steps):
-            keep(step_of(batch), answers)
+        answers = answers_after(steps, batch)
         if joins:
             batch.submit(PROMPTS[3], greedy(9))
         place = rows_of(batch).cache.views(1, 1)[KEY]
@@ -313,9 +308,7 @@ def test_a_failure_of_the_step_ahead_is_raised_where_its_tokens_are_asked_for(
     with static_engine() as engine:
         batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
-        answers: dict[int, list[int]] = {}
-        for _ in range(3):
-            keep(step_of(batch), answers)
+        answers = answers_after(3, batch)
         cuda.fail("cudaGraphLaunch", Status.cudaErrorInvalidValue)
         keep(step_of(batch), answers)
         length = rows_of(batch).cache.lengths[0]
@@ -335,9 +328,7 @@ def test_a_plugin_that_fails_in_the_step_ahead_is_told_with_its_tokens(
     with static_engine(max_graphs=0) as engine:
         batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
-        answers: dict[int, list[int]] = {}
-        for _ in range(2):
-            keep(step_of(batch), answers)
+        answers = answers_after(2, batch)
         trt.call_plugin = fail
         keep(step_of(batch), answers)
         trt.call_plugin = lambda: None
@@ -353,8 +344,7 @@ def test_a_failure_that_nobody_asks_for_is_forgotten_with_its_sequence(
     with static_engine() as engine:
         batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
-        for _ in range(3):
-            step_of(batch)
+        answers_after(3, batch)
         cuda.fail("cudaGraphLaunch", Status.cudaErrorInvalidValue)
         step_of(batch)
         batch.cancel(0)
@@ -369,9 +359,7 @@ def test_a_wait_that_is_interrupted_loses_no_token(
         batch = scheduler_of(engine, rows=2)
         for prompt in PROMPTS[:2]:
             batch.submit(prompt, greedy(9))
-        answers: dict[int, list[int]] = {}
-        for _ in range(4):
-            keep(step_of(batch), answers)
+        answers = answers_after(4, batch)
         with monkeypatch.context() as patch:
             patch.setattr(Event, "wait", interrupt_once(Event.wait))
             with pytest.raises(KeyboardInterrupt):
@@ -386,8 +374,7 @@ def test_a_run_that_is_fed_follows_one_and_any_other_none(static_engine: MakeEng
     with static_engine() as engine:
         batch = scheduler_of(engine, rows=1)
         batch.submit(PROMPTS[0], greedy(9))
-        for _ in range(3):
-            step_of(batch)
+        answers_after(3, batch)
         steps = rows_of(batch)._decoder.steps
         run = steps._runs._made[-1].run
         with pytest.raises(StateError, match="1 runs are under way, not 0; ask for results"):

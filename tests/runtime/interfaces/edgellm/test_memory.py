@@ -238,11 +238,6 @@ def test_where_a_new_adapter_does_not_allow_the_strength_the_old_one_stays_activ
     np.testing.assert_array_equal(refreshed(manager)[B].numpy(), large[B])
 
 
-def test_a_taken_name_says_how_to_replace(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match=r"'a' is loaded already; .*, or pass replace=True"):
-        manager_with(a=pair()).load_weights("a", file_of(tmp_path))
-
-
 # ---------------------------------------------------------------------------------------- strengths
 
 

@@ -13,10 +13,12 @@ from support.fakes.fake_engine import FakeExecutor, FakeExecutorWithMemory, Fake
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import HostMemory, Stream
 from trt_lora.runtime.memory.tensor import Tensor
+from trt_lora.runtime.store.store import AdapterStore
 
 SECONDS = 30  # until a thread that waits gives up, and the test fails
 
@@ -114,6 +116,20 @@ def test_an_adapter_that_is_read_while_an_engine_is_bound_is_fitted_to_it(
     manager.switch_weights("a")
     assert list(refreshed(manager)) == BINDINGS
     assert {tensor.device for tensor in refreshed(manager).values()} == {FakeMemory.device}
+
+
+def test_an_adapter_that_is_unloaded_while_bindings_are_listed_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager, ask = manager_with(a=pair(), b=everywhere(1)), AdapterStore.get_coverage
+
+    def unload_meanwhile(store: AdapterStore, name: str) -> Coverage:
+        if name == "a":
+            manager.unload("b")
+        return ask(store, name)
+
+    monkeypatch.setattr(AdapterStore, "get_coverage", unload_meanwhile)
+    assert set(manager.get_binding_names()) == pair().keys()
 
 
 def test_a_map_never_has_half_of_an_adapter() -> None:
