@@ -1,6 +1,6 @@
 """BufferLevel: adapters in buffers of their own on the engine's device, and rank-1 dummies."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trt_lora.plugins.contract.sites import MIN_RANK
@@ -36,11 +36,6 @@ class BufferLevel:
         self.zero = on_device(self.zero)
         self.dummies = TensorMap((name, on_device(tensor)) for name, tensor in empty.items())
 
-    @property
-    def count(self) -> None:
-        """There are no slots."""
-        return
-
     def load(self, fitted: Fitted, stream: Stream) -> Loaded:
         """Return an adapter in the engine's memory, in one buffer; on the host it stays in place.
 
@@ -50,9 +45,6 @@ class BufferLevel:
         """
         tensors = self._memory.upload(fitted.tensors, stream)
         return Loaded(replace(fitted, tensors=tensors), TensorMap(self.dummies | tensors))
-
-    def check_room(self, entry: Entry, held: Collection[Entry]) -> None:
-        """As many adapters can be held as memory has room for."""
 
     def leave(self, entry: Entry) -> None:
         """Let the engine go of its last inputs, or the memory would wait for its next run."""
