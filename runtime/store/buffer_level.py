@@ -22,19 +22,18 @@ class BufferLevel:
             BackendError: the device is out of memory.
         """
         self._memory, self._release_inputs = executor.memory, executor.release_inputs
-        manifest = executor.manifest
-        self.zero, sites = Tensor(0, (1,), manifest.dtype), manifest.lora_bindings
-        shapes = {name: site.shape(factor, MIN_RANK) for name, (site, factor) in sites.items()}
-        empty = {name: Tensor(0, shape, sites[name][0].dtype) for name, shape in shapes.items()}
-        nbytes = max(tensor.nbytes for tensor in (self.zero, *empty.values()))
-        zeros = self._memory.zeros(nbytes)
-        owner = ZeroMemory(zeros)
-
-        def on_device(tensor: Tensor) -> Tensor:
-            return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=owner)
-
-        self.zero = on_device(self.zero)
-        self.dummies = TensorMap((name, on_device(tensor)) for name, tensor in empty.items())
+        zero, sites = Tensor(0, (1,), executor.manifest.dtype), executor.manifest.lora_bindings
+        empty = {
+            name: Tensor(0, site.shape(factor, MIN_RANK), site.dtype)
+            for name, (site, factor) in sites.items()
+        }
+        zeros = self._memory.zeros(max(tensor.nbytes for tensor in (zero, *empty.values())))
+        self.zero = replace(
+            zero, pointer=zeros.pointer, device=zeros.device, owner=ZeroMemory(zeros)
+        )
+        self.dummies = TensorMap(
+            (name, replace(self.zero, shape=t.shape, dtype=t.dtype)) for name, t in empty.items()
+        )
 
     def load(self, fitted: Fitted, stream: Stream) -> Loaded:
         """Return an adapter in the engine's memory, in one buffer; on the host it stays in place.
