@@ -282,7 +282,18 @@ class Levels:
             slots.touch(entry)
             slot = slots.places[entry]
         if is_mine:
-            self._copy(entry, slot, loaded.fitted, future, slots)
+            start = time.perf_counter()
+            try:
+                slots.stacks.place(slot, loaded.fitted)
+            except BaseException as error:
+                with self.lock:
+                    del slots.places[entry]
+                    entry.in_slot = None
+                future.set_exception(error)
+            else:
+                with self.lock:
+                    self.counts.copy_seconds += time.perf_counter() - start
+                future.set_result(slot)
         return future.result()
 
     def _replaced(self, entry: Entry) -> Entry | None:
@@ -333,19 +344,3 @@ class Levels:
             future.set_exception(error)
             return
         future.set_result(loaded)
-
-    def _copy(
-        self, entry: Entry, slot: int, fitted: Fitted, future: Future[int], slots: SlotLevel
-    ) -> None:
-        start = time.perf_counter()
-        try:
-            slots.stacks.place(slot, fitted)
-        except BaseException as error:
-            with self.lock:
-                del slots.places[entry]
-                entry.in_slot = None
-            future.set_exception(error)
-            return
-        with self.lock:
-            self.counts.copy_seconds += time.perf_counter() - start
-        future.set_result(slot)
