@@ -223,7 +223,7 @@ class Levels:
 
         Raises:
             AdapterError: it is another adapter than it was.
-            TensorError: a tensor is on another device.
+            BackendError: the device is out of memory.
         """
         digest = content_hash(fitted)
         check_unchanged(entry, fitted, digest)

@@ -218,7 +218,8 @@ class AdapterStore:
         claim = self._claim(name, replace, expected_version)
         fitted = self._fit.read(adapter, strict=strict)
         entry = Entry(name, next(self._versions), None, fitted.coverage.nbytes, claim=claim)
-        loaded = self._levels.loaded(entry, fitted)  # refuses what is on another device
+        loaded = self._levels.device.load(fitted, None)  # refuses what is on another device
+        entry.content_hash = content_hash(fitted)
         return self._come(entry, lambda: loaded)
 
     @checked
@@ -385,15 +386,14 @@ class AdapterStore:
     def _come(self, entry: Entry, load: Callable[[], Loaded] | None = None) -> Coverage:
         """Bring a new entry into memory; where it takes over a pin, into its slot."""
         with self._levels.moving(lambda: entry):
-            loaded = self._levels.to_memory(entry, load)
+            coverage = self._levels.to_memory(entry, load).fitted.coverage
             if entry.is_pinned:
                 self._levels.to_device(entry)
-        coverage = loaded.fitted.coverage
         log_warnings(coverage.source, coverage.warnings)
         return coverage
 
     def _publish(self, entry: Entry, coverage: Coverage) -> Coverage:
-        """Give a new entry its name, and bring it into memory when it is wanted."""
+        """Give a new entry its name; it comes into memory when it is wanted."""
         with self._lock:
             self._levels.publish(entry)
         log_warnings(coverage.source, coverage.warnings)
