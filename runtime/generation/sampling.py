@@ -17,7 +17,7 @@ from trt_lora.runtime.engines.host_topk import (
     rest_blocks,
     weight_blocks,
 )
-from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Floats, Logits, Tokens, TopK
+from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Logits, Tokens, TopK
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.race import Keys, race_of_rest, race_of_some
 
@@ -26,18 +26,15 @@ _INITIAL_TOPK = 256  # candidates: as many as a GPU finds, and nearly always eno
 _TOPK_GROWTH = 8  # times as many where they were not
 
 
-def generator(seed: int | None, prompt: Sequence[int], answered: int = 0) -> np.random.Generator:
+def generator(seed: int | None, prompt: Sequence[int]) -> np.random.Generator:
     """Return where a sequence's keys come from: nothing of the rest of its batch decides them.
 
     Args:
         seed: of its parameters, 64 bits of either sign; None is another one each time.
         prompt: token ids.
-        answered: how many of the last of them are its answer so far: their keys were taken.
     """
-    entropy = None if seed is None else [seed % (1 << 64), *prompt[: len(prompt) - answered]]
-    draws = np.random.default_rng(np.random.SeedSequence(entropy))
-    next_keys(draws, answered)
-    return draws
+    entropy = None if seed is None else [seed % (1 << 64), *prompt]
+    return np.random.default_rng(np.random.SeedSequence(entropy))
 
 
 def next_keys(draws: np.random.Generator, count: int = 1) -> Keys:
@@ -93,20 +90,25 @@ def draw(candidates: Candidates, sampling: Sequence[SamplingParams], keys: Keys)
     Returns:
         Token ids [rows], `NEEDS_FULL_LOGITS` where the logits themselves have to be asked.
     """
-    count = candidates.tokens.shape[1]
-    temperature, top_k, top_p = _parameters(sampling, candidates.vocabulary)
+    count, vocabulary = candidates.tokens.shape[1], candidates.vocabulary
+    temperature = np.array([params.temperature or 1 for params in sampling], np.float64)
+    tops = [params.top_k or vocabulary if params.temperature else 1 for params in sampling]
+    top_k = np.minimum(tops, vocabulary)  # greedy is top-k 1 at any temperature
+    top_p = np.array([params.top_p for params in sampling], np.float64)
+    min_p = np.array([params.min_p for params in sampling], np.float64)
     weights = candidate_weights(candidates, temperature)
     mass = weights.cumsum(axis=1)
-    top_k = _at_least(weights, sampling, top_k)
+    probable = (weights >= min_p[:, None]).sum(axis=1)  # all that are, if not all candidates
+    top_k = np.where(probable < count, np.minimum(top_k, probable), top_k)
     last = np.minimum(top_k, count) - 1
-    is_cut = (top_k < candidates.vocabulary) | [params.min_p > 0 for params in sampling]
+    is_cut = (top_k < vocabulary) | (min_p > 0)
     total_mass = np.where(is_cut, np.nan, candidates.totals)
     kept_mass = mass[np.arange(len(sampling)), last]
     total_mass = np.where(top_k <= count, kept_mass, total_mass)  # of what both keep
     ahead = np.pad(mass, ((0, 0), (1, 0)))[:, :-1]
     nucleus = (ahead < (top_p * total_mass)[:, None]).sum(axis=1)
     # Whether that is the nucleus; nothing reaches NaN.
-    is_whole = (mass[:, -1] >= top_p * total_mass) | (count >= candidates.vocabulary)
+    is_whole = (mass[:, -1] >= top_p * total_mass) | (count >= vocabulary)
     is_open = (top_p == 1) & ~is_whole & ~np.isnan(total_mass)
     kept = np.where(is_whole, np.minimum(nucleus, last + 1), count)
     weights = np.where(np.arange(count) < kept[:, None], weights, 0)
@@ -138,7 +140,8 @@ def choose_beyond(
     """
     tokens, some = np.empty(len(logits), np.int64), list[int]()
     for row, params in enumerate(sampling):
-        if _is_cut(params, candidates.vocabulary):
+        is_cut = _total_of(params, candidates.vocabulary) is None or params.top_p < 1
+        if is_cut:
             count = candidates.tokens.shape[1]
             tokens[row] = _widened(logits[row][None], params, keys[row], count)
         else:  # the tokens that raced as one have won
@@ -164,30 +167,7 @@ def _widened(logits: Logits, params: SamplingParams, key: np.uint64, count: int)
     return token
 
 
-def _is_cut(params: SamplingParams, vocabulary: int) -> bool:
-    """Whether not all tokens are kept."""
-    return 0 < params.top_k < vocabulary or params.min_p > 0 or params.top_p < 1
-
-
 def _total_of(params: SamplingParams, vocabulary: int) -> float | None:
     """At which temperature what all tokens weigh is of importance; None after top-k or min-p."""
     is_known_without = 0 < params.top_k < vocabulary or params.min_p
     return None if is_known_without else params.temperature
-
-
-def _parameters(
-    sampling: Sequence[SamplingParams], vocabulary: int
-) -> tuple[Floats, Tokens, Floats]:
-    """Temperature, top-k and top-p of each row; greedy is top-k 1 at any temperature."""
-    greedy = [params.temperature == 0 for params in sampling]
-    temperature = [params.temperature or 1 for params in sampling]
-    top_k = [min(params.top_k or vocabulary, vocabulary) for params in sampling]
-    top_p = np.array([params.top_p for params in sampling], np.float64)
-    return np.array(temperature, np.float64), np.where(greedy, 1, top_k), top_p
-
-
-def _at_least(weights: Floats, sampling: Sequence[SamplingParams], top_k: Tokens) -> Tokens:
-    """How many tokens min-p and top-k keep, where a candidate falls below min-p; else top-k."""
-    min_p = np.array([params.min_p for params in sampling], np.float64)
-    probable = (weights >= min_p[:, None]).sum(axis=1)
-    return np.where(probable < weights.shape[1], np.minimum(top_k, probable), top_k)

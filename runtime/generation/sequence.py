@@ -9,8 +9,11 @@ import numpy as np
 from trt_lora.plugins.contract.slots import BASE_SLOT
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime.engines.topk import Logits
-from trt_lora.runtime.generation.logits.forbidden_tokens import ForbiddenTokens, forbidden_tokens
-from trt_lora.runtime.generation.logits.penalties import apply_penalties
+from trt_lora.runtime.generation.logits.changed_logits import (
+    ForbiddenTokens,
+    apply_penalties,
+    forbidden_tokens,
+)
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import generator, next_keys
 from trt_lora.runtime.generation.text.answer_text import AnswerText

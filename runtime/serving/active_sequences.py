@@ -98,10 +98,7 @@ class ActiveSequences:
         with self._changing_places():
             running = self.running
             self.rows.clear()
-            for sequence in running:
-                self._release(sequence)
-                self.policy.end(sequence)
-                del self.by_id[sequence.id]
+            self.end(running)
         return running
 
     def preempt(self, sequence: Sequence) -> None:

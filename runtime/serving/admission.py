@@ -68,8 +68,8 @@ class AdmissionPolicy:
         self._adapters, self._config, self._clock = adapters, config or ServingConfig(), clock
         self._loads = AdapterLoads(adapters)
         self._waiting = WaitingSequences()
-        self._running: dict[int, Sequence] = {}  # by id
-        self._ends: dict[int, int] = {}  # the step at which the answer ends, its prompt left out
+        # Those that have a row, and at which step their answers end, their prompts left out.
+        self._running: dict[Sequence, int] = {}
         self._in_use = Counter[str]()  # how many run of each adapter
         self._service: dict[abc.Hashable, float] = {}  # tokens that each client has received
         self._drained = DrainedAdapters()
@@ -84,7 +84,7 @@ class AdmissionPolicy:
     @property
     def running(self) -> abc.Collection[Sequence]:
         """Those that have a row."""
-        return self._running.values()
+        return self._running.keys()
 
     def seconds_left(self) -> float:
         """Return after how many seconds a request has waited too long, at most `max_wait_s`."""
@@ -104,7 +104,8 @@ class AdmissionPolicy:
         """
         if sequence.adapter is not None and sequence.lease is None:
             self._adapters.info(sequence.adapter)
-            self._check_pinned(sequence.adapter)
+            if error := self._pinned_error(sequence.adapter):
+                raise error
         active = self._waiting.clients | {running.client for running in self.running}
         if sequence.client not in active:
             least = min((self._service[client] for client in active), default=0.0)
@@ -203,7 +204,7 @@ class AdmissionPolicy:
 
     def _try(self, sequence: Sequence, step: ScheduledStep) -> bool:
         """Let a request join whose adapter may be ready; return whether it waits no more."""
-        if sequence.lease is not None:
+        if sequence.adapter is None or sequence.lease is not None:
             return self._join(sequence, step)
         stage = self._advance(sequence.adapter, step)
         return stage is None or (stage is AdapterStage.READY and self._join(sequence, step))
@@ -246,20 +247,18 @@ class AdmissionPolicy:
     def _last_steps(self) -> dict[str, int]:
         """The step at which the last answer of each adapter ends."""
         last: dict[str, int] = {}
-        for sequence in self.running:
+        for sequence, end in self._running.items():
             if (name := sequence.adapter) is not None:
-                last[name] = max(last.get(name, 0), self._ends[sequence.id])
+                last[name] = max(last.get(name, 0), end)
         return last
 
     def _scan_again(self) -> None:
         self._scan.next_step = self.steps
 
     def _advance(
-        self, name: str | None, step: ScheduledStep, *, read: bool = False, reserve: bool = False
+        self, name: str, step: ScheduledStep, *, read: bool = False, reserve: bool = False
     ) -> AdapterStage | None:
         """Bring an adapter nearer, or see where it is; None: those who wait for it have failed."""
-        if name is None:
-            return AdapterStage.READY
         try:
             return self._loads.advance(name, step.resident, read=read, reserve=reserve)
         except LoRAError as error:  # unloaded since it was submitted
@@ -278,17 +277,12 @@ class AdmissionPolicy:
             if sequence.lease is None:
                 return False
         self._leave(sequence)
-        self._running[sequence.id] = sequence
-        self._ends[sequence.id] = self.steps + sequence.left
+        self._running[sequence] = self.steps + sequence.left
         if sequence.adapter is not None:
             self._in_use[sequence.adapter] += 1
         step.joined.append(sequence)
         step.rows -= 1
         return True
-
-    def _check_pinned(self, name: str) -> None:
-        if error := self._pinned_error(name):
-            raise error
 
     def _pinned_error(self, name: str) -> StateError | None:
         """Why an adapter can never have a slot, if it cannot."""
@@ -321,9 +315,9 @@ class AdmissionPolicy:
             self._loads.forget(sequence.adapter)
 
     def _stop(self, sequence: Sequence) -> None:
-        if self._running.pop(sequence.id, None) is None:
-            raise StateError(f"request {sequence.id} does not run; those are {[*self._running]}")
-        del self._ends[sequence.id]
+        if self._running.pop(sequence, None) is None:
+            running = [other.id for other in self.running]
+            raise StateError(f"request {sequence.id} does not run; those are {running}")
         if (name := sequence.adapter) is not None:
             self._in_use[name] -= 1
             if not self._in_use[name]:

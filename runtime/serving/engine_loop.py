@@ -3,9 +3,7 @@
 import logging
 import threading
 from collections import abc, deque
-from dataclasses import dataclass
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from trt_lora.plugins.checked import checked
@@ -22,11 +20,6 @@ _LOGGER = logging.getLogger(__name__)
 _MOST_ERRORS = 3  # steps in a row, after which the engine is taken for lost
 
 OnEvents = abc.Callable[[StepAnswers], None]
-
-
-@dataclass(frozen=True)
-class _Cancel:
-    request: int
 
 
 class EngineLoop:
@@ -57,7 +50,7 @@ class EngineLoop:
         """
         scheduler.prepare()
         self._scheduler, self._on_events = scheduler, on_events
-        self._commands: deque[Sequence | _Cancel] = deque()
+        self._commands: deque[Sequence | int] = deque()  # a number is to be cancelled
         self._garbage = StepGarbage() if freezes_garbage else None
         self._is_collected = False
         self._errors: list[Exception] = []  # of the engine, since it last gave a token
@@ -71,12 +64,7 @@ class EngineLoop:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close it."""
         self.close()
 
@@ -115,7 +103,7 @@ class EngineLoop:
 
         Events of the step that is just being made may still come.
         """
-        self._commands.append(_Cancel(request))
+        self._commands.append(request)
         self._scheduler.progress.set()
 
     @checked
@@ -165,14 +153,13 @@ class EngineLoop:
         """Submit and cancel what other threads have asked for, in their order."""
         while self._commands:
             command = self._commands.popleft()
-            if isinstance(command, _Cancel):
-                if command.request in self._scheduler:
-                    self._scheduler.cancel(command.request)
-                continue
-            try:
-                self._scheduler.add(command)
-            except LoRAError as error:  # its adapter was unloaded since
-                self._deliver(StepAnswers({}, {command.id: error}))
+            if isinstance(command, Sequence):
+                try:
+                    self._scheduler.add(command)
+                except LoRAError as error:  # its adapter was unloaded since
+                    self._deliver(StepAnswers({}, {command.id: error}))
+            elif command in self._scheduler:
+                self._scheduler.cancel(command)
 
     def _sleep(self) -> None:
         """Wait for what another thread does; collect garbage once before."""

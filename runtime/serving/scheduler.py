@@ -8,19 +8,23 @@ from functools import partial
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError, StateError
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.chosen_tokens import ChosenToken, append_tokens, choose_tokens
-from trt_lora.runtime.generation.decoding.cache_regions import prompt_budget, row_count
+from trt_lora.runtime.generation.chosen_tokens import (
+    ChosenToken,
+    StepOutput,
+    append_tokens,
+    choose_tokens,
+    grammar_exhausted,
+    non_finite_logits,
+)
 from trt_lora.runtime.generation.decoding.rows import Rows
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence, prepare_grammars
-from trt_lora.runtime.generation.step_errors import grammar_exhausted, non_finite_logits
-from trt_lora.runtime.generation.step_output import StepOutput
 from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import StepAnswers, Token
 from trt_lora.runtime.serving.active_sequences import ActiveSequences
 from trt_lora.runtime.serving.admission import AdmissionPolicy
-from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.serving.serving_config import ServingConfig, prompt_budget, row_count
 from trt_lora.runtime.store.entry import Lease
 from trt_lora.runtime.store.store import AdapterStore
 
@@ -79,8 +83,8 @@ class Scheduler:
         """
         config = config or ServingConfig()
         self._manifest, self._tokenizer, self._adapters = engine.manifest, tokenizer, adapters
-        count = row_count(self._manifest, config.rows, config.cache_bytes)
-        self._budget = prompt_budget(config.max_num_batched_tokens, engine.memory)
+        count = row_count(config, self._manifest)
+        self._budget = prompt_budget(config, engine.memory)
         self._rows = Rows(engine, adapters, count, shares_prefixes=config.shares_prefixes)
         policy = AdmissionPolicy(adapters, config)
         self._active = ActiveSequences(policy, self._rows, adapters)
@@ -309,7 +313,7 @@ class Scheduler:
 
     def _step(self, deliver: abc.Callable[[StepAnswers], None] | None) -> None:
         for sequence in [s for s in self._active.running if s.error]:
-            self._active.end([sequence], grammar_exhausted({sequence.id: sequence.error}))
+            self._active.end([sequence], grammar_exhausted(sequence))
         self.progress.clear()
         changed = self._active.schedule()
         self.is_stalled = not changed and not self._active.running and len(self) > 0
@@ -331,10 +335,7 @@ class Scheduler:
         if chosen:
             self._settle()
         if wrong:
-            names = dict.fromkeys(sequence.adapter for sequence in wrong)
-            described = [f"adapter {name!r}" if name else "no adapter" for name in names]
-            error = non_finite_logits([sequence.id for sequence in wrong], ", ".join(described))
-            self._active.end(wrong, error, clear=True)
+            self._active.end(wrong, non_finite_logits(wrong), clear=True)
         self._is_torn = False
 
     def _settle(self) -> None:

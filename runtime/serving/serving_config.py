@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from trt_lora.plugins.checked import check_fields
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
+from trt_lora.runtime.generation.decoding.kv_cache import cache_regions
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.memory.tensor import HOST
 
+# Tokens of prompts in a step: on a GPU, about as many as take it as long as a token of each row; on
+# the host, where fewer cost more than they are worth, a piece of one prompt (see `StaticDecoder`).
+_HOST_BUDGET, _GPU_BUDGET = 256, 512
 _LEAST = {"max_wait_steps": 0, "max_wait_s": 0, "preempt_after": 0}  # of the others 1
 
 
@@ -42,3 +49,30 @@ class ServingConfig:
                 and not value >= (least := _LEAST.get(name, 1))
             ):
                 raise ConfigError(f"{name} is {value!r}, expected a number from {least} on")
+
+
+def row_count(config: ServingConfig, manifest: Manifest) -> int:
+    """Return how many sequences run at a time, most: by default the engine's largest batch.
+
+    Raises:
+        ConfigError: the engine does not take so many, or `cache_bytes` has room for none.
+    """
+    most = manifest.max_batch_size
+    if config.cache_bytes is not None:
+        row = sum(region.row_bytes for region in cache_regions(manifest, 1))
+        if config.cache_bytes < row:
+            raise ConfigError(
+                f"cache_bytes is {config.cache_bytes}, and one sequence of {manifest.max_seq_len} "
+                f"tokens takes {row}; allow more, or build with a smaller --max-seq-len"
+            )
+        return min(config.cache_bytes // max(row, 1), most)
+    rows = most if config.rows is None else config.rows
+    if rows > most:
+        raise ConfigError(f"rows is {rows}, expected a whole number from 1 to {most}")
+    return rows
+
+
+def prompt_budget(config: ServingConfig, memory: Memory) -> int:
+    """Return how many tokens of prompts a step runs, most: by default what suits the device."""
+    default = _HOST_BUDGET if memory.device == HOST else _GPU_BUDGET
+    return config.max_num_batched_tokens or default

@@ -1,6 +1,6 @@
 """BufferLevel: adapters in buffers of their own on the engine's device, and rank-1 dummies."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trt_lora.plugins.contract.sites import MIN_RANK
@@ -22,24 +22,18 @@ class BufferLevel:
             BackendError: the device is out of memory.
         """
         self._memory, self._release_inputs = executor.memory, executor.release_inputs
-        manifest = executor.manifest
-        self.zero, sites = Tensor(0, (1,), manifest.dtype), manifest.lora_bindings
-        shapes = {name: site.shape(factor, MIN_RANK) for name, (site, factor) in sites.items()}
-        empty = {name: Tensor(0, shape, sites[name][0].dtype) for name, shape in shapes.items()}
-        nbytes = max(tensor.nbytes for tensor in (self.zero, *empty.values()))
-        zeros = self._memory.zeros(nbytes)
-        owner = ZeroMemory(zeros)
-
-        def on_device(tensor: Tensor) -> Tensor:
-            return replace(tensor, pointer=zeros.pointer, device=zeros.device, owner=owner)
-
-        self.zero = on_device(self.zero)
-        self.dummies = TensorMap((name, on_device(tensor)) for name, tensor in empty.items())
-
-    @property
-    def count(self) -> None:
-        """There are no slots."""
-        return
+        zero, sites = Tensor(0, (1,), executor.manifest.dtype), executor.manifest.lora_bindings
+        empty = {
+            name: Tensor(0, site.shape(factor, MIN_RANK), site.dtype)
+            for name, (site, factor) in sites.items()
+        }
+        zeros = self._memory.zeros(max(tensor.nbytes for tensor in (zero, *empty.values())))
+        self.zero = replace(
+            zero, pointer=zeros.pointer, device=zeros.device, owner=ZeroMemory(zeros)
+        )
+        self.dummies = TensorMap(
+            (name, replace(self.zero, shape=t.shape, dtype=t.dtype)) for name, t in empty.items()
+        )
 
     def load(self, fitted: Fitted, stream: Stream) -> Loaded:
         """Return an adapter in the engine's memory, in one buffer; on the host it stays in place.
@@ -50,9 +44,6 @@ class BufferLevel:
         """
         tensors = self._memory.upload(fitted.tensors, stream)
         return Loaded(replace(fitted, tensors=tensors), TensorMap(self.dummies | tensors))
-
-    def check_room(self, entry: Entry, held: Collection[Entry]) -> None:
-        """As many adapters can be held as memory has room for."""
 
     def leave(self, entry: Entry) -> None:
         """Let the engine go of its last inputs, or the memory would wait for its next run."""

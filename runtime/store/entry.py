@@ -17,6 +17,14 @@ class Loaded:
     bindings: TensorMap | None = None  # every LoRA input of an engine without slots
 
 
+@dataclass(frozen=True)
+class Claim:
+    """On which terms an entry takes its name."""
+
+    replace: bool = False  # it may be another's
+    expected_version: int | None = None  # that it means until then; 0 is none
+
+
 @dataclass(eq=False)
 class Entry:
     """What the store knows of a version of an adapter; written under the store's lock alone.
@@ -29,6 +37,7 @@ class Entry:
     source: Source | None  # None: its weights came in memory, and cannot be read again
     nbytes: int  # in memory
     parts: tuple["Entry", ...] = ()  # what it was made of; it is gone with any of them
+    claim: Claim | None = None  # until it has its name
     content_hash: str = ""  # until it was read for the first time
     in_memory: Future[Loaded] | None = None
     in_slot: Future[int] | None = None

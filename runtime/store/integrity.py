@@ -1,15 +1,15 @@
 """The conservation law of an adapter store: bytes, slots and leases add up."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from trt_lora.plugins.errors import StateError
-from trt_lora.runtime.store.entry import Entry, Lease
+from trt_lora.runtime.store.entry import Entry
 from trt_lora.runtime.store.levels import Levels
 from trt_lora.runtime.store.slot_level import SlotLevel
 
 
-def check_integrity(levels: Levels, named: Collection[Entry], leases: Collection[Lease]) -> None:
+def check_integrity(levels: Levels) -> None:
     """Compare what the levels count with what they hold; under the store's lock.
 
     Raises:
@@ -18,8 +18,8 @@ def check_integrity(levels: Levels, named: Collection[Entry], leases: Collection
     faults = [
         *_memory_faults(levels),
         *(_slot_faults(levels, levels.slots) if levels.slots else ()),
-        *_lease_faults(levels, leases),
-        *_name_faults(levels, set(named)),
+        *_lease_faults(levels),
+        *_name_faults(levels, set(levels.names)),
     ]
     if faults:
         raise StateError(f"the adapter store does not add up: {'; '.join(faults)}")
@@ -58,8 +58,8 @@ def _slot_faults(levels: Levels, slots: SlotLevel) -> Iterator[str]:
         yield f"{len(levels.held)} adapters are held, there are {slots.count} slots"
 
 
-def _lease_faults(levels: Levels, leases: Collection[Lease]) -> Iterator[str]:
-    given = Counter(lease.entry for lease in leases)
+def _lease_faults(levels: Levels) -> Iterator[str]:
+    given = Counter(lease.entry for lease in levels.leases)
     for entry in given.keys() | levels.held.keys():
         if entry.leases != given[entry]:
             yield f"{entry.describe()} has {given[entry]} leases"
@@ -67,7 +67,7 @@ def _lease_faults(levels: Levels, leases: Collection[Lease]) -> Iterator[str]:
             yield f"{entry.describe()} is counted as held: {entry in levels.held}"
 
 
-def _name_faults(levels: Levels, named: Collection[Entry]) -> Iterator[str]:
+def _name_faults(levels: Levels, named: set[Entry]) -> Iterator[str]:
     for entry in named | levels.memory.entries.keys() | levels.held.keys():
         if entry.is_named != (entry in named):
             yield f"{entry.describe()} is named: {entry in named}, marked: {entry.is_named}"

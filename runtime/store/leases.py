@@ -1,4 +1,4 @@
-"""Leases: who holds which version; StepBindings: what a run of the engine binds of the adapters."""
+"""StepBindings: what a run of the engine binds of the adapters, by name or by lease."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,62 +14,12 @@ from trt_lora.runtime.store.levels import Levels
 AdapterOfRow = Lease | str | None  # None is the base model
 
 
-class Leases:
-    """Every lease that was given and not given back; its caller holds the store's lock."""
-
-    def __init__(self, levels: Levels) -> None:
-        """Begin without any."""
-        self._levels = levels
-        self.given: dict[Lease, None] = {}
-
-    def add(self, entry: Entry) -> Lease:
-        """Return a new lease of an entry.
-
-        Raises:
-            StateError: others hold all slots.
-        """
-        self._levels.hold(entry)
-        lease = Lease(entry)
-        self.given[lease] = None
-        return lease
-
-    def add_all(self, entries: Collection[Entry]) -> list[Lease]:
-        """Return leases of all entries, or raise and hold none."""
-        leases: list[Lease] = []
-        try:
-            leases.extend(map(self.add, entries))
-        except BaseException:
-            for lease in leases:
-                self.remove(lease)
-            raise
-        return leases
-
-    def remove(self, lease: Lease) -> None:
-        """Take a lease back.
-
-        Raises:
-            StateError: it was given back already.
-        """
-        self.check(lease)
-        del self.given[lease]
-        self._levels.unhold(lease.entry)
-
-    def check(self, lease: Lease) -> None:
-        """Refuse a lease that was given back.
-
-        Raises:
-            StateError: it was.
-        """
-        if lease not in self.given:
-            raise StateError(f"the lease of adapter {lease.name!r} was released already")
-
-
 class StepBindings:
     """The LoRA inputs of runs; any thread may call it."""
 
-    def __init__(self, levels: Levels, leases: Leases) -> None:
+    def __init__(self, levels: Levels) -> None:
         """Take what the store knows."""
-        self._levels, self._leases = levels, leases
+        self._levels = levels
 
     @property
     def resident(self) -> AbstractSet[str]:
@@ -88,7 +38,8 @@ class StepBindings:
     @property
     def slot_count(self) -> int | None:
         """How many slots there are; None on an engine for one adapter at a time."""
-        return self._levels.device.count
+        slots = self._levels.slots
+        return None if slots is None else slots.count
 
     @property
     def by_use(self) -> tuple[str, ...]:
@@ -185,13 +136,14 @@ class StepBindings:
     def _entry_of(self, adapter: Lease | str) -> Entry:
         if not isinstance(adapter, Lease):
             return self._levels.names.get(adapter)
-        self._leases.check(adapter)
+        self._levels.check_lease(adapter)
         return adapter.entry
 
     @checked
     def watch(self, event: Event) -> None:
         """Set an event whenever an adapter has come or was let go of, as long as it lives."""
-        self._levels.watch(event)
+        with self._levels.lock:
+            self._levels.watchers.add(event)
 
     @contextmanager
     def _held(self, entries: Collection[Entry]) -> Iterator[None]:
@@ -203,11 +155,11 @@ class StepBindings:
                 "slots; split the rows, or build with a larger --max-loras"
             )
         with self._levels.lock:
-            leases = self._leases.add_all(entries)
+            leases = self._levels.lease_all(entries)
         try:
             yield
         finally:
             with self._levels.lock:
                 for lease in leases:
-                    self._leases.remove(lease)
+                    self._levels.release(lease)
             self._levels.notify()

@@ -5,32 +5,21 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from threading import Condition, Event
 from weakref import WeakSet
 
-from trt_lora.plugins.errors import LoRAError
+from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.memory.host import Stream
 from trt_lora.runtime.store.buffer_level import BufferLevel
-from trt_lora.runtime.store.entry import Entry, Loaded, check_unchanged
+from trt_lora.runtime.store.entry import Entry, Lease, Loaded, check_unchanged
 from trt_lora.runtime.store.memory_level import MemoryLevel
 from trt_lora.runtime.store.names import Names, evicted
 from trt_lora.runtime.store.slot_level import SlotLevel
 from trt_lora.runtime.store.source import content_hash
 from trt_lora.runtime.store.stats import StoreCounts, StoreStats
-
-
-@dataclass(frozen=True)
-class Naming:
-    """How an entry that has come gets its name, if it has none; both are called under the lock."""
-
-    replaced: Callable[[], Entry | None] = lambda: None  # what has the name
-    publish: Callable[[], None] = lambda: None  # may refuse
-
-
-NAMED = Naming()  # of an entry that has its name
 
 
 class Levels:
@@ -40,38 +29,20 @@ class Levels:
     what came of it under it: a move holds up those alone that want that adapter, or its slot.
     """
 
-    def __init__(
-        self,
-        slots: SlotLevel | None,
-        buffers: BufferLevel | None,
-        memory: MemoryLevel,
-        names: Names,
-    ) -> None:
-        """Take the levels.
-
-        Args:
-            slots: of an engine for many adapters.
-            buffers: of an engine for one at a time, instead.
-            memory: empty.
-            names: empty.
-        """
-        device = slots or buffers
-        assert device is not None
+    def __init__(self, device: SlotLevel | BufferLevel, memory: MemoryLevel, names: Names) -> None:
+        """Take the levels, and names, all of them empty."""
         self.lock = Condition()
-        self.slots, self.device, self.memory, self.names = slots, device, memory, names
+        self.device, self.memory, self.names = device, memory, names
+        self.slots = device if isinstance(device, SlotLevel) else None
         self.held: dict[Entry, None] = {}  # the entries with `is_held`
+        self.leases: dict[Lease, None] = {}  # that were given and not given back
         self.counts = StoreCounts()
-        self._watchers: WeakSet[Event] = WeakSet()
-
-    def watch(self, event: Event) -> None:
-        """Set an event whenever an adapter has come or was let go of, as long as it lives."""
-        with self.lock:
-            self._watchers.add(event)
+        self.watchers: WeakSet[Event] = WeakSet()
 
     def notify(self) -> None:
         """Set the events of those that watch."""
         with self.lock:
-            watchers = list(self._watchers)
+            watchers = list(self.watchers)
         for event in watchers:
             event.set()
 
@@ -85,20 +56,62 @@ class Levels:
             entry.is_pinned = False
             self.after_change(entry)
 
-    def hold(self, entry: Entry) -> None:
-        """Count a lease; under `lock`.
+    def publish(self, entry: Entry) -> None:
+        """Let its name mean an entry from now on, unless it was taken meanwhile; under `lock`.
+
+        Raises:
+            AdapterError, StateError: the name cannot be had, or parts have lost theirs.
+        """
+        if entry.claim is None:
+            return
+        self.names.check_new(entry.name, entry.claim)
+        if gone := [part.name for part in entry.parts if not part.is_named]:
+            raise StateError(f"blend {entry.name!r}: {gone} were unloaded or replaced meanwhile")
+        old = self._replaced(entry)
+        if old is not None and old.is_pinned:  # its pin is the new one's
+            self.pin(entry, [e for e in self.held if e is not old or old.leases])
+        entry.claim = None
+        self.let_go(self.names.set(entry))
+
+    def lease(self, entry: Entry) -> Lease:
+        """Return a new lease of an entry; under `lock`.
 
         Raises:
             StateError: others hold all slots.
         """
-        self.device.check_room(entry, self.held)
+        self._check_slots(entry, self.held)
         entry.leases += 1
         self.held[entry] = None
+        lease = Lease(entry)
+        self.leases[lease] = None
+        return lease
 
-    def unhold(self, entry: Entry) -> None:
-        """Count a lease out; under `lock`."""
-        entry.leases -= 1
-        self.after_change(entry)
+    def lease_all(self, entries: Iterable[Entry]) -> list[Lease]:
+        """Return leases of all entries, or raise and hold none; under `lock`."""
+        leases: list[Lease] = []
+        try:
+            leases.extend(map(self.lease, entries))
+        except BaseException:
+            for lease in leases:
+                self.release(lease)
+            raise
+        return leases
+
+    def release(self, lease: Lease) -> None:
+        """Take a lease back; under `lock`.
+
+        Raises:
+            StateError: it was given back already.
+        """
+        self.check_lease(lease)
+        del self.leases[lease]
+        lease.entry.leases -= 1
+        self.after_change(lease.entry)
+
+    def check_lease(self, lease: Lease) -> None:
+        """Raise StateError if a lease was given back; under `lock`."""
+        if lease not in self.leases:
+            raise StateError(f"the lease of adapter {lease.name!r} was released already")
 
     def pin(self, entry: Entry, held: Collection[Entry] | None = None) -> None:
         """Keep an entry in its slot, or in memory; under `lock`.
@@ -106,18 +119,21 @@ class Levels:
         Raises:
             StateError: others hold all slots; `held` says which, where that is about to change.
         """
-        self.device.check_room(entry, self.held if held is None else held)
+        self._check_slots(entry, self.held if held is None else held)
         entry.is_pinned = True
         self.held[entry] = None
 
-    def take_over_pin(self, entry: Entry, old: Entry) -> None:
-        """Pin an entry that takes the name of one that is pinned, if it is; under `lock`.
+    def can_hold(self, entry: Entry, held: Collection[Entry]) -> bool:
+        """Whether an entry can be held beside others, as far as there are slots; under `lock`."""
+        return self.slots is None or entry in held or len(held) < self.slots.count
 
-        Raises:
-            StateError: others hold all slots, sequences of the old one among them.
-        """
-        if old.is_pinned:
-            self.pin(entry, [e for e in self.held if e is not old or old.leases])
+    def _check_slots(self, entry: Entry, held: Collection[Entry]) -> None:
+        if not self.can_hold(entry, held):
+            holders = ", ".join(other.describe() for other in held)
+            raise StateError(
+                f"adapter {entry.name!r} finds all {len(held)} slots in use by {holders}; wait "
+                "for a sequence to end, unpin an adapter, or build with a larger --max-loras"
+            )
 
     def unpin(self, entry: Entry) -> None:
         """Let an entry leave; under `lock`."""
@@ -166,11 +182,11 @@ class Levels:
         with self.moving(lambda: entry):
             yield self.to_memory(entry)
 
-    def stats(self, registered: int) -> StoreStats:
+    def stats(self) -> StoreStats:
         """Return what is where; under `lock`."""
         slots = self.slots
         return StoreStats(
-            registered=registered,
+            registered=len(self.names.entries),
             in_memory=len(self.memory.entries),
             in_slots=0 if slots is None else len(slots.places),
             slots=0 if slots is None else slots.count,
@@ -181,24 +197,6 @@ class Levels:
             slot_bytes=0 if slots is None else slots.stacks.nbytes // slots.count,
             **asdict(self.counts),
         )
-
-    def put(self, entry: Entry, loaded: Loaded, naming: Naming) -> None:
-        """Keep an adapter whose weights are in memory already.
-
-        Raises:
-            StateError: it finds no room.
-            AdapterError, StateError: the name cannot be had.
-        """
-        with self.lock:
-            self._reserve(entry, naming)
-            entry.in_memory = Future()
-            entry.in_memory.set_result(loaded)
-            try:
-                self._arrive(entry, naming)
-            except BaseException:
-                self.memory.remove(entry)
-                entry.in_memory = None
-                raise
 
     def find(self, entries: Collection[Entry]) -> bool:
         """Whether adapters that are in use now can be bound at once; under `lock`."""
@@ -221,20 +219,27 @@ class Levels:
         there = entry.in_memory if self.slots is None else entry.in_slot
         return there is not None and there.done()
 
-    def to_memory(
-        self,
-        entry: Entry,
-        read: Callable[[], Fitted] | None = None,
-        naming: Naming = NAMED,
-        stream: Stream = None,
-    ) -> Loaded:
+    def loaded(self, entry: Entry, fitted: Fitted, stream: Stream = None) -> Loaded:
+        """Return what was read of an adapter as the engine takes it.
+
+        Raises:
+            AdapterError: it is another adapter than it was.
+            BackendError: the device is out of memory.
+        """
+        digest = content_hash(fitted)
+        check_unchanged(entry, fitted, digest)
+        loaded = self.device.load(fitted, stream)
+        with self.lock:
+            entry.content_hash = digest
+        return loaded
+
+    def to_memory(self, entry: Entry, load: Callable[[], Loaded] | None = None) -> Loaded:
         """Return an adapter in memory, read from its source if it is not there.
 
         Args:
-            entry: of the adapter; held, or kept by `moving`.
-            read: how, if not by its source.
-            naming: gives the entry its name when it is there.
-            stream: of a copy to the device.
+            entry: of the adapter; held, or kept by `moving`. It gets its name when it is there, if
+                it claims one.
+            load: what brings it there, if not its source; see `loaded`.
 
         Raises:
             AdapterError: its files are gone, damaged, or hold another adapter than they did.
@@ -244,15 +249,13 @@ class Levels:
         with self.lock:
             future, is_mine = entry.in_memory, entry.in_memory is None
             if future is None:
-                if entry.source is None:
+                if entry.source is None and load is None:
                     raise evicted(entry.name)
-                self._reserve(entry, naming)
+                self._evict(self.memory.reserve(entry, self._replaced(entry)))
                 future = entry.in_memory = Future()
-                read = read or partial(entry.source.read, self.kept_in_memory)
             self.memory.touch(entry)
         if is_mine:
-            assert read is not None
-            self._read(entry, read, future, naming, stream)
+            self._load(entry, load or partial(self._read, entry), future)
         return future.result()
 
     def to_device(self, entry: Entry) -> int | None:
@@ -280,18 +283,23 @@ class Levels:
             slots.touch(entry)
             slot = slots.places[entry]
         if is_mine:
-            self._copy(entry, slot, loaded.fitted, future, slots)
+            start = time.perf_counter()
+            try:
+                slots.stacks.place(slot, loaded.fitted)
+            except BaseException as error:
+                with self.lock:
+                    del slots.places[entry]
+                    entry.in_slot = None
+                future.set_exception(error)
+            else:
+                with self.lock:
+                    self.counts.copy_seconds += time.perf_counter() - start
+                future.set_result(slot)
         return future.result()
 
-    def _reserve(self, entry: Entry, naming: Naming) -> None:
-        """Make room in memory, as far as others can be read again."""
-        self._evict(self.memory.reserve(entry, naming.replaced()))
-
-    def _arrive(self, entry: Entry, naming: Naming) -> None:
-        """Give an entry that is there its name, and let go of what leaves for it, or do neither."""
-        self.memory.check_room(entry, naming.replaced())
-        naming.publish()
-        self._evict(self.memory.shrink(entry))
+    def _replaced(self, entry: Entry) -> Entry | None:
+        """What has the name that an entry claims."""
+        return None if entry.claim is None else self.names.entries.get(entry.name)
 
     def _evict(self, victims: Collection[Entry]) -> None:
         """Note what has left memory; it leaves its slot, too."""
@@ -306,34 +314,30 @@ class Levels:
 
     def _take_slot(self, entry: Entry, slots: SlotLevel) -> bool:
         """Give an entry a slot; False where others, which are being copied, may leave soon."""
-        taken = slots.take(entry)
-        if taken is None:
-            slots.check_room(entry, self.held)
-            return False
-        if taken.leaving is not None:
-            taken.leaving.in_slot = None
+        if len(slots.places) == slots.count:
+            leaving = slots.evictable()
+            if leaving is None:
+                self._check_slots(entry, self.held)
+                return False
+            slots.leave(leaving)
             self.counts.evictions_from_slots += 1
+        slots.take(entry)
         return True
 
-    def _read(
-        self,
-        entry: Entry,
-        read: Callable[[], Fitted],
-        future: Future[Loaded],
-        naming: Naming,
-        stream: Stream,
-    ) -> None:
+    def _read(self, entry: Entry) -> Loaded:
+        assert entry.source is not None
+        return self.loaded(entry, entry.source.read(self.kept_in_memory))
+
+    def _load(self, entry: Entry, load: Callable[[], Loaded], future: Future[Loaded]) -> None:
         try:
-            fitted = read()
-            digest = content_hash(fitted)
-            check_unchanged(entry, fitted, digest)
-            loaded = self.device.load(fitted, stream)
+            loaded = load()
             with self.lock:
-                entry.content_hash = digest
-                self.memory.resize(entry, fitted.coverage.nbytes)
+                self.memory.resize(entry, loaded.fitted.coverage.nbytes)
                 self.memory.touch(entry)  # behind what it was made of
-                self._arrive(entry, naming)
-                self.counts.reads += 1
+                self.memory.check_room(entry, self._replaced(entry))
+                self.publish(entry)
+                self._evict(self.memory.shrink(entry))
+                self.counts.reads += entry.source is not None
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # the future keeps it, but nothing read
             with self.lock:
@@ -342,19 +346,3 @@ class Levels:
             future.set_exception(error)
             return
         future.set_result(loaded)
-
-    def _copy(
-        self, entry: Entry, slot: int, fitted: Fitted, future: Future[int], slots: SlotLevel
-    ) -> None:
-        start = time.perf_counter()
-        try:
-            slots.stacks.place(slot, fitted)
-        except BaseException as error:
-            with self.lock:
-                del slots.places[entry]
-                entry.in_slot = None
-            future.set_exception(error)
-            return
-        with self.lock:
-            self.counts.copy_seconds += time.perf_counter() - start
-        future.set_result(slot)

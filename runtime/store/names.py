@@ -15,7 +15,7 @@ from trt_lora.plugins.errors import (
 )
 from trt_lora.plugins.messages import did_you_mean, listed, shown
 from trt_lora.runtime.store.blend_source import BlendSource
-from trt_lora.runtime.store.entry import Entry
+from trt_lora.runtime.store.entry import Claim, Entry
 from trt_lora.runtime.store.source import Fit
 
 _LONGEST = 1024  # characters of a name
@@ -49,7 +49,7 @@ class Names:
         _check_version(name, entry.version, expected_version)
         return entry
 
-    def check_new(self, name: str, *, replace: bool, expected_version: int | None) -> None:
+    def check_new(self, name: str, claim: Claim) -> None:
         """Refuse a name that a new adapter cannot have.
 
         Raises:
@@ -58,8 +58,8 @@ class Names:
         """
         check_name(name)
         entry = self.entries.get(name)
-        _check_version(name, entry.version if entry else 0, expected_version)
-        if entry and not replace and expected_version is None:
+        _check_version(name, entry.version if entry else 0, claim.expected_version)
+        if entry and not claim.replace and claim.expected_version is None:
             raise name_is_taken(name)
 
     def set(self, entry: Entry) -> list[Entry]:
@@ -104,7 +104,11 @@ class Names:
         lost: list[Entry] = []
         for made in [made for made in self if entry in made.parts]:
             if made.is_named:
-                lost += self.remove(made, _part_is_gone(made.name, entry.name))
+                gone = (
+                    f"adapter {made.name!r} was made of {entry.name!r}, which was unloaded or "
+                    "replaced; blend it again"
+                )
+                lost += self.remove(made, UnknownAdapterError(gone))
         return lost
 
     def _strength(self, name: str) -> Entry | None:
@@ -216,12 +220,6 @@ def check_name(name: str) -> None:
             f"{shown(name)} means the adapter {shown(match[1])} at strength {match[2]}; choose a "
             "name that does not end in @ and a number"
         )
-
-
-def _part_is_gone(name: str, part: str) -> UnknownAdapterError:
-    return UnknownAdapterError(
-        f"adapter {name!r} was made of {part!r}, which was unloaded or replaced; blend it again"
-    )
 
 
 def _check_version(name: str, version: int, expected: int | None) -> None:

@@ -1,13 +1,13 @@
 """SlotLevel: the slots of an engine for many, LRU, and the LoRA inputs of a step."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT, SLOT_DTYPE
-from trt_lora.plugins.errors import ConfigError, StateError
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.manifest import Manifest
@@ -16,14 +16,6 @@ from trt_lora.runtime.memory.tensor import HOST, TensorMap, tensor_from_numpy
 from trt_lora.runtime.store.config import bytes_of
 from trt_lora.runtime.store.entry import Entry, Loaded
 from trt_lora.runtime.store.slot_stacks import SlotStacks, slot_nbytes
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A slot, and what has left it."""
-
-    slot: int
-    leaving: Entry | None = None
 
 
 class SlotLevel:
@@ -58,34 +50,13 @@ class SlotLevel:
         del stream
         return Loaded(fitted)
 
-    def check_room(self, entry: Entry, held: Collection[Entry]) -> None:
-        """Refuse one more entry to hold, if others hold every slot.
+    def evictable(self) -> Entry | None:
+        """Return the least recently used entry of those that can leave their slots."""
+        return next((entry for entry in self.places if entry.is_evictable_from_slot), None)
 
-        Raises:
-            StateError: they do.
-        """
-        if entry not in held and len(held) >= self.count:
-            holders = ", ".join(other.describe() for other in held)
-            raise StateError(
-                f"adapter {entry.name!r} finds all {self.count} slots in use by {holders}; wait "
-                "for a sequence to end, unpin an adapter, or build with a larger --max-loras"
-            )
-
-    def take(self, entry: Entry) -> Taken | None:
-        """Give an entry the lowest free slot, or the least recently used one's.
-
-        Returns:
-            None if all stay where they are.
-        """
-        free = set(range(self.count)).difference(self.places.values())
-        if free:
-            self.places[entry] = min(free)
-            return Taken(min(free))
-        for other in self.places:
-            if other.is_evictable_from_slot:
-                self.places[entry] = self.places.pop(other)
-                return Taken(self.places[entry], other)
-        return None
+    def take(self, entry: Entry) -> None:
+        """Give an entry the lowest free slot."""
+        self.places[entry] = min(set(range(self.count)).difference(self.places.values()))
 
     def touch(self, entry: Entry) -> None:
         """Make an entry the last one used."""
@@ -111,20 +82,15 @@ class SlotLevel:
         slots = [None if entry is None else self.places[entry] for entry in entries]
         if self._last and self._last[:2] == (slots, all_slots):
             return self._last[2]
-        is_narrow = self._is_on_host and not all_slots
-        taken = {slot for slot in slots if slot is not None}
-        first, number = _range(taken) if is_narrow else (0, self.count)
+        first, last = 0, self.count - 1
+        if self._is_on_host and not all_slots:
+            taken = [slot for slot in slots if slot is not None]
+            first, last = min(taken, default=0), max(taken, default=0)
         of_rows = [BASE_SLOT if slot is None else slot - first for slot in slots]
         rows = tensor_from_numpy(np.array(of_rows, SLOT_DTYPE))
-        step = TensorMap({**self.stacks.views(first, number), LORA_SLOT: rows})
+        step = TensorMap({**self.stacks.views(first, last + 1 - first), LORA_SLOT: rows})
         self._last = slots, all_slots, step
         return step
-
-
-def _range(slots: Collection[int]) -> tuple[int, int]:
-    """The first slot that a step binds, and how many; one where it needs none."""
-    first, last = min(slots, default=0), max(slots, default=0)
-    return first, last + 1 - first
 
 
 def _slots_within(device_memory: float | None, manifest: Manifest, memory: Memory) -> int:

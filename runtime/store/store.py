@@ -1,26 +1,27 @@
 """AdapterStore: the adapters of one engine, by name, in versions, wherever each of them lies."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.load import files_fingerprint
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.memory.host import Stream, free_host_memory
 from trt_lora.runtime.memory.tensor import Tensor
 from trt_lora.runtime.store.blend_source import BlendSource, coverage_of
 from trt_lora.runtime.store.buffer_level import BufferLevel
-from trt_lora.runtime.store.catalog import Catalog, logged
 from trt_lora.runtime.store.config import StoreConfig, bytes_of
-from trt_lora.runtime.store.entry import Entry, Lease
+from trt_lora.runtime.store.entry import Claim, Entry, Lease, Loaded
 from trt_lora.runtime.store.integrity import check_integrity
-from trt_lora.runtime.store.leases import Leases, StepBindings
+from trt_lora.runtime.store.leases import StepBindings
 from trt_lora.runtime.store.levels import Levels
 from trt_lora.runtime.store.memory_level import MemoryLevel
 from trt_lora.runtime.store.names import Names, check_parts
@@ -58,19 +59,18 @@ class AdapterStore:
             BackendError: the device is out of memory.
         """
         config, self.manifest = config or StoreConfig(), executor.manifest
-        slots = SlotLevel(executor, config.device_memory) if self.manifest.max_loras else None
-        buffers = None if slots else BufferLevel(executor)
-        limit = bytes_of(config.device_memory, executor.memory.free_bytes)
-        memory = MemoryLevel(limit, "device_memory")
-        if slots:
-            limit = bytes_of(config.host_memory, free_host_memory)
-            memory = MemoryLevel(limit, "host_memory")
-        self._fit = Fit(self.manifest, 1 if slots else executor.rank_multiple)
-        self._names = Names(self._fit)
-        self._levels = Levels(slots, buffers, memory, self._names)
-        self._lock, self._leases = self._levels.lock, Leases(self._levels)
-        self._catalog, self._prefetcher = Catalog(self._levels), Prefetcher(self._levels)
-        self.bindings = StepBindings(self._levels, self._leases)
+        device: SlotLevel | BufferLevel
+        if self.manifest.max_loras:
+            device, multiple = SlotLevel(executor, config.device_memory), 1
+            limit, option, free = config.host_memory, "host_memory", free_host_memory
+        else:
+            device, multiple = BufferLevel(executor), executor.rank_multiple
+            limit, option, free = config.device_memory, "device_memory", executor.memory.free_bytes
+        self._fit = Fit(self.manifest, multiple)
+        self._names, self._versions = Names(self._fit), count(1)
+        self._levels = Levels(device, MemoryLevel(bytes_of(limit, free), option), self._names)
+        self._lock, self._prefetcher = self._levels.lock, Prefetcher(self._levels)
+        self.bindings = StepBindings(self._levels)
 
     def __repr__(self) -> str:
         """Return how many adapters it knows, and how many of them a step can bind at once."""
@@ -103,7 +103,7 @@ class AdapterStore:
     def stats(self) -> StoreStats:
         """What is where, and what has happened."""
         with self._lock:
-            return self._levels.stats(registered=len(self._names.entries))
+            return self._levels.stats()
 
     @checked
     def info(self, name: str) -> AdapterInfo:
@@ -175,17 +175,13 @@ class AdapterStore:
             StateError: the name means another version, memory has no room, or what it replaces is
                 pinned and sequences hold all slots.
         """
-        self._catalog.check_new(name, replace=replace, expected_version=expected_version)
+        claim = self._claim(name, replace, expected_version)
         source = FileSource(self._fit, Path(path).absolute(), strict)
         adapter = source.open()
         nbytes = self._fit.preview(adapter, strict=strict).nbytes
-        entry = self._catalog.entry(name, source, nbytes)
+        entry = Entry(name, next(self._versions), source, nbytes, claim=claim)
         read = partial(self._fit.read, adapter, strict=strict)
-        with self._levels.moving(lambda: entry):
-            naming = self._catalog.naming(entry, replace=replace, expected_version=expected_version)
-            loaded = self._levels.to_memory(entry, read, naming, stream)
-            self._place_pinned(entry)
-        return logged(loaded.fitted.coverage)
+        return self._come(entry, lambda: self._levels.loaded(entry, read(), stream))
 
     @checked
     def register(self, name: str, path: str | Path, *, strict: bool = True) -> Coverage:
@@ -196,15 +192,13 @@ class AdapterStore:
         Raises:
             AdapterError: as `load`.
         """
-        self._catalog.check_new(name, replace=False, expected_version=None)
+        claim = self._claim(name)
         path = Path(path).absolute()
         fingerprint = files_fingerprint(path)  # before it is opened: a change after it is seen
         source = FileSource(self._fit, path, strict, fingerprint)
         coverage = source.preview()
-        entry = self._catalog.entry(name, source, coverage.nbytes)
-        with self._lock:
-            self._catalog.publish(entry, replace=False, expected_version=None)
-        return logged(coverage)
+        entry = Entry(name, next(self._versions), source, coverage.nbytes, claim=claim)
+        return self._publish(entry, coverage)
 
     @checked
     def add(
@@ -221,16 +215,12 @@ class AdapterStore:
         Raises:
             AdapterError, StateError: as `load`.
         """
-        self._catalog.check_new(name, replace=replace, expected_version=expected_version)
+        claim = self._claim(name, replace, expected_version)
         fitted = self._fit.read(adapter, strict=strict)
-        entry = self._catalog.entry(name, None, fitted.coverage.nbytes)
+        entry = Entry(name, next(self._versions), None, fitted.coverage.nbytes, claim=claim)
         loaded = self._levels.device.load(fitted, None)  # refuses what is on another device
         entry.content_hash = content_hash(fitted)
-        with self._levels.moving(lambda: entry):
-            naming = self._catalog.naming(entry, replace=replace, expected_version=expected_version)
-            self._levels.put(entry, loaded, naming)
-            self._place_pinned(entry)
-        return logged(fitted.coverage)
+        return self._come(entry, lambda: loaded)
 
     @checked
     def blend(
@@ -253,21 +243,14 @@ class AdapterStore:
                 number, there are no parts, or a site's ranks add up to more than the engine's
                 maximum.
         """
-        self._catalog.check_new(name, replace=replace, expected_version=None)
+        claim = self._claim(name, replace)
         weights = check_parts(name, parts)
         with self._lock:
             entries = tuple(self._names.get(part) for part in parts)
         source = BlendSource(self._fit, name, tuple(zip(entries, weights, strict=True)))
         coverage = source.preview()
-        entry = self._catalog.entry(name, source, coverage.nbytes, entries)
-        if at_once:
-            with self._levels.moving(lambda: entry):
-                naming = self._catalog.naming(entry, replace=replace, expected_version=None)
-                coverage = self._levels.to_memory(entry, naming=naming).fitted.coverage
-        else:
-            with self._lock:
-                self._catalog.publish(entry, replace=replace, expected_version=None)
-        return logged(coverage)
+        entry = Entry(name, next(self._versions), source, coverage.nbytes, entries, claim)
+        return self._come(entry) if at_once else self._publish(entry, coverage)
 
     @checked
     def unload(self, name: str, *, expected_version: int | None = None) -> None:
@@ -296,7 +279,7 @@ class AdapterStore:
             AdapterError: its files are needed, and are gone, damaged or changed.
         """
         with self._lock:
-            lease = self._leases.add(self._names.get(name, expected_version))
+            lease = self._levels.lease(self._names.get(name, expected_version))
         try:
             self._levels.to_memory(lease.entry)
         except BaseException:
@@ -312,8 +295,9 @@ class AdapterStore:
             StateError: it was given back already.
         """
         with self._lock:
-            self._leases.remove(lease)
-            self._catalog.drop_idle_strength()
+            self._levels.release(lease)
+            if (strength := self._names.idle_strength()) is not None:
+                self._levels.retire(strength)
         self._levels.notify()
 
     @checked
@@ -324,9 +308,8 @@ class AdapterStore:
             UnknownAdapterError: no adapter of that name is loaded.
         """
         with self._lock:
-            entry, held = self._names.get(name), self._levels.held
-            slots = self.bindings.slot_count
-            return entry.is_loaded and (slots is None or entry in held or len(held) < slots)
+            entry = self._names.get(name)
+            return entry.is_loaded and self._levels.can_hold(entry, self._levels.held)
 
     @checked
     def pin(self, name: str, *, allow_last: bool = False) -> None:
@@ -389,9 +372,29 @@ class AdapterStore:
             StateError: they do not.
         """
         with self._lock:
-            check_integrity(self._levels, list(self._names), self._leases.given)
+            check_integrity(self._levels)
 
-    def _place_pinned(self, entry: Entry) -> None:
-        """Bring an entry that has taken over a pin into its slot."""
-        if entry.is_pinned:
-            self._levels.to_device(entry)
+    def _claim(
+        self, name: str, replace: bool = False, expected_version: int | None = None
+    ) -> Claim:
+        """Return the terms of a new entry's name; refuse one that it cannot have."""
+        claim = Claim(replace, expected_version)
+        with self._lock:
+            self._names.check_new(name, claim)
+        return claim
+
+    def _come(self, entry: Entry, load: Callable[[], Loaded] | None = None) -> Coverage:
+        """Bring a new entry into memory; where it takes over a pin, into its slot."""
+        with self._levels.moving(lambda: entry):
+            coverage = self._levels.to_memory(entry, load).fitted.coverage
+            if entry.is_pinned:
+                self._levels.to_device(entry)
+        log_warnings(coverage.source, coverage.warnings)
+        return coverage
+
+    def _publish(self, entry: Entry, coverage: Coverage) -> Coverage:
+        """Give a new entry its name; it comes into memory when it is wanted."""
+        with self._lock:
+            self._levels.publish(entry)
+        log_warnings(coverage.source, coverage.warnings)
+        return coverage

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.decoding.cache_regions import cache_regions
+from trt_lora.runtime.generation.decoding.kv_cache import cache_regions
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.measuring.answer_times import AnswerTimes, answer_times
 from trt_lora.scripts.measuring.benchmark import Benchmark, VariantTimes, WorkloadTimes

@@ -18,12 +18,12 @@ from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.engines.tensorrt.inputs import allows
+from trt_lora.runtime.generation.decoding.kv_cache import cache_regions
 from trt_lora.runtime.generation.decoding.step_inputs import (
     BOUND,
     INPUT_IDS,
     LENGTHS,
     Ids,
-    cache_shapes,
     token_inputs,
 )
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
@@ -149,11 +149,12 @@ def _shortened(step: dict[str, Array]) -> dict[str, Array]:
 
 def _cache(manifest: Manifest, batch: int, rng: np.random.Generator | None) -> dict[str, Array]:
     """Every cache input [batch, kv_heads, max_len, dim]; zeros without a generator."""
-    dtypes = {binding.name: storage_dtype(binding.dtype) for binding in manifest.inputs}
-    return {
-        name: (np.zeros(shape) if rng is None else rng.standard_normal(shape)).astype(dtypes[name])
-        for name, shape in cache_shapes(manifest, batch, manifest.max_seq_len).items()
-    }
+    arrays = {}
+    for binding in (region.binding for region in cache_regions(manifest, batch)):
+        shape = batch, *map(int, binding.shape[1:])
+        values = np.zeros(shape) if rng is None else rng.standard_normal(shape)
+        arrays[binding.name] = values.astype(storage_dtype(binding.dtype))
+    return arrays
 
 
 def _check_profile(manifest: Manifest, step: Mapping[str, Array], profile: str) -> None:

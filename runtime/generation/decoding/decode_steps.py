@@ -11,10 +11,10 @@ from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.engines.topk import TEMPERATURES, TopK, TopKRun
+from trt_lora.runtime.generation.chosen_tokens import StepOutput
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import INPUT_IDS, KEPT_PLACES, LENGTHS
 from trt_lora.runtime.generation.decoding.step_runs import Span, StepRuns
-from trt_lora.runtime.generation.step_output import StepOutput
 from trt_lora.runtime.memory.tensor import TensorMap
 
 

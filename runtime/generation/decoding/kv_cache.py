@@ -5,24 +5,47 @@ its sequence has written up to its length; what lies behind is never looked at. 
 use may keep a prefix that another sequence begins with.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
+from math import gcd, prod
+from operator import attrgetter
 
 import numpy as np
 
+from trt_lora.plugins.contract.step import CACHE
 from trt_lora.plugins.errors import ConfigError, StateError, TensorError
-from trt_lora.runtime.generation.decoding.cache_regions import (
-    Region,
-    cache_regions,
-    check_alignment,
-    row_blocks,
-)
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
-from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.memory.host import Memory
+from trt_lora.runtime.manifest import Binding, Manifest
+from trt_lora.runtime.memory.dtypes import storage_dtype
+from trt_lora.runtime.memory.host import ALIGNMENT, Blocks, Memory
 from trt_lora.runtime.memory.tensor import HOST, Tensor
 
 _CACHED_VIEWS = 64  # first row and number of rows, the pairs in use
+
+
+@dataclass(frozen=True)
+class Region:
+    """One cache input: its rows lie one after another from `offset`."""
+
+    binding: Binding
+    offset: int  # bytes from the start of the allocation
+    row_bytes: int
+
+    def nbytes(self, rows: int) -> int:
+        """Return the size of so many rows, up to where the next cache input may begin."""
+        return -(-self.row_bytes * rows // ALIGNMENT) * ALIGNMENT
+
+
+def cache_regions(manifest: Manifest, rows: int) -> Iterator[Region]:
+    """Yield where each cache input of an engine lies, in their order."""
+    offset = 0
+    for binding in manifest.inputs:
+        if binding.name.startswith(CACHE):
+            row_bytes = storage_dtype(binding.dtype).itemsize * prod(map(int, binding.shape[1:]))
+            region = Region(binding, offset, row_bytes)
+            yield region
+            offset += region.nbytes(rows)
 
 
 @dataclass(frozen=True)
@@ -55,9 +78,9 @@ class KVCache:
         self.prefixes: dict[int, Prefix] = {}  # by row, the one that was kept first first
         self._memory = memory
         self._regions = tuple(cache_regions(manifest, rows))
-        self._row_blocks = tuple(row_blocks(self._regions))
+        self._row_blocks = tuple(_row_blocks(self._regions))
         if memory.device != HOST and rows > 1:
-            check_alignment(self._regions, self.max_len)
+            _check_alignment(self._regions, self.max_len)
         self.nbytes = sum(region.nbytes(rows) for region in self._regions)
         self._block = memory.zeros(self.nbytes, sparse=True)
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -139,11 +162,6 @@ class KVCache:
         self.lengths[last] = 0
         if keep is not None and row == last:
             self._keep(last, keep)
-
-    def forget_prefixes(self) -> None:
-        """Free every row that keeps a prefix."""
-        for row in list(self.prefixes):
-            self._forget(row)
 
     def clear(self) -> None:
         """Free every row, whatever a release that did not end has left, and write zeros over it.
@@ -249,3 +267,37 @@ class KVCache:
 
     def _pointer(self, region: Region, row: int) -> int:
         return self._block.pointer + region.offset + row * region.row_bytes
+
+
+def _check_alignment(regions: Sequence[Region], max_len: int) -> None:
+    """Refuse rows that no engine on a GPU can be given the address of.
+
+    Rows follow one another without a gap, and each is bound at its own address.
+
+    Raises:
+        ConfigError: a row's size is no multiple of the alignment.
+    """
+    for region in regions:
+        if region.row_bytes % ALIGNMENT:
+            step = ALIGNMENT // gcd(region.row_bytes // max_len, ALIGNMENT)
+            raise ConfigError(
+                f"a row of {region.binding.name} has {region.row_bytes} bytes, and TensorRT takes "
+                f"addresses that are multiples of {ALIGNMENT}; run one sequence at a time, or "
+                f"build with a --max-seq-len that is a multiple of {step}"
+            )
+
+
+def _row_blocks(regions: Sequence[Region]) -> Iterator[tuple[Region, Blocks]]:
+    """The places of one row: the first region of each size, and how many follow how far apart.
+
+    Layers repeat, so that regions of one size are equally far apart, and a row is one copy, or one
+    for the keys and one for the values. Where they are not, each is copied by itself.
+    """
+    size = attrgetter("row_bytes")
+    for nbytes, same in groupby(sorted(regions, key=size), key=size):  # in order of their offsets
+        group = list(same)
+        strides = {after.offset - before.offset for before, after in pairwise(group)}
+        if len(strides) == 1:
+            yield group[0], Blocks(nbytes, len(group), *strides)
+        else:
+            yield from ((region, Blocks(nbytes)) for region in group)

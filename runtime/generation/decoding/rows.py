@@ -1,19 +1,19 @@
 """Sequences in rows of the KV cache: prompts in chunks, then one token each at every step."""
 
 from collections import abc
+from itertools import starmap
 
 import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.runtime.engines.engine import Executor
-from trt_lora.runtime.generation.chosen_tokens import ChosenToken
+from trt_lora.runtime.generation.chosen_tokens import ChosenToken, StepOutput
 from trt_lora.runtime.generation.decoding.decode_steps import Group, RowInput
 from trt_lora.runtime.generation.decoding.kv_cache import Prefix
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.logits.logprobs import logprobs_of
 from trt_lora.runtime.generation.sequence import Sequence
-from trt_lora.runtime.generation.step_output import StepOutput
 from trt_lora.runtime.generation.token import Logprobs
 from trt_lora.runtime.memory.tensor import HOST, TensorMap
 from trt_lora.runtime.store.store import AdapterStore
@@ -75,7 +75,7 @@ class Rows:
     @property
     def waits_for_prompts(self) -> bool:
         """Whether a prompt is not run to its end."""
-        return any(map(_waits, self.sequences, self._lengths()))
+        return any(starmap(_waits, self._filled()))
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in.
@@ -99,8 +99,7 @@ class Rows:
 
         If all do, and are known to have their greedy token next, a device may begin the next step.
         """
-        pairs = zip(self.sequences, self._lengths(), strict=True)
-        tokens = {s: s.pending[0] for s, length in pairs if _is_ready(s, length)}
+        tokens = {s: s.pending[0] for s, length in self._filled() if _is_ready(s, length)}
         if not tokens:
             return []
         steps = self._decoder.steps
@@ -118,27 +117,26 @@ class Rows:
             if self._are_all(tokens) and len(groups) == 1:
                 self._decoder.steps.launch_next(self._group(tokens))
 
-    def prefill(self, budget: int | None = None) -> list[StepOutput]:
+    def prefill(self, budget: int) -> list[StepOutput]:
         """Run the next chunk of prompts, the oldest first; return what is found where they end.
 
         Args:
-            budget: tokens of all of them, most; None is the whole of each.
+            budget: tokens of all of them, most.
         """
         found = [self._run(group) for group in self._groups(budget)]
         return [output for output in found if output is not None]
 
-    def remove(self, sequence: Sequence, *, clear: bool = False, keep: bool = True) -> None:
-        """Free a row.
+    def remove(self, sequence: Sequence, *, clear: bool = False) -> None:
+        """Free a row; what it begins with is kept for others, if rows are free.
 
         Args:
             sequence: that has it.
             clear: nothing of it may meet another one's values.
-            keep: what it begins with, for others, if rows are free.
         """
         self._decoder.steps.settle()  # rows move on another stream
         self._leave_followers(sequence)
         prefix = None
-        if keep and not clear and self._shares and sequence.key is not None:
+        if not clear and self._shares:
             length = int(self.cache.lengths[self.cache.row_of(sequence)])
             prefix = Prefix(sequence.tokens[:length], sequence.key)
         self.cache.release(sequence, clear=clear, keep=prefix)
@@ -149,9 +147,9 @@ class Rows:
         self.cache.clear()
         self._bound = None
 
-    def _lengths(self) -> list[int]:
-        """Tokens in the rows of the sequences."""
-        return [*map(int, self.cache.lengths[: len(self.cache.owners)])]
+    def _filled(self) -> abc.Iterator[tuple[Sequence, int]]:
+        """The sequences, and how many tokens are in the row of each."""
+        return zip(self.sequences, self.cache.lengths.tolist(), strict=False)
 
     def _key(self, sequence: Sequence) -> abc.Hashable:
         """What sequences have in common whose rows can be shared."""
@@ -161,7 +159,7 @@ class Rows:
         """The row that begins with most tokens of a sequence, and how many; the last is run."""
         wanted = np.array(sequence.tokens[:-1], np.int64)
         kept = [(row, p.tokens) for row, p in self.cache.prefixes.items() if p.key == sequence.key]
-        for row, (other, length) in enumerate(zip(self.sequences, self._lengths(), strict=True)):
+        for row, (other, length) in enumerate(self._filled()):
             if self._may_share(sequence, other):
                 kept.append((row, other.tokens[:length]))
         best: tuple[int | None, int] = (None, 0)
@@ -175,7 +173,7 @@ class Rows:
         """Return the sequence of equal tokens whose prompt is run for both."""
         alike = (
             other
-            for other, length in zip(self.sequences, self._lengths(), strict=True)
+            for other, length in self._filled()
             if other.leader is None
             and _waits(other, length)
             and self._may_share(sequence, other)
@@ -293,7 +291,7 @@ class Rows:
         if len(sequence.pending) <= 1:
             self._lead(sequence)
 
-    def _groups(self, budget: int | None) -> abc.Iterator[list[_Chunk]]:
+    def _groups(self, budget: int) -> abc.Iterator[list[_Chunk]]:
         """Chunks that run together: of neighbouring new rows, of similar length."""
         group: list[_Chunk] = []
         for chunk in sorted(self._chunks(budget), key=lambda chunk: self.cache.row_of(chunk[0])):
@@ -304,20 +302,16 @@ class Rows:
         if group:
             yield group
 
-    def _chunks(self, budget: int | None) -> abc.Iterator[_Chunk]:
+    def _chunks(self, budget: int) -> abc.Iterator[_Chunk]:
         """The next chunk of each prompt within the budget, the oldest first; never none."""
         left = budget
-        pairs = zip(self.sequences, self._lengths(), strict=True)
-        waiting = [s for s, length in pairs if s.leader is None and _waits(s, length)]
+        waiting = [s for s, length in self._filled() if s.leader is None and _waits(s, length)]
         for sequence in sorted(waiting, key=lambda s: s.id):
-            count = min(len(sequence.pending), self._most_tokens)
-            if sequence.prompt_logprobs is not None:
-                count = min(count, _MOST_KEPT)
-            if budget is not None and left is not None:
-                count = min(count, budget)
-                if count > left:
-                    return
-                left -= count
+            most = self._most_tokens if sequence.prompt_logprobs is None else _MOST_KEPT
+            count = min(len(sequence.pending), self._most_tokens, most, budget)
+            if count > left:
+                return
+            left -= count
             yield sequence, count
 
     def _fits(self, group: list[_Chunk]) -> bool:

@@ -5,7 +5,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
 from trt_lora.plugins.contract.step import LOGITS
@@ -163,15 +162,12 @@ class StaticDecoder:
             TensorError: a row would be longer than the engine allows.
         """
         places = range(len(tokens)) if rows is None else rows.tolist()
-        slots = np.broadcast_to(self.host_slots(), len(tokens)).tolist()
-        told = {at: RowInput(first + at, int(tokens[at]), 0.0, slots[at]) for at in places}
+        slots = self.adapter.get(LORA_SLOT)  # of each row, or of all; none where a device has them
+        known = BASE_SLOT if slots is None or slots.device != HOST else slots.storage()
+        of_rows = np.broadcast_to(known, len(tokens)).tolist()
+        told = {at: RowInput(first + at, int(tokens[at]), 0.0, of_rows[at]) for at in places}
         (found,) = self.steps.run([Group(told, self.adapter)])
         return np.stack(found.topk.logits(range(len(told))))
-
-    def host_slots(self) -> npt.NDArray[np.int32]:
-        """The slots of the LoRA bindings, of each row or of all; none where a device has them."""
-        slots = self.adapter.get(LORA_SLOT)
-        return np.full(1, BASE_SLOT) if slots is None or slots.device != HOST else slots.storage()
 
     def _bound(self, lengths: Ids, width: int) -> int:
         """Positions looked at: as few as needed on the host, few different ones on a GPU."""

@@ -15,12 +15,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from trt_lora.plugins.contract.step import CACHE
-from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
 
 Ids = npt.NDArray[np.int64]
-CacheShape = tuple[int, int, int, int]  # batch, kv_heads, length, dim
 
 INPUT_IDS, LENGTHS, KEPT_PLACES, BOUND = "input_ids", "lengths", "kept", "bound"
 
@@ -55,13 +52,3 @@ def token_inputs(ids: Ids, lengths: Ids, kept: Ids, bound: int) -> dict[str, Arr
         KEPT_PLACES: np.ascontiguousarray(kept, np.int64),
         BOUND: np.zeros(bound, np.bool_),
     }
-
-
-def cache_shapes(manifest: Manifest, batch_size: int, length: int) -> dict[str, CacheShape]:
-    """Return the shape [batch, kv_heads, length, dim] of every cache input."""
-    shapes = {}
-    for binding in manifest.inputs:
-        if binding.name.startswith(CACHE):
-            _, heads, _, dim = binding.shape
-            shapes[binding.name] = (batch_size, int(heads), length, int(dim))
-    return shapes

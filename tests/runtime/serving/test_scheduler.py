@@ -64,7 +64,7 @@ class Served:
                 break
             self.step()
         assert not self.scheduler
-        assert not self.adapters._leases.given
+        assert not self.adapters._levels.leases
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ class SchedulerLife(RuleBasedStateMachine):
                 self.end_loads(10)
                 self.step(1)
             assert not self.asked
-            assert not self.adapters._leases.given
+            assert not self.adapters._levels.leases
             self.adapters.check_integrity()
         self.folder.cleanup()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from trt_lora.runtime.engines.host_topk import HostTopK
-from trt_lora.runtime.generation.logits.penalties import apply_penalties
+from trt_lora.runtime.generation.logits.changed_logits import apply_penalties
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import choose, next_keys
 
