@@ -41,6 +41,8 @@ class Levels:
 
     def notify(self) -> None:
         """Set the events of those that watch."""
+        if not self.watchers:
+            return
         with self.lock:
             watchers = list(self.watchers)
         for event in watchers:
@@ -73,13 +75,13 @@ class Levels:
         entry.claim = None
         self.let_go(self.names.set(entry))
 
-    def lease(self, entry: Entry) -> Lease:
+    def lease(self, entry: Entry, held: Collection[Entry] | None = None) -> Lease:
         """Return a new lease of an entry; under `lock`.
 
         Raises:
-            StateError: others hold all slots.
+            StateError: others hold all slots; `held` says which, where that is about to change.
         """
-        self._check_slots(entry, self.held)
+        self._check_slots(entry, self.held if held is None else held)
         entry.leases += 1
         self.held[entry] = None
         lease = Lease(entry)
@@ -107,6 +109,22 @@ class Levels:
         del self.leases[lease]
         lease.entry.leases -= 1
         self.after_change(lease.entry)
+        if (strength := self.names.idle_strength()) is not None:
+            self.retire(strength)
+
+    def exchange(self, lease: Lease, entry: Entry) -> Lease:
+        """Take a lease back and return one of an entry, or raise and change neither; under `lock`.
+
+        Raises:
+            StateError: it was given back already, or others hold all slots.
+        """
+        self.check_lease(lease)
+        before, held = lease.entry, self.held
+        if self.slots is not None and before.leases == 1 and not before.is_pinned:
+            held = dict.fromkeys(other for other in held if other is not before)
+        found = self.lease(entry, held)
+        self.release(lease)
+        return found
 
     def check_lease(self, lease: Lease) -> None:
         """Raise StateError if a lease was given back; under `lock`."""

@@ -97,6 +97,8 @@ class Names:
 
     def idle_strength(self) -> Entry | None:
         """The strength that was used least recently, if more are idle than are kept."""
+        if len(self.strengths) <= _KEPT_STRENGTHS:
+            return None
         idle = [entry for entry in self.strengths.values() if entry.is_evictable]
         return idle[0] if len(idle) > _KEPT_STRENGTHS else None
 

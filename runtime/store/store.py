@@ -51,6 +51,13 @@ class AdapterStore:
     """
 
     @checked
+    def _exchange(self, lease: Lease | None, entry: Entry) -> Lease:
+        levels = self._levels
+        found = levels.lease(entry) if lease is None else levels.exchange(lease, entry)
+        levels.memory.touch(entry)
+        levels.notify()
+        return found
+
     def __init__(self, executor: Executor, config: StoreConfig | None = None) -> None:
         """Allocate the engine's slots, or the zero buffer of its dummies.
 
@@ -288,6 +295,23 @@ class AdapterStore:
         return lease
 
     @checked
+    def exchange(self, lease: Lease | None, name: str) -> Lease:
+        """Give back a lease, if there is one, for one of an adapter, which may take its slot.
+
+        Raises:
+            UnknownAdapterError, StateError, AdapterError: as `lease`; the one before is kept then.
+            StateError: it was given back already.
+        """
+        with self._lock:
+            entry = self._names.get(name)
+            if entry.is_loaded:
+                return self._exchange(lease, entry)
+        with self._levels.moving(lambda: self._names.get(name)) as entry:
+            self._levels.to_memory(entry)
+            with self._lock:
+                return self._exchange(lease, entry)
+
+    @checked
     def release(self, lease: Lease) -> None:
         """Give back a lease.
 
@@ -296,8 +320,6 @@ class AdapterStore:
         """
         with self._lock:
             self._levels.release(lease)
-            if (strength := self._names.idle_strength()) is not None:
-                self._levels.retire(strength)
         self._levels.notify()
 
     @checked

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
-from typing import NoReturn
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -33,13 +33,12 @@ from trt_lora.runtime.store.names import checked_scale, strength_name
 from trt_lora.runtime.store.store import AdapterStore
 
 
-@dataclass(frozen=True)
-class _Active:
+class _Active(NamedTuple):
     """An adapter at a strength, or the base model."""
 
     name: str = ""
     scale: float = 1.0
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # its own
+    tensors: Mapping[str, Tensor] = MappingProxyType({})  # its own
     bound: TensorMap | None = None  # every LoRA input of the engine
     lease: Lease | None = None  # None before an engine is bound
 
@@ -234,20 +233,23 @@ class LoRAManager:
             AdapterError: the scale is no finite number, or a weight times it leaves the engine's
                 dtype. In both cases the active adapter stays active.
         """
-        scale = checked_scale(scale, f"adapter {shown(name)}")
+        # A label takes as long as the switch.
+        scale = 1.0 if scale == 1 else checked_scale(scale, f"adapter {shown(name)}")
         with self._lock:
             if self.store is None:
                 self._activate(_Active(name, scale, self._early.tensors(name, scale)))
                 return
             before = self._active
-            is_in_the_way = before is not _BASE and self.store.bindings.slot_count == 1
-            if is_in_the_way:
-                self._activate(_BASE)
+            lease = self.store.exchange(before.lease, strength_name(name, scale))
             try:
-                self._activate(_active_of(self.store, name, scale))
-            except BaseException:
-                if is_in_the_way:  # it stays active
-                    self._activate(_active_of(self.store, before.name, before.scale))
+                self._active = _active_of(self.store, name, scale, lease)
+            except BaseException:  # the one before stays active
+                self._active = _BASE
+                if before is _BASE:
+                    self.store.release(lease)
+                else:
+                    lease = self.store.exchange(lease, strength_name(before.name, before.scale))
+                    self._active = _active_of(self.store, before.name, before.scale, lease)
                 raise
 
     def reset_weights(self) -> None:
@@ -326,7 +328,9 @@ class LoRAManager:
             for name, early in self._early.items():
                 store.add(name, early.adapter, strict=early.strict)
             if self._active is not _BASE:
-                self._active = _active_of(store, self._active.name, self._active.scale)
+                name, scale = self._active.name, self._active.scale
+                lease = store.lease(strength_name(name, scale))
+                self._active = _active_of(store, name, scale, lease)
             self.store, self._early = store, EarlyAdapters()
 
     @checked
@@ -376,15 +380,11 @@ class LoRAManager:
             self.store.release(active.lease)
 
 
-def _active_of(store: AdapterStore, name: str, scale: float) -> _Active:
-    """An adapter of a store, leased and where a run can bind it."""
-    lease = store.lease(strength_name(name, scale))
-    try:
-        bound = store.bindings.rows([lease])
-    except BaseException:
-        store.release(lease)
-        raise
-    return _Active(name, scale, lease.loaded.fitted.tensors, bound, lease)
+def _active_of(store: AdapterStore, name: str, scale: float, lease: Lease) -> _Active:
+    """A leased adapter where a run can bind it."""
+    loaded = lease.loaded
+    bound = loaded.bindings or store.bindings.rows([lease])
+    return _Active(name, scale, loaded.fitted.tensors, bound, lease)
 
 
 def _weight(binding: object, given: object) -> Weight:
