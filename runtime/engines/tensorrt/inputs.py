@@ -82,28 +82,22 @@ class RunInputs:
                 state.put(output, (tensor.pointer, tensor.shape))
 
     def _profile(self, tensor_map: TensorMap) -> int:
+        """The first profile that allows all shapes."""
         allowing = reduce(and_, self._allowing.values())
         if not allowing:
-            return select_profile(self._manifest, {n: tensor_map[n].shape for n in self._dtypes})
+            raise TensorError(_refusal(self._manifest.profiles, tensor_map))
         return (allowing & -allowing).bit_length() - 1
 
 
-def select_profile(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> int:
-    """Return the index of the first profile that allows all shapes.
-
-    Raises:
-        TensorError: none does; with the first input that the last profile refuses, and its range.
-    """
-    refused = ""
-    for index, ranges in enumerate(manifest.profiles.values()):
-        refused = next((name for name, r in ranges.items() if not allows(r, shapes[name])), "")
-        if not refused:
-            return index
+def _refusal(profiles: Mapping[str, Mapping[str, Range]], tensor_map: TensorMap) -> str:
+    """Name the first input that the last profile refuses, and what all of them allow."""
+    *_, last = profiles.values()
+    name = next(name for name, r in last.items() if not allows(r, tensor_map[name].shape))
     allowed = "; ".join(
-        f"{profile}: {list(ranges[refused].min)} to {list(ranges[refused].max)}"
-        for profile, ranges in manifest.profiles.items()
+        f"{profile}: {list(ranges[name].min)} to {list(ranges[name].max)}"
+        for profile, ranges in profiles.items()
     )
-    raise TensorError(f"{refused} has shape {list(shapes[refused])}; this engine allows {allowed}")
+    return f"{name} has shape {list(tensor_map[name].shape)}; this engine allows {allowed}"
 
 
 def allows(allowed: Range, shape: Sequence[int]) -> bool:

@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.engines.tensorrt.run_key import BoundAddress
 from trt_lora.runtime.manifest import Dimension, Manifest
-
-TensorShape = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
+from trt_lora.runtime.memory.tensor import Tensor
 
 
 class OutputShapes:
@@ -33,12 +31,13 @@ class OutputShapes:
             (b.name, b.dtype, [_source(b.name, size, found) for size in b.shape]) for b in new
         ]
 
-    def infer(self, inputs: Mapping[str, BoundAddress]) -> list[TensorShape]:
-        """Return (name, dtype, shape) of every output that has memory of its own."""
-        return [
-            (name, dtype, tuple(d if isinstance(d, int) else inputs[d[0]][1][d[1]] for d in sizes))
-            for name, dtype, sizes in self._outputs
-        ]
+    def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return every output that needs memory of its own, still without an address."""
+        found = {}
+        for name, dtype, sizes in self._outputs:
+            shape = tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in sizes)
+            found[name] = Tensor(0, shape, dtype)
+        return found
 
 
 def _source(

@@ -17,10 +17,10 @@ from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
 from trt_lora.runtime.engines.tensorrt.topk_search import (
     DeviceTopK,
-    candidate_shapes,
+    candidate_outputs,
+    candidate_workspace,
     found_on_device,
     search_of,
-    workspace_shape,
 )
 from trt_lora.runtime.engines.topk import TEMPERATURES
 from trt_lora.runtime.manifest import Manifest
@@ -62,7 +62,7 @@ class PlanRunner:
         staged: dict[str, Tensor] = {}  # held, as the outputs are, until the stream has passed
         with self._synchronized():
             staged.update(self._stage(tensor_map))
-            outputs.update(self._memory.empty(self._output_shapes.infer(self._state.addresses)))
+            outputs.update(self._memory.empty(self._output_shapes.infer(tensor_map)))
             self._set_binding(outputs)
             self._enqueue(self._state.key(profile))
         outputs.update({name: tensor_map[source] for name, source in self._in_place.items()})
@@ -91,8 +91,8 @@ class PlanRunner:
         bits = tensor_from_numpy(temperatures.view(np.int64))
         with self._synchronized():
             places = self._memory.stage({TEMPERATURES: bits}, self._stream)
-            shapes = [*candidate_shapes(len(temperatures)), workspace_shape(logits)]
-            places |= self._memory.empty(shapes)
+            found = candidate_outputs(len(temperatures))
+            places |= self._memory.empty(found | candidate_workspace(logits))
             launch_candidates(*search_of(logits, places), self._stream)
         return found_on_device(places, temperatures, logits)
 

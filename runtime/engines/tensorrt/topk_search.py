@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from trt_lora.plugins.kernels import candidates
 from trt_lora.plugins.kernels.candidates import CandidateBuffers, LogitsShape
-from trt_lora.runtime.engines.tensorrt.output_shapes import TensorShape
 from trt_lora.runtime.engines.tensorrt.run_key import TopKSearch
 from trt_lora.runtime.engines.topk import (
     TEMPERATURES,
@@ -84,20 +83,21 @@ class DeviceTopK:
         )
 
 
-def candidate_shapes(rows: int) -> list[TensorShape]:
-    """Return what a search leaves; the totals are the bits of float64."""
+def candidate_outputs(rows: int) -> dict[str, Tensor]:
+    """Return what a search leaves, still without addresses; the totals are the bits of float64."""
     listed = (rows, candidates.KEPT)
-    return [
-        (TOKENS, "int32", listed),
-        (VALUES, "float32", listed),
-        (TOTALS, "int64", (rows,)),
-        (FLAGS, "int32", (rows,)),
-    ]
+    return {
+        TOKENS: Tensor(0, listed, "int32"),
+        VALUES: Tensor(0, listed, "float32"),
+        TOTALS: Tensor(0, (rows,), "int64"),
+        FLAGS: Tensor(0, (rows,), "int32"),
+    }
 
 
-def workspace_shape(logits: Tensor) -> TensorShape:
-    """Return what a search needs beside."""
-    return _WORKSPACE, "bool", (candidates.candidates_workspace_bytes(_shape(logits)),)
+def candidate_workspace(logits: Tensor) -> dict[str, Tensor]:
+    """Return what a search needs beside, still without an address."""
+    nbytes = candidates.candidates_workspace_bytes(_shape(logits))
+    return {_WORKSPACE: Tensor(0, (nbytes,), "bool")}
 
 
 def search_of(logits: Tensor, places: Mapping[str, Tensor], *, greedy: int = 0) -> TopKSearch:
