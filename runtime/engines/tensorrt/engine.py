@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -94,12 +93,7 @@ class TensorRTEngine:
             self.memory = memory
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release graphs, contexts, plan, stream and memory, and write the runtime cache.
 
         It waits for the run under way in another thread. Tensors stay until their owners let go.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import and_, attrgetter, le
+from typing import Any
 
 from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.plugins.errors import TensorError
@@ -32,8 +33,7 @@ class RunInputs:
             name: [(1 << i, ranges[name]) for i, ranges in enumerate(manifest.profiles.values())]
             for name in self._dtypes
         }
-        self._seen: dict[str, object] = {}  # what `_describe` said
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._seen: dict[str, tuple[Any, ...]] = {}  # what `_describe` said
         self._allowing: dict[str, int] = {}  # bit i is set if profile i allows the input's shape
 
     @property
@@ -50,7 +50,7 @@ class RunInputs:
             TensorError: an input is missing, or has a shape, dtype or place the engine refuses.
         """
         if not self._dtypes.keys() <= tensor_map.keys():
-            check_inputs(tensor_map, tuple(self._dtypes))
+            check_inputs(tensor_map, self._dtypes)
         seen = self._seen
         for name in self._dtypes:
             tensor = tensor_map[name]
@@ -70,9 +70,9 @@ class RunInputs:
                 f"{name} lies on the host, and {output} is written to its memory; "
                 "pass memory of the engine, as KVCache or engine.memory.upload makes it"
             )
-        if self._shapes.get(name) != tensor.shape:
+        if name not in self._seen or self._seen[name][1] != tensor.shape:
             bits = (bit for bit, r in self._ranges[name] if allows(r, tensor.shape))
-            self._shapes[name], self._allowing[name] = tensor.shape, sum(bits)
+            self._allowing[name] = sum(bits)
         if tensor.device == HOST:
             self._on_host.add(name)  # put into the state at every run, where it is copied to
         else:

@@ -35,7 +35,7 @@ class DeviceTopK:
     flags: npt.NDArray[np.int32]  # [rows], other than 0 where a logit is not finite
     temperatures: Floats  # [rows], 0 is greedy
     device_logits: Tensor  # [all rows, vocab], until the next run
-    places: Sequence[int] | None = None  # of the rows among all; None: they are all
+    places: Sequence[int]  # of the rows among all
 
     @property
     def vocabulary(self) -> int:
@@ -65,13 +65,12 @@ class DeviceTopK:
 
     def logits(self, rows: Sequence[int]) -> list[Logits]:
         """See `TopK`."""
-        places = rows if self.places is None else [self.places[row] for row in rows]
-        copies = [_row_of(self.device_logits, place).numpy() for place in places]
+        copies = [_row_of(self.device_logits, self.places[row]).numpy() for row in rows]
         return [copy.astype(np.float32, copy=False) for copy in copies]
 
     def select(self, rows: Sequence[int]) -> "DeviceTopK":
         """See `TopK`."""
-        at, all_places = _index(rows), self.places
+        at = _index(rows)
         return replace(
             self,
             tokens=self.tokens[at],
@@ -79,7 +78,7 @@ class DeviceTopK:
             totals=self.totals[at],
             flags=self.flags[at],
             temperatures=self.temperatures[at],
-            places=rows if all_places is None else [all_places[row] for row in rows],
+            places=[self.places[row] for row in rows],
         )
 
 
@@ -126,7 +125,8 @@ def found_on_device(
 ) -> "DeviceTopK":
     """Return what a search left: in place where it is on the host, otherwise a copy."""
     tokens, values, totals, flags = (found[n].numpy() for n in (TOKENS, VALUES, TOTALS, FLAGS))
-    return DeviceTopK(tokens, values, totals.view(np.float64), flags, temperatures, logits)
+    places = range(len(tokens))
+    return DeviceTopK(tokens, values, totals.view(np.float64), flags, temperatures, logits, places)
 
 
 def _shape(logits: Tensor) -> LogitsShape:
