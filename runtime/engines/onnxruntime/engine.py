@@ -13,8 +13,7 @@ from trt_lora.runtime.engines.engine import closed, open_already
 from trt_lora.runtime.engines.host_topk import HostTopK
 from trt_lora.runtime.engines.interface import Port, check_interface
 from trt_lora.runtime.engines.onnxruntime.mapped_weights import MappedWeights
-from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
-from trt_lora.runtime.engines.onnxruntime.topk_run import OnnxRuntimeTopKRun
+from trt_lora.runtime.engines.onnxruntime.session_pool import OnnxRuntimeTopKRun, SessionPool
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, Manifest
 from trt_lora.runtime.memory.dtypes import DTYPES
 from trt_lora.runtime.memory.host import HostMemory

@@ -12,7 +12,7 @@ from trt_lora.runtime.engines.engine import check_inputs
 from trt_lora.runtime.engines.tensorrt.run_key import RunState
 from trt_lora.runtime.manifest import Manifest, Range
 from trt_lora.runtime.memory.device import CudaMemory
-from trt_lora.runtime.memory.host import pack
+from trt_lora.runtime.memory.host import in_buffer, pack
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap
 
 # All that is asked of an input, in one call: an engine has hundreds, and this runs at every step.
@@ -129,7 +129,4 @@ def warm_up_inputs(
     start, places = pack({n: t for n, t in inputs.items() if n in written}, memory.device)
     places |= {n: replace(t, pointer=start) for n, t in inputs.items() if n not in written}
     zeros = memory.zeros(max(place.pointer + place.nbytes for place in places.values()))
-    return TensorMap(
-        (name, replace(place, pointer=zeros.pointer + place.pointer, owner=zeros))
-        for name, place in places.items()
-    )
+    return TensorMap(in_buffer(places, zeros.pointer, zeros))
