@@ -1,4 +1,4 @@
-"""Inputs of a run: checked where they changed, with their profile; and those of a first run."""
+"""Inputs of a run, their profile, and the shapes of outputs that follow; inputs of a first run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,10 +7,10 @@ from operator import and_, attrgetter, le
 from typing import Any
 
 from trt_lora.plugins.contract.sites import MIN_RANK
-from trt_lora.plugins.errors import TensorError
+from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime.engines.engine import check_inputs
 from trt_lora.runtime.engines.tensorrt.run_key import RunState
-from trt_lora.runtime.manifest import Manifest, Range
+from trt_lora.runtime.manifest import Dimension, Manifest, Range
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.host import in_buffer, pack
 from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap
@@ -107,6 +107,52 @@ def allows(allowed: Range, shape: Sequence[int]) -> bool:
         and all(map(le, allowed.min, shape))
         and all(map(le, shape, allowed.max))
     )
+
+
+class OutputShapes:
+    """Source of each output dimension: an input and its axis. Outputs in place are left out.
+
+    TensorRT knows the shapes too, but only of a context on which all inputs are set; a captured
+    graph is launched without touching one. Where a context is set, it must agree.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        """Look symbols up by name, as TensorRT does: equally named dimensions are equal.
+
+        Raises:
+            BackendError: an output has a symbol that no input has.
+        """
+        found: dict[str, tuple[str, int]] = {
+            size: (binding.name, axis)
+            for binding in reversed(manifest.inputs)  # the first input that has it wins
+            for axis, size in enumerate(binding.shape)
+            if isinstance(size, str)
+        }
+        new = [binding for binding in manifest.outputs if not binding.in_place_of]
+        self._outputs = [
+            (b.name, b.dtype, [_source(b.name, size, found) for size in b.shape]) for b in new
+        ]
+
+    def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return every output that needs memory of its own, still without an address."""
+        found = {}
+        for name, dtype, sizes in self._outputs:
+            shape = tuple(d if isinstance(d, int) else inputs[d[0]].shape[d[1]] for d in sizes)
+            found[name] = Tensor(0, shape, dtype)
+        return found
+
+
+def _source(
+    output: str, size: Dimension, found: Mapping[str, tuple[str, int]]
+) -> int | tuple[str, int]:
+    if isinstance(size, int):
+        return size
+    if size not in found:
+        raise BackendError(
+            f"dimension {size!r} of output {output} is none of any input ({', '.join(found)}); "
+            "the manifest is of another engine, build it again"
+        )
+    return found[size]
 
 
 def warm_up_inputs(

@@ -1,6 +1,6 @@
 """Runs of a loaded plan: the stream, the contexts and the graphs of an open engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,9 +10,8 @@ from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.candidates import launch_candidates
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
 from trt_lora.runtime.engines.tensorrt.graphs import GraphCache
-from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
+from trt_lora.runtime.engines.tensorrt.inputs import OutputShapes, RunInputs
 from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror
-from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
 from trt_lora.runtime.engines.tensorrt.topk_search import (
@@ -61,9 +60,11 @@ class PlanRunner:
         outputs: dict[str, Tensor] = {}
         staged: dict[str, Tensor] = {}  # held, as the outputs are, until the stream has passed
         with self._synchronized():
-            staged.update(self._stage(tensor_map))
+            if host := {name: tensor_map[name] for name in self._inputs.on_host}:
+                staged.update(self._memory.stage(host, self._stream))
             outputs.update(self._memory.empty(self._output_shapes.infer(tensor_map)))
-            self._set_binding(outputs)
+            for name, tensor in (staged | outputs).items():
+                self._state.put(name, (tensor.pointer, tensor.shape))
             self._enqueue(self._state.key(profile))
         outputs.update({name: tensor_map[source] for name, source in self._in_place.items()})
         return {name: outputs[name] for name in self._outputs}
@@ -141,16 +142,6 @@ class PlanRunner:
         with self._plan.plugin_calls():
             if not self._graphs.run(key, repeats=repeats):
                 self._context.run(key)
-
-    def _stage(self, tensor_map: TensorMap) -> dict[str, Tensor]:
-        host = {name: tensor_map[name] for name in self._inputs.on_host}
-        staged = self._memory.stage(host, self._stream) if host else {}
-        self._set_binding(staged)
-        return staged
-
-    def _set_binding(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self._state.put(name, (tensor.pointer, tensor.shape))
 
     def _context_for_graph(self) -> BoundContext:
         return BoundContext(self._plan.new_context(for_graph=True), self._outputs, self._stream)

@@ -10,9 +10,8 @@ import numpy as np
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.runtime.engines.engine import check_inputs
-from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
+from trt_lora.runtime.engines.tensorrt.inputs import OutputShapes, RunInputs
 from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror, MirroredBlock
-from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState, TopKSearch, frozen_copy
 from trt_lora.runtime.engines.tensorrt.topk_search import (
     DeviceTopK,
