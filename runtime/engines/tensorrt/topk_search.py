@@ -17,6 +17,7 @@ from trt_lora.runtime.engines.topk import (
     Mask,
     Temperatures,
     Tokens,
+    index_of,
 )
 from trt_lora.runtime.memory.tensor import Tensor
 
@@ -29,9 +30,7 @@ _WORKSPACE = "candidates.workspace"
 class DeviceTopK:
     """A `TopK` of logits on the device, whose best tokens are on the host; see there."""
 
-    tokens: npt.NDArray[np.int32]  # [rows, count]; -1 behind the last of a small vocabulary
-    values: Logits  # [rows, count], their logits
-    totals: Floats  # [rows], at these temperatures
+    found: Candidates  # at these temperatures; token -1 behind the last of a small vocabulary
     flags: npt.NDArray[np.int32]  # [rows], other than 0 where a logit is not finite
     temperatures: Floats  # [rows], 0 is greedy
     device_logits: Tensor  # [all rows, vocab], until the next run
@@ -40,11 +39,11 @@ class DeviceTopK:
     @property
     def vocabulary(self) -> int:
         """See `TopK`."""
-        return self.device_logits.shape[1]
+        return self.found.vocabulary
 
     def __len__(self) -> int:
         """See `TopK`."""
-        return len(self.tokens)
+        return len(self.flags)
 
     def is_finite(self) -> Mask:
         """See `TopK`."""
@@ -52,16 +51,15 @@ class DeviceTopK:
 
     def first(self) -> Tokens:
         """See `TopK`."""
-        return self.tokens[:, 0].astype(np.int64)
+        return self.found.tokens[:, 0].astype(np.int64)
 
     def candidates(self, rows: Sequence[int], count: int, temperatures: Temperatures) -> Candidates:
         """See `TopK`; totals are NaN at other temperatures than those of the run."""
         del count
-        at = _index(rows)
+        found, known = self.found.select(rows), self.temperatures[index_of(rows)]
         asked = np.array([np.nan if t is None else t or 1 for t in temperatures])
-        is_known = asked == np.where(self.temperatures[at] == 0, 1, self.temperatures[at])
-        totals = np.where(is_known, self.totals[at], np.nan)
-        return Candidates(self.tokens[at], self.values[at], totals, self.vocabulary)
+        is_known = asked == np.where(known == 0, 1, known)
+        return replace(found, totals=np.where(is_known, found.totals, np.nan))
 
     def logits(self, rows: Sequence[int]) -> list[Logits]:
         """See `TopK`."""
@@ -70,12 +68,10 @@ class DeviceTopK:
 
     def select(self, rows: Sequence[int]) -> "DeviceTopK":
         """See `TopK`."""
-        at = _index(rows)
+        at = index_of(rows)
         return replace(
             self,
-            tokens=self.tokens[at],
-            values=self.values[at],
-            totals=self.totals[at],
+            found=self.found.select(rows),
             flags=self.flags[at],
             temperatures=self.temperatures[at],
             places=[self.places[row] for row in rows],
@@ -125,8 +121,8 @@ def found_on_device(
 ) -> "DeviceTopK":
     """Return what a search left: in place where it is on the host, otherwise a copy."""
     tokens, values, totals, flags = (found[n].numpy() for n in (TOKENS, VALUES, TOTALS, FLAGS))
-    places = range(len(tokens))
-    return DeviceTopK(tokens, values, totals.view(np.float64), flags, temperatures, logits, places)
+    best = Candidates(tokens, values, totals.view(np.float64), logits.shape[1])
+    return DeviceTopK(best, flags, temperatures, logits, range(len(tokens)))
 
 
 def _shape(logits: Tensor) -> LogitsShape:
@@ -138,8 +134,3 @@ def _row_of(logits: Tensor, row: int) -> Tensor:
     step = logits.nbytes // logits.shape[0]
     pointer, shape = logits.pointer + row * step, logits.shape[1:]
     return Tensor(pointer, shape, logits.dtype, logits.device, logits)
-
-
-def _index(rows: Sequence[int]) -> slice | list[int]:
-    """The first rows are no copy."""
-    return slice(len(rows)) if [*rows] == [*range(len(rows))] else [*rows]
