@@ -21,6 +21,7 @@ from trt_lora.runtime.memory.staging import Piece, pieces_of
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy, tensor_from_storage
 
 TO_DEVICE = CopyKind.cudaMemcpyHostToDevice
+OUTPUTS = {"x": Tensor(0, (65,), "float32"), "y": Tensor(0, (2, 3), "int64")}
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -172,9 +173,7 @@ def test_zeros_that_cannot_be_written_leave_nothing_behind(cuda: FakeCuda) -> No
 
 
 def test_empty_tensors_share_one_buffer_without_overlap(cuda: FakeCuda) -> None:
-    tensors = CudaMemory().empty(
-        {"x": Tensor(0, (65,), "float32"), "y": Tensor(0, (2, 3), "int64")}
-    )
+    tensors = CudaMemory().empty(OUTPUTS)
 
     assert len(cuda.live_blocks()) == 1
     assert tensors["y"].pointer == tensors["x"].pointer + 2 * ALIGNMENT
@@ -357,9 +356,7 @@ def test_memory_of_a_step_is_used_again_by_the_next(cuda: FakeCuda) -> None:
 
 def test_memory_of_a_step_is_not_used_again_while_a_tensor_lies_in_it(cuda: FakeCuda) -> None:
     memory = CudaMemory()
-    shapes = {"x": Tensor(0, (65,), "float32"), "y": Tensor(0, (2,), "int64")}
-    kept = memory.empty(shapes)["y"]
-    other = memory.empty(shapes)["y"]
+    kept, other = memory.empty(OUTPUTS)["y"], memory.empty(OUTPUTS)["y"]
 
     assert kept.pointer != other.pointer
 
