@@ -1,8 +1,7 @@
 """Executor and engine protocols, and input checks shared by the backends."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -114,18 +113,12 @@ class EngineExecutor(Executor, Protocol):
         """
         ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Refuse further runs, wait for those under way in other threads, release everything."""
         ...
 
 
-def check_inputs(tensor_map: TensorMap, input_names: Sequence[str]) -> None:
+def check_inputs(tensor_map: TensorMap, input_names: Collection[str]) -> None:
     """Refuse a tensor map that lacks an input, with TensorError."""
     missing = [name for name in input_names if name not in tensor_map]
     if missing:

@@ -131,13 +131,12 @@ def find_candidates(
     at = np.array([t or 1 for t in temperatures if t is not None], np.float64)
     if at.size == len(logits):
         blocks = weight_blocks(logits, values[:, 0].copy(), at, exp_sums)
-        totals = blocks.sum(axis=1, dtype=np.float64)
     else:
         some = [row for row, temperature in enumerate(temperatures) if temperature is not None]
         blocks = np.zeros((len(logits), -(-logits.shape[1] // BLOCK)), np.float32)
         blocks[some] = weight_blocks(logits[some], values[some, 0], at, exp_sums)
-        totals = np.full(len(logits), np.nan)
-        totals[some] = blocks[some].sum(axis=1, dtype=np.float64)
+    totals = blocks.sum(axis=1, dtype=np.float64)
+    totals[[temperature is None for temperature in temperatures]] = np.nan
     return Candidates(tokens, values, totals, logits.shape[1], blocks)
 
 

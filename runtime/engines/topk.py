@@ -35,8 +35,8 @@ class Candidates:
     blocks: Logits | None = None
 
     def select(self, rows: Sequence[int]) -> "Candidates":
-        """Return those of some rows."""
-        at = [*rows]
+        """Return those of some rows; of the first rows it is no copy."""
+        at = index_of(rows)
         return Candidates(
             self.tokens[at],
             self.logits[at],
@@ -44,6 +44,11 @@ class Candidates:
             self.vocabulary,
             None if self.blocks is None else self.blocks[at],
         )
+
+
+def index_of(rows: Sequence[int]) -> slice | list[int]:
+    """Return what numpy takes rows by: the first ones in place."""
+    return slice(len(rows)) if [*rows] == [*range(len(rows))] else [*rows]
 
 
 class TopK(Protocol):

@@ -45,12 +45,6 @@ def try_call(function: str, *args: Any) -> Any:
     return None
 
 
-def try_call_on(device: int, function: str, *args: Any) -> None:
-    """Call `try_call` on a GPU, from any thread: a finalizer runs wherever garbage is collected."""
-    with on_device(device, try_call):
-        try_call(function, *args)
-
-
 def constant(name: str) -> Any:
     """Return a constant of the CUDA runtime, such as the enum `cudaMemcpyKind`."""
     return getattr(bindings("runtime"), name)

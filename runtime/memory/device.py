@@ -1,12 +1,12 @@
 """Device memory of one GPU: adapter uploads, per-step staging and outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from trt_lora.plugins.checked import check_range
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.memory.cuda import call, constant, on_device, synchronized
-from trt_lora.runtime.memory.host import ALIGNMENT, Blocks, Stream, pack
-from trt_lora.runtime.memory.pool import DeviceBuffer, DevicePool, PooledBuffer
+from trt_lora.runtime.memory.host import ALIGNMENT, Blocks, Stream, in_buffer, pack
+from trt_lora.runtime.memory.pool import DeviceBuffer, DevicePool
 from trt_lora.runtime.memory.staging import Staging, pieces_of
 from trt_lora.runtime.memory.tensor import HOST, Tensor
 
@@ -62,7 +62,7 @@ class CudaMemory:
         buffer = self._pool.allocate(nbytes)
         with on_device(self.index), synchronized(int(stream or 0)):
             self._staging.copy(pieces_of(host, layout), buffer.pointer, int(stream or 0))
-        return dict(tensors) | _in_buffer(layout, buffer)
+        return dict(tensors) | in_buffer(layout, buffer.pointer, buffer)
 
     def stage(self, tensors: Mapping[str, Tensor], stream: int) -> dict[str, Tensor]:
         """Enqueue a copy of host tensors into one buffer of the pool, on a stream of this GPU.
@@ -75,7 +75,7 @@ class CudaMemory:
         nbytes, layout = pack(tensors, self.device)
         buffer = self._pool.take(nbytes)
         self._staging.copy(pieces_of(tensors, layout), buffer.pointer, stream)
-        return _in_buffer(layout, buffer)
+        return in_buffer(layout, buffer.pointer, buffer)
 
     def zeros(self, nbytes: int, *, sparse: bool = False) -> Tensor:
         """Return `nbytes` bytes of zeros as a bool tensor [nbytes]; sparse ones take as much."""
@@ -128,12 +128,11 @@ class CudaMemory:
             for offset in blocks.offsets:
                 call("cudaMemsetAsync", pointer + offset, 0, width, 0)
 
-    def empty(self, shapes: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Tensor]:
-        """Return uninitialised tensors in one buffer of the pool, from (name, dtype, shape)."""
-        nbytes, layout = pack(
-            {name: Tensor(0, shape, dt) for name, dt, shape in shapes}, self.device
-        )
-        return _in_buffer(layout, self._pool.take(nbytes))
+    def empty(self, shapes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return uninitialised tensors of these shapes and dtypes in one buffer of the pool."""
+        nbytes, layout = pack(shapes, self.device)
+        buffer = self._pool.take(nbytes)
+        return in_buffer(layout, buffer.pointer, buffer)
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Return uninitialised memory of its own.
@@ -159,13 +158,3 @@ class CudaMemory:
         """Give back everything that no tensor lies in, and later each buffer when it is free."""
         self._staging.close()
         self._pool.close()
-
-
-def _in_buffer(
-    layout: Mapping[str, Tensor], buffer: DeviceBuffer | PooledBuffer
-) -> dict[str, Tensor]:
-    """Turn the offsets of `pack` into addresses in `buffer`, which the tensors then own."""
-    return {
-        name: Tensor(buffer.pointer + place.pointer, place.shape, place.dtype, place.device, buffer)
-        for name, place in layout.items()
-    }

@@ -135,11 +135,7 @@ def packed_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return host tensors of these shapes and dtypes in one buffer, laid out by `pack`."""
     nbytes, layout = pack(tensors, HOST)
     buffer = host_buffer(nbytes)
-    base = buffer.ctypes.data
-    return {
-        name: Tensor(base + place.pointer, place.shape, place.dtype, HOST, buffer)
-        for name, place in layout.items()
-    }
+    return in_buffer(layout, buffer.ctypes.data, buffer)
 
 
 def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Tensor]]:
@@ -152,6 +148,14 @@ def pack(tensors: Mapping[str, Tensor], device: str) -> tuple[int, dict[str, Ten
         layout[name] = Tensor(offset, tensor.shape, tensor.dtype, device)
         offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return offset, layout
+
+
+def in_buffer(layout: Mapping[str, Tensor], pointer: int, owner: object) -> dict[str, Tensor]:
+    """Turn the offsets of `pack` into addresses in the buffer at `pointer`, which is `owner`'s."""
+    return {
+        name: Tensor(pointer + place.pointer, place.shape, place.dtype, place.device, owner)
+        for name, place in layout.items()
+    }
 
 
 def free_host_memory() -> int:

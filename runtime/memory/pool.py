@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TypeVar
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.runtime.memory.cuda import call, on_device, try_call, try_call_on
+from trt_lora.runtime.memory.cuda import call, on_device, try_call
 from trt_lora.runtime.memory.host import ALIGNMENT
 
 _Made = TypeVar("_Made")
@@ -171,7 +171,8 @@ def _allocate(device: int, nbytes: int) -> int:
 
 
 def _free(device: int, pointer: int) -> None:
-    try_call_on(device, "cudaFreeAsync", pointer, 0)
+    with on_device(device, try_call):  # any thread's: garbage is collected wherever
+        try_call("cudaFreeAsync", pointer, 0)
 
 
 def _free_all(device: int, free: _Free, returned: _Returned) -> None:

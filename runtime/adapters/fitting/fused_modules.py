@@ -37,8 +37,9 @@ def map_pairs(
     fused: dict[str, dict[int, Pair]] = defaultdict(dict)
     for path, pair in pairs.items():
         key, parent = _sibling_key(path), path.rpartition(".")[0]
-        if any(parts := [known.get((parent, name)) for name in parts_of(path)]):
-            if reason := _why_no_pair(pair) or _why_not_whole(pair[1], parts):
+        names = parts_of(path)
+        if parts := [known[parent, name] for name in names if (parent, name) in known]:
+            if reason := _why_no_pair(pair) or _why_not_whole(pair[1], parts, len(names)):
                 reasons[path] = reason
             else:
                 mapped += _split(pair, parts)
@@ -64,20 +65,18 @@ def _why_no_pair(pair: Pair) -> str:
     return "" if ranks[0] == ranks[1] else f"its A has rank {ranks[0]}, its B rank {ranks[1]}"
 
 
-def _why_not_whole(b: Weight, parts: Sequence[Site | None]) -> str:
-    sites = [site for site in parts if site is not None]
-    if len(sites) < len(parts):
+def _why_not_whole(b: Weight, sites: Sequence[Site], expected: int) -> str:
+    if len(sites) < expected:
         taken = ", ".join(site.path for site in sites)
-        return f"of its {len(parts)} parts the engine takes LoRA on {taken} alone"
+        return f"of its {expected} parts the engine takes LoRA on {taken} alone"
     if sum(site.n for site in sites) != b.shape[1]:
         widths = " + ".join(str(site.n) for site in sites)
         return f"its B has {b.shape[1]} columns, its parts in the engine {widths}"
     return ""
 
 
-def _split(pair: Pair, parts: Sequence[Site | None]) -> Iterator[tuple[str, Pair]]:
+def _split(pair: Pair, sites: Sequence[Site]) -> Iterator[tuple[str, Pair]]:
     a, b = pair
-    sites = [site for site in parts if site is not None]
     starts = accumulate((site.n for site in sites), initial=0)
     for site, start in zip(sites, starts, strict=False):  # the last start is the end
         yield site.path, (a, b.part(1, start, start + site.n))

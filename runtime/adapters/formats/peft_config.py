@@ -15,12 +15,12 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
-from trt_lora.runtime.adapters.formats.peft_patterns import (
+from trt_lora.runtime.adapters.formats.peft_targets import (
+    FIELDS,
     MAX_STEPS,
     ModulePatterns,
     pattern_problem,
 )
-from trt_lora.runtime.adapters.formats.peft_targets import FIELDS
 from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.untrusted_file import file_inside
 

@@ -78,7 +78,7 @@ class BoundSession:
         if last and len(names) == len(last) and not any(map(is_not, names, last)):
             changed = list(compress(names, map(is_not, tensors, self._tensors)))
         else:
-            check_inputs(tensor_map, list(self._dtypes))
+            check_inputs(tensor_map, self._dtypes)
             changed = list(self._dtypes)
         self._names, self._tensors = names, tensors
         return [name for name in changed if name in self._dtypes]

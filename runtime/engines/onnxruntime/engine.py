@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -14,8 +13,7 @@ from trt_lora.runtime.engines.engine import closed, open_already
 from trt_lora.runtime.engines.host_topk import HostTopK
 from trt_lora.runtime.engines.interface import Port, check_interface
 from trt_lora.runtime.engines.onnxruntime.mapped_weights import MappedWeights
-from trt_lora.runtime.engines.onnxruntime.session_pool import SessionPool
-from trt_lora.runtime.engines.onnxruntime.topk_run import OnnxRuntimeTopKRun
+from trt_lora.runtime.engines.onnxruntime.session_pool import OnnxRuntimeTopKRun, SessionPool
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, Manifest
 from trt_lora.runtime.memory.dtypes import DTYPES
 from trt_lora.runtime.memory.host import HostMemory
@@ -74,12 +72,7 @@ class OnnxRuntimeEngine:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release the graph and the last inputs, after the runs under way in other threads."""
         pool, self._open = self._open, None
         if pool is not None:
@@ -87,31 +80,27 @@ class OnnxRuntimeEngine:
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Run the graph once; see `Executor.execute`."""
-        pool = self._open
-        if pool is None:
-            raise closed()
-        return pool.run(tensor_map)
+        return self._pool().run(tensor_map)
 
     def topk(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> HostTopK:
         """Return the best tokens of logits; see `Executor.topk`. They are found when asked for."""
         del temperatures
-        pool = self._open
-        if pool is None:
-            raise closed()
-        return HostTopK.of(logits, pool.exp_sums)
+        return HostTopK.of(logits, self._pool().exp_sums)
 
     def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> OnnxRuntimeTopKRun:
         """Make a run that is replayed; see `Executor.prepare_topk`."""
         del fed  # no run is fed by another
-        pool = self._open
-        if pool is None:
-            raise closed()
-        return pool.prepare_topk(tensor_map, logits)
+        return self._pool().prepare_topk(tensor_map, logits)
 
     def release_inputs(self) -> None:
         """Let go of the inputs of earlier runs; see `Executor.release_inputs`."""
         if pool := self._open:
             pool.release()
+
+    def _pool(self) -> SessionPool:
+        if (pool := self._open) is None:
+            raise closed()
+        return pool
 
     def _load(self) -> Any:
         try:

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -22,7 +21,7 @@ from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.plan_runner import PlanRunner
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey
-from trt_lora.runtime.engines.tensorrt.topk_run import TensorRTTopKRun, TopKCalls
+from trt_lora.runtime.engines.tensorrt.topk_run import TensorRTTopKRun
 from trt_lora.runtime.engines.tensorrt.topk_search import DeviceTopK
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.cuda import Event, call, on_device, try_call
@@ -94,12 +93,7 @@ class TensorRTEngine:
             self.memory = memory
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release graphs, contexts, plan, stream and memory, and write the runtime cache.
 
         It waits for the run under way in another thread. Tensors stay until their owners let go.
@@ -119,9 +113,14 @@ class TensorRTEngine:
     def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> TensorRTTopKRun:
         """Make a run that is replayed; see `Executor.prepare_topk`."""
         with self._alone() as runner:
-            calls = TopKCalls(partial(self._replay, runner), partial(self._wait, runner))
             return TensorRTTopKRun(
-                self.manifest, self.memory, tensor_map, logits=logits, fed=fed, calls=calls
+                self.manifest,
+                self.memory,
+                tensor_map,
+                logits=logits,
+                fed=fed,
+                enqueue=partial(self._replay, runner),
+                wait=partial(self._wait, runner),
             )
 
     def topk(self, logits: Tensor, temperatures: npt.NDArray[np.float64]) -> DeviceTopK:

@@ -139,17 +139,14 @@ class Plan:
         if self._cache is None:
             return strategy
         if for_graph not in self._configs:
-            self._configs[for_graph] = self._config(self._cache, strategy, for_graph=for_graph)
+            config = self._engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(strategy)
+            config.set_runtime_cache(self._cache.cache)
+            if for_graph:  # lazily, a better kernel would come after the capture, and not into it
+                kinds = self._trt.DynamicShapesKernelSpecializationStrategy
+                config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
+            self._configs[for_graph] = config
         return self._configs[for_graph]
-
-    def _config(self, cache: RuntimeCache, strategy: Any, *, for_graph: bool) -> Any:
-        config = self._engine.create_runtime_config()
-        config.set_execution_context_allocation_strategy(strategy)
-        config.set_runtime_cache(cache.cache)
-        if for_graph:  # lazily, a better kernel would come after the capture, and not into it
-            kinds = self._trt.DynamicShapesKernelSpecializationStrategy
-            config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
-        return config
 
 
 def _check_interface(trt: Any, engine: Any, file: Path, manifest: Manifest) -> None:

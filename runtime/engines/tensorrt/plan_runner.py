@@ -1,6 +1,6 @@
 """Runs of a loaded plan: the stream, the contexts and the graphs of an open engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,17 +10,16 @@ from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.candidates import launch_candidates
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
 from trt_lora.runtime.engines.tensorrt.graphs import GraphCache
-from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
+from trt_lora.runtime.engines.tensorrt.inputs import OutputShapes, RunInputs
 from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror
-from trt_lora.runtime.engines.tensorrt.output_shapes import OutputShapes
 from trt_lora.runtime.engines.tensorrt.plan import Plan
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState
 from trt_lora.runtime.engines.tensorrt.topk_search import (
     DeviceTopK,
-    candidate_shapes,
+    candidate_outputs,
+    candidate_workspace,
     found_on_device,
     search_of,
-    workspace_shape,
 )
 from trt_lora.runtime.engines.topk import TEMPERATURES
 from trt_lora.runtime.manifest import Manifest
@@ -61,9 +60,11 @@ class PlanRunner:
         outputs: dict[str, Tensor] = {}
         staged: dict[str, Tensor] = {}  # held, as the outputs are, until the stream has passed
         with self._synchronized():
-            staged.update(self._stage(tensor_map))
-            outputs.update(self._memory.empty(self._output_shapes.infer(self._state.addresses)))
-            self._set_binding(outputs)
+            if host := {name: tensor_map[name] for name in self._inputs.on_host}:
+                staged.update(self._memory.stage(host, self._stream))
+            outputs.update(self._memory.empty(self._output_shapes.infer(tensor_map)))
+            for name, tensor in (staged | outputs).items():
+                self._state.put(name, (tensor.pointer, tensor.shape))
             self._enqueue(self._state.key(profile))
         outputs.update({name: tensor_map[source] for name, source in self._in_place.items()})
         return {name: outputs[name] for name in self._outputs}
@@ -91,8 +92,8 @@ class PlanRunner:
         bits = tensor_from_numpy(temperatures.view(np.int64))
         with self._synchronized():
             places = self._memory.stage({TEMPERATURES: bits}, self._stream)
-            shapes = [*candidate_shapes(len(temperatures)), workspace_shape(logits)]
-            places |= self._memory.empty(shapes)
+            found = candidate_outputs(len(temperatures))
+            places |= self._memory.empty(found | candidate_workspace(logits))
             launch_candidates(*search_of(logits, places), self._stream)
         return found_on_device(places, temperatures, logits)
 
@@ -141,16 +142,6 @@ class PlanRunner:
         with self._plan.plugin_calls():
             if not self._graphs.run(key, repeats=repeats):
                 self._context.run(key)
-
-    def _stage(self, tensor_map: TensorMap) -> dict[str, Tensor]:
-        host = {name: tensor_map[name] for name in self._inputs.on_host}
-        staged = self._memory.stage(host, self._stream) if host else {}
-        self._set_binding(staged)
-        return staged
-
-    def _set_binding(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self._state.put(name, (tensor.pointer, tensor.shape))
 
     def _context_for_graph(self) -> BoundContext:
         return BoundContext(self._plan.new_context(for_graph=True), self._outputs, self._stream)

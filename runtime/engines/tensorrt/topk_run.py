@@ -4,40 +4,30 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from trt_lora.plugins.errors import BackendError, StateError
+from trt_lora.plugins.errors import BackendError, StateError, TensorError
+from trt_lora.runtime.engines.engine import check_inputs
+from trt_lora.runtime.engines.tensorrt.inputs import OutputShapes, RunInputs
 from trt_lora.runtime.engines.tensorrt.mirrored_block import Mirror, MirroredBlock
-from trt_lora.runtime.engines.tensorrt.run_bindings import (
-    RunBindings,
-    outputs_of,
-    split_inputs,
-)
-from trt_lora.runtime.engines.tensorrt.run_key import RunKey
+from trt_lora.runtime.engines.tensorrt.run_key import RunKey, RunState, TopKSearch, frozen_copy
 from trt_lora.runtime.engines.tensorrt.topk_search import (
     DeviceTopK,
-    candidate_shapes,
+    candidate_outputs,
+    candidate_workspace,
     found_on_device,
     search_of,
-    workspace_shape,
 )
 from trt_lora.runtime.engines.topk import TEMPERATURES
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.cuda import Event
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
+from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
 
-
-@dataclass(frozen=True)
-class TopKCalls:
-    """What a run asks of its engine."""
-
-    # Enqueue the copy in, without the first input where True, the run, the copy out, the event.
-    enqueue: Callable[[RunKey, Mirror, Event, bool], None]
-    wait: Callable[[Event], None]
+_KNOWN_KEYS = 32  # one for each adapter in turns
 
 
 class TensorRTTopKRun:
@@ -56,7 +46,8 @@ class TensorRTTopKRun:
         *,
         logits: str,
         fed: str,
-        calls: TopKCalls,
+        enqueue: Callable[[RunKey, Mirror, Event, bool], None],
+        wait: Callable[[Event], None],
     ) -> None:
         """Allocate the blocks and bind everything; see `Executor.prepare_topk`.
 
@@ -66,24 +57,28 @@ class TensorRTTopKRun:
             tensor_map: all inputs.
             logits: the output whose best tokens are found.
             fed: input that takes the greedy tokens.
-            calls: run the engine.
+            enqueue: give the engine's stream the copy in, without the first input where True, the
+                run, the copy out, and the event.
+            wait: for such an event.
         """
-        given, on_host = split_inputs(manifest, tensor_map)
-        outputs = outputs_of(manifest, given)
-        (found,) = (Tensor(0, shape, dtype) for name, dtype, shape in outputs if name == logits)
-        rows = found.shape[0]
+        names = [binding.name for binding in manifest.inputs]
+        check_inputs(tensor_map, names)
+        given = TensorMap({name: tensor_map[name] for name in names})
+        on_host = {name: tensor for name, tensor in given.items() if tensor.device == HOST}
+        outputs = OutputShapes(manifest).infer(given)
+        rows = outputs[logits].shape[0]
         temperatures = tensor_from_numpy(np.zeros(rows, np.int64))  # the bits of float64
         inputs = {fed: on_host[fed], **on_host, TEMPERATURES: temperatures}  # what is fed is first
         self._block = block = MirroredBlock(
             memory,
             inputs,
-            candidate_shapes(rows),
-            scratch=[*outputs, workspace_shape(found)],
+            candidate_outputs(rows),
+            scratch=outputs | candidate_workspace(outputs[logits]),
         )
         places = block.on_device
         search = search_of(places[logits], places, greedy=places[fed].pointer)
         self._bindings = RunBindings(manifest, memory, given, places, search)
-        self._calls, self._rows = calls, rows
+        self._enqueue, self._wait, self._rows = enqueue, wait, rows
         self._events = tuple(Event() for _ in block.mirrors)
         self._inputs = tuple(_with_temperatures(mirror.inputs) for mirror in block.mirrors)
         self._found = tuple(
@@ -112,7 +107,7 @@ class TensorRTTopKRun:
         failure = ""  # with the text alone: the error holds the memory of the run
         try:
             key = self._bindings.key
-            self._calls.enqueue(key, self._block.mirrors[mirror], self._events[mirror], is_fed)
+            self._enqueue(key, self._block.mirrors[mirror], self._events[mirror], is_fed)
         except BackendError as error:
             if not is_fed:
                 raise
@@ -127,7 +122,7 @@ class TensorRTTopKRun:
         mirror, failure = self._under_way[0]
         if failure:
             raise BackendError(failure)
-        self._calls.wait(self._events[mirror])
+        self._wait(self._events[mirror])
         self._under_way.popleft()
         return self._found[mirror]
 
@@ -141,6 +136,60 @@ class TensorRTTopKRun:
             raise StateError(
                 f"{len(self._under_way)} runs are under way, not {expected}; ask for results first"
             )
+
+
+class RunBindings:
+    """Inputs of the caller's, and a block of the run's own for all else."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        memory: CudaMemory,
+        tensor_map: TensorMap,
+        block: Mapping[str, Tensor],
+        search: TopKSearch,
+    ) -> None:
+        """Bind everything.
+
+        Args:
+            manifest: of the engine.
+            memory: of its GPU.
+            tensor_map: all inputs.
+            block: where inputs on the host are copied to, and all outputs.
+            search: that is launched behind the engine.
+
+        Raises:
+            TensorError: the engine refuses the shape, dtype or device of an input.
+        """
+        self._inputs, self._state = RunInputs(manifest, memory), RunState()
+        self._search = search
+        for output in manifest.outputs:
+            if output.name in block:
+                place = block[output.name]
+                self._state.put(output.name, (place.pointer, place.shape))
+        self._map = tensor_map
+        self._keys: dict[RunKey, RunKey] = {}  # in the order of their making
+        self.bind(TensorMap({b.name: block[b.name] for b in manifest.inputs if b.name in block}))
+
+    def bind(self, tensor_map: TensorMap) -> None:
+        """Take other tensors; what is the same is not looked at again by a run."""
+        candidate = TensorMap(self._map | tensor_map)
+        profile = self._inputs.update(candidate, self._state)
+        if on_host := self._inputs.on_host:
+            raise TensorError(
+                f"{on_host[0]} lies on the host; a prepared run takes what the engine's memory "
+                "made, or what was on the host when it was prepared"
+            )
+        found = replace(frozen_copy(self._state.key(profile)), search=self._search)
+        self.key, self._map = self._known(found), candidate
+
+    def _known(self, key: RunKey) -> RunKey:
+        """The same object for the same run: its graph is found without comparing addresses."""
+        if key not in self._keys:
+            if len(self._keys) == _KNOWN_KEYS:
+                del self._keys[next(iter(self._keys))]
+            self._keys[key] = key
+        return self._keys[key]
 
 
 def _with_temperatures(inputs: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from trt_lora.plugins.kernels import candidates
 from trt_lora.plugins.kernels.candidates import CandidateBuffers, LogitsShape
-from trt_lora.runtime.engines.tensorrt.output_shapes import TensorShape
 from trt_lora.runtime.engines.tensorrt.run_key import TopKSearch
 from trt_lora.runtime.engines.topk import (
     TEMPERATURES,
@@ -18,6 +17,7 @@ from trt_lora.runtime.engines.topk import (
     Mask,
     Temperatures,
     Tokens,
+    index_of,
 )
 from trt_lora.runtime.memory.tensor import Tensor
 
@@ -30,22 +30,20 @@ _WORKSPACE = "candidates.workspace"
 class DeviceTopK:
     """A `TopK` of logits on the device, whose best tokens are on the host; see there."""
 
-    tokens: npt.NDArray[np.int32]  # [rows, count]; -1 behind the last of a small vocabulary
-    values: Logits  # [rows, count], their logits
-    totals: Floats  # [rows], at these temperatures
+    found: Candidates  # at these temperatures; token -1 behind the last of a small vocabulary
     flags: npt.NDArray[np.int32]  # [rows], other than 0 where a logit is not finite
     temperatures: Floats  # [rows], 0 is greedy
     device_logits: Tensor  # [all rows, vocab], until the next run
-    places: Sequence[int] | None = None  # of the rows among all; None: they are all
+    places: Sequence[int]  # of the rows among all
 
     @property
     def vocabulary(self) -> int:
         """See `TopK`."""
-        return self.device_logits.shape[1]
+        return self.found.vocabulary
 
     def __len__(self) -> int:
         """See `TopK`."""
-        return len(self.tokens)
+        return len(self.flags)
 
     def is_finite(self) -> Mask:
         """See `TopK`."""
@@ -53,51 +51,48 @@ class DeviceTopK:
 
     def first(self) -> Tokens:
         """See `TopK`."""
-        return self.tokens[:, 0].astype(np.int64)
+        return self.found.tokens[:, 0].astype(np.int64)
 
     def candidates(self, rows: Sequence[int], count: int, temperatures: Temperatures) -> Candidates:
         """See `TopK`; totals are NaN at other temperatures than those of the run."""
         del count
-        at = _index(rows)
+        found, known = self.found.select(rows), self.temperatures[index_of(rows)]
         asked = np.array([np.nan if t is None else t or 1 for t in temperatures])
-        is_known = asked == np.where(self.temperatures[at] == 0, 1, self.temperatures[at])
-        totals = np.where(is_known, self.totals[at], np.nan)
-        return Candidates(self.tokens[at], self.values[at], totals, self.vocabulary)
+        is_known = asked == np.where(known == 0, 1, known)
+        return replace(found, totals=np.where(is_known, found.totals, np.nan))
 
     def logits(self, rows: Sequence[int]) -> list[Logits]:
         """See `TopK`."""
-        places = rows if self.places is None else [self.places[row] for row in rows]
-        copies = [_row_of(self.device_logits, place).numpy() for place in places]
+        copies = [_row_of(self.device_logits, self.places[row]).numpy() for row in rows]
         return [copy.astype(np.float32, copy=False) for copy in copies]
 
     def select(self, rows: Sequence[int]) -> "DeviceTopK":
         """See `TopK`."""
-        at, all_places = _index(rows), self.places
+        at = index_of(rows)
         return replace(
             self,
-            tokens=self.tokens[at],
-            values=self.values[at],
-            totals=self.totals[at],
+            found=self.found.select(rows),
             flags=self.flags[at],
             temperatures=self.temperatures[at],
-            places=rows if all_places is None else [all_places[row] for row in rows],
+            places=[self.places[row] for row in rows],
         )
 
 
-def candidate_shapes(rows: int) -> list[TensorShape]:
-    """Return what a search leaves; the totals are the bits of float64."""
+def candidate_outputs(rows: int) -> dict[str, Tensor]:
+    """Return what a search leaves, still without addresses; the totals are the bits of float64."""
     listed = (rows, candidates.KEPT)
-    return [
-        (TOKENS, "int32", listed),
-        (VALUES, "float32", listed),
-        (TOTALS, "int64", (rows,)),
-        (FLAGS, "int32", (rows,)),
-    ]
+    return {
+        TOKENS: Tensor(0, listed, "int32"),
+        VALUES: Tensor(0, listed, "float32"),
+        TOTALS: Tensor(0, (rows,), "int64"),
+        FLAGS: Tensor(0, (rows,), "int32"),
+    }
 
 
-def workspace_shape(logits: Tensor) -> TensorShape:
-    """Return what a search needs beside."""
-    return _WORKSPACE, "bool", (candidates.candidates_workspace_bytes(_shape(logits)),)
+def candidate_workspace(logits: Tensor) -> dict[str, Tensor]:
+    """Return what a search needs beside, still without an address."""
+    nbytes = candidates.candidates_workspace_bytes(_shape(logits))
+    return {_WORKSPACE: Tensor(0, (nbytes,), "bool")}
 
 
 def search_of(logits: Tensor, places: Mapping[str, Tensor], *, greedy: int = 0) -> TopKSearch:
@@ -126,7 +121,8 @@ def found_on_device(
 ) -> "DeviceTopK":
     """Return what a search left: in place where it is on the host, otherwise a copy."""
     tokens, values, totals, flags = (found[n].numpy() for n in (TOKENS, VALUES, TOTALS, FLAGS))
-    return DeviceTopK(tokens, values, totals.view(np.float64), flags, temperatures, logits)
+    best = Candidates(tokens, values, totals.view(np.float64), logits.shape[1])
+    return DeviceTopK(best, flags, temperatures, logits, range(len(tokens)))
 
 
 def _shape(logits: Tensor) -> LogitsShape:
@@ -138,8 +134,3 @@ def _row_of(logits: Tensor, row: int) -> Tensor:
     step = logits.nbytes // logits.shape[0]
     pointer, shape = logits.pointer + row * step, logits.shape[1:]
     return Tensor(pointer, shape, logits.dtype, logits.device, logits)
-
-
-def _index(rows: Sequence[int]) -> slice | list[int]:
-    """The first rows are no copy."""
-    return slice(len(rows)) if [*rows] == [*range(len(rows))] else [*rows]

@@ -19,7 +19,7 @@ from support.models.tiny_sizes import VOCABULARY
 from trt_lora.plugins.errors import StateError, TensorError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
-from trt_lora.runtime.engines.onnxruntime.topk_run import OnnxRuntimeTopKRun
+from trt_lora.runtime.engines.onnxruntime.session_pool import OnnxRuntimeTopKRun
 from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs

@@ -21,6 +21,7 @@ from trt_lora.runtime.memory.staging import Piece, pieces_of
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy, tensor_from_storage
 
 TO_DEVICE = CopyKind.cudaMemcpyHostToDevice
+OUTPUTS = {"x": Tensor(0, (65,), "float32"), "y": Tensor(0, (2, 3), "int64")}
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -172,7 +173,7 @@ def test_zeros_that_cannot_be_written_leave_nothing_behind(cuda: FakeCuda) -> No
 
 
 def test_empty_tensors_share_one_buffer_without_overlap(cuda: FakeCuda) -> None:
-    tensors = CudaMemory().empty([("x", "float32", (65,)), ("y", "int64", (2, 3))])
+    tensors = CudaMemory().empty(OUTPUTS)
 
     assert len(cuda.live_blocks()) == 1
     assert tensors["y"].pointer == tensors["x"].pointer + 2 * ALIGNMENT
@@ -347,7 +348,7 @@ def test_a_second_staging_waits_until_the_first_has_left_the_pinned_buffer(cuda:
 
 def test_memory_of_a_step_is_used_again_by_the_next(cuda: FakeCuda) -> None:
     memory = CudaMemory()
-    pointers = {memory.empty([("x", "float32", (65,))])["x"].pointer for _ in range(3)}
+    pointers = {memory.empty({"x": Tensor(0, (65,), "float32")})["x"].pointer for _ in range(3)}
 
     assert len(pointers) == 1
     assert cuda.names().count("cudaMallocAsync") == 1
@@ -355,8 +356,7 @@ def test_memory_of_a_step_is_used_again_by_the_next(cuda: FakeCuda) -> None:
 
 def test_memory_of_a_step_is_not_used_again_while_a_tensor_lies_in_it(cuda: FakeCuda) -> None:
     memory = CudaMemory()
-    kept = memory.empty([("x", "float32", (65,)), ("y", "int64", (2,))])["y"]
-    other = memory.empty([("x", "float32", (65,)), ("y", "int64", (2,))])["y"]
+    kept, other = memory.empty(OUTPUTS)["y"], memory.empty(OUTPUTS)["y"]
 
     assert kept.pointer != other.pointer
 
@@ -374,8 +374,8 @@ def test_adapters_do_not_stay_in_the_pool(cuda: FakeCuda) -> None:
 def test_closing_gives_everything_back_but_what_tensors_lie_in(cuda: FakeCuda) -> None:
     memory = CudaMemory()
     adapter = memory.upload(host_tensors())
-    output = memory.empty([("x", "float32", (65,))])
-    del memory.empty([("x", "float32", (650,))])["x"]
+    output = memory.empty({"x": Tensor(0, (65,), "float32")})
+    del memory.empty({"x": Tensor(0, (650,), "float32")})["x"]
     memory.close()
     assert len(cuda.live_blocks()) == 2
     np.testing.assert_array_equal(adapter["b"].numpy(), arrays()["b"])

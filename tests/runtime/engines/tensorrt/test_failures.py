@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,10 +40,12 @@ from support.signatures import signature_of
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
-from trt_lora.runtime.engines.tensorrt.inputs import select_profile
-from trt_lora.runtime.manifest import Range
+from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
+from trt_lora.runtime.engines.tensorrt.run_key import RunState
+from trt_lora.runtime.manifest import Binding, Manifest, Range
+from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.runtime.memory.tensor import tensor_from_numpy
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 
 # Errors of a run.
 
@@ -221,6 +224,13 @@ def shapes_of(sequence: int, bound: int) -> dict[str, tuple[int, ...]]:
     }
 
 
+def profile_of(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The profile that a run with inputs of these shapes is given."""
+    memory = CudaMemory()
+    inputs = {b.name: Tensor(0, shapes[b.name], b.dtype, memory.device) for b in manifest.inputs}
+    return RunInputs(manifest, memory).update(TensorMap(inputs), RunState())
+
+
 @pytest.mark.parametrize(
     ("sequence", "bound", "profile"),
     [(1, MAX_TOKENS, DECODE), (5, 5, PREFILL), (1, 1, PREFILL), (2, MAX_TOKENS, PREFILL)],
@@ -228,23 +238,25 @@ def shapes_of(sequence: int, bound: int) -> dict[str, tuple[int, ...]]:
 def test_the_first_profile_that_allows_the_shapes_is_taken(
     sequence: int, bound: int, profile: int
 ) -> None:
-    assert select_profile(small_manifest(), shapes_of(sequence, bound)) == profile
+    assert profile_of(small_manifest(), shapes_of(sequence, bound)) == profile
 
 
 def test_a_tensor_with_another_number_of_dimensions_fits_no_profile() -> None:
     shapes = shapes_of(1, 3) | {"kept": (1, 1)}
 
     with pytest.raises(TensorError, match=r"kept has shape \[1, 1\]"):
-        select_profile(small_manifest(), shapes)
+        profile_of(small_manifest(), shapes)
 
 
 def test_a_range_is_inclusive_at_both_ends() -> None:
-    manifest = replace(small_manifest(), profiles={"only": {"x": Range((1, 2), (1, 2), (3, 2))}})
+    profiles = {"only": {"x": Range((1, 2), (1, 2), (3, 2))}}
+    inputs = (Binding("x", "float32", ("rows", 2)),)
+    manifest = replace(small_manifest(), inputs=inputs, outputs=(), profiles=profiles)
 
-    assert select_profile(manifest, {"x": (1, 2)}) == select_profile(manifest, {"x": (3, 2)}) == 0
+    assert profile_of(manifest, {"x": (1, 2)}) == profile_of(manifest, {"x": (3, 2)}) == 0
     for shape in ((0, 2), (4, 2), (3, 1), (3, 3)):
         with pytest.raises(TensorError, match=r"allows only: \[1, 2\] to \[3, 2\]"):
-            select_profile(manifest, {"x": shape})
+            profile_of(manifest, {"x": shape})
 
 
 # The fake.

@@ -38,7 +38,7 @@ from trt_lora.plugins.tensorrt.plugin_shapes import group_shape
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.memory.cuda import call, on_device
 from trt_lora.runtime.memory.device import CudaMemory
-from trt_lora.runtime.memory.tensor import tensor_from_numpy
+from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
 
 H200, A100 = Chip((9, 0), 132), Chip((8, 0), 108)  # GPU 0 and GPU 1
 SETS = ("cudaGetDevice", "cudaSetDevice")
@@ -129,7 +129,7 @@ def test_memory_of_any_gpu_is_released_wherever_garbage_is_collected(
 ) -> None:
     held: list[Any] = [engine.execute(bound_prompt(engine)) for engine in engines]
     held += [engine.memory.upload(prompt(engine)) for engine in engines]
-    held += [CudaMemory(1).empty([("x", "float32", (8,))])]  # its pool goes with it
+    held += [CudaMemory(1).empty({"x": Tensor(0, (8,), "float32")})]  # its pool goes with it
     before = cuda.live_device_bytes()
 
     def collect() -> None:
