@@ -23,6 +23,7 @@ Kinds = tuple[type, ...]
 # What is taken for a type beside what has it: numpy's numbers and arrays.
 _ALSO: Mapping[type, Kinds] = {int: (Integral,), float: (Real,), Sequence: (np.ndarray,)}
 _hints = functools.cache(typing.get_type_hints)
+_REMEMBERED = 64  # types that a function was given; classes made at run time are no leak
 _OF_NUMBERS = (int, Integral, Real)  # which Python counts bool among
 
 
@@ -30,10 +31,12 @@ def checked(function: Callable[P, ReturnT]) -> Callable[P, ReturnT]:
     """Refuse arguments of other types than the function's annotations name.
 
     A container is looked at from outside: any sequence is a `Sequence[int]`, and so is an array.
-    The function returned raises ConfigError, which names the argument. It takes half a microsecond.
+    The function returned raises ConfigError, which names the argument. It takes half a microsecond:
+    types alone are looked at, and those of arguments by position that were taken are remembered.
     """
     where = function.__qualname__.removesuffix(".__init__")
     names = tuple(inspect.signature(function).parameters)
+    taken: set[Kinds] = set()
 
     @functools.cache
     def kinds() -> dict[str, Kinds]:  # later: a class is not there while its methods are made
@@ -41,12 +44,14 @@ def checked(function: Callable[P, ReturnT]) -> Callable[P, ReturnT]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> ReturnT:
-        expected = kinds()
-        for name, value in zip(names, args):  # noqa: B905 - strict would take longer
-            if not isinstance(value, expected[name]) or value is True or value is False:
-                _check(where, name, value, expected[name])
+        given = tuple(map(type, args))
+        if given not in taken:
+            for name, value in zip(names, args, strict=False):
+                _check(where, name, value, kinds()[name])
+            if len(taken) < _REMEMBERED:
+                taken.add(given)
         for name, value in kwargs.items():
-            _check(where, name, value, expected.get(name, (object,)))
+            _check(where, name, value, kinds().get(name, (object,)))
         return function(*args, **kwargs)
 
     return call

@@ -67,7 +67,6 @@ class BufferLevel:
             )
         if first is None:
             return self.dummies
-        assert first.in_memory is not None  # it is held
-        bindings = first.in_memory.result().bindings
-        assert bindings is not None
-        return bindings
+        assert first.loaded is not None  # it is held
+        assert first.loaded.bindings is not None
+        return first.loaded.bindings

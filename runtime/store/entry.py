@@ -7,6 +7,7 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.runtime.store.source import Source
+from trt_lora.runtime.store.stats import AdapterInfo
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Entry:
     claim: Claim | None = None  # until it has its name
     content_hash: str = ""  # until it was read for the first time
     in_memory: Future[Loaded] | None = None
+    loaded: Loaded | None = None  # what `in_memory` has, without waiting for it
     in_slot: Future[int] | None = None
     leases: int = 0
     is_pinned: bool = False
@@ -49,7 +51,11 @@ class Entry:
     @property
     def is_loaded(self) -> bool:
         """Whether it is in memory."""
-        return self.in_memory is not None and self.in_memory.done()
+        return self.loaded is not None
+
+    def leave_memory(self) -> None:
+        """Forget what was there."""
+        self.in_memory = self.loaded = None
 
     @property
     def is_held(self) -> bool:
@@ -69,6 +75,19 @@ class Entry:
         whose turn it is would wait for those behind it.
         """
         return not self.is_held and self.in_slot is not None and self.in_slot.done()
+
+    def info(self, *, is_resident: bool) -> AdapterInfo:
+        """Return what is known of it now."""
+        return AdapterInfo(
+            self.name,
+            self.version,
+            self.content_hash,
+            self.nbytes,
+            self.is_loaded,
+            is_resident,
+            self.is_pinned,
+            self.leases,
+        )
 
     def describe(self) -> str:
         """Return its name and what holds it."""
@@ -107,8 +126,8 @@ class Lease:
     @property
     def loaded(self) -> Loaded:
         """The adapter in memory, where it stays."""
-        assert self.entry.in_memory is not None  # a lease has waited for it
-        return self.entry.in_memory.result()
+        assert self.entry.loaded is not None  # a lease has waited for it
+        return self.entry.loaded
 
     @property
     def key(self) -> tuple[str, int]:

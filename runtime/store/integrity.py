@@ -37,8 +37,8 @@ def _memory_faults(levels: Levels) -> Iterator[str]:
     for entry in memory.entries:
         if entry.in_memory is None:
             yield f"{entry.describe()} is counted in memory and is not there"
-        elif entry.in_memory.done():
-            held = sum(t.nbytes for t in entry.in_memory.result().fitted.tensors.values())
+        elif entry.loaded is not None:
+            held = sum(t.nbytes for t in entry.loaded.fitted.tensors.values())
             if held != entry.nbytes:
                 yield f"{entry.describe()} has {held} bytes and is counted as {entry.nbytes}"
 

@@ -112,18 +112,22 @@ class Levels:
         if (strength := self.names.idle_strength()) is not None:
             self.retire(strength)
 
-    def exchange(self, lease: Lease, entry: Entry) -> Lease:
+    def exchange(self, lease: Lease | None, entry: Entry) -> Lease:
         """Take a lease back and return one of an entry, or raise and change neither; under `lock`.
 
         Raises:
             StateError: it was given back already, or others hold all slots.
         """
+        self.memory.touch(entry)
+        if lease is None:
+            return self.lease(entry)
         self.check_lease(lease)
         before, held = lease.entry, self.held
         if self.slots is not None and before.leases == 1 and not before.is_pinned:
             held = dict.fromkeys(other for other in held if other is not before)
         found = self.lease(entry, held)
         self.release(lease)
+        self.notify()
         return found
 
     def check_lease(self, lease: Lease) -> None:
@@ -171,7 +175,7 @@ class Levels:
         if entry.in_memory is not None:
             self.device.clear(entry)
             self.memory.remove(entry)
-            entry.in_memory = None
+            entry.leave_memory()
 
     @contextmanager
     def moving(self, find: Callable[[], Entry]) -> Iterator[Entry]:
@@ -234,8 +238,9 @@ class Levels:
 
     def is_resident(self, entry: Entry) -> bool:
         """Whether a step can bind an adapter at once; under `lock`."""
-        there = entry.in_memory if self.slots is None else entry.in_slot
-        return there is not None and there.done()
+        if self.slots is None:
+            return entry.is_loaded
+        return entry.in_slot is not None and entry.in_slot.done()
 
     def loaded(self, entry: Entry, fitted: Fitted, stream: Stream = None) -> Loaded:
         """Return what was read of an adapter as the engine takes it.
@@ -325,7 +330,7 @@ class Levels:
             self.counts.evictions_from_memory += 1
             self.counts.evictions_from_slots += victim.in_slot is not None
             self.device.leave(victim)
-            victim.in_memory = None
+            victim.leave_memory()
         for victim in victims:
             if victim.source is None and victim.is_named:
                 self.retire(victim, evicted(victim.name))
@@ -356,11 +361,12 @@ class Levels:
                 self.publish(entry)
                 self._evict(self.memory.shrink(entry))
                 self.counts.reads += entry.source is not None
+                entry.loaded = loaded
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)  # the future keeps it, but nothing read
             with self.lock:
                 self.memory.remove(entry)
-                entry.in_memory = None
+                entry.leave_memory()
             future.set_exception(error)
             return
         future.set_result(loaded)

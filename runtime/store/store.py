@@ -51,13 +51,6 @@ class AdapterStore:
     """
 
     @checked
-    def _exchange(self, lease: Lease | None, entry: Entry) -> Lease:
-        levels = self._levels
-        found = levels.lease(entry) if lease is None else levels.exchange(lease, entry)
-        levels.memory.touch(entry)
-        levels.notify()
-        return found
-
     def __init__(self, executor: Executor, config: StoreConfig | None = None) -> None:
         """Allocate the engine's slots, or the zero buffer of its dummies.
 
@@ -121,16 +114,7 @@ class AdapterStore:
         """
         with self._lock:
             entry = self._names.get(name)
-            return AdapterInfo(
-                entry.name,
-                entry.version,
-                entry.content_hash,
-                entry.nbytes,
-                entry.is_loaded,
-                self._levels.is_resident(entry),
-                entry.is_pinned,
-                entry.leases,
-            )
+            return entry.info(is_resident=self._levels.is_resident(entry))
 
     @checked
     def hash_of(self, adapter: Adapter) -> str:
@@ -179,8 +163,7 @@ class AdapterStore:
         Raises:
             AdapterError: the name is taken or is no name, the adapter cannot be read, or the engine
                 cannot take it. What had the name before keeps it.
-            StateError: the name means another version, memory has no room, or what it replaces is
-                pinned and sequences hold all slots.
+            StateError: it means another version, memory has no room, or a pin finds no slot.
         """
         claim = self._claim(name, replace, expected_version)
         source = FileSource(self._fit, Path(path).absolute(), strict)
@@ -247,8 +230,7 @@ class AdapterStore:
         Raises:
             UnknownAdapterError: no adapter has the name of a part.
             AdapterError: the name is taken, is no name or that of a part, a weight is no finite
-                number, there are no parts, or a site's ranks add up to more than the engine's
-                maximum.
+                number, there are no parts, or a site's ranks exceed the engine's together.
         """
         claim = self._claim(name, replace)
         weights = check_parts(name, parts)
@@ -296,20 +278,19 @@ class AdapterStore:
 
     @checked
     def exchange(self, lease: Lease | None, name: str) -> Lease:
-        """Give back a lease, if there is one, for one of an adapter, which may take its slot.
+        """Lease an adapter instead of another one, whose lease is given back if all goes well.
 
         Raises:
-            UnknownAdapterError, StateError, AdapterError: as `lease`; the one before is kept then.
-            StateError: it was given back already.
+            UnknownAdapterError, StateError, AdapterError: as `lease` and `release`.
         """
         with self._lock:
             entry = self._names.get(name)
             if entry.is_loaded:
-                return self._exchange(lease, entry)
+                return self._levels.exchange(lease, entry)
         with self._levels.moving(lambda: self._names.get(name)) as entry:
             self._levels.to_memory(entry)
             with self._lock:
-                return self._exchange(lease, entry)
+                return self._levels.exchange(lease, entry)
 
     @checked
     def release(self, lease: Lease) -> None:
@@ -342,8 +323,7 @@ class AdapterStore:
             allow_last: take the last slot that is not pinned, too: no other adapter can be used.
 
         Raises:
-            UnknownAdapterError, AdapterError: as `lease`.
-            StateError: as `lease`; or it is the last slot.
+            UnknownAdapterError, AdapterError, StateError: as `lease`; or it is the last slot.
         """
         with self._lock:
             entry = self._names.get(name)
@@ -396,11 +376,9 @@ class AdapterStore:
         with self._lock:
             check_integrity(self._levels)
 
-    def _claim(
-        self, name: str, replace: bool = False, expected_version: int | None = None
-    ) -> Claim:
+    def _claim(self, name: str, replace: bool = False, expected: int | None = None) -> Claim:
         """Return the terms of a new entry's name; refuse one that it cannot have."""
-        claim = Claim(replace, expected_version)
+        claim = Claim(replace, expected)
         with self._lock:
             self._names.check_new(name, claim)
         return claim

@@ -35,12 +35,14 @@ class OpenedSlotEngine(SlotEngine):
 
 
 @pytest.fixture
-def engine() -> SlotEngine:
+def engine() -> OpenedSlotEngine:
     return OpenedSlotEngine(2)
 
 
 @pytest.fixture
-def model(engine: SlotEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def model(
+    engine: OpenedSlotEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
     """The model as Triton runs it, on an engine of two slots with four adapters in a folder."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_triton)
     spec = importlib.util.spec_from_file_location("triton_model", EXAMPLE / "model.py")

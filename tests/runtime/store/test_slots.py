@@ -74,6 +74,37 @@ def test_what_is_leased_does_not_leave(tmp_path: Path) -> None:
     adapters.check_integrity()
 
 
+def test_a_lease_is_exchanged_where_all_slots_are_held(tmp_path: Path) -> None:
+    adapters = loaded(tmp_path)
+    first, second = adapters.lease("a"), adapters.lease("b")
+    adapters.bindings.rows([first, second])
+    with pytest.raises(StateError, match="2 slots in use"):
+        adapters.exchange(None, "c")
+    third = adapters.exchange(first, "c")
+    assert adapters.bindings.activate(third) == 0
+    with pytest.raises(StateError, match="released already"):
+        adapters.exchange(first, "a")
+    with pytest.raises(UnknownAdapterError):
+        adapters.exchange(second, "nobody")
+    again = adapters.lease("b")  # two leases hold it: one is not enough for another adapter
+    with pytest.raises(StateError, match="2 slots in use"):
+        adapters.exchange(second, "a")
+    for lease in (second, third, again):
+        adapters.release(lease)
+    adapters.check_integrity()
+
+
+def test_a_lease_is_kept_where_another_adapter_cannot_be_read(tmp_path: Path) -> None:
+    adapters = loaded(tmp_path, "a")
+    adapters.register("b", file_of("b", tmp_path))
+    lease = adapters.lease("a")
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(AdapterError, match=r"b\.safetensors"):
+        adapters.exchange(lease, "b")
+    adapters.release(lease)
+    adapters.check_integrity()
+
+
 def test_a_step_binds_the_slots_of_its_rows_and_counts_from_the_first(tmp_path: Path) -> None:
     adapters = loaded(tmp_path)
     both = adapters.bindings.rows(["a", None, "b", "a"])
