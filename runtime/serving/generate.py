@@ -8,10 +8,7 @@ from trt_lora.plugins.errors import StateError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.text.prompts import (
-    Prompt,
-    prompt_ids,
-)
+from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import FinishReason, Logprobs, PromptLogprobs, Token
 from trt_lora.runtime.serving.scheduler import Scheduler

@@ -137,9 +137,8 @@ def measure(
     """
     found = random_logits(count, PEAKS[logits])
     engine = StubEngine(_manifest(count), HostMemory(), found=found)
-    scheduler = Scheduler(
-        engine, AdapterStore(engine), ServingConfig(rows=count), tokenizer=tokenizer
-    )
+    config = ServingConfig(rows=count)
+    scheduler = Scheduler(engine, AdapterStore(engine), config, tokenizer=tokenizer)
     sampling = replace(WAYS[way], max_tokens=WARM_UP + steps + 2, ignore_eos=True)
     for row in range(count):  # equal prompts would be run once
         scheduler.submit([row], sampling)

@@ -19,7 +19,7 @@ from trt_lora.scripts.measuring.turns import Spread
 from trt_lora.scripts.measuring.variants import run_of
 from trt_lora.scripts.measuring.worker import Skipped
 from trt_lora.scripts.measuring.workload import ranks_of, workloads
-from trt_lora.scripts.terminal.adapters import activate, timed_switch
+from trt_lora.scripts.terminal.adapters import timed_switch
 
 ROUNDS, SWITCHES = 7, 500
 
@@ -115,7 +115,7 @@ def _switches(
 
 
 def _pointers(manager: LoRAManager, name: str | None) -> list[int]:
-    activate(manager, name)
+    timed_switch(manager, name)
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     return [tensor.pointer for tensor in tensor_map.values()]

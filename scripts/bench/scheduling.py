@@ -37,7 +37,7 @@ class Clients:
     def __init__(self, adapters: AdapterStore) -> None:
         """Take loaded adapters; there is no request yet."""
         self._names = adapters.names
-        self._adapters, self._policy = adapters, AdmissionPolicy(adapters)
+        self._adapters, self.policy = adapters, AdmissionPolicy(adapters)
         self._ends: dict[Sequence, int] = {}  # the step at which each that runs does
         outputs = (Binding(LOGITS, "float32", ("kept", VOCABULARY)),)
         self._manifest = replace(llama_manifest("float16"), outputs=outputs)
@@ -47,30 +47,25 @@ class Clients:
 
     def step(self) -> float:
         """Return the seconds of a step, those of the requests that end and come with it, too."""
-        while self._policy.waiting < QUEUE:
+        while self.policy.waiting < QUEUE:
             self._submit()
         begin = thread_time()
-        step = self._policy.schedule(ROWS - self.running)
+        step = self.policy.schedule(ROWS - len(self.policy.running))
         seconds = thread_time() - begin
         for sequence in step.preempted:
             del self._ends[sequence]
             self._release(sequence)
-            self._policy.preempt(sequence)
+            self.policy.preempt(sequence)
         for joined in step.joined:
-            self._ends[joined] = self._policy.steps + joined.left
-        ended = [s for s, last in self._ends.items() if last <= self._policy.steps]
+            self._ends[joined] = self.policy.steps + joined.left
+        ended = [s for s, last in self._ends.items() if last <= self.policy.steps]
         for sequence in ended:
             del self._ends[sequence]
             self._release(sequence)
         begin = thread_time()
         for sequence in ended:
-            self._policy.end(sequence)
+            self.policy.end(sequence)
         return seconds + thread_time() - begin
-
-    @property
-    def running(self) -> int:
-        """How many rows are in use."""
-        return len(self._policy.running)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.lease is not None:
@@ -84,7 +79,7 @@ class Clients:
         sampling = SamplingParams(max_tokens=tokens, temperature=0)
         sequence = new_sequence([1], sampling, self._manifest, None)
         sequence.id, sequence.adapter, sequence.most = self._next, name, tokens
-        self._policy.submit(sequence)
+        self.policy.submit(sequence)
         self._next += 1
 
 
@@ -121,12 +116,11 @@ def rows() -> Iterator[ResultRow]:
 
 def measure(clients: Clients, rounds: int, steps: int) -> tuple[list[list[float]], float]:
     """Return microseconds of each step by round, after one that is not counted, and mean rows."""
-    times: list[list[float]] = []
-    rows = 0
+    times, rows = list[list[float]](), 0
     for _ in range(rounds + 1):
         times.append([])
         for _ in range(steps):
             times[-1].append(clients.step() * 1e6)
-            rows += clients.running
+            rows += len(clients.policy.running)
             sleep(ENGINE_SECONDS)
     return times[1:], rows / steps / (rounds + 1)

@@ -84,9 +84,8 @@ def _print_json(
     for number, answer in answers:
         fields = {"prompt": prompts[number], "adapter": adapter or "", **asdict(answer)}
         if answer.logprobs is not None:
-            fields["logprobs"] = [
-                {token: each._asdict() for token, each in step.items()} for step in answer.logprobs
-            ]
+            steps = answer.logprobs
+            fields["logprobs"] = [{i: p._asdict() for i, p in step.items()} for step in steps]
         print(json.dumps(fields), flush=True)
 
 

@@ -118,20 +118,12 @@ def adapter_or_base(adapters: AdapterStore, name: str) -> str | None:
     return adapters.info(name).name
 
 
-def activate(manager: LoRAManager, name: str | None) -> None:
-    """Switch to an adapter; None is the base model."""
-    if name is None:
-        manager.reset_weights()
-    else:
-        manager.switch_weights(name)
-
-
 def timed_switch(manager: LoRAManager, name: str | None) -> float:
-    """Activate an adapter, point a tensor map at it; return microseconds."""
+    """Activate an adapter, or none, and point a tensor map at it; return microseconds."""
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     start = time.perf_counter()
-    activate(manager, name)
+    manager.reset_weights() if name is None else manager.switch_weights(name)
     manager.refresh_tensor_map(tensor_map)
     return (time.perf_counter() - start) * 1e6
 

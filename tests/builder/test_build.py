@@ -12,11 +12,7 @@ from conftest import TinyEngine
 from support.build_progress import Notes, StopAt
 from support.models.checkpoints import open_checkpoint
 from support.models.quick_build import quick_build, shared_traces
-from support.models.tiny_models import (
-    POSITIONS,
-    save_model,
-    tiny_config,
-)
+from support.models.tiny_models import POSITIONS, save_model, tiny_config
 from transformers import LlamaConfig, MambaConfig, MixtralConfig
 
 from trt_lora.builder import BuildConfig, build_engine

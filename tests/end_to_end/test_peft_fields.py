@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import (
-    LoraConfig,
-    get_peft_model,
-)
+from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from support.adapters.peft_field_table import FIELDS, Taken, randomised, saved_config
 from support.adapters.peft_fields import (

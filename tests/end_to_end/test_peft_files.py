@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peft import (
-    PeftModel,
-)
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from support.adapters.peft_fields import (
     Q_AND_V,

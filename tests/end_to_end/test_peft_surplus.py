@@ -21,7 +21,6 @@ from support.models.tiny_models import save_adapter, save_model, tiny_config
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime import Engine, LoRAManager, open_engine
-from trt_lora.scripts.terminal.adapters import activate
 from trt_lora.scripts.verification.logits import engine_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -147,4 +146,4 @@ def test_a_blend_of_adapters_has_no_tensor_that_one_of_them_ignores(
     assert coverage is not None
     assert {site.path.rpartition(".")[2] for site in coverage.adapted} == {"q_proj", "v_proj"}
     assert coverage.warnings == ()
-    activate(manager, "both")
+    manager.switch_weights("both")

@@ -19,7 +19,7 @@ from trt_lora.builder.passes.remove_lora import engine_without_lora
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine, read_manifest
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.scripts.terminal.adapters import activate, timed_switch
+from trt_lora.scripts.terminal.adapters import timed_switch
 from trt_lora.scripts.verification.logits import engine_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -115,7 +115,7 @@ def test_each_adapter_answers_the_way_it_was_trained(running: Running) -> None:
 def test_switching_420_bindings_moves_pointers_and_copies_nothing(running: Running) -> None:
     def pointers(name: str) -> dict[str, int]:
         tensor_map = TensorMap()
-        activate(running.manager, name or None)
+        timed_switch(running.manager, name or None)
         running.manager.refresh_tensor_map(tensor_map)
         assert len(tensor_map) == 420
         return {binding: tensor.pointer for binding, tensor in tensor_map.items()}
@@ -131,7 +131,7 @@ def test_switching_420_bindings_moves_pointers_and_copies_nothing(running: Runni
 
 
 def test_an_adapter_of_two_linears_leaves_dummies_elsewhere(running: Running) -> None:
-    activate(running.manager, "letter")
+    running.manager.switch_weights("letter")
     tensor_map = TensorMap()
     running.manager.refresh_tensor_map(tensor_map)
     for name, tensor in tensor_map.items():

@@ -8,14 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hostile.targets import (
-    CONFIG,
-    TARGETS,
-    encoded,
-    index_of,
-    named,
-    write,
-)
+from hostile.targets import CONFIG, TARGETS, encoded, index_of, named, write
 from support.adapters.manager_setup import manager_with
 
 from trt_lora.plugins.errors import AdapterError

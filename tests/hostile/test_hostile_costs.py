@@ -15,16 +15,7 @@ from hostile.limits import (
     with_header,
     within,
 )
-from hostile.targets import (
-    CONFIG,
-    SHARD,
-    TARGETS,
-    encoded,
-    load,
-    named,
-    npy_bytes,
-    write,
-)
+from hostile.targets import CONFIG, SHARD, TARGETS, encoded, load, named, npy_bytes, write
 from safetensors.numpy import save
 from support.adapters.manager_setup import manager_with
 

@@ -14,12 +14,7 @@ from trt_lora.runtime import LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.engines.topk import Logits
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
-from trt_lora.runtime.manifest import (
-    ONNX_CPU_FILE,
-    ONNX_FILE,
-    ONNX_WEIGHTS_FILE,
-    read_manifest,
-)
+from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, read_manifest
 
 
 def logits(directory: Path, ids: Ids) -> Logits:

@@ -12,11 +12,7 @@ from support.models.tiny_models import tiny_config
 
 from trt_lora.builder import build_engine
 from trt_lora.builder.tensorrt import aot_graph as aot_plugin
-from trt_lora.builder.tensorrt.aot_graph import (
-    check_plugin_layers,
-    largest_groups,
-    use_aot_plugins,
-)
+from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, largest_groups, use_aot_plugins
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape

@@ -11,10 +11,7 @@ from support.schedulers import answers_of, scheduler_of
 from support.steps import keep_logits, step_of
 
 from trt_lora.plugins.errors import ConfigError, UnknownAdapterError
-from trt_lora.runtime import (
-    SamplingParams,
-    Scheduler,
-)
+from trt_lora.runtime import SamplingParams, Scheduler
 
 RANKS = {"a": 2, "b": 8, "c": 3}
 GREEDY = SamplingParams(temperature=0)

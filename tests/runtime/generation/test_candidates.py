@@ -14,11 +14,7 @@ from trt_lora.runtime.engines.host_topk import HostTopK, find_candidates, topk_i
 from trt_lora.runtime.engines.topk import NO_TOKEN, Candidates, Logits, Tokens
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.race import Keys, race_of_rest
-from trt_lora.runtime.generation.sampling import (
-    NEEDS_FULL_LOGITS,
-    choose_beyond,
-    draw,
-)
+from trt_lora.runtime.generation.sampling import NEEDS_FULL_LOGITS, choose_beyond, draw
 from trt_lora.runtime.generation.sampling import choose as choose_of
 
 BORDER = 1e-12

@@ -15,12 +15,7 @@ from support.adapters.many_adapters import adapter_file, slot_adapters
 from support.eventually import eventually
 
 from trt_lora.plugins.errors import ConfigError
-from trt_lora.runtime.interfaces.max import (
-    LoRAConfig,
-    LoRAManager,
-    LoRAOutcome,
-    LoRAStatus,
-)
+from trt_lora.runtime.interfaces.max import LoRAConfig, LoRAManager, LoRAOutcome, LoRAStatus
 from trt_lora.runtime.interfaces.max.request_sockets import MAX_MESSAGE_BYTES
 from trt_lora.runtime.interfaces.max.requests import (
     MAX_REQUEST_BYTES,

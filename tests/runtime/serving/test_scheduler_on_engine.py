@@ -10,10 +10,7 @@ from support.models.served_llama import ServedLlama, served_llama
 from support.models.tiny_models import VOCABULARY
 from support.schedulers import answers_of, scheduler_of
 
-from trt_lora.runtime import (
-    AdapterStore,
-    SamplingParams,
-)
+from trt_lora.runtime import AdapterStore, SamplingParams
 
 RANKS = {"a": 2, "b": 8, "c": 3}
 SAMPLING = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0)

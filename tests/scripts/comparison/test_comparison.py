@@ -19,9 +19,7 @@ from support.models.tiny_models import tiny_config
 
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.runtime.manifest import MANIFEST_FILE
-from trt_lora.scripts.comparison.files import (
-    load_accuracy,
-)
+from trt_lora.scripts.comparison.files import load_accuracy
 
 Q0, Q1 = (f"model.layers.{layer}.self_attn.q_proj" for layer in range(2))
 

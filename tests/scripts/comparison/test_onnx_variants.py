@@ -11,9 +11,7 @@ from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.comparison.files import (
-    save_inputs,
-)
+from trt_lora.scripts.comparison.files import save_inputs
 from trt_lora.scripts.comparison.onnx_variants import write_model
 from trt_lora.scripts.verification.example_inputs import InputSpec, make_inputs
 

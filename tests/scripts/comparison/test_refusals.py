@@ -13,12 +13,7 @@ from support.fakes.tiny_engine import engine_directory
 from support.models.tiny_models import save_adapter, save_model
 
 from trt_lora.builder.passes.remove_lora import engine_without_lora
-from trt_lora.runtime.manifest import (
-    MANIFEST_FILE,
-    ONNX_FILE,
-    ONNX_WEIGHTS_FILE,
-    read_manifest,
-)
+from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, read_manifest
 from trt_lora.scripts.comparison.comparison import Comparison
 from trt_lora.scripts.terminal.console import INTERRUPTED
 

@@ -14,16 +14,8 @@ from support.compare_command import ONNXRT
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime.manifest import Manifest, read_manifest
-from trt_lora.scripts.comparison.files import (
-    Accuracy,
-    OutputDifference,
-    check_complete,
-)
-from trt_lora.scripts.comparison.references import (
-    ONNX_VARIANTS,
-    ComparisonCase,
-    Reference,
-)
+from trt_lora.scripts.comparison.files import Accuracy, OutputDifference, check_complete
+from trt_lora.scripts.comparison.references import ONNX_VARIANTS, ComparisonCase, Reference
 from trt_lora.scripts.comparison.report import ComparisonRow, compared_row, runner_text
 from trt_lora.scripts.comparison.shell_commands import Command
 

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from support.fakes.fake_engine import (
-    FakeExecutor,
-    make_manifest,
-)
+from support.fakes.fake_engine import FakeExecutor, make_manifest
 
 from trt_lora.runtime.interfaces.edgellm import LoRAManager
 from trt_lora.runtime.memory.dtypes import Array

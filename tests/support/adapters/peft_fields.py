@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peft import (
-    LoraConfig,
-)
+from peft import LoraConfig
 from support.models import tiny_models as tiny
 from support.models.tiny_models import save_adapter
 

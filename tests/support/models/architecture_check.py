@@ -16,7 +16,6 @@ from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, LoRAManager, TensorMap, open_engine
 from trt_lora.runtime.manifest import ONNX_CPU_FILE
-from trt_lora.scripts.terminal.adapters import activate
 from trt_lora.scripts.verification.logits import forced_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -78,7 +77,7 @@ def engine_logits(engine: Engine, manager: LoRAManager, name: str) -> Logits:
 
     Rows of a static cache have no padding: there the first is three tokens behind the second.
     """
-    activate(manager, name or None)
+    manager.switch_weights(name) if name else manager.reset_weights()
     tensor_map = TensorMap()
     manager.refresh_tensor_map(tensor_map)
     ids, mask = batch()

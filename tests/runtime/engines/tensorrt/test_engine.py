@@ -8,14 +8,7 @@ import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import (
-    DECODE,
-    KEY,
-    MAX_RANK,
-    MAX_TOKENS,
-    PREFILL,
-    UP,
-)
+from support.fakes.tiny_engine import DECODE, KEY, MAX_RANK, MAX_TOKENS, PREFILL, UP
 from support.models.tiny_model_runs import (
     FIRST,
     IDS,

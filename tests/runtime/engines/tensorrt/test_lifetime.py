@@ -9,10 +9,7 @@ from support.fakes import fake_tensorrt
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import (
-    engine_directory,
-    small_manifest,
-)
+from support.fakes.tiny_engine import engine_directory, small_manifest
 from support.models.tiny_model_runs import (
     FIRST,
     IDS,

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 from support.eventually import eventually
-from support.fakes.random_logits import (
-    STOP,
-    RandomLogits,
-    byte_tokenizer,
-    params_of,
-    tokens_of,
-)
+from support.fakes.random_logits import STOP, RandomLogits, byte_tokenizer, params_of, tokens_of
 from support.schedulers import scheduler_of
 from support.steps import step_of
 

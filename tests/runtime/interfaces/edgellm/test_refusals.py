@@ -9,17 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.adapters.manager_setup import (
-    MANIFEST,
-    A,
-    B,
-    manager_with,
-    pair,
-    state_of,
-)
-from support.fakes.fake_engine import (
-    FakeExecutorWithMemory,
-)
+from support.adapters.manager_setup import MANIFEST, A, B, manager_with, pair, state_of
+from support.fakes.fake_engine import FakeExecutorWithMemory
 
 from trt_lora.plugins.errors import AdapterError, TensorError
 from trt_lora.runtime.interfaces.edgellm import LoRAManager

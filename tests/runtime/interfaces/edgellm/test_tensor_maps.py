@@ -12,13 +12,9 @@ from support.adapters.manager_setup import (
     pair,
     refreshed,
 )
-from support.fakes.fake_engine import (
-    make_weights,
-)
+from support.fakes.fake_engine import make_weights
 
-from trt_lora.plugins.errors import (
-    StateError,
-)
+from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 
 

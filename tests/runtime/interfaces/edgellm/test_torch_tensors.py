@@ -11,11 +11,7 @@ from support.fakes.adapter_files import stacks_of
 from support.fakes.fake_engine import FakeExecutor, make_manifest
 
 from trt_lora.runtime.interfaces.edgellm import LoRAManager
-from trt_lora.runtime.interfaces.trtllm import (
-    LoraCacheOptions,
-    PeftCacheManager,
-    TrtllmLoraRequest,
-)
+from trt_lora.runtime.interfaces.trtllm import LoraCacheOptions, PeftCacheManager, TrtllmLoraRequest
 
 pytestmark = pytest.mark.needs_torch
 
