@@ -1,10 +1,11 @@
 """State of the fake CUDA driver: blocks, streams, events, graphs, and the rules it checks."""
 
 import gc
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from types import ModuleType
 from typing import Any, NoReturn
@@ -110,6 +111,7 @@ class Work:
     to_host: bool = False
     owner: object = None
     done: bool = False
+    thread: int = field(default_factory=threading.get_ident)  # that has enqueued it
 
 
 @dataclass(eq=False)
@@ -143,6 +145,16 @@ class Copy:
     source_is_pinned: bool = False
 
 
+def in_turn(call: Callable[..., Any], lock: threading.RLock) -> Callable[..., Any]:
+    """Return a function that calls another one with a lock held."""
+
+    def locked(*args: Any) -> Any:
+        with lock:
+            return call(*args)
+
+    return locked
+
+
 class FakeCudaState(ModuleType):
     """What the functions of `FakeCuda` change, what tests ask of it, and how they make it fail."""
 
@@ -157,6 +169,7 @@ class FakeCudaState(ModuleType):
         self.devices = devices
         self.hurries = False  # whoever waits for an event finds what is behind it done too
         self._thread = threading.local()
+        self._lock = threading.RLock()  # calls of several threads come one after another
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.copies: list[Copy] = []
         self.violations: list[str] = []
@@ -187,6 +200,11 @@ class FakeCudaState(ModuleType):
     @current_device.setter
     def current_device(self, index: int) -> None:
         self._thread.device = index
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        is_call = (name.startswith("cuda") or name == "enqueue") and inspect.ismethod(found)
+        return in_turn(found, self._lock) if is_call else found
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be what `import cuda.bindings.runtime` finds."""
@@ -352,9 +370,10 @@ class FakeCudaState(ModuleType):
         self.last_error = reason or self.last_error
         waits_for = self._on(args[0]) if function == "cudaStreamSynchronize" else None
         for handle, queue in self._streams.items():
-            unread = [work for work in queue if work.to_host and waits_for != handle]
+            own = threading.get_ident()
+            unread = [w for w in queue if w.to_host and w.thread == own and waits_for != handle]
             if unread and not reason:
-                queue[:] = [work for work in queue if not work.to_host]  # the host moved on
+                queue[:] = [work for work in queue if work not in unread]  # the host moved on
                 self.violate(f"{function} before a copy to the host on stream {handle} was done")
         return reason
 
