@@ -21,7 +21,6 @@ from trt_lora.runtime.store.buffer_level import BufferLevel
 from trt_lora.runtime.store.config import StoreConfig, bytes_of
 from trt_lora.runtime.store.entry import Claim, Entry, Lease, Loaded
 from trt_lora.runtime.store.integrity import check_integrity
-from trt_lora.runtime.store.leases import StepBindings
 from trt_lora.runtime.store.levels import Levels
 from trt_lora.runtime.store.memory_level import MemoryLevel
 from trt_lora.runtime.store.names import Names, check_parts
@@ -29,6 +28,7 @@ from trt_lora.runtime.store.prefetcher import Prefetcher
 from trt_lora.runtime.store.slot_level import SlotLevel
 from trt_lora.runtime.store.source import FileSource, Fit, content_hash
 from trt_lora.runtime.store.stats import AdapterInfo, StoreStats
+from trt_lora.runtime.store.step_bindings import StepBindings
 
 
 class AdapterStore:

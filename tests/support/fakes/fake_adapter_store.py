@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 from trt_lora.plugins.errors import StateError, UnknownAdapterError
 from trt_lora.runtime.store.entry import Entry, Lease
-from trt_lora.runtime.store.leases import StepBindings
 from trt_lora.runtime.store.stats import AdapterInfo
+from trt_lora.runtime.store.step_bindings import StepBindings
 from trt_lora.runtime.store.store import AdapterStore
 
 

@@ -17,8 +17,8 @@ import trt_lora.builder as builder
 import trt_lora.runtime as runtime
 from trt_lora.runtime.interfaces import max, trtllm, vllm
 from trt_lora.runtime.store.entry import Lease
-from trt_lora.runtime.store.leases import StepBindings
 from trt_lora.runtime.store.stats import AdapterInfo, StoreStats
+from trt_lora.runtime.store.step_bindings import StepBindings
 
 PACKAGES = (runtime, builder, max, trtllm, vllm)
 OF_STORE = {"bindings": StepBindings, "lease": Lease, "info": AdapterInfo, "stats": StoreStats}
