@@ -92,7 +92,7 @@ def readme_folder(demo_model: Path) -> Path:
     """A folder that looks like a checkout after `make demo`, where the README's commands run.
 
     It holds the engines that the commands of the README and of a page build, and is kept as long as
-    the sources that build them do not change. They have a plan where TensorRT-RTX is installed.
+    the sources that build them do not change.
     """
     folder = build_cache("readme", "".join(block.text for block in build_blocks().values()))
     for name in ("build/smollm2", "scripts", "tests/adapters"):

@@ -1,5 +1,6 @@
 """State of the fake CUDA driver: blocks, streams, events, graphs, and the rules it checks."""
 
+import functools
 import gc
 import inspect
 import sys
@@ -145,16 +146,6 @@ class Copy:
     source_is_pinned: bool = False
 
 
-def in_turn(call: Callable[..., Any], lock: threading.RLock) -> Callable[..., Any]:
-    """Return a function that calls another one with a lock held."""
-
-    def locked(*args: Any) -> Any:
-        with lock:
-            return call(*args)
-
-    return locked
-
-
 class FakeCudaState(ModuleType):
     """What the functions of `FakeCuda` change, what tests ask of it, and how they make it fail."""
 
@@ -203,8 +194,15 @@ class FakeCudaState(ModuleType):
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        is_call = (name.startswith("cuda") or name == "enqueue") and inspect.ismethod(found)
-        return in_turn(found, self._lock) if is_call else found
+        if not (name.startswith("cuda") or name == "enqueue") or not inspect.ismethod(found):
+            return found
+
+        @functools.wraps(found)
+        def in_turn(*args: Any) -> Any:
+            with self._lock:
+                return found(*args)
+
+        return in_turn
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be what `import cuda.bindings.runtime` finds."""
