@@ -1,6 +1,6 @@
 """A scheduler through any life: who is answered is answered rightly, and everybody ends.
 
-Loads end late, in any order of other events. The law: a request is answered by the generation that
+Loads end late, in any order of other events. The law: a request is answered by the version that
 its adapter's name meant when it joined, or fails and says why; the cache, the leases and the rows
 add up after every event; and once nothing is pinned, all that is left is answered within a bound.
 """
