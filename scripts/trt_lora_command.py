@@ -13,6 +13,7 @@ _FOLDER = "trt_lora.scripts.commands"
 _COMMANDS = {
     "generate": ("generate_text", "answer prompts with an adapter"),
     "chat": ("chat", "talk to an engine, switching adapters"),
+    "serve": ("serve", "answer over HTTP, as vLLM does"),
     "doctor": ("doctor", "what can run here, and why an engine cannot"),
     "list": ("list_files", "engines and adapters under a folder"),
     "inspect": ("inspect_engine", "what an engine takes, and every tensor of an adapter"),

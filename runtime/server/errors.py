@@ -1,0 +1,49 @@
+"""HttpError: what a request is refused with, as vLLM 0.33 words its bodies."""
+
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+
+_MOST = 200  # characters of a value that a message repeats
+_PATH = re.compile(r"(?<![\w/])/(?:[\w.@+-]+/)+[\w.@+-]*")
+_TYPES: Mapping[int, str] = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    409: "ConflictError",
+    422: "UnprocessableEntityError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+
+
+class HttpError(Exception):
+    """A status with vLLM's body: `{"error": {"message", "type", "param", "code"}}`."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, kind: str | None = None
+    ) -> None:
+        """Keep what the client is told.
+
+        Args:
+            status: of HTTP.
+            message: says what, the value, and what to do.
+            param: the field of the body that it is about.
+            kind: vLLM's type of error; by default that of the status.
+        """
+        super().__init__(message)
+        self.status, self.param = status, param
+        self.kind = kind or _TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "")
+
+    def body(self) -> bytes:
+        """Return the JSON body."""
+        message = public(str(self))
+        error = {"message": message, "type": self.kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+
+def public(message: str) -> str:
+    """Return a message without paths of this machine, in a length that nobody can make large."""
+    return _PATH.sub("...", message)[: 10 * _MOST]
