@@ -16,13 +16,7 @@ from starlette.types import ASGIApp
 import trt_lora
 from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.server.answering import Answering
-from trt_lora.runtime.server.bodies import (
-    ChatBody,
-    CompletionBody,
-    LoadBody,
-    UnloadBody,
-    decoded,
-)
+from trt_lora.runtime.server.bodies import ChatBody, CompletionBody, LoadBody, UnloadBody, decoded
 from trt_lora.runtime.server.bridge import EngineBridge
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.guard import Guard, GuardConfig

@@ -143,7 +143,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
         if unknown := wanted.keys() - {"json", "regex", "grammar"}:
             raise HttpError(
                 400,
-                f"structured_outputs has {sorted(unknown)}, which is not done here; use json, regex or grammar",
+                f"structured_outputs has {sorted(unknown)}; expected json, regex or grammar",
                 "structured_outputs",
             )
         try:
@@ -258,7 +258,7 @@ def _schema(wanted: ResponseFormat) -> object:
     if wanted.type != "json_schema" or schema is None:
         raise HttpError(
             400,
-            f"response_format is {wanted.type!r}, expected text, json_object, or json_schema with a schema",
+            f"response_format is {wanted.type!r}, expected text, json_object or json_schema",
             "response_format",
         )
     return schema

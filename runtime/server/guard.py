@@ -57,7 +57,8 @@ class Guard:
 
     def _has_key(self, header: bytes) -> bool:
         given = _digest(header.removeprefix(b"Bearer "))
-        return any([hmac.compare_digest(given, key) for key in self._keys])
+        found = [hmac.compare_digest(given, key) for key in self._keys]  # all, whichever it is
+        return any(found)
 
     def _is_host_allowed(self, header: bytes) -> bool:
         name = header.decode("latin-1").rpartition(":")[0] or header.decode("latin-1")

@@ -1,4 +1,4 @@
-"""Replies: the objects of completions and chats, as vLLM 0.33 writes them, encoded once by msgspec."""
+"""Reply: the objects of completions and chats as vLLM 0.33 writes them, encoded once."""
 
 import time
 import uuid

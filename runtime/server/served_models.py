@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.errors import (
-    AdapterError,
-    LoRAError,
-    StateError,
-    UnknownAdapterError,
-)
+from trt_lora.plugins.errors import AdapterError, LoRAError, StateError, UnknownAdapterError
 from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.server.errors import HttpError
 
@@ -130,7 +125,7 @@ class ServedModels:
             )
 
     def _inside(self, path: str) -> Path | None:
-        """A path below one of the roots, links resolved; None if it is elsewhere, or is not there."""
+        """A path below a root, links resolved; None if it is elsewhere, or is not there."""
         try:
             found = Path(path).resolve(strict=True)
         except (OSError, ValueError, RuntimeError):
