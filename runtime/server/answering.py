@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from trt_lora.plugins.errors import (
     AdapterError,
@@ -25,6 +26,22 @@ from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.replies import DONE, Choice, Reply, usage
 from trt_lora.runtime.server.served_models import ServedModels
 from trt_lora.runtime.store.names import strength_name
+
+
+class AnswerStream(StreamingResponse):
+    """A stream whose requests end with it, also where no chunk was ever asked for."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], answers: Answers) -> None:
+        """Take the chunks, and what they come from."""
+        super().__init__(chunks, media_type="text/event-stream")
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the chunks."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answers.close()
 
 
 @dataclass
@@ -70,7 +87,7 @@ class Answering:
         )
         if body.stream:
             chunks = self._stream(body, answers, choices, reply, is_chat=is_chat)
-            return StreamingResponse(chunks, media_type="text/event-stream")
+            return AnswerStream(chunks, answers)
         try:
             await _gather(answers, choices)
         finally:
@@ -104,8 +121,6 @@ class Answering:
                 yield reply.last(usage(choices))
         except HttpError as error:
             yield b"data: " + error.body() + b"\n\n"
-        finally:
-            answers.close()
         yield DONE
 
     def _adapter(self, body: AnswerBody) -> str | None:

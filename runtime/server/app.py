@@ -16,11 +16,20 @@ from starlette.types import ASGIApp
 import trt_lora
 from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.server.answering import Answering
-from trt_lora.runtime.server.bodies import ChatBody, CompletionBody, LoadBody, UnloadBody, decoded
+from trt_lora.runtime.server.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadBody,
+    TokenizeBody,
+    UnloadBody,
+    decoded,
+)
 from trt_lora.runtime.server.bridge import EngineBridge
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.guard import Guard, GuardConfig
 from trt_lora.runtime.server.served_models import ServedModels, load_at_start
+from trt_lora.runtime.server.tokenizing import detokenized, tokenized
 from trt_lora.runtime.serving.serving_config import ServingConfig
 
 _ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
@@ -70,6 +79,8 @@ class Server:
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/invocations", self._invoke, methods=["POST"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
         if self._config.allows_updates:
             routes += [
@@ -117,6 +128,16 @@ class Server:
         body: CompletionBody | ChatBody = decoded(raw, ChatBody if is_chat else CompletionBody)
         body.model = request.headers.get(_ADAPTER_HEADER) or body.model
         return await self._answer(request, body)
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = decoded(await _body(request), TokenizeBody)
+        self._models.adapter(body.model)
+        return JSONResponse(await asyncio.to_thread(tokenized, self._engine, body))
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = decoded(await _body(request), DetokenizeBody)
+        self._models.adapter(body.model)
+        return JSONResponse(await asyncio.to_thread(detokenized, self._engine, body))
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         if self._answering is None:

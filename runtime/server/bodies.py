@@ -222,6 +222,26 @@ class ChatBody(AnswerBody, kw_only=True):
             raise HttpError(400, str(error), "messages") from error
 
 
+class TokenizeBody(msgspec.Struct):
+    """`POST /tokenize`: text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(msgspec.Struct):
+    """`POST /detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
 class LoadBody(msgspec.Struct):
     """`POST /v1/load_lora_adapter`; `expected_version` is ours."""
 
