@@ -169,7 +169,7 @@ def test_rows_with_parameters_of_their_own_are_chosen_as_if_alone(
     assert choose(logits, sampling, keys).tolist() == alone
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(rows_of_logits(), PARAMETERS, KEYS, st.sampled_from([1, 3, 256]))
 def test_a_few_candidates_decide_the_token_of_the_definition_or_none(
     logits: Logits, sampling: SamplingParams, key: int, count: int
