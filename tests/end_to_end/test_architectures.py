@@ -15,7 +15,7 @@ from support.models.supported_models import PAGE_FILE, RESULTS_FILE, page, read_
 # between layers, norms in odd places. test_tiny_models.py has eight more, of two layers.
 SAMPLE = {
     **dict.fromkeys(("bloom", "falcon", "gptj", "opt", "roberta", "gpt_neox", "codegen"), 1),
-    **dict.fromkeys(("deepseek_v2", "glm4"), 1),
+    **dict.fromkeys(("deepseek_v2", "minicpm3", "glm4"), 1),
     **dict.fromkeys(("cohere2", "gemma3_text", "gemma4_text"), 2),  # layers differ
 }
 
