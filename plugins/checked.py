@@ -32,7 +32,7 @@ def checked(function: Callable[P, ReturnT]) -> Callable[P, ReturnT]:
 
     A container is looked at from outside: any sequence is a `Sequence[int]`, and so is an array.
     The function returned raises ConfigError, which names the argument. It takes half a microsecond:
-    types alone are looked at, and those of arguments by position that were taken are remembered.
+    types of arguments by position that were taken are remembered, where they alone decide.
     """
     where = function.__qualname__.removesuffix(".__init__")
     names = tuple(inspect.signature(function).parameters)
@@ -48,7 +48,7 @@ def checked(function: Callable[P, ReturnT]) -> Callable[P, ReturnT]:
         if given not in taken:
             for name, value in zip(names, args, strict=False):
                 _check(where, name, value, kinds()[name])
-            if len(taken) < _REMEMBERED:
+            if len(taken) < _REMEMBERED and _types_decide(given, [kinds()[name] for name in names]):
                 taken.add(given)
         for name, value in kwargs.items():
             _check(where, name, value, kinds().get(name, (object,)))
@@ -110,6 +110,14 @@ def _check(where: str, name: str, value: object, kinds: Kinds) -> None:
             f"{where}: {name} is {short_value(value)} ({type(value).__name__}), expected "
             f"{' or '.join(choices)}"
         )
+
+
+def _types_decide(given: Kinds, expected: Sequence[Kinds]) -> bool:
+    """Whether other values of the same types are taken, too: not those of a protocol or proxies."""
+    return all(
+        not any(getattr(kind, "_is_protocol", False) for kind in kinds) and issubclass(one, kinds)
+        for one, kinds in zip(given, expected, strict=False)
+    )
 
 
 @functools.cache

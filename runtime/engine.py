@@ -268,14 +268,17 @@ class Engine:
         """See `Executor`."""
         self.executor.release_inputs()
 
+    @checked
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """See `Executor`."""
         return self.executor.execute(tensor_map)
 
+    @checked
     def prepare_topk(self, tensor_map: TensorMap, *, logits: str, fed: str) -> TopKRun:
         """See `Executor`."""
         return self.executor.prepare_topk(tensor_map, logits=logits, fed=fed)
 
+    @checked
     def topk(self, logits: Tensor, temperatures: Floats) -> TopK:
         """See `Executor`."""
         return self.executor.topk(logits, temperatures)

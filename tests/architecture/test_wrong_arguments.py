@@ -27,8 +27,6 @@ NEEDED: dict[str, dict[str, object]] = {  # fields of what cannot be made withou
     "Chat": {"messages": [{"role": "user", "content": "x"}]},
     "LoRARequest": {"lora_name": "a", "lora_int_id": 1},
 }
-# What a run is given is looked at by the engine that runs it: an `Engine` passes it on.
-PASSED_ON = {getattr(runtime.Engine, name) for name in ("execute", "prepare_topk", "topk")}
 
 Call = tuple[str, Callable[..., object], str]
 
@@ -59,7 +57,7 @@ def calls_of_class(where: str, cls: type) -> Iterator[Call]:
         static = inspect.getattr_static(cls, method)
         if isinstance(static, classmethod | staticmethod):
             yield from arguments(f"{where}.{method}", getattr(cls, method), static.__func__)
-        elif inspect.isfunction(static) and static not in PASSED_ON:
+        elif inspect.isfunction(static):
             yield from arguments(f"{where}.{method}", partial(static, None), static)
     if cls.__name__ not in RECORDS:
         made = partial(cls, **NEEDED.get(cls.__name__, {}))

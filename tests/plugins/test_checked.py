@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -221,3 +222,14 @@ def test_a_value_of_another_type_is_refused_with_its_place(
 def test_a_field_that_is_not_known_is_an_error_of_its_own() -> None:
     with pytest.raises(UnknownFieldError, match="'more' is not known to this release"):
         typed(Whole, JSON | {"more": 1}, "x")
+
+
+def test_what_types_alone_do_not_decide_is_looked_at_at_every_call() -> None:
+    @checked
+    def name_of(named: Named, text: str = "") -> str:
+        return named.name + text
+
+    some: Any = SimpleNamespace
+    assert name_of(some(name="a"), "b") == "ab"
+    with pytest.raises(ConfigError, match="named is"):
+        name_of(some(), "b")

@@ -245,11 +245,8 @@ class LoRAManager:
                 self._active = _active_of(self.store, name, scale, lease)
             except BaseException:  # the one before stays active
                 self._active = _BASE
-                if before is _BASE:
-                    self.store.release(lease)
-                else:
-                    lease = self.store.exchange(lease, strength_name(before.name, before.scale))
-                    self._active = _active_of(self.store, before.name, before.scale, lease)
+                if before is not _BASE:
+                    self._active = _active_of(self.store, before.name, before.scale)
                 raise
 
     def reset_weights(self) -> None:
@@ -328,9 +325,7 @@ class LoRAManager:
             for name, early in self._early.items():
                 store.add(name, early.adapter, strict=early.strict)
             if self._active is not _BASE:
-                name, scale = self._active.name, self._active.scale
-                lease = store.lease(strength_name(name, scale))
-                self._active = _active_of(store, name, scale, lease)
+                self._active = _active_of(store, self._active.name, self._active.scale)
             self.store, self._early = store, EarlyAdapters()
 
     @checked
@@ -380,10 +375,15 @@ class LoRAManager:
             self.store.release(active.lease)
 
 
-def _active_of(store: AdapterStore, name: str, scale: float, lease: Lease) -> _Active:
-    """A leased adapter where a run can bind it."""
+def _active_of(store: AdapterStore, name: str, scale: float, lease: Lease | None = None) -> _Active:
+    """A leased adapter where a run can bind it; the lease is given back if it cannot."""
+    lease = lease or store.lease(strength_name(name, scale))
     loaded = lease.loaded
-    bound = loaded.bindings or store.bindings.rows([lease])
+    try:
+        bound = loaded.bindings or store.bindings.rows([lease])
+    except BaseException:
+        store.release(lease)
+        raise
     return _Active(name, scale, loaded.fitted.tensors, bound, lease)
 
 

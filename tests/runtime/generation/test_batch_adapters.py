@@ -11,7 +11,7 @@ from support.schedulers import answers_of, scheduler_of
 from support.steps import keep_logits, step_of
 
 from trt_lora.plugins.errors import ConfigError, UnknownAdapterError
-from trt_lora.runtime import SamplingParams, Scheduler
+from trt_lora.runtime import AdapterStore, SamplingParams, Scheduler
 
 RANKS = {"a": 2, "b": 8, "c": 3}
 GREEDY = SamplingParams(temperature=0)
@@ -35,14 +35,18 @@ def prompt(seed: int, count: int = 6) -> list[int]:
 class Watched:
     """A batch whose logits are kept, with the adapter and the tokens of every sequence."""
 
-    def __init__(self, batch: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.batch = batch
+    def __init__(
+        self, batch: Scheduler, adapters: AdapterStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.batch, self.adapters = batch, adapters
         self.names: dict[int, str | None] = {}
         self.ids: dict[int, list[int]] = {}
         self.logits: dict[int, list[Any]] = {}
         keep_logits(self.batch._rows, self.logits, monkeypatch)
 
     def add(self, name: str | None, ids: list[int]) -> int:
+        if name is not None:  # so that it joins at the next step, however long a load takes
+            self.adapters.prefetch(name).result()
         row = self.batch.submit(ids, ENDLESS, adapter=name)
         self.names[row], self.ids[row], self.logits[row] = name, list(ids), []
         return row
@@ -58,7 +62,8 @@ def test_rows_that_join_and_leave_answer_as_peft_does_with_their_adapter(
     served: ServedLlama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapters = served.adapters()
-    watched = Watched(scheduler_of(served.engine, adapters, max_num_batched_tokens=4), monkeypatch)
+    batch = scheduler_of(served.engine, adapters, max_num_batched_tokens=4)
+    watched = Watched(batch, adapters, monkeypatch)
     first = watched.add("a", prompt(1))
     watched.add(None, prompt(2, 3))
     watched.step(3)

@@ -145,7 +145,7 @@ PARAMETERS = st.builds(
 KEYS = st.one_of(st.sampled_from([0, 2**64 - 1]), st.integers(0, 2**64 - 1))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(rows_of_logits(), PARAMETERS, KEYS)
 def test_the_chosen_token_is_the_one_of_the_definition(
     logits: Logits, sampling: SamplingParams, key: int
@@ -169,7 +169,7 @@ def test_rows_with_parameters_of_their_own_are_chosen_as_if_alone(
     assert choose(logits, sampling, keys).tolist() == alone
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(rows_of_logits(), PARAMETERS, KEYS, st.sampled_from([1, 3, 256]))
 def test_a_few_candidates_decide_the_token_of_the_definition_or_none(
     logits: Logits, sampling: SamplingParams, key: int, count: int

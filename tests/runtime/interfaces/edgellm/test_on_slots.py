@@ -9,8 +9,9 @@ from safetensors.numpy import save_file
 from support.adapters.manager_setup import refreshed
 from support.fakes.fake_engine import FakeExecutor, make_manifest, make_weights
 
-from trt_lora.plugins.errors import UnknownAdapterError
+from trt_lora.plugins.errors import BackendError, UnknownAdapterError
 from trt_lora.runtime.interfaces.edgellm import LoRAManager
+from trt_lora.runtime.store.slot_stacks import SlotStacks
 
 MANIFEST = replace(make_manifest(), max_loras=4)
 PATH = "model.layers.1.self_attn.v_proj"
@@ -51,6 +52,27 @@ def test_a_switch_binds_the_slot_of_the_adapter_for_all_rows(tmp_path: Path) -> 
     assert not bound[A.replace("v_proj", "q_proj")].numpy().any()
     made.reset_weights()
     assert refreshed(made)["lora_slot"].numpy().tolist() == [-1]
+
+
+@pytest.mark.parametrize("before", [None, "part"])
+def test_a_switch_that_fails_on_the_device_leaves_the_adapter_before_and_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    made = manager(tmp_path)
+    assert made.store is not None
+    if before:
+        made.switch_weights(before)
+
+    def fails(*args: object) -> None:
+        raise BackendError("the device is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SlotStacks, "place", fails)
+        with pytest.raises(BackendError, match="is lost"):
+            made.switch_weights("all")
+    assert made.get_active_adapter_name() == (before or "")
+    assert made.store.info("all").leases == 0
+    made.store.check_integrity()
 
 
 def test_a_switch_back_finds_the_adapter_in_its_slot(tmp_path: Path) -> None:
