@@ -1,8 +1,9 @@
 """Answer completions and chats: a body in, one JSON object or a stream of events out."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from starlette.responses import Response, StreamingResponse
@@ -10,52 +11,139 @@ from starlette.types import Receive, Scope, Send
 
 from trt_lora.plugins.errors import (
     AdapterError,
+    BackendError,
     ConfigError,
     LoRAError,
     OutputError,
     StateError,
     UnknownAdapterError,
 )
-from trt_lora.runtime.engine import Engine
-from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
-from trt_lora.runtime.generation.text.prompts import prompt_ids
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.chat_template import Chat
+from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.server.admission import Admission, Ticket
 from trt_lora.runtime.server.bodies import AnswerBody, ChatBody, CompletionBody
-from trt_lora.runtime.server.bridge import Answers, EngineBridge
+from trt_lora.runtime.server.engine_client import Answers, EngineClient
 from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.metrics import ServerMetrics
 from trt_lora.runtime.server.replies import DONE, Choice, Reply, usage
 from trt_lora.runtime.server.served_models import ServedModels
-from trt_lora.runtime.store.names import strength_name
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the web's side knows of the base model."""
+
+    manifest: Manifest  # `max_seq_len` may be less than the engine's
+    tokenizer: TextTokenizer
+    sampling: SamplingParams  # where a request does not say how
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What a server's flags say of all answers."""
+
+    forces_usage: bool = False  # every stream tells how many tokens there were
+    max_logprobs: int = 20  # beside each token, most
+    tokens_as_ids: bool = False  # tokens with log probabilities are called "token_id:7"
+
+
+class RunningAnswer:
+    """The answers to one HTTP request on their way; it is closed however they end."""
+
+    def __init__(
+        self, answers: Answers, ticket: Ticket, choices: list[Choice], metrics: ServerMetrics
+    ) -> None:
+        """Begin without tokens."""
+        self.choices, self._left = choices, len(choices)
+        self._answers, self._ticket, self._metrics = answers, ticket, metrics
+        self._held: dict[int, list[Token]] = {}  # without text so far, by choice
+        self._start = self._last = time.perf_counter()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._left
+
+    async def take(self) -> dict[int, list[Token]]:
+        """Wait for tokens, and return them by choice; those without text come with the next.
+
+        Raises:
+            HttpError: a request has failed, or has waited too long for its first token.
+        """
+        found: dict[int, list[Token]] = {}
+        for index, given in await self._events():
+            if isinstance(given, LoRAError):
+                raise http_error(given) from given
+            self._note(given)
+            self.choices[index].add(given)
+            self._left -= given.finish_reason is not None
+            held = self._held.setdefault(index, [])
+            held.append(given)
+            if given.text or given.finish_reason is not None:
+                found.setdefault(index, []).extend(self._held.pop(index))
+        return found
+
+    def close(self) -> None:
+        """Cancel what has not ended."""
+        reason = "abort" if self._left else self.choices[0].tokens[-1].finish_reason
+        if self._ticket.is_open:
+            made = sum(len(choice.tokens) for choice in self.choices)
+            self._metrics.ended(str(reason), time.perf_counter() - self._start, made)
+        self._answers.close()
+        self._ticket.close()
+
+    async def _events(self) -> list[tuple[int, Token | LoRAError]]:
+        if (left := self._ticket.seconds_left) is None:
+            return await self._answers.take()
+        try:
+            return await asyncio.wait_for(self._answers.take(), left)
+        except TimeoutError as error:
+            what = await self._answers.waits_for()
+            raise HttpError(
+                503, f"no token came in time: the request waited for {what}", retry_after_s=1
+            ) from error
+
+    def _note(self, token: Token) -> None:
+        now = time.perf_counter()
+        if self._ticket.seconds_left is not None:
+            self._ticket.begin()
+            prompts = {id(c.prompt_tokens): len(c.prompt_tokens) for c in self.choices}
+            self._metrics.first_token(now - self._start, sum(prompts.values()))
+        elif len(self.choices) == 1:
+            self._metrics.next_token(now - self._last)
+        self._last = now
 
 
 class AnswerStream(StreamingResponse):
     """A stream whose requests end with it, also where no chunk was ever asked for."""
 
-    def __init__(self, chunks: AsyncIterator[bytes], answers: Answers) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], running: RunningAnswer) -> None:
         """Take the chunks, and what they come from."""
         super().__init__(chunks, media_type="text/event-stream")
-        self._answers = answers
+        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the chunks."""
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._answers.close()
+            self._running.close()
 
 
 @dataclass
 class Answering:
-    """What answers take: an engine, its loop, and the names of models."""
+    """What answers take: the engine, the names of models, and who is admitted."""
 
-    engine: Engine
-    bridge: EngineBridge
+    client: EngineClient
+    model: Model
     models: ServedModels
-    forces_usage: bool = False
-
-    def __post_init__(self) -> None:
-        """Read what the model recommends."""
-        self._default = sampling_of_model(self.engine.directory)
+    admission: Admission
+    metrics: ServerMetrics
+    options: AnswerOptions
 
     async def answer(
         self, body: CompletionBody | ChatBody, *, request_id: str | None, client: str | None
@@ -65,84 +153,103 @@ class Answering:
         Raises:
             HttpError: it is refused.
         """
-        is_chat = isinstance(body, ChatBody)
-        adapter = self._adapter(body)
-        top = _top(body)
-        sampling = body.sampling(self._default, top)
-        ids = await self._encoded(body)
+        adapter, blend = self._adapter(body)
+        sampling = body.sampling(self.model.sampling, self.options.max_logprobs)
+        prompts = await self._encoded(body)
+        sampling = self._bounded(sampling, prompts)
+        tokens = sum(map(len, prompts)) * sampling.n
+        ticket = self.admission.admit(len(prompts) * sampling.n, tokens, client)
         try:
-            answers = self.bridge.submit(
-                ids, sampling, adapter=adapter, client=client, salt=body.cache_salt
+            answers = await self.client.submit(
+                prompts,
+                sampling,
+                adapter=adapter,
+                blend=blend,
+                client=client,
+                salt=body.cache_salt,
             )
-        except LoRAError as error:
-            raise http_error(error) from error
-        choices = [Choice(prompt) for prompt in ids for _ in range(sampling.n)]
+        except BaseException as error:
+            ticket.close()
+            if isinstance(error, LoRAError):
+                raise http_error(error, "lora" if blend else "model") from error
+            raise
+        choices = [Choice(prompt) for prompt in prompts for _ in range(sampling.n)]
+        running = RunningAnswer(answers, ticket, choices, self.metrics)
         reply = Reply(
-            self.engine.tokenizer,
+            self.model.tokenizer,
             body.model or self.models.base[0],
-            is_chat=is_chat,
+            body,
             request_id=body.request_id or request_id,
-            top=top,
-            with_ids=body.return_token_ids,
+            tokens_as_ids=self.options.tokens_as_ids,
         )
         if body.stream:
-            chunks = self._stream(body, answers, choices, reply, is_chat=is_chat)
-            return AnswerStream(chunks, answers)
+            return AnswerStream(self._stream(body, running, reply), running)
         try:
-            await _gather(answers, choices)
+            while not running.is_over:
+                await running.take()
         finally:
-            answers.close()
+            running.close()
         return Response(reply.whole(choices), media_type="application/json")
 
     async def _stream(
-        self,
-        body: AnswerBody,
-        answers: Answers,
-        choices: Sequence[Choice],
-        reply: Reply,
-        *,
-        is_chat: bool,
+        self, body: AnswerBody, running: RunningAnswer, reply: Reply
     ) -> AsyncIterator[bytes]:
-        options = body.stream_options
-        counts = self.forces_usage or bool(options and options.include_usage)
-        always = counts and (self.forces_usage or bool(options and options.continuous_usage_stats))
+        asked, choices = body.stream_options, running.choices
+        forces = self.options.forces_usage
+        counts = forces or bool(asked and asked.include_usage)
+        always = counts and (forces or bool(asked and asked.continuous_usage_stats))
         try:
-            if is_chat:
-                for index in range(len(choices)):
-                    yield reply.role(index, usage(choices) if always else None)
-            left = len(choices)
-            while left:
-                for index, tokens in _by_choice(await answers.take()).items():
-                    for token in tokens:
-                        choices[index].add(token)
-                    left -= tokens[-1].finish_reason is not None
-                    yield reply.chunk(index, tokens, usage(choices) if always else None)
+            for chunk in reply.first(choices, usage(choices) if always else None):
+                yield chunk
+            while not running.is_over:
+                for index, tokens in (await running.take()).items():
+                    counted = usage(choices) if always else None
+                    yield reply.chunk(index, choices[index], tokens, counted)
             if counts:
                 yield reply.last(usage(choices))
         except HttpError as error:
             yield b"data: " + error.body() + b"\n\n"
         yield DONE
 
-    def _adapter(self, body: AnswerBody) -> str | None:
-        name = self.models.adapter(body.lora_path or body.model)
+    def _adapter(self, body: AnswerBody) -> tuple[str | None, dict[str, float]]:
+        """The adapter that a request means by name, or the parts of a blend."""
+        name = self.models.adapter(body.model)
+        for other in filter(None, (body.lora_path, (body.lora_request or {}).get("lora_name"))):
+            found = self.models.adapter(other)
+            if name not in (None, found):
+                raise HttpError(400, f"model is {name!r}, and the body asks for {found!r}", "model")
+            name = found
         if body.lora is None:
-            return name
-        if name is not None or len(body.lora) != 1:
-            raise HttpError(400, "lora takes one adapter, and model is then the base model", "lora")
-        (part,) = body.lora
-        found = self.models.adapter(part.name)
-        return None if found is None else strength_name(found, part.scale)
+            return name, {}
+        if name is not None:
+            raise HttpError(400, f"lora is given, and model is {name!r}; expected a base", "lora")
+        parts: dict[str, float] = {}
+        for part in body.lora:
+            adapter = self.models.adapter(part.name)
+            if adapter is None or adapter in parts:
+                raise HttpError(
+                    400, f"lora has {part.name!r}: it is there twice, or a base", "lora"
+                )
+            parts[adapter] = part.scale
+        return None, parts
 
     async def _encoded(self, body: CompletionBody | ChatBody) -> list[list[int]]:
         """The prompts as token ids, made in another thread: a long one takes milliseconds."""
 
         def encode() -> list[list[int]]:
-            tokenizer, found = self.engine.tokenizer, []
+            tokenizer, manifest = self.model.tokenizer, self.model.manifest
+            most = body.truncate_prompt_tokens
+            found = []
             for number, prompt in enumerate(body.prompts()):
-                text = isinstance(prompt, str)
-                values = tokenizer.encode_text(cast(str, prompt)) if text else prompt
-                name = f"prompt {number}"
-                found.append(prompt_ids(name, values, tokenizer, self.engine.manifest))
+                values: Prompt = prompt
+                if isinstance(prompt, str):
+                    special = body.add_special_tokens is not False
+                    values = tokenizer.encode_text(prompt, special_tokens=special)
+                elif isinstance(prompt, Chat):
+                    values = tokenizer.encode(prompt)
+                if most is not None:
+                    values = cast("list[int]", values)[-most:]
+                found.append(prompt_ids(f"prompt {number}", values, tokenizer, manifest))
             return found
 
         try:
@@ -151,40 +258,24 @@ class Answering:
             field = "messages" if isinstance(body, ChatBody) else "prompt"
             raise HttpError(400, str(error), field) from error
 
-
-async def _gather(answers: Answers, choices: Sequence[Choice]) -> None:
-    left = len(choices)
-    while left:
-        for index, tokens in _by_choice(await answers.take()).items():
-            for token in tokens:
-                choices[index].add(token)
-            left -= tokens[-1].finish_reason is not None
+    def _bounded(
+        self, sampling: SamplingParams, prompts: Sequence[Sequence[int]]
+    ) -> SamplingParams:
+        """Parameters that end an answer where `--max-model-len` does."""
+        room = self.model.manifest.max_seq_len - max(map(len, prompts))
+        return replace(sampling, max_tokens=max(min(sampling.max_tokens or room, room), 1))
 
 
-def _by_choice(events: Sequence[tuple[int, Token | BaseException]]) -> dict[int, list[Token]]:
-    """Tokens by choice; the first error is raised."""
-    found: dict[int, list[Token]] = {}
-    for index, given in events:
-        if isinstance(given, BaseException):
-            raise http_error(given) from given
-        found.setdefault(index, []).append(given)
-    return found
-
-
-def http_error(error: BaseException) -> HttpError:
-    """Return what a client is told of an error of the library."""
+def http_error(error: BaseException, field: str | None = None) -> HttpError:
+    """Return what a client is told of an error of the library; `field` names an adapter."""
     if isinstance(error, UnknownAdapterError):
-        return HttpError(404, str(error), "model")
+        return HttpError(404, str(error), field)
     if isinstance(error, ConfigError):
         return HttpError(400, str(error))
-    if isinstance(error, OutputError | AdapterError):
+    if isinstance(error, AdapterError):
+        return HttpError(400 if field == "lora" else 500, str(error), field)
+    if isinstance(error, OutputError):
         return HttpError(500, str(error))
-    if isinstance(error, StateError):
+    if isinstance(error, StateError | BackendError):
         return HttpError(503, str(error))
     return HttpError(500, "the engine has failed; its log says more")
-
-
-def _top(body: CompletionBody | ChatBody) -> int | None:
-    if isinstance(body, CompletionBody):
-        return body.logprobs
-    return body.top_logprobs if body.logprobs else None

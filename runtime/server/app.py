@@ -1,208 +1,274 @@
 """The application: vLLM 0.33's routes over an engine, for any ASGI server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import trt_lora
-from trt_lora.runtime.engine import Engine
-from trt_lora.runtime.server.answering import Answering
-from trt_lora.runtime.server.bodies import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    LoadBody,
-    TokenizeBody,
-    UnloadBody,
-    decoded,
-)
-from trt_lora.runtime.server.bridge import EngineBridge
+from trt_lora.runtime.server.adapter_bodies import AddBody, LoadBody, UnloadBody
+from trt_lora.runtime.server.bodies import ChatBody, CompletionBody
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.guard import Guard, GuardConfig
-from trt_lora.runtime.server.served_models import ServedModels, load_at_start
-from trt_lora.runtime.server.tokenizing import detokenized, tokenized
-from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.server.json_body import decoded, read_body
+from trt_lora.runtime.server.openapi import openapi
+from trt_lora.runtime.server.running_server import RunningServer, ServerConfig, started
+from trt_lora.runtime.server.tokenizing import DetokenizeBody, TokenizeBody, detokenized, tokenized
 
 _ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
-Handler = Callable[["Server", Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """What a server serves, and to whom."""
-
-    names: Sequence[str]  # of the base model; the first is the adapters' parent
-    lora_roots: Sequence[Path] = ()  # folders below which adapters may lie
-    lora_modules: Sequence[tuple[str, str]] = ()  # name and path, loaded at the start
-    allows_updates: bool = False  # routes that load and unload adapters exist
-    forces_usage: bool = False  # every stream tells how many tokens there were
-    guard: GuardConfig = field(default_factory=GuardConfig)
-    serving: ServingConfig = field(default_factory=ServingConfig)
-
-
-def application(engine: Engine, config: ServerConfig) -> ASGIApp:
-    """Return the ASGI application of an engine that is open while it runs."""
-    server = Server(engine, config)
-    starlette = Starlette(
-        routes=server.routes(),
-        lifespan=server.lifespan,
-        exception_handlers={HttpError: _refused, 404: _no_route, 405: _no_route},
-    )
-    return Guard(starlette, config.guard)
+_LOAD_HEADER = "endpoint-load-metrics"
+_SUCCESS = "Success: LoRA adapter '{}' {} successfully."
 
 
 class Server:
-    """The handlers of the routes."""
+    """The handlers of the routes; `app` is what an ASGI server runs."""
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
-        """Take what is served."""
-        self._engine, self._config = engine, config
-        self._models = ServedModels(engine, config.names, config.lora_roots)
-        self._answering: Answering | None = None  # while it runs
+    def __init__(self, config: ServerConfig, guard: GuardConfig, *, allows_updates: bool) -> None:
+        """Take what is served, and to whom.
 
-    def routes(self) -> list[Route]:
-        """Return the routes; those that change adapters only where that is allowed."""
+        Args:
+            config: the engine, and its limits.
+            guard: who may ask.
+            allows_updates: routes that load, unload and pin adapters exist.
+        """
+        self._config, self._allows_updates = config, allows_updates
+        self.running: RunningServer | None = None
+        self.is_draining = False
+        starlette = Starlette(
+            routes=self._routes(),
+            lifespan=self._lifespan,
+            exception_handlers={HttpError: _refused, 404: _no_route, 405: _no_route, 500: _failed},
+        )
+        self.app: ASGIApp = Guard(starlette, guard)
+
+    async def start(self) -> None:
+        """Open the engine, if that is not done.
+
+        Raises:
+            LoRAError: as `started`.
+        """
+        if self.running is None:
+            self.running = await started(self._config)
+
+    def _routes(self) -> list[Route]:
         routes = [
             Route("/health", self._health),
             Route("/ping", self._health, methods=["GET", "POST"]),
+            Route("/ready", self._ready),
             Route("/version", self._version),
+            Route("/load", self._load_of_server),
+            Route("/metrics", self._metrics),
+            Route("/openapi.json", self._openapi),
             Route("/v1/models", self._list),
+            Route("/v1/lora_adapters", self._known),
+            Route("/v1/lora_adapters/{name:path}", self._known_one),
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/invocations", self._invoke, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
-        if self._config.allows_updates:
+        if self._allows_updates:
             routes += [
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
+                Route("/v1/lora_adapters/{name:path}/{what}", self._pin, methods=["POST"]),
                 Route("/adapters", self._add, methods=["POST"]),
                 Route("/adapters/{name:path}", self._remove, methods=["DELETE"]),
             ]
         return routes
 
     @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Load the first adapters, and run the engine's loop while the server runs."""
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
-        await load_at_start(self._models, self._config.lora_modules)
-        bridge = EngineBridge(self._engine.serve(self._config.serving))
-        self._answering = Answering(self._engine, bridge, self._models, self._config.forces_usage)
+        await self.start()
         try:
             yield
         finally:
-            self._answering = None
-            await asyncio.to_thread(bridge.engine.close)
+            running, self.running = self.running, None
+            if running is not None:
+                await running.close()
+
+    # ------------------------------------------------------------------ what is said of the server
 
     async def _health(self, request: Request) -> Response:
         del request
-        return Response(status_code=200 if self._answering is not None else 503)
+        is_alive = self.running is not None and not self.running.client.dead.done()
+        return Response(status_code=200 if is_alive else 503)
+
+    async def _ready(self, request: Request) -> Response:
+        health = await self._health(request)
+        return Response(status_code=503) if self.is_draining else health
 
     async def _version(self, request: Request) -> Response:
         del request
         return JSONResponse({"version": trt_lora.__version__})
 
+    async def _load_of_server(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"server_load": self._open().admission.requests})
+
+    async def _metrics(self, request: Request) -> Response:
+        del request
+        text = await self._open().metrics.text()
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _openapi(self, request: Request) -> Response:
+        del request
+        return Response(openapi(allows_updates=self._allows_updates), media_type="application/json")
+
     async def _list(self, request: Request) -> Response:
         del request
-        return JSONResponse({"object": "list", "data": self._models.cards()})
+        return JSONResponse({"object": "list", "data": self._open().cards()})
+
+    # ------------------------------------------------------------------------------------- answers
 
     async def _complete(self, request: Request) -> Response:
-        return await self._answer(request, decoded(await _body(request), CompletionBody))
+        return await self._answer(request, await read_body(request, CompletionBody))
 
     async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, decoded(await _body(request), ChatBody))
+        return await self._answer(request, await read_body(request, ChatBody))
 
     async def _invoke(self, request: Request) -> Response:
-        raw = await _body(request)
-        is_chat = "messages" in decoded(raw, dict[str, Any])
-        body: CompletionBody | ChatBody = decoded(raw, ChatBody if is_chat else CompletionBody)
+        given = await read_body(request, dict[str, Any])
+        kind: type[CompletionBody | ChatBody] = ChatBody if "messages" in given else CompletionBody
+        body = decoded(await request.body(), kind)
         body.model = request.headers.get(_ADAPTER_HEADER) or body.model
         return await self._answer(request, body)
 
+    async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
+        running = self._open()
+        answer = running.answering.answer(
+            body, request_id=request.headers.get("x-request-id"), client=_client(request)
+        )
+        response = await _unless_gone(request, answer)
+        kind = request.headers.get("endpoint-load-metrics-format", "").upper()
+        if kind in ("TEXT", "JSON") and not body.stream:
+            response.headers[_LOAD_HEADER] = _load_report(kind, running.metrics.load())
+        return response
+
     async def _tokenize(self, request: Request) -> Response:
-        body = decoded(await _body(request), TokenizeBody)
-        self._models.adapter(body.model)
-        return JSONResponse(await asyncio.to_thread(tokenized, self._engine, body))
+        body, running = await read_body(request, TokenizeBody), self._open()
+        running.models.adapter(body.model)
+        model = running.answering.model
+        found = await asyncio.to_thread(tokenized, model.tokenizer, model.manifest, body)
+        return JSONResponse(found)
 
     async def _detokenize(self, request: Request) -> Response:
-        body = decoded(await _body(request), DetokenizeBody)
-        self._models.adapter(body.model)
-        return JSONResponse(await asyncio.to_thread(detokenized, self._engine, body))
+        body, running = await read_body(request, DetokenizeBody), self._open()
+        running.models.adapter(body.model)
+        model = running.answering.model
+        found = await asyncio.to_thread(detokenized, model.tokenizer, model.manifest, body)
+        return JSONResponse(found)
 
-    async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
-        if self._answering is None:
-            raise HttpError(503, "the server is starting or ending; try again")
-        identity = request.headers.get("x-request-id")
-        client = request.headers.get("authorization") or (request.client and request.client.host)
-        return await _unless_gone(
-            request, self._answering.answer(body, request_id=identity, client=client)
-        )
+    # ------------------------------------------------------------------------------------ adapters
+
+    async def _known(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"object": "list", "data": await self._open().known_adapters()})
+
+    async def _known_one(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(await self._open().known_adapter("adapter", name))
+
+    async def _pin(self, request: Request) -> Response:
+        name, what = request.path_params["name"], request.path_params["what"]
+        if what not in ("pin", "unpin"):
+            raise HttpError(404, "Not Found")
+        return JSONResponse(await self._open().known_adapter(what, name))
 
     async def _load(self, request: Request) -> Response:
-        body = decoded(await _body(request), LoadBody)
-        if not body.lora_name or not body.lora_path:
-            raise HttpError(
-                400,
-                "Both 'lora_name' and 'lora_path' must be provided.",
-                kind="InvalidUserInput",
-            )
-        await self._models.load(
+        body = await read_body(request, LoadBody)
+        expected = body.expected_version
+        return await self._loaded(
+            request,
             body.lora_name,
             body.lora_path,
             replace=body.load_inplace,
-            expected_version=body.expected_version,
+            expected_version=body.expected_generation if expected is None else expected,
         )
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def _add(self, request: Request) -> Response:
+        body = await read_body(request, AddBody)
+        return await self._loaded(request, body.name, body.src)
+
+    async def _loaded(
+        self,
+        request: Request,
+        name: str,
+        path: str,
+        *,
+        replace: bool = False,
+        expected_version: int | None = None,
+    ) -> Response:
+        if not name or not path:
+            text = "Both 'lora_name' and 'lora_path' must be provided."
+            raise HttpError(400, text, kind="InvalidUserInput")
+        known = await self._open().models.load(
+            name, path, replace=replace, expected_version=expected_version
+        )
+        return _told(request, _SUCCESS.format(name, "added"), known)
 
     async def _unload(self, request: Request) -> Response:
-        body = decoded(await _body(request), UnloadBody)
+        body = await read_body(request, UnloadBody)
         if not body.lora_name:
             text = "'lora_name' needs to be provided to unload a LoRA adapter."
             raise HttpError(400, text, kind="InvalidUserInput")
-        await self._models.unload(body.lora_name)
-        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
-
-    async def _add(self, request: Request) -> Response:
-        given = decoded(await _body(request), dict[str, str])
-        name = given.get("name", "")
-        await self._models.load(name, given.get("src", ""))
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+        freed = await self._open().models.unload(body.lora_name, wait=body.wait)
+        known = {"name": body.lora_name, "bytes_freed": freed}
+        return _told(request, _SUCCESS.format(body.lora_name, "removed"), known)
 
     async def _remove(self, request: Request) -> Response:
         name = request.path_params["name"]
-        await self._models.unload(name)
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+        await self._open().models.unload(name)
+        return PlainTextResponse(_SUCCESS.format(name, "removed"))
+
+    def _open(self) -> RunningServer:
+        if self.running is None:
+            raise HttpError(503, "the server is starting or ending; try again", retry_after_s=1)
+        return self.running
 
 
-async def _body(request: Request) -> bytes:
-    kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
-    try:
-        return await request.body()
-    except ClientDisconnect as error:
-        raise HttpError(499, "the client is gone") from error
+def _told(request: Request, text: str, known: dict[str, Any]) -> Response:
+    """What vLLM answers, or JSON for who asks for that."""
+    if "application/json" in request.headers.get("accept", ""):
+        return JSONResponse(known)
+    return PlainTextResponse(text)
+
+
+def _client(request: Request) -> str | None:
+    """Whose request it is: by the key, of which no more than a hash is kept, or the address."""
+    if key := request.headers.get("authorization"):
+        return hashlib.sha256(key.encode()).hexdigest()[:16]
+    return request.client.host if request.client else None
+
+
+def _load_report(kind: str, load: dict[str, float]) -> str:
+    """An ORCA report, as vLLM writes it."""
+    if kind == "JSON":
+        return f"JSON {json.dumps({'named_metrics': load})}"
+    return "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in load.items())
 
 
 async def _unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
     """Wait for an answer, but no longer than the client does: then it is cancelled."""
     task, gone = asyncio.ensure_future(answer), asyncio.ensure_future(_disconnect(request))
-    await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        return Response(status_code=499)  # nobody reads it
+    finally:
+        gone.cancel()
         task.cancel()
-        return Response(status_code=499)
-    gone.cancel()
-    return task.result()
 
 
 async def _disconnect(request: Request) -> None:
@@ -213,10 +279,18 @@ async def _disconnect(request: Request) -> None:
 async def _refused(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, HttpError)
-    return Response(error.body(), error.status, media_type="application/json")
+    return Response(
+        error.body(), error.status, headers=error.headers, media_type="application/json"
+    )
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    del error
-    found = HttpError(404, "Not Found")
+    status = getattr(error, "status_code", 404)
+    found = HttpError(status, "Method Not Allowed" if status == 405 else "Not Found")
     return await _refused(request, found)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """What no handler has foreseen: the ASGI server logs it, the client is told no more."""
+    del error
+    return await _refused(request, HttpError(500, "the server has failed; its log says more"))

@@ -1,8 +1,9 @@
 """Bodies of requests, decoded by msgspec: vLLM 0.33's fields, those that are not done refused."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,16 @@ from trt_lora.runtime.server.errors import HttpError
 
 MOST_PROMPTS, MOST_ANSWERS, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 64, 16, 16, 1000, 1024
 
-BodyT = TypeVar("BodyT")
+# Fields that ask for what is not done here, and why; None, false and [] ask for nothing.
+_REFUSED = {
+    "tools": "no tool is called; describe the format in the prompt, or pass response_format",
+    "functions": "no function is called; pass response_format",
+    "audio": "an engine answers with tokens",
+    "mm_processor_kwargs": "an engine reads text",
+    "documents": "put them into the messages",
+    "logits_processors": "logits are changed by bias, penalties and grammars alone",
+    "kv_transfer_params": "caches stay where they are",
+}
 
 # Fields of `SamplingParams` that a body has under the same name; None leaves the default.
 _SAME = (
@@ -50,12 +60,15 @@ class AdapterPart(msgspec.Struct, forbid_unknown_fields=True):
 class AnswerBody(msgspec.Struct, kw_only=True):
     """What completions and chats ask for alike."""
 
-    REFUSED: ClassVar[Mapping[str, str]] = {
-        "use_beam_search": "answers are drawn or greedy",
-        "tools": "no tool is called",
-        "audio": "an engine reads tokens",
-        "modalities": "an engine reads tokens",
-    }
+    tools: Any = None
+    functions: Any = None
+    audio: Any = None
+    mm_processor_kwargs: Any = None
+    documents: Any = None
+    logits_processors: Any = None
+    kv_transfer_params: Any = None
+    modalities: list[str] | None = None
+    use_beam_search: bool = False
 
     model: str | None = None
     stream: bool = False
@@ -87,21 +100,38 @@ class AnswerBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     user: str | None = None
+    echo: bool = False
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    return_tokens_as_token_ids: bool = False
     lora: list[AdapterPart] | None = None
-    lora_path: str | None = None
+    lora_path: str | None = None  # SGLang's
+    lora_request: dict[str, Any] | None = None  # trtllm-serve's
 
-    def sampling(self, default: SamplingParams, logprobs: int | None) -> SamplingParams:
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many tokens are listed beside each of the answer; None is no list."""
+        raise NotImplementedError
+
+    def sampling(self, default: SamplingParams, max_logprobs: int) -> SamplingParams:
         """Return parameters: those of the body, and where it has none those of the model.
+
+        Args:
+            default: what the model says.
+            max_logprobs: log probabilities beside each token, most.
 
         Raises:
             HttpError: 400, by the name of the field.
         """
-        self._check_sizes()
+        self._check_refused()
+        self._check_sizes(max_logprobs)
         given: dict[str, Any] = {
             name: value for name in _SAME if (value := getattr(self, name)) is not None
         }
-        given |= {"logprobs": logprobs, "logit_bias": self._biases()}
+        given |= {"logprobs": self.wanted_logprobs, "logit_bias": self._biases()}
         given |= {"structured_outputs": self._structure(), "max_tokens": self.most_tokens()}
+        if self.echo and self.wanted_logprobs is not None:
+            given["prompt_logprobs"] = self.wanted_logprobs
         try:
             return replace(default, **given)
         except ConfigError as error:
@@ -111,16 +141,37 @@ class AnswerBody(msgspec.Struct, kw_only=True):
         """Return how long the answer may be; None is as long as there is room."""
         return self.max_tokens
 
-    def _check_sizes(self) -> None:
+    def _check_refused(self) -> None:
+        for name, why in _REFUSED.items():
+            if getattr(self, name):
+                raise HttpError(400, f"{name} is not supported: {why}", name)
+        if self.modalities not in (None, ["text"]):
+            raise HttpError(
+                400, f"modalities is {self.modalities}, expected ['text']", "modalities"
+            )
+        if self.use_beam_search and self.n > 1:
+            raise HttpError(400, "use_beam_search with n above 1 is not supported; pass n=1", "n")
+
+    def _check_sizes(self, max_logprobs: int) -> None:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         for name, count, most in (
             ("n", self.n, MOST_ANSWERS),
             ("stop", len(stops), MOST_STOPS),
             ("stop", max(map(len, stops), default=0), LONGEST_STOP),
             ("logit_bias", len(self.logit_bias or ()), MOST_BIASES),
+            ("logprobs", self.wanted_logprobs or 0, max_logprobs),
+            ("prompt_logprobs", self.prompt_logprobs or 0, max_logprobs),
         ):
-            if count > most:
-                raise HttpError(400, f"{name} is {count}, expected {most} at most", name)
+            if not 0 <= count <= most:
+                raise HttpError(400, f"{name} is {count}, expected 0 to {most}", name)
+        if self.n < 1:
+            raise HttpError(400, f"n is {self.n}, expected 1 to {MOST_ANSWERS}", "n")
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
+            raise HttpError(
+                400,
+                f"truncate_prompt_tokens is {self.truncate_prompt_tokens}, expected 1 or more",
+                "truncate_prompt_tokens",
+            )
         if self.stream_options is not None and not self.stream:
             raise HttpError(
                 400, "stream_options is there, and stream is not true", "stream_options"
@@ -138,12 +189,17 @@ class AnswerBody(msgspec.Struct, kw_only=True):
         wanted = dict(self.structured_outputs or {})
         if self.response_format is not None and self.response_format.type != "text":
             wanted["json"] = _schema(self.response_format)
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        if choices := wanted.pop("choice", None):
+            words = (json.dumps(str(choice), ensure_ascii=False) for choice in choices)
+            wanted["grammar"] = f"start: {' | '.join(words)}"
         if not wanted:
             return None
         if unknown := wanted.keys() - {"json", "regex", "grammar"}:
             raise HttpError(
                 400,
-                f"structured_outputs has {sorted(unknown)}; expected json, regex or grammar",
+                f"structured_outputs has {sorted(unknown)}, expected json, regex, choice or "
+                "grammar",
                 "structured_outputs",
             )
         try:
@@ -157,7 +213,11 @@ class CompletionBody(AnswerBody, kw_only=True):
 
     prompt: str | list[Any]  # text, token ids, or a list of either
     logprobs: int | None = None
-    echo: bool = False
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """See `AnswerBody`."""
+        return self.logprobs
 
     def most_tokens(self) -> int | None:
         """Return vLLM's default of 16 where nothing is asked for."""
@@ -187,12 +247,24 @@ class ChatBody(AnswerBody, kw_only=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool = False
-    top_logprobs: int = 0
-    echo: bool = False
+    top_logprobs: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """See `AnswerBody`.
+
+        Raises:
+            HttpError: 400; a number is given, and nothing is to be listed.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise HttpError(
+                400, "when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs"
+            )
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def most_tokens(self) -> int | None:
         """Return OpenAI's newer name before the older one."""
@@ -220,55 +292,6 @@ class ChatBody(AnswerBody, kw_only=True):
             ]
         except ConfigError as error:
             raise HttpError(400, str(error), "messages") from error
-
-
-class TokenizeBody(msgspec.Struct):
-    """`POST /tokenize`: text, or a conversation."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool = False
-
-
-class DetokenizeBody(msgspec.Struct):
-    """`POST /detokenize`."""
-
-    tokens: list[int]
-    model: str | None = None
-
-
-class LoadBody(msgspec.Struct):
-    """`POST /v1/load_lora_adapter`; `expected_version` is ours."""
-
-    lora_name: str
-    lora_path: str
-    load_inplace: bool = False
-    expected_version: int | None = None
-
-
-class UnloadBody(msgspec.Struct):
-    """`POST /v1/unload_lora_adapter`."""
-
-    lora_name: str
-    lora_int_id: int | None = None
-
-
-def decoded(raw: bytes, kind: type[BodyT]) -> BodyT:
-    """Return a body of JSON.
-
-    Raises:
-        HttpError: 400; it is no JSON, lacks a field, or has one of another type. As in vLLM, fields
-            that are unknown are ignored; those that are known and not done here are refused.
-    """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise HttpError(400, f"1 validation error:\n  {error}", kind="Bad Request") from error
 
 
 def _schema(wanted: ResponseFormat) -> object:

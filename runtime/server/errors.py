@@ -23,7 +23,13 @@ class HttpError(Exception):
     """A status with vLLM's body: `{"error": {"message", "type", "param", "code"}}`."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, kind: str | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        kind: str | None = None,
+        *,
+        retry_after_s: int | None = None,
     ) -> None:
         """Keep what the client is told.
 
@@ -32,9 +38,11 @@ class HttpError(Exception):
             message: says what, the value, and what to do.
             param: the field of the body that it is about.
             kind: vLLM's type of error; by default that of the status.
+            retry_after_s: of the header Retry-After.
         """
         super().__init__(message)
         self.status, self.param = status, param
+        self.headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
         self.kind = kind or _TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "")
 
     def body(self) -> bytes:

@@ -2,16 +2,18 @@
 
 import hashlib
 import hmac
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trt_lora.runtime.server.errors import HttpError
 
 _GUARDED = ("/v1", "/v2", "/inference", "/adapters", "/invocations")
+_ADMIN = re.compile(r"/v1/(un)?load_lora_adapter|/v1/lora_adapters/.+/(un)?pin|/adapters(/.*)?")
 MOST_BYTES = 4 << 20  # of a body
 
 
@@ -20,6 +22,7 @@ class GuardConfig:
     """Who may ask, and how much."""
 
     api_keys: Sequence[str] = ()  # none: everybody who reaches the port
+    admin_key: str | None = None  # the only one that changes adapters; None: the others do
     allowed_hosts: Sequence[str] = ("127.0.0.1", "localhost", "[::1]")  # of the header; "*": any
     returns_ids: bool = False  # X-Request-Id comes back, made where there is none
 
@@ -31,6 +34,7 @@ class Guard:
         """Stand before an application."""
         self._app, self._config = app, config
         self._keys = [_digest(key.encode()) for key in config.api_keys]
+        self._admin_keys = [_digest(config.admin_key.encode())] if config.admin_key else self._keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
@@ -39,31 +43,56 @@ class Guard:
         headers = dict(scope["headers"])
         if self._config.returns_ids:
             send = _with_id(send, headers.get(b"x-request-id") or uuid.uuid4().hex.encode())
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            return await refusal(scope, receive, send)
+        await self._app(scope, _bounded(receive), send)
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         if not self._is_host_allowed(headers.get(b"host", b"")):
-            error = HttpError(400, "the Host header names another machine; see --allowed-host")
-            return await _refuse(error, scope, receive, send)
-        if self._needs_key(scope) and not self._has_key(headers.get(b"authorization", b"")):
-            return await JSONResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
+            return _response(
+                HttpError(400, "the Host header names another machine; see --allowed-host")
+            )
+        if not self._has_key(scope, headers.get(b"authorization", b"")):
+            return JSONResponse({"error": "Unauthorized"}, 401)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > MOST_BYTES:
-            error = HttpError(413, f"a body has at most {MOST_BYTES} bytes")
-            return await _refuse(error, scope, receive, send)
-        await self._app(scope, receive, send)
+            return _response(_too_large())
+        return None
 
-    def _needs_key(self, scope: Scope) -> bool:
-        return (
-            bool(self._keys) and scope["method"] != "OPTIONS" and scope["path"].startswith(_GUARDED)
-        )
-
-    def _has_key(self, header: bytes) -> bool:
+    def _has_key(self, scope: Scope, header: bytes) -> bool:
+        """Whether a request has the key that its path needs."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if scope["method"] == "OPTIONS" or not path.startswith(_GUARDED):
+            return True
+        keys = self._admin_keys if _ADMIN.fullmatch(path) else self._keys
         given = _digest(header.removeprefix(b"Bearer "))
-        found = [hmac.compare_digest(given, key) for key in self._keys]  # all, whichever it is
-        return any(found)
+        found = [hmac.compare_digest(given, key) for key in keys]  # all, whichever it is
+        return not keys or any(found)
 
     def _is_host_allowed(self, header: bytes) -> bool:
-        name = header.decode("latin-1").rpartition(":")[0] or header.decode("latin-1")
+        name = re.sub(r":\d*$", "", header.decode("latin-1")).lower()
         allowed = self._config.allowed_hosts
         return "*" in allowed or not name or name in allowed
+
+
+def _bounded(receive: Receive) -> Receive:
+    """A body of no stated length is counted as it comes."""
+    taken = 0
+
+    async def receiving() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > MOST_BYTES:
+            raise _too_large()
+        return message
+
+    return receiving
+
+
+def _too_large() -> HttpError:
+    return HttpError(413, f"a body has at most {MOST_BYTES} bytes")
 
 
 def _digest(key: bytes) -> bytes:
@@ -80,8 +109,7 @@ def _with_id(send: Send, identity: bytes) -> Send:
     return sending
 
 
-async def _refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
-    body = JSONResponse(None, error.status)
-    body.body = error.body()
-    body.init_headers()
-    await body(scope, receive, send)
+def _response(error: HttpError) -> Response:
+    return Response(
+        error.body(), error.status, headers=error.headers, media_type="application/json"
+    )

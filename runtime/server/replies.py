@@ -2,22 +2,18 @@
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.generation.token import Logprobs, Token
+from trt_lora.runtime.generation.token import Logprobs, PromptLogprobs, Token
+from trt_lora.runtime.server.bodies import ChatBody, CompletionBody
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
-
-
-def event(value: Any) -> bytes:
-    """Return one event of a stream."""
-    return b"data: " + _encode(value) + b"\n\n"
 
 
 @dataclass
@@ -25,18 +21,19 @@ class Choice:
     """One answer so far."""
 
     prompt_tokens: Sequence[int]
-    text: str = ""
-    tokens: list[Token] = field(default_factory=list)
-    completion_tokens: int = 0  # the stop token among them
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    tokens: list[Token] = field(default_factory=list)  # the stop token, without an id, is the last
+    prompt_logprobs: PromptLogprobs | None = None
 
     def add(self, token: Token) -> None:
         """Take the next token."""
         self.tokens.append(token)
-        self.text += token.text
-        self.completion_tokens += 1
-        self.finish_reason, self.stop_reason = token.finish_reason, token.stop_reason
+        if token.prompt_logprobs is not None:
+            self.prompt_logprobs = token.prompt_logprobs
+
+    @property
+    def text(self) -> str:
+        """What was said so far."""
+        return "".join(token.text for token in self.tokens)
 
 
 class Reply:
@@ -46,95 +43,156 @@ class Reply:
         self,
         tokenizer: TextTokenizer,
         model: str,
+        body: CompletionBody | ChatBody,
         *,
-        is_chat: bool,
         request_id: str | None,
-        top: int | None,
-        with_ids: bool = False,
+        tokens_as_ids: bool = False,
     ) -> None:
         """Begin.
 
         Args:
             tokenizer: turns tokens with log probabilities into text.
             model: as the request calls it.
-            is_chat: `chat.completion` instead of `text_completion`.
+            body: what is asked for.
             request_id: that the client has given.
-            top: most probable tokens that are listed beside each; None lists no log probabilities.
-            with_ids: list the token ids, too.
+            tokens_as_ids: tokens with log probabilities are called "token_id:7".
         """
-        prefix = "chatcmpl-" if is_chat else "cmpl-"
-        self._id = prefix + (request_id or uuid.uuid4().hex)
-        self._head = {"id": self._id, "created": int(time.time()), "model": model}
-        self._tokenizer, self._is_chat, self._top = tokenizer, is_chat, top
-        self._with_ids = with_ids
+        self._is_chat = isinstance(body, ChatBody)
+        prefix = "chatcmpl-" if self._is_chat else "cmpl-"
+        identity = prefix + (request_id or uuid.uuid4().hex)
+        self._head = {"id": identity, "created": int(time.time()), "model": model}
+        self._tokenizer, self._body, self._top = tokenizer, body, body.wanted_logprobs
+        self._as_ids = tokens_as_ids or body.return_tokens_as_token_ids
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
         """Return the body of an answer that is not streamed."""
         kind = "chat.completion" if self._is_chat else "text_completion"
         listed = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        return _encode({"object": kind, **self._head, "choices": listed, "usage": usage(choices)})
+        answer = {"object": kind, **self._head, "choices": listed, "usage": usage(choices)}
+        if self._is_chat:
+            answer |= self._of_prompt(choices[0])
+        return _encode(answer)
 
-    def role(self, index: int, counted: Mapping[str, int] | None) -> bytes:
-        """Return the first event of a chat's choice."""
-        delta = {"role": "assistant", "content": ""}
-        return self._event([{"index": index, "delta": delta, "finish_reason": None}], counted)
+    def first(
+        self, choices: Sequence[Choice], counted: Mapping[str, int] | None
+    ) -> Iterator[bytes]:
+        """Yield the events before any token: of a chat the role of each choice."""
+        if not self._is_chat:
+            return
+        for index, choice in enumerate(choices):
+            delta = {"role": "assistant", "content": ""}
+            shown = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            more = {"prompt_token_ids": choice.prompt_tokens} if self._with_ids else {}
+            yield self._event([shown], counted, more)
 
     def chunk(
-        self, index: int, tokens: Sequence[Token], counted: Mapping[str, int] | None
+        self,
+        index: int,
+        choice: Choice,
+        tokens: Sequence[Token],
+        counted: Mapping[str, int] | None,
     ) -> bytes:
-        """Return the event of tokens of one choice."""
+        """Return the event of the last tokens of a choice."""
         text, last = "".join(token.text for token in tokens), tokens[-1]
-        choice: dict[str, Any] = {"index": index}
-        choice |= {"delta": {"content": text}} if self._is_chat else {"text": text}
-        choice |= {"logprobs": self._logprobs(tokens), "finish_reason": last.finish_reason}
+        is_first = len(tokens) == len(choice.tokens)
+        echoes = self._echoes and is_first
+        shown: dict[str, Any] = {"index": index}
+        if self._is_chat:
+            shown["delta"] = {"content": text}
+        else:
+            shown["text"] = self._prompt_text(choice) + text if echoes else text
+        shown["logprobs"] = self._logprobs(tokens, choice if echoes else None)
+        shown["finish_reason"] = last.finish_reason
         if last.finish_reason is not None:
-            choice["stop_reason"] = last.stop_reason
+            shown["stop_reason"] = last.stop_reason
         if self._with_ids:
-            choice["token_ids"] = _ids(tokens)
-        return self._event([choice], counted)
+            shown["token_ids"] = _ids(tokens)
+        if is_first and not self._is_chat:
+            shown |= self._of_prompt(choice)
+        return self._event([shown], counted)
 
     def last(self, counted: Mapping[str, int]) -> bytes:
         """Return the event that tells how many tokens there were."""
         return self._event([], counted)
 
-    def _event(self, choices: Sequence[Any], counted: Mapping[str, int] | None) -> bytes:
+    @property
+    def _with_ids(self) -> bool:
+        return self._body.return_token_ids
+
+    @property
+    def _echoes(self) -> bool:
+        return self._body.echo
+
+    def _event(
+        self,
+        choices: Sequence[Any],
+        counted: Mapping[str, int] | None,
+        more: Mapping[str, Any] | None = None,
+    ) -> bytes:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
-        return event(
-            {"object": kind, **self._head, "choices": choices}
-            | ({} if counted is None else {"usage": counted})
-        )
+        value: dict[str, Any] = {"object": kind, **self._head, "choices": choices, **(more or {})}
+        if counted is not None:
+            value["usage"] = counted
+        return b"data: " + _encode(value) + b"\n\n"
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        found: dict[str, Any] = {"index": index}
+        text, last = choice.text, choice.tokens[-1]
+        if self._echoes:
+            text = self._prompt_text(choice) + text
+        shown: dict[str, Any] = {"index": index}
         if self._is_chat:
-            found["message"] = {"role": "assistant", "content": choice.text}
+            shown["message"] = {"role": "assistant", "content": text}
         else:
-            found["text"] = choice.text
-        found |= {
-            "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        }
+            shown["text"] = text
+        shown["logprobs"] = self._logprobs(choice.tokens, choice if self._echoes else None)
+        shown |= {"finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
         if self._with_ids:
-            found["token_ids"] = _ids(choice.tokens)
-            found["prompt_token_ids"] = list(choice.prompt_tokens)
-        return found
+            shown["token_ids"] = _ids(choice.tokens)
+        return shown if self._is_chat else shown | self._of_prompt(choice)
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+    def _of_prompt(self, choice: Choice) -> dict[str, Any]:
+        """What was asked of the prompt: of a completion it lies in the choice."""
+        shown: dict[str, Any] = {}
+        if self._with_ids:
+            shown["prompt_token_ids"] = choice.prompt_tokens
+        if self._body.prompt_logprobs is not None:
+            known = choice.prompt_logprobs or ()
+            shown["prompt_logprobs"] = [each and self._ranked(each) for each in known]
+        return shown
+
+    def _prompt_text(self, choice: Choice) -> str:
+        if isinstance(self._body, ChatBody):  # vLLM echoes the last message
+            return str(self._body.messages[-1].get("content") or "")
+        if isinstance(self._body.prompt, str):
+            return self._body.prompt
+        return self._tokenizer.decode(list(choice.prompt_tokens), skip_special_tokens=False)
+
+    def _logprobs(self, tokens: Sequence[Token], echoed: Choice | None) -> dict[str, Any] | None:
+        """Log probabilities of tokens, behind those of the prompt where that is echoed."""
         if self._top is None:
             return None
         steps = [(t.token_id, t.logprobs) for t in tokens if t.token_id is not None]
         if self._is_chat:
             return {"content": [self._chat_logprob(i, known) for i, known in steps if known]}
-        texts = [self._text(token) for token, _ in steps]
+        listed: list[tuple[int, Logprobs | None]] = []
+        if echoed is not None:
+            known = echoed.prompt_logprobs or [None] * len(echoed.prompt_tokens)
+            listed += zip(echoed.prompt_tokens, known, strict=True)
+        listed += steps
+        texts = [self._text(token) for token, _ in listed]
         return {
-            "tokens": texts,
-            "token_logprobs": [known[i].logprob for i, known in steps if known],
+            "tokens": [self._called(token) for token, _ in listed],
+            "token_logprobs": [known and known[token].logprob for token, known in listed],
             "top_logprobs": [
-                {self._text(i): p.logprob for i, p in known.items()} for _, known in steps if known
+                known and {self._called(i): p.logprob for i, p in self._best(token, known)}
+                for token, known in listed
             ],
             "text_offset": [sum(map(len, texts[:place])) for place in range(len(texts))],
         }
+
+    def _best(self, token: int, known: Logprobs) -> list[tuple[int, Any]]:
+        """The most probable tokens, and the chosen one."""
+        return [(i, p) for i, p in known.items() if p.rank <= (self._top or 0) or i == token]
 
     def _chat_logprob(self, token: int, known: Logprobs) -> dict[str, Any]:
         best = sorted(known.items(), key=lambda each: each[1].rank)[: self._top]
@@ -144,7 +202,16 @@ class Reply:
 
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": self._called(token), "logprob": logprob, "bytes": list(text.encode())}
+
+    def _ranked(self, known: Logprobs) -> dict[str, Any]:
+        return {
+            str(i): {"logprob": p.logprob, "rank": p.rank, "decoded_token": self._text(i)}
+            for i, p in known.items()
+        }
+
+    def _called(self, token: int) -> str:
+        return f"token_id:{token}" if self._as_ids else self._text(token)
 
     def _text(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
@@ -153,7 +220,7 @@ class Reply:
 def usage(choices: Sequence[Choice]) -> dict[str, int]:
     """Return how many tokens went in and came out; a prompt of n answers counts once."""
     prompts = {id(choice.prompt_tokens): len(choice.prompt_tokens) for choice in choices}
-    made = sum(choice.completion_tokens for choice in choices)
+    made = sum(len(choice.tokens) for choice in choices)
     given = sum(prompts.values())
     return {"prompt_tokens": given, "total_tokens": given + made, "completion_tokens": made}
 

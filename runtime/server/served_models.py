@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError, LoRAError, StateError, UnknownAdapterError
-from trt_lora.runtime.engine import Engine
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.server.engine_client import EngineClient
 from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.vllm_phrases import vllm_phrases
 
-_LONGEST_NAME = 256
-_NOT_IN_NAMES = frozenset('\\,\0"')
+_LONGEST_NAME = 256  # bytes
+_NOT_IN_NAMES = frozenset('\\,"')  # a router splits lists of names at commas
+_WAIT_S = 60.0  # for those that still use an adapter that is unloaded
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,26 @@ class Served:
 class ServedModels:
     """Loads, unloads and lists adapters; one change of a name at a time."""
 
-    def __init__(self, engine: Engine, names: Sequence[str], roots: Sequence[Path]) -> None:
-        """Serve a base model under some names, and adapters from below some folders."""
-        self.base = tuple(names)
-        self._engine, self._roots = engine, [root.resolve() for root in roots]
+    def __init__(
+        self,
+        client: EngineClient,
+        names: Sequence[str],
+        roots: Sequence[Path],
+        *,
+        root: str,
+        manifest: Manifest,
+    ) -> None:
+        """Serve a base model under some names, and adapters from below some folders.
+
+        Args:
+            client: of the engine.
+            names: of the base model.
+            roots: the folders.
+            root: what `/v1/models` says where the base model is.
+            manifest: the engine's; its `max_lora_rank` may be less.
+        """
+        self.base, self._root, self._manifest = tuple(names), root, manifest
+        self._client, self._roots = client, [folder.resolve() for folder in roots]
         self._adapters: dict[str, Served] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._started = int(time.time())
@@ -45,34 +64,34 @@ class ServedModels:
             return None
         base, _, adapter = model.partition(":")
         name = adapter if adapter and base in self.base else model
-        if name not in self._engine.adapters.names:
+        if name not in self._adapters:
             aliases = ", ".join(self.base)
             raise HttpError(
                 404, f"The model `{model}` does not exist. Valid aliases: {aliases}.", "model"
             )
         return name
 
-    def cards(self) -> list[dict[str, Any]]:
+    def cards(self, max_model_len: int) -> list[dict[str, Any]]:
         """Return what `/v1/models` lists: the base model first."""
-        root = str(self._engine.directory)
-        cards = [self._card(name, self._started, root, None) for name in self.base]
-        for name in self._engine.adapters.names:
-            served = self._adapters.get(name, Served(name, self._started))
-            cards.append(self._card(name, served.created, served.path, self.base[0]))
-        return cards
+        base = [_card(name, self._started, self._root, None, max_model_len) for name in self.base]
+        adapters = [
+            _card(name, served.created, served.path, self.base[0], None)
+            for name, served in self._adapters.items()
+        ]
+        return base + adapters
 
     async def load(
         self, name: str, path: str, *, replace: bool = False, expected_version: int | None = None
-    ) -> None:
-        """Check an adapter, read it, and give it its name.
+    ) -> dict[str, Any]:
+        """Check an adapter, read it, give it its name, and return what is known of it.
 
         Raises:
             HttpError: as vLLM's: 400 for names, 404 where there is nothing, 500 for what cannot be
-                taken.
+                taken; 409 where the name means another version.
         """
         self._check_name(name)
         async with self._locks[name]:
-            if name in self._engine.adapters.names and not replace:
+            if name in self._adapters and not replace and expected_version is None:
                 raise HttpError(
                     400,
                     f"The lora adapter '{name}' has already been loaded. If you want to load the "
@@ -83,33 +102,68 @@ class ServedModels:
             if found is None:
                 text = f"Loading lora {name} failed: No adapter found for {Path(path).name}"
                 raise HttpError(404, text)
+            known_as = await asyncio.to_thread(vllm_phrases, found, self._manifest.max_lora_rank)
             try:
-                await asyncio.to_thread(
-                    self._engine.adapters.load,
-                    name,
-                    found,
+                known: dict[str, Any] = await self._client.ask(
+                    "load",
+                    name=name,
+                    path=str(found),
                     replace=replace,
                     expected_version=expected_version,
+                    max_rank=self._manifest.max_lora_rank,
                 )
             except StateError as error:
                 raise HttpError(409, str(error)) from error
             except LoRAError as error:
-                raise HttpError(500, str(error)) from error
+                raise HttpError(500, "; ".join([*known_as, str(error)])) from error
             self._adapters[name] = Served(path, int(time.time()))
+            return known
 
-    async def unload(self, name: str) -> None:
-        """Forget an adapter.
+    async def unload(self, name: str, *, wait: bool = False) -> int:
+        """Forget an adapter; return how many bytes of memory that made free.
+
+        Args:
+            name: of the adapter.
+            wait: for those that still use it, a minute at most.
 
         Raises:
             HttpError: 404; there is none of that name.
         """
         async with self._locks[name]:
             try:
-                self._engine.adapters.unload(name)
+                wait_s = _WAIT_S if wait else 0.0
+                freed: int = await self._client.ask("unload", name=name, wait_s=wait_s)
             except UnknownAdapterError as error:
                 text = f"The lora adapter '{name}' cannot be found."
                 raise HttpError(404, text) from error
-            self._adapters.pop(name, None)
+            finally:
+                self._adapters.pop(name, None)
+                self._locks.pop(name, None)
+            return freed
+
+    async def known(self) -> list[dict[str, Any]]:
+        """Return what is known of every adapter; see `AdapterDesk`."""
+        found: list[dict[str, Any]] = await self._client.ask("adapters")
+        return [self._with_path(each) for each in found]
+
+    async def ask(self, what: str, name: str) -> dict[str, Any]:
+        """Return what is known of one adapter, after it was pinned or unpinned if that is asked.
+
+        Raises:
+            HttpError: 404; there is none of that name. 409; it finds no slot to be pinned in.
+        """
+        try:
+            found: dict[str, Any] = await self._client.ask(what, name=name)
+        except UnknownAdapterError as error:
+            text = f"The lora adapter '{name}' cannot be found."
+            raise HttpError(404, text) from error
+        except StateError as error:
+            raise HttpError(409, str(error)) from error
+        return self._with_path(found)
+
+    def _with_path(self, known: dict[str, Any]) -> dict[str, Any]:
+        served = self._adapters.get(known["name"])
+        return {**known, "path": served.path if served else None}
 
     def _check_name(self, name: str) -> None:
         if name in self.base:
@@ -119,9 +173,12 @@ class ServedModels:
                 kind="InvalidUserInput",
             )
         is_odd = any(c in _NOT_IN_NAMES or not c.isprintable() for c in name)
-        if is_odd or ".." in name or len(name) > _LONGEST_NAME:
+        if is_odd or ".." in name or len(name.encode(errors="replace")) > _LONGEST_NAME:
             raise HttpError(
-                400, "lora_name has characters that a name cannot have, or too many", "lora_name"
+                400,
+                "lora_name has characters that a name cannot have (backslash, comma, quote, "
+                f"control characters, ..), or more than {_LONGEST_NAME} bytes",
+                "lora_name",
             )
 
     def _inside(self, path: str) -> Path | None:
@@ -132,18 +189,20 @@ class ServedModels:
             return None
         return found if any(found.is_relative_to(root) for root in self._roots) else None
 
-    def _card(self, name: str, created: int, root: str, parent: str | None) -> dict[str, Any]:
-        is_base = parent is None
-        return {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "trt-lora",
-            "root": root,
-            "parent": parent,
-            "max_model_len": self._engine.manifest.max_seq_len if is_base else None,
-            "permission": [],
-        }
+
+def _card(
+    name: str, created: int, root: str, parent: str | None, max_model_len: int | None
+) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "trt-lora",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+        "permission": [],
+    }
 
 
 async def load_at_start(models: ServedModels, modules: Sequence[tuple[str, str]]) -> None:

@@ -77,11 +77,12 @@ class EngineLoop:
         adapter: Lease | str | None = None,
         client: str | None = None,
         salt: str | None = None,
+        on_numbers: abc.Callable[[tuple[int, ...]], None] | None = None,
     ) -> tuple[int, ...]:
         """Submit `sampling.n` requests of one prompt from any thread; return their numbers.
 
         The prompt is encoded and checked in the caller's thread. Arguments are those of
-        `Scheduler.submit`.
+        `Scheduler.submit`; `on_numbers` is told the numbers before any event of them can come.
 
         Raises:
             ConfigError, BackendError, UnknownAdapterError: as `Scheduler.submit`.
@@ -91,11 +92,14 @@ class EngineLoop:
         requests = self._scheduler.requests(
             prompt, sampling, adapter=adapter, client=client, salt=salt
         )
+        numbers = tuple(request.id for request in requests)
         with self._lock:
             self._check_open()
+            if on_numbers is not None:
+                on_numbers(numbers)
             self._commands.extend(requests)
         self._scheduler.progress.set()
-        return tuple(request.id for request in requests)
+        return numbers
 
     @checked
     def cancel(self, request: int) -> None:

@@ -242,18 +242,32 @@ class AdapterStore:
         return self._come(entry) if at_once else self._publish(entry, coverage)
 
     @checked
-    def unload(self, name: str, *, expected_version: int | None = None) -> None:
+    def unload(
+        self, name: str, *, expected_version: int | None = None, wait_s: float = 0.0
+    ) -> int:
         """Forget an adapter, and what was made of it: no name means them any more.
 
         Memory is free when the last lease is released, at once if there is none. A pin ends.
+
+        Args:
+            name: of the adapter.
+            expected_version: unload this version and no other.
+            wait_s: seconds, most, in which others may give back their leases.
+
+        Returns:
+            How many bytes of memory are free by then.
 
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
             StateError: the name means another version.
         """
         with self._lock:
-            self._levels.retire(self._names.get(name, expected_version))
-        self._levels.notify()
+            entry = self._names.get(name, expected_version)
+            nbytes = entry.nbytes if entry.in_memory is not None else 0
+            self._levels.retire(entry)
+            self._levels.notify()
+            is_free = self._lock.wait_for(lambda: entry.in_memory is None, wait_s)
+        return nbytes if is_free else 0
 
     @checked
     def lease(self, name: str, *, expected_version: int | None = None) -> Lease:

@@ -2,27 +2,94 @@
 
 import argparse
 import json
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trt_lora.plugins.errors import BackendError, ConfigError
-from trt_lora.runtime import ServingConfig, open_engine
 from trt_lora.runtime.engines.open_executor import BACKENDS
+from trt_lora.scripts.commands.vllm_flags import add_vllm_flags, check_vllm_flags
+
+if TYPE_CHECKING:
+    from trt_lora.runtime.server.running_server import ServerConfig
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LOG = logging.getLogger(__name__)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the subcommand."""
+    """Add the options of the subcommand: vLLM's, and ours."""
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
-    add("--host", default="127.0.0.1", help="address to listen at")
-    add("--port", type=int, default=8000, help="port to listen at")
+    add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    add("--in-process", action="store_true", help="run the engine in this process, to debug")
+    _add_address(parser)
+    _add_safety(parser)
+    _add_adapters(parser)
+    _add_limits(parser)
+    _add_answers(parser)
+    add_vllm_flags(parser)
+    parser.set_defaults(command=_serve)
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("address").add_argument
+    add("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
+    add("--port", type=int, default=8000, help="port to listen at (8000)")
     add("--uds", metavar="PATH", help="Unix socket to listen at instead")
-    add("--api-key", nargs="+", default=[], metavar="KEY", help="of the header Authorization")
+    add("--root-path", default="", metavar="PATH", help="behind a proxy that strips it")
+    add("--ssl-keyfile", metavar="FILE", help="key of the certificate")
+    add("--ssl-certfile", metavar="FILE", help="certificate: HTTPS instead of HTTP")
+    add("--ssl-ca-certs", metavar="FILE", help="authorities of clients' certificates")
+    add("--ssl-cert-reqs", type=int, default=0, metavar="N", help="2: clients need a certificate")
+    add(
+        "--drain-grace",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="seconds that requests are taken after SIGTERM (5)",
+    )
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that answers then have to end (30)",
+    )
+
+
+def _add_safety(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("who may ask").add_argument
+    add(
+        "--api-key",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="of the header Authorization; also VLLM_API_KEY",
+    )
+    add("--admin-api-key", metavar="KEY", help="the only one that changes adapters")
     add("--allow-unauthenticated", action="store_true", help="off loopback, without a key")
-    add("--allowed-host", nargs="+", default=[], metavar="NAME", help="of the header Host")
+    add(
+        "--allow-runtime-lora-updating",
+        action="store_true",
+        help="adapters are loaded and unloaded over HTTP; also VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+    )
+    add(
+        "--allowed-host",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="of the header Host, beside loopback",
+    )
+    add("--enable-request-id-headers", action="store_true", help="X-Request-Id comes back")
+
+
+def _add_adapters(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("models and adapters").add_argument
     add("--served-model-name", nargs="+", metavar="NAME", help="of the base model")
+    add("--enable-lora", action="store_true", help="adapters are always taken")
     add("--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help="adapters to load")
     add(
         "--lora-root",
@@ -30,70 +97,157 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="DIR",
-        help="below which adapters may lie",
+        help="below which adapters may lie that are loaded over HTTP",
     )
-    add("--max-num-seqs", type=int, metavar="N", help="requests that run at a time")
+    add("--max-loras", type=int, metavar="N", help="adapters that a step can use; the engine's")
+    add("--max-lora-rank", type=int, metavar="N", help="largest rank; the engine's")
+    add("--max-cpu-loras", type=int, metavar="N", help="adapters in memory; no limit")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("limits").add_argument
+    add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer; the engine's")
+    add("--max-num-seqs", type=int, metavar="N", help="requests that run at a time; the engine's")
     add("--max-num-batched-tokens", type=int, metavar="N", help="of prompts in a step")
-    add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer")
-    add("--max-loras", type=int, default=1, metavar="N", help="the engine's slots")
-    add("--max-lora-rank", type=int, default=16, metavar="N", help="the engine's")
-    add("--max-cpu-loras", type=int, metavar="N", help="adapters in memory")
-    add("--gpu-memory-utilization", type=float, default=0.9, help="without effect: engines know")
-    add("--enable-lora", action="store_true", help="without effect: adapters are always taken")
-    add("--enforce-eager", action="store_true", help="without effect")
-    add("--enable-chunked-prefill", action="store_true", help="without effect: prompts are")
-    add("--enable-request-id-headers", action="store_true", help="X-Request-Id comes back")
+    add("--max-num-queued-reqs", type=int, metavar="N", help="that wait; 8 for each that runs")
+    add("--max-num-queued-tokens", type=int, metavar="N", help="of prompts that wait; no limit")
+    add("--max-client-requests", type=int, metavar="N", help="of one key or address; no limit")
+    add(
+        "--queue-timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds to the first token (60)",
+    )
+    add("--max-logprobs", type=int, default=20, metavar="N", help="beside each token (20)")
+
+
+def _add_answers(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("answers").add_argument
+    add(
+        "--generation-config",
+        default="auto",
+        metavar="auto|vllm",
+        help="vllm: not what the model recommends",
+    )
     add("--enable-force-include-usage", action="store_true", help="streams tell their usage")
-    add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
-    parser.set_defaults(command=_serve)
+    add("--return-tokens-as-token-ids", action="store_true", help="in log probabilities")
 
 
 def _serve(args: argparse.Namespace) -> None:
     try:
         import uvicorn
 
-        from trt_lora.runtime.server.app import GuardConfig, ServerConfig, application
+        from trt_lora.runtime.server.app import Server
+        from trt_lora.runtime.server.draining_server import DrainingServer
+        from trt_lora.runtime.server.guard import GuardConfig
+        from trt_lora.runtime.server.http_protocol import TimedHttp
     except ImportError as error:
-        raise BackendError("serve needs the extra: pip install 'trt-lora[serve]'") from error
+        raise BackendError(f"{error}; pip install 'trt-lora[serve]'") from error
+    for line in check_vllm_flags(args):
+        _LOG.warning("%s", line)
     keys = args.api_key or list(filter(None, [os.environ.get("VLLM_API_KEY")]))
+    updates = args.allow_runtime_lora_updating or _is_true("VLLM_ALLOW_RUNTIME_LORA_UPDATING")
     is_local = args.uds is not None or args.host in _LOOPBACK
-    if not is_local and not keys and not args.allow_unauthenticated:
+    _check_safety(args, keys, is_local=is_local, updates=updates)
+    is_any_host = args.uds is not None or (not is_local and not args.allowed_host)
+    guard = GuardConfig(
+        api_keys=keys,
+        admin_key=args.admin_api_key,
+        allowed_hosts=("*",) if is_any_host else (*_LOOPBACK, "[::1]", *args.allowed_host),
+        returns_ids=args.enable_request_id_headers,
+    )
+    server = Server(_config(args), guard, allows_updates=updates)
+    config = uvicorn.Config(
+        server.app,
+        host=args.host,
+        port=args.port,
+        uds=args.uds,
+        root_path=args.root_path,
+        http=TimedHttp,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+    )
+    web = DrainingServer(
+        config,
+        server,
+        drain_grace_s=args.drain_grace,
+        shutdown_timeout_s=args.shutdown_timeout,
+    )
+    web.run()
+    if web.exit_status or not web.started:
+        raise SystemExit(web.exit_status or 3)
+
+
+def _check_safety(
+    args: argparse.Namespace, keys: Sequence[str], *, is_local: bool, updates: bool
+) -> None:
+    if is_local:
+        return
+    if not keys and not args.allow_unauthenticated:
         raise ConfigError(
             f"--host is {args.host}, which others reach: give --api-key, or --allow-unauthenticated"
         )
-    hosts = (
-        ("*",)
-        if not is_local and not args.allowed_host
-        else (*_LOOPBACK, "[::1]", *args.allowed_host)
-    )
-    guard = GuardConfig(keys, ("*",) if args.uds else hosts, args.enable_request_id_headers)
+    if updates and not args.admin_api_key:
+        raise ConfigError(
+            f"--host is {args.host}, and adapters may be loaded over HTTP: give --admin-api-key"
+        )
+
+
+def _config(args: argparse.Namespace) -> "ServerConfig":
+    from trt_lora.runtime.server.admission import AdmissionConfig
+    from trt_lora.runtime.server.answering import AnswerOptions
+    from trt_lora.runtime.server.running_server import ServerConfig
+    from trt_lora.runtime.serving.serving_config import ServingConfig
+
     modules = [_module(item) for item in args.lora_modules]
-    config = ServerConfig(
+    return ServerConfig(
+        directory=args.engine,
+        backend=args.backend,
+        in_process=args.in_process,
         names=args.served_model_name or [str(args.engine)],
         lora_roots=[*args.lora_root, *(Path(path) for _, path in modules)],
         lora_modules=modules,
-        allows_updates=os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower()
-        in ("1", "true"),
-        forces_usage=args.enable_force_include_usage,
-        guard=guard,
+        max_model_len=args.max_model_len,
+        max_lora_rank=args.max_lora_rank,
+        max_loras=args.max_loras,
+        max_cpu_loras=args.max_cpu_loras,
+        recommended=args.generation_config == "auto",
+        answers=AnswerOptions(
+            forces_usage=args.enable_force_include_usage,
+            max_logprobs=args.max_logprobs,
+            tokens_as_ids=args.return_tokens_as_token_ids,
+        ),
+        admission=AdmissionConfig(
+            args.max_num_queued_reqs,
+            args.max_num_queued_tokens,
+            args.max_client_requests,
+            args.queue_timeout,
+        ),
         serving=ServingConfig(
             rows=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens
         ),
     )
-    with open_engine(args.engine, args.backend) as engine:
-        uvicorn.run(
-            application(engine, config),
-            host=args.host,
-            port=args.port,
-            uds=args.uds,
-            log_level="warning",
-            access_log=False,
-        )
 
 
 def _module(item: str) -> tuple[str, str]:
-    if item.startswith("{"):
-        given = json.loads(item)
-        return given["name"], given["path"]
-    name, _, path = item.partition("=")
+    """The name and the path of `NAME=PATH`, or of vLLM's JSON."""
+    try:
+        if item.startswith("{"):
+            given = json.loads(item)
+            return given["name"], given["path"]
+        name, path = item.split("=", 1)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--lora-modules has {item!r}, expected NAME=PATH, or JSON with name and path"
+        ) from error
     return name, path
+
+
+def _is_true(variable: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() in ("1", "true")

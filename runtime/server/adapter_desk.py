@@ -1,0 +1,134 @@
+"""AdapterDesk: what is asked of an engine's adapters over HTTP, in values that MessagePack has."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.store.names import strength_name
+from trt_lora.runtime.store.store import AdapterStore
+
+_KEPT_BLENDS = 16  # that requests have made; another one takes the place of the oldest
+
+
+class AdapterDesk:
+    """Loads, unloads, pins and lists adapters, and blends them for requests; any thread may ask."""
+
+    def __init__(self, adapters: AdapterStore) -> None:
+        """Take the engine's adapters."""
+        self._adapters, self._lock = adapters, threading.Lock()
+        self._blends: dict[str, None] = {}  # the oldest first
+        self._coverage: dict[str, tuple[int, Coverage]] = {}  # with the version, by name
+        self._answers: Mapping[str, Callable[..., Any]] = {
+            "load": self._load,
+            "unload": self._unload,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "adapter": self._adapter,
+            "adapters": self._list,
+            "stats": self._stats,
+        }
+
+    def answer(self, what: str, options: Mapping[str, Any]) -> Any:
+        """Return the answer to a question.
+
+        Raises:
+            LoRAError: as the method of `AdapterStore` that it is.
+        """
+        return self._answers[what](**options)
+
+    def blended(self, parts: Mapping[str, float]) -> str:
+        """Return the name of a weighted sum of adapters, made for requests.
+
+        It has a comma, which no name has that was given over HTTP. The oldest goes when there are
+        too many: requests that run keep it, one that waits for a slot ends with an error.
+
+        Raises:
+            UnknownAdapterError, AdapterError: as `AdapterStore.blend`.
+        """
+        if len(parts) == 1:
+            ((name, weight),) = parts.items()
+            return strength_name(name, weight)
+        blend = f"({','.join(f'{name}@{weight!r}' for name, weight in sorted(parts.items()))})"
+        with self._lock:
+            self._blends.pop(blend, None)
+            if blend not in self._adapters.names:
+                self._adapters.blend(blend, parts)
+            self._blends[blend] = None
+            while len(self._blends) > _KEPT_BLENDS:
+                self._forget(next(iter(self._blends)))
+        return blend
+
+    def _forget(self, blend: str) -> None:
+        del self._blends[blend]
+        if blend in self._adapters.names:
+            self._adapters.unload(blend)
+
+    def _load(
+        self, name: str, path: str, replace: bool, expected_version: int | None, max_rank: int
+    ) -> dict[str, Any]:
+        start = time.perf_counter()
+        manifest = self._adapters.manifest
+        if max_rank < manifest.max_lora_rank:
+            rank = max(load_adapter(path, manifest).ranks.values(), default=0)
+            if rank > max_rank:
+                raise AdapterError(f"{path} has rank {rank}, --max-lora-rank is {max_rank}")
+        coverage = self._adapters.load(
+            name, path, replace=replace, expected_version=expected_version
+        )
+        info = self._adapter(name)
+        self._coverage[name] = info["version"], coverage
+        return {
+            **self._adapter(name),
+            "milliseconds": round(1000 * (time.perf_counter() - start), 3),
+            "warnings": list(coverage.warnings),
+        }
+
+    def _unload(self, name: str, wait_s: float) -> int:
+        self._coverage.pop(name, None)
+        return self._adapters.unload(name, wait_s=wait_s)
+
+    def _pin(self, name: str) -> dict[str, Any]:
+        self._adapters.pin(name)
+        return self._adapter(name)
+
+    def _unpin(self, name: str) -> dict[str, Any]:
+        self._adapters.unpin(name)
+        return self._adapter(name)
+
+    def _list(self) -> list[dict[str, Any]]:
+        found = []
+        for name in self._adapters.names:
+            if name in self._blends:
+                continue
+            try:
+                found.append(self._adapter(name))
+            except UnknownAdapterError:  # unloaded by another thread
+                continue
+        return found
+
+    def _adapter(self, name: str) -> dict[str, Any]:
+        info = self._adapters.info(name)
+        version, coverage = self._coverage.get(name, (0, None))
+        is_same = coverage is not None and version == info.version
+        ranks = [site.rank for site in coverage.sites] if coverage is not None and is_same else []
+        level = "slot" if info.is_resident else "memory" if info.is_loaded else "disk"
+        return {
+            "name": name,
+            "version": info.version,
+            "sha256": info.content_hash,
+            "rank": max(ranks, default=0),
+            "bytes": info.nbytes,
+            "level": level,
+            "slot": self._adapters.bindings.slots.get(name),
+            "leases": info.leases,
+            "pinned": info.is_pinned,
+        }
+
+    def _stats(self) -> dict[str, Any]:
+        resident = sorted(self._adapters.bindings.resident)
+        return {**asdict(self._adapters.stats), "resident": resident}

@@ -1,0 +1,241 @@
+"""EngineClient: the engine's half of a server, as a coroutine sees it."""
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from trt_lora.plugins.errors import BackendError, LoRAError
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.token import Token
+from trt_lora.runtime.server import wire
+
+_READ = 1 << 18  # bytes at a time
+
+
+class EngineClient:
+    """Submits requests, and brings the tokens of a step to those that wait for them.
+
+    All methods are called in the event loop's thread.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take the two ends of the socket's stream."""
+        self._writer = writer
+        self._calls = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}  # by call
+        self._submitted: dict[int, Answers] = {}  # by call
+        self._answers: dict[int, tuple[Answers, int]] = {}  # by number; the index among them
+        self.rows = self.running = self.queued = 0  # of the last step
+        self.dead = asyncio.get_running_loop().create_future()  # done when the engine is gone
+        self._reading = asyncio.create_task(self._read(reader))
+
+    @classmethod
+    async def open(cls, connection: socket.socket, opening: wire.Open) -> "EngineClient":
+        """Let the engine's half open an engine.
+
+        Raises:
+            LoRAError: as `open_engine` and `Engine.serve`; BackendError: it has died.
+        """
+        client = cls(*await asyncio.open_connection(sock=connection))
+        client.rows = await client._call(0, opening)
+        return client
+
+    def __len__(self) -> int:
+        """How many requests have not ended."""
+        return len(self._answers)
+
+    @property
+    def waiting_adapters(self) -> set[str]:
+        """The adapters of requests that have no token yet."""
+        waiting = (answers for answers, _ in self._answers.values() if not answers.has_begun)
+        return {answers.adapter for answers in waiting if answers.adapter is not None}
+
+    def requests_of(self, adapter: str) -> tuple[int, int]:
+        """Return how many requests of an adapter have tokens, and how many have none yet."""
+        found = [a.has_begun for a, _ in self._answers.values() if a.adapter == adapter]
+        return sum(found), len(found) - sum(found)
+
+    async def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        *,
+        adapter: str | None,
+        blend: Mapping[str, float] | None = None,
+        client: str | None = None,
+        salt: str | None = None,
+    ) -> "Answers":
+        """Let the engine answer prompts, `sampling.n` times each; all of them, or none.
+
+        Raises:
+            LoRAError: as `EngineLoop.submit`; BackendError: the engine is gone.
+        """
+        call, answers = next(self._calls), Answers(self, adapter)
+        self._submitted[call] = answers
+        ids, parameters = [list(prompt) for prompt in prompts], _changed(sampling)
+        command = wire.Submit(call, ids, parameters, adapter, dict(blend or {}), client, salt)
+        try:
+            await self._call(call, command)
+        except BaseException:
+            answers.close()
+            raise
+        return answers
+
+    async def ask(self, what: str, **options: Any) -> Any:
+        """Return the answer of `AdapterDesk`.
+
+        Raises:
+            LoRAError: as it does; BackendError: the engine is gone.
+        """
+        call = next(self._calls)
+        return await self._call(call, wire.Ask(call, what, options))
+
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Let requests go; they give nothing more."""
+        known = [number for number in numbers if self._answers.pop(number, None)]
+        if known and not self.dead.done():
+            self._send(wire.Cancel(known))
+
+    def fail_all(self, error: LoRAError) -> None:
+        """End every request with an error."""
+        numbers = list(self._answers)
+        for number in numbers:
+            self._give(number, error)
+        if numbers and not self.dead.done():
+            self._send(wire.Cancel(numbers))
+
+    async def close(self) -> None:
+        """Let the engine's half end, and wait until it has."""
+        if not self.dead.done():
+            self._send(wire.Close())
+        await asyncio.wait({self._reading})
+        self._writer.close()
+
+    async def _call(self, call: int, command: wire.Command) -> Any:
+        if self.dead.done():
+            raise _gone()
+        answer = self._waiting[call] = asyncio.get_running_loop().create_future()
+        self._send(command)
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(call, None)
+
+    def _send(self, command: wire.Command) -> None:
+        self._writer.write(wire.framed(command))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        frames = wire.Frames()
+        try:
+            while data := await reader.read(_READ):
+                for event in frames.events(data):
+                    self._take(event)
+        except OSError:  # reset: the engine's process was killed
+            pass
+        finally:
+            self._end()
+
+    def _take(self, event: wire.Event) -> None:
+        if isinstance(event, wire.Step):
+            self.running, self.queued = event.running, event.waiting
+            for token in event.tokens:
+                self._give(token.sequence_id, token)
+            for number, error in event.failed.items():
+                self._give(number, error.error())
+        elif isinstance(event, wire.Accepted):
+            self._accept(event)
+        else:
+            self._submitted.pop(event.call, None)
+            waiting = self._waiting.get(event.call)
+            if waiting is None or waiting.done():
+                return
+            if isinstance(event, wire.Failed):
+                waiting.set_exception(event.error.error())
+            else:
+                waiting.set_result(event.value)
+
+    def _accept(self, event: wire.Accepted) -> None:
+        answers = self._submitted[event.call]
+        for number in event.numbers:
+            self._answers[number] = answers, len(answers.numbers)
+            answers.numbers.append(number)
+        if answers.is_closed:  # who asked is gone meanwhile
+            self.cancel(event.numbers)
+
+    def _give(self, number: int, event: "Token | LoRAError") -> None:
+        found = self._answers.get(number)
+        if found is None:
+            return
+        waiting, index = found
+        if isinstance(event, LoRAError) or event.finish_reason is not None:
+            del self._answers[number]
+        waiting.put((index, event))
+
+    def _end(self) -> None:
+        """Tell everybody who waits that nothing comes any more."""
+        self.dead.set_result(None)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(_gone())
+        for number in list(self._answers):
+            self._give(number, _gone())
+
+
+class Answers:
+    """The answers to one HTTP request, as they come; a reader that is slow finds more at a time."""
+
+    def __init__(self, client: EngineClient, adapter: str | None) -> None:
+        """Begin without requests."""
+        self.numbers: list[int] = []
+        self.adapter = adapter
+        self.is_closed = self.has_begun = False
+        self._client = client
+        self._events: list[tuple[int, Token | LoRAError]] = []
+        self._is_there = asyncio.Event()
+
+    def put(self, event: "tuple[int, Token | LoRAError]") -> None:
+        """Add what has come."""
+        self._events.append(event)
+        self.has_begun = True
+        self._is_there.set()
+
+    async def take(self) -> "list[tuple[int, Token | LoRAError]]":
+        """Wait for events, and return all that there are: an answer's index, and a token of it."""
+        await self._is_there.wait()
+        self._is_there.clear()
+        events, self._events = self._events, []
+        return events
+
+    async def waits_for(self) -> str:
+        """Return what keeps them waiting: a row, a slot, or an adapter that is read."""
+        if self.adapter is None:
+            return "a row"
+        try:
+            level = (await self._client.ask("adapter", name=self.adapter))["level"]
+        except LoRAError as error:
+            return str(error)
+        return {"slot": "a row", "memory": "a slot"}.get(level, "its adapter to be read")
+
+    def close(self) -> None:
+        """Cancel what has not ended: the client is gone, or has its answer."""
+        self.is_closed = True
+        self._client.cancel(self.numbers)
+
+
+def _changed(sampling: SamplingParams) -> dict[str, Any]:
+    """The fields that are not at their defaults, in values that MessagePack has."""
+    changed = {}
+    for field in fields(sampling):
+        value = getattr(sampling, field.name)
+        if value is not None and value != field.default:
+            changed[field.name] = value
+    if sampling.max_tokens is None:
+        changed["max_tokens"] = None
+    return changed
+
+
+def _gone() -> BackendError:
+    return BackendError("the engine's process is gone; start the server again")

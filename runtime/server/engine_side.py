@@ -1,0 +1,139 @@
+"""EngineSide: the engine's half of a server: it obeys commands, and tells of every step."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+from trt_lora.plugins.errors import LoRAError
+from trt_lora.runtime.engine import Engine, open_engine
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
+from trt_lora.runtime.generation.token import StepAnswers
+from trt_lora.runtime.server import wire
+from trt_lora.runtime.server.adapter_desk import AdapterDesk
+from trt_lora.runtime.serving.engine_loop import EngineLoop
+from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.store.config import StoreConfig
+
+_LOG = logging.getLogger(__name__)
+_WORKERS = 4  # threads that read adapters and compile grammars
+
+
+def serve_engine(connection: socket.socket) -> None:
+    """Open an engine and run it, as the other end of a socket commands, until that is closed."""
+    channel = wire.EngineChannel(connection)
+    try:
+        commands = channel.commands()
+        opening = next(commands, None)
+        if isinstance(opening, wire.Open):
+            with _reported(channel, 0):
+                _run(opening, commands, channel)
+    finally:
+        channel.close()
+
+
+def _run(opening: wire.Open, commands: Iterator[wire.Command], channel: wire.EngineChannel) -> None:
+    store = StoreConfig(**opening.store)
+    with open_engine(opening.directory, opening.backend, adapters=store) as engine:
+        side = EngineSide(engine, ServingConfig(**opening.serving), channel)
+        channel.send(wire.Answer(0, side.rows))
+        try:
+            for command in commands:
+                if isinstance(command, wire.Close):
+                    break
+                side.obey(command)
+        finally:
+            side.close()
+
+
+class EngineSide:
+    """Submits to an `EngineLoop`, and lets slow commands run in threads beside it."""
+
+    def __init__(self, engine: Engine, config: ServingConfig, channel: wire.EngineChannel) -> None:
+        """Start the engine's loop."""
+        self._channel, self._desk = channel, AdapterDesk(engine.adapters)
+        self._scheduler = engine.serve(config)
+        self.rows = config.rows or engine.manifest.max_batch_size
+        self._loop = EngineLoop(self._scheduler, self._deliver)
+        self._workers = ThreadPoolExecutor(_WORKERS, "trt-lora-command")
+
+    def obey(self, command: wire.Command) -> None:
+        """Carry out a command; one that reads files or compiles a grammar in another thread."""
+        if isinstance(command, wire.Submit):
+            is_slow = "structured_outputs" in command.sampling or bool(command.blend)
+            run: Callable[[], None] = partial(self._submit, command)
+        elif isinstance(command, wire.Ask):
+            is_slow, run = True, partial(self._ask, command)
+        else:
+            is_slow, run = False, partial(self._cancel, command)
+        if is_slow:
+            self._workers.submit(run)
+        else:
+            run()
+
+    def close(self) -> None:
+        """End the engine's loop; what has not ended is told so."""
+        self._loop.close()
+        self._workers.shutdown(cancel_futures=True)
+
+    def _submit(self, command: wire.Submit) -> None:
+        numbers: list[int] = []
+
+        def accepted(found: tuple[int, ...]) -> None:
+            numbers.extend(found)
+            self._channel.send(wire.Accepted(command.call, found))
+
+        with _reported(self._channel, command.call):
+            try:
+                adapter = self._desk.blended(command.blend) if command.blend else command.adapter
+                for prompt in command.prompts:
+                    self._loop.submit(
+                        prompt,
+                        _sampling(command.sampling),
+                        adapter=adapter,
+                        client=command.client,
+                        salt=command.salt,
+                        on_numbers=accepted,
+                    )
+            except BaseException:
+                for number in numbers:
+                    self._loop.cancel(number)
+                raise
+            self._channel.send(wire.Answer(command.call))
+
+    def _ask(self, command: wire.Ask) -> None:
+        with _reported(self._channel, command.call):
+            value = self._desk.answer(command.what, command.options)
+            self._channel.send(wire.Answer(command.call, value))
+
+    def _cancel(self, command: wire.Command) -> None:
+        assert isinstance(command, wire.Cancel)
+        for number in command.numbers:
+            self._loop.cancel(number)
+
+    def _deliver(self, answers: StepAnswers) -> None:
+        failed = {number: wire.WireError.of(error) for number, error in answers.failed.items()}
+        running = self._scheduler.running
+        waiting = len(self._scheduler) - running
+        self._channel.send(wire.Step(list(answers.tokens.values()), failed, running, waiting))
+
+
+def _sampling(given: dict[str, object]) -> SamplingParams:
+    fields = dict(given)
+    if isinstance(wanted := fields.get("structured_outputs"), dict):
+        fields["structured_outputs"] = StructuredOutputsParams(**wanted)
+    return SamplingParams(**fields)  # type: ignore[arg-type] # it checks each
+
+
+@contextmanager
+def _reported(channel: wire.EngineChannel, call: int) -> Iterator[None]:
+    """Send an error to whoever called; one that is no fault of the input is logged too."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, LoRAError):
+            _LOG.exception("a command failed")
+        channel.send(wire.Failed(call, wire.WireError.of(error)))

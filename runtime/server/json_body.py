@@ -1,0 +1,64 @@
+"""Read the JSON body of a request into a msgspec Struct, or refuse it as vLLM does."""
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from trt_lora.runtime.server.errors import HttpError
+
+BodyT = TypeVar("BodyT")
+
+_DEEPEST = 64  # lists and objects in each other
+_TIMEOUT_S = 30.0  # for a whole body
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_OTHER = bytes(set(range(256)) - set(b"[]{}"))
+_FIELD = re.compile(r"`\$\.(\w+)|missing required field `(\w+)`")
+
+
+async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
+    """Return the body of a request.
+
+    Raises:
+        HttpError: 400; it is no JSON of that kind, or is deeper than 64. 408; it takes longer than
+            30 s. 413; see `Guard`. As in vLLM, fields that are unknown are ignored.
+    """
+    given = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if given != "application/json":
+        raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
+    try:
+        return decoded(await asyncio.wait_for(request.body(), _TIMEOUT_S), kind)
+    except TimeoutError as error:
+        raise HttpError(408, f"the body has not come within {_TIMEOUT_S:.0f} s") from error
+    except ClientDisconnect as error:
+        raise HttpError(499, "the client is gone") from error
+
+
+def decoded(raw: bytes, kind: type[BodyT]) -> BodyT:
+    """Return a body of JSON.
+
+    Raises:
+        HttpError: 400; it is none, lacks a field, has one of another type, or is too deep.
+    """
+    try:
+        body = msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        found = _FIELD.search(str(error))
+        param = f"body.{found[1] or found[2]}" if found else None
+        text = f"1 validation error:\n  {error}"
+        raise HttpError(400, text, param, kind="Bad Request") from error
+    if _is_deeper(raw):
+        raise HttpError(400, f"the body is deeper than {_DEEPEST} lists and objects")
+    return body
+
+
+def _is_deeper(raw: bytes) -> bool:
+    """Whether brackets lie deeper in each other: each turn takes the innermost ones away."""
+    if raw.count(b"[") + raw.count(b"{") <= _DEEPEST:
+        return False
+    brackets = _STRINGS.sub(b"", raw).translate(bytes.maketrans(b"{}", b"[]"), _OTHER)
+    for _ in range(_DEEPEST):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)

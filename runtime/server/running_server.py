@@ -1,0 +1,154 @@
+"""RunningServer: an engine that runs, and what answers HTTP with it."""
+
+import asyncio
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trt_lora.plugins.errors import ConfigError, LoRAError
+from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
+from trt_lora.runtime.generation.parameters.sampling_params import GREEDY, SamplingParams
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
+from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.runtime.server import wire
+from trt_lora.runtime.server.admission import Admission, AdmissionConfig
+from trt_lora.runtime.server.answering import Answering, AnswerOptions, Model
+from trt_lora.runtime.server.engine_client import EngineClient
+from trt_lora.runtime.server.engine_process import start_process, start_thread
+from trt_lora.runtime.server.metrics import ServerMetrics
+from trt_lora.runtime.server.served_models import ServedModels, load_at_start
+from trt_lora.runtime.serving.serving_config import ServingConfig
+from trt_lora.runtime.store.slot_stacks import slot_nbytes
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a server serves."""
+
+    directory: Path  # of the engine
+    backend: str = "auto"
+    in_process: bool = False  # the engine runs in a thread of this process
+    names: Sequence[str] = ()  # of the base model; the first is the adapters' parent
+    lora_roots: Sequence[Path] = ()  # folders below which adapters may lie
+    lora_modules: Sequence[tuple[str, str]] = ()  # name and path, loaded at the start
+    max_model_len: int | None = None  # tokens of prompt and answer; None: the engine's
+    max_lora_rank: int | None = None  # of an adapter; None: the engine's
+    recommended: bool = True  # parameters are by default what generation_config.json says
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    max_loras: int | None = None  # adapters that a step can use; None: the engine's
+    max_cpu_loras: int | None = None  # of the largest rank that memory has room for; None: all
+    serving: ServingConfig = field(default_factory=ServingConfig)
+
+
+@dataclass
+class RunningServer:
+    """The engine's client, and what stands on it."""
+
+    client: EngineClient
+    models: ServedModels
+    admission: Admission
+    metrics: ServerMetrics
+    answering: Answering
+    engine: subprocess.Popen[bytes] | threading.Thread
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Return what `/v1/models` lists."""
+        return self.models.cards(self.answering.model.manifest.max_seq_len)
+
+    async def known_adapters(self) -> list[dict[str, Any]]:
+        """Return what is known of every adapter, its running and waiting requests too."""
+        return [self._with_requests(known) for known in await self.models.known()]
+
+    async def known_adapter(self, what: str, name: str) -> dict[str, Any]:
+        """Return the same of one, after it was pinned or unpinned if `what` says so.
+
+        Raises:
+            HttpError: 404; there is none of that name. 409; it finds no slot to be pinned in.
+        """
+        return self._with_requests(await self.models.ask(what, name))
+
+    async def close(self) -> None:
+        """End the engine, and wait until it has."""
+        await self.client.close()
+        wait = self.engine.join if isinstance(self.engine, threading.Thread) else self.engine.wait
+        await asyncio.to_thread(wait)
+
+    def _with_requests(self, known: dict[str, Any]) -> dict[str, Any]:
+        running, waiting = self.client.requests_of(known["name"])
+        return {**known, "running": running, "waiting": waiting}
+
+
+async def started(config: ServerConfig) -> RunningServer:
+    """Open an engine, load the first adapters, and run a first step.
+
+    Raises:
+        LoRAError: as `open_engine` and `AdapterStore.load`; ConfigError: a limit is above the
+            engine's.
+    """
+    engine_manifest = read_manifest(config.directory)
+    manifest = _limited(config, engine_manifest)
+    tokenizer = TextTokenizer(config.directory)
+    sampling = sampling_of_model(config.directory) if config.recommended else SamplingParams()
+    connection, engine = start_thread() if config.in_process else start_process()
+    store = _store(config, engine_manifest)
+    opening = wire.Open(str(config.directory), config.backend, asdict(config.serving), store)
+    client = await EngineClient.open(connection, opening)
+    names = config.names or [str(config.directory)]
+    models = ServedModels(
+        client, names, config.lora_roots, root=str(config.directory), manifest=manifest
+    )
+    admission = Admission(config.admission, client.rows)
+    metrics = ServerMetrics(client, admission, names[0])
+    model = Model(manifest, tokenizer, sampling)
+    answering = Answering(client, model, models, admission, metrics, config.answers)
+    running = RunningServer(client, models, admission, metrics, answering, engine)
+    try:
+        await load_at_start(models, config.lora_modules)
+        await _first_step(client)
+    except BaseException:
+        await running.close()
+        raise
+    return running
+
+
+async def _first_step(client: EngineClient) -> None:
+    """Run one token: what is compiled or captured at the first step is there then."""
+    answers = await client.submit([[0]], replace(GREEDY, max_tokens=1), adapter=None)
+    for _, event in await answers.take():
+        if isinstance(event, LoRAError):
+            raise event
+
+
+def _limited(config: ServerConfig, manifest: Manifest) -> Manifest:
+    """A manifest with the limits of the flags.
+
+    Raises:
+        ConfigError: one is above the engine's.
+    """
+    for flag, wanted, most in (
+        ("--max-model-len", config.max_model_len, manifest.max_seq_len),
+        ("--max-num-seqs", config.serving.rows, manifest.max_batch_size),
+        ("--max-lora-rank", config.max_lora_rank, manifest.max_lora_rank),
+        ("--max-loras", config.max_loras, max(manifest.max_loras, 1)),
+    ):
+        if wanted is not None and not 1 <= wanted <= most:
+            raise ConfigError(f"{flag} is {wanted}, expected 1 to {most}, which the engine takes")
+    return replace(
+        manifest,
+        max_seq_len=config.max_model_len or manifest.max_seq_len,
+        max_lora_rank=config.max_lora_rank or manifest.max_lora_rank,
+    )
+
+
+def _store(config: ServerConfig, manifest: Manifest) -> dict[str, int | None]:
+    """The fields of a `StoreConfig`: numbers of adapters as bytes."""
+    nbytes = slot_nbytes(manifest)
+    slots = config.max_loras and config.max_loras * nbytes
+    memory = config.max_cpu_loras and config.max_cpu_loras * nbytes
+    if manifest.max_loras:
+        return {"host_memory": memory, "device_memory": slots}
+    return {"host_memory": None, "device_memory": memory}

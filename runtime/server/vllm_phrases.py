@@ -1,0 +1,35 @@
+"""The words by which clients of vLLM know why an adapter is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_LARGER_RANK = "LoRA rank {} is greater than max_lora_rank {}"
+
+
+def vllm_phrases(path: Path, max_lora_rank: int) -> list[str]:
+    """Return what vLLM 0.33 says of the `adapter_config.json` of an adapter, if there is one.
+
+    Source: vllm/lora/peft_helper.py.
+    """
+    config = _config(path)
+    modules, init, rank = (config.get(n) for n in ("modules_to_save", "init_lora_weights", "r"))
+    found = []
+    if isinstance(rank, int) and rank > max_lora_rank:
+        found.append(_LARGER_RANK.format(rank, max_lora_rank))
+    if modules:
+        found.append(f"Unsupported modules_to_save: {modules!r:.100}")
+    if config.get("use_dora"):
+        found.append("this server does not yet support DoRA")
+    if isinstance(init, str):
+        found.append(f"init_lora_weights={init!r:.40}")
+    return found
+
+
+def _config(path: Path) -> dict[str, Any]:
+    file = path / "adapter_config.json" if path.is_dir() else path.with_name("adapter_config.json")
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
