@@ -4,16 +4,62 @@ import asyncio
 import os
 import signal
 import socket
+from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
 
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.server.app import Server
+from trt_lora.runtime.server.http_protocol import TimedHttp
 
 _LAST_WORDS_S = 2.0  # for error events to leave
 _LOOK_S = 0.05  # between two looks at what is under way
+_GRACEFUL_S = 3  # for responses to leave, once everything has ended
+_NOT_STARTED = 3  # exit status: the address is taken, say; as uvicorn's
 DEAD_ENGINE = 70  # exit status: the engine's process is gone (EX_SOFTWARE)
+
+
+@dataclass(frozen=True)
+class WebConfig:
+    """Where a server listens, and how it ends."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None  # path of a Unix socket, instead of host and port
+    root_path: str = ""  # that a proxy in front strips
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None  # HTTPS instead of HTTP
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0  # as in the module `ssl`
+    drain_grace_s: float = 5.0  # after SIGTERM, in which requests are still taken
+    shutdown_timeout_s: float = 30.0  # that answers then have to end
+
+
+def serve(server: Server, web: WebConfig) -> int:
+    """Serve until a signal ends it; return the exit status.
+
+    Raises:
+        LoRAError: as `started`.
+    """
+    config = uvicorn.Config(
+        server.app,
+        host=web.host,
+        port=web.port,
+        uds=web.uds,
+        root_path=web.root_path,
+        http=TimedHttp,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACEFUL_S,
+        ssl_keyfile=web.ssl_keyfile,
+        ssl_certfile=web.ssl_certfile,
+        ssl_ca_certs=web.ssl_ca_certs,
+        ssl_cert_reqs=web.ssl_cert_reqs,
+    )
+    draining = DrainingServer(config, server, web)
+    draining.run()
+    return draining.exit_status if draining.started else _NOT_STARTED
 
 
 class DrainingServer(uvicorn.Server):
@@ -22,24 +68,10 @@ class DrainingServer(uvicorn.Server):
     Ctrl-C leaves the while out. A second signal ends at once.
     """
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        server: Server,
-        *,
-        drain_grace_s: float,
-        shutdown_timeout_s: float,
-    ) -> None:
-        """Take the application.
-
-        Args:
-            config: of uvicorn.
-            server: whose `app` it runs.
-            drain_grace_s: seconds after SIGTERM in which requests are still taken.
-            shutdown_timeout_s: seconds that answers then have to end.
-        """
+    def __init__(self, config: uvicorn.Config, server: Server, web: WebConfig) -> None:
+        """Take the application."""
         super().__init__(config)
-        self._server, self._grace_s, self._timeout_s = server, drain_grace_s, shutdown_timeout_s
+        self._server, self._web = server, web
         self._drain: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -61,7 +93,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._server.is_draining = True
-        grace = 0.0 if sig == signal.SIGINT else self._grace_s
+        grace = 0.0 if sig == signal.SIGINT else self._web.drain_grace_s
         self._event_loop.call_soon_threadsafe(self._begin_drain, grace)
 
     def _begin_drain(self, grace_s: float) -> None:
@@ -73,7 +105,7 @@ class DrainingServer(uvicorn.Server):
         assert running is not None
         await asyncio.sleep(grace_s)
         running.admission.refuses = True
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        deadline = asyncio.get_running_loop().time() + self._web.shutdown_timeout_s
         while running.admission.requests and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(_LOOK_S)
         running.client.fail_all(StateError("this server ends; ask another one"))

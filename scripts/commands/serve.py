@@ -136,12 +136,9 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 
 def _serve(args: argparse.Namespace) -> None:
     try:
-        import uvicorn
-
         from trt_lora.runtime.server.app import Server
-        from trt_lora.runtime.server.draining_server import DrainingServer
+        from trt_lora.runtime.server.draining_server import WebConfig, serve
         from trt_lora.runtime.server.guard import GuardConfig
-        from trt_lora.runtime.server.http_protocol import TimedHttp
     except ImportError as error:
         raise BackendError(f"{error}; pip install 'trt-lora[serve]'") from error
     for line in check_vllm_flags(args):
@@ -157,31 +154,21 @@ def _serve(args: argparse.Namespace) -> None:
         allowed_hosts=("*",) if is_any_host else (*_LOOPBACK, "[::1]", *args.allowed_host),
         returns_ids=args.enable_request_id_headers,
     )
-    server = Server(_config(args), guard, allows_updates=updates)
-    config = uvicorn.Config(
-        server.app,
+    web = WebConfig(
         host=args.host,
         port=args.port,
         uds=args.uds,
         root_path=args.root_path,
-        http=TimedHttp,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=3,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
-    )
-    web = DrainingServer(
-        config,
-        server,
         drain_grace_s=args.drain_grace,
         shutdown_timeout_s=args.shutdown_timeout,
     )
-    web.run()
-    if web.exit_status or not web.started:
-        raise SystemExit(web.exit_status or 3)
+    status = serve(Server(_config(args), guard, allows_updates=updates), web)
+    if status:
+        raise SystemExit(status)
 
 
 def _check_safety(
