@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from trt_lora.builder.checkpoint.base_model import describe, load_model, output_widths
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
-from trt_lora.builder.checkpoint.model_directory import TEXT_FILES
+from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, TEXT_FILES
 from trt_lora.builder.checks.check_model import CheckedModel
 from trt_lora.builder.checks.meta_model import head_path
 from trt_lora.builder.config import BuildConfig
@@ -150,7 +150,7 @@ def _compile(
 
 
 def _copy_text_files(model: Path, work: Path, progress: Progress) -> None:
-    for name in (*TEXT_FILES, GENERATION_FILE):
+    for name in (*TEXT_FILES, GENERATION_FILE, CONFIG_FILE):  # servers and clients read the last
         if (model / name).is_file():
             shutil.copyfile(model / name, work / name)
     try:

@@ -52,6 +52,8 @@ def _main(words: Sequence[str], modules: Mapping[str, ModuleType]) -> None:
         if command := modules.get(name):
             subparser.description = command.__doc__
             command.add_options(subparser)
+    for command in modules.values():  # vLLM's flags may have underscores
+        words = getattr(command, "normalised", list)(words)
     args = parser.parse_args(words)
     args.command(args)
 

@@ -116,7 +116,9 @@ class AdapterDesk:
         version, coverage = self._coverage.get(name, (0, None))
         is_same = coverage is not None and version == info.version
         ranks = [site.rank for site in coverage.sites] if coverage is not None and is_same else []
-        level = "slot" if info.is_resident else "memory" if info.is_loaded else "disk"
+        bindings = self._adapters.bindings
+        slot = bindings.slots.get(name) if bindings.slot_count else None
+        level = "slot" if slot is not None else "memory" if info.is_loaded else "disk"
         return {
             "name": name,
             "version": info.version,
@@ -124,11 +126,11 @@ class AdapterDesk:
             "rank": max(ranks, default=0),
             "bytes": info.nbytes,
             "level": level,
-            "slot": self._adapters.bindings.slots.get(name),
+            "slot": slot,
             "leases": info.leases,
             "pinned": info.is_pinned,
         }
 
     def _stats(self) -> dict[str, Any]:
-        resident = sorted(self._adapters.bindings.resident)
-        return {**asdict(self._adapters.stats), "resident": resident}
+        resident = self._adapters.bindings.resident - self._blends.keys()
+        return {**asdict(self._adapters.stats), "resident": sorted(resident)}

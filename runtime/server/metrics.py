@@ -99,7 +99,7 @@ class ServerMetrics:
 
     def _lora_info(self) -> Metric:
         """One series, whatever adapters there are: the newest labels alone."""
-        running = [each["name"] for each in self._adapters if each["level"] == "slot"]
+        running = self._stats.get("resident", [])
         gauge = GaugeMetricFamily(
             "vllm:lora_requests_info",
             "Adapters in slots, and those wanted that are not there",
@@ -107,7 +107,7 @@ class ServerMetrics:
         )
         slots = str(self._stats.get("slots", 0))
         waiting = self._client.waiting_adapters - set(running)
-        labels = (slots, ",".join(sorted(running)), ",".join(sorted(waiting)))
+        labels = (slots, ",".join(running), ",".join(sorted(waiting)))
         gauge.add_metric(labels, time.time())
         return gauge
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime.engines.open_executor import BACKENDS
-from trt_lora.scripts.commands.vllm_flags import add_vllm_flags, check_vllm_flags
+from trt_lora.scripts.commands.vllm_flags import add_vllm_flags, check_vllm_flags, normalised
+
+__all__ = ["add_options", "normalised"]
 
 if TYPE_CHECKING:
     from trt_lora.runtime.server.running_server import ServerConfig

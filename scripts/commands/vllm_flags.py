@@ -6,16 +6,13 @@ Effective ones are declared by `serve` itself. Its parser, as vLLM's, should tak
 import argparse
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from trt_lora.plugins.errors import ConfigError
 
-_FILE = Path(__file__).with_suffix(".csv")
-_UNSET = ("", "None")  # what vLLM reads as not given
-_SECRET = "--hf-token"  # no message shows its value
 _OPTION = re.compile(r"--?[A-Za-z]")
 
 
@@ -32,51 +29,81 @@ class VllmFlag:
     @property
     def negations(self) -> list[str]:
         """The spellings that switch it off, as argparse and vLLM make them."""
-        name, _, rest = self.names[0].removeprefix("--").partition("-")
-        opposite = {"enable": "disable", "disable": "enable"}.get(name)
-        return [f"--no-{name}-{rest}", *([f"--{opposite}-{rest}"] if opposite else [])]
+        kind, _, rest = self.names[0][2:].partition("-")
+        opposite = {"enable": "disable", "disable": "enable"}.get(kind)
+        return [f"--no-{self.names[0][2:]}", *([f"--{opposite}-{rest}"] if opposite else [])]
 
     def spelled(self, value: str) -> str:
-        """Return it as it was given, shortened."""
+        """Return it as it was given, shortened, and a secret without its value."""
         if self.values == "0":
-            return self.names[0] if value == "on" else self.negations[0]
-        return self.names[0] if self.names[0] == _SECRET else f"{self.names[0]} {value:.80}"
+            return self.negations[0] if value == "off" else self.names[0]
+        # --hf-token alone takes one or none.
+        return self.names[0] if self.values == "?" else f"{self.names[0]} {value:.80}"
 
 
 @cache
 def vllm_flags() -> Sequence[VllmFlag]:
     """Return every flag of vLLM 0.33.0, sorted by its name."""
-    with _FILE.open(encoding="utf-8", newline="") as file:
+    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
         _, *rows = csv.reader(file)
-    return [VllmFlag(n.split(), values, e, why, off.split()) for n, values, e, why, off in rows]
+    return [VllmFlag(n.split(), count, e, why, off.split()) for n, count, e, why, off in rows]
 
 
 def normalised(argv: Sequence[str]) -> list[str]:
     """Return words as vLLM reads them: dashes in names of options, and `--x.key v` as a value."""
-    return list(_normalised(iter(argv)))
-
-
-def _normalised(words: Iterator[str]) -> Iterator[str]:
+    words, found = iter(argv), list[str]()
     for word in words:
         if word == "--":
-            yield from (word, *words)
-        elif not _OPTION.match(word):
-            yield word
-        else:
+            return [*found, word, *words]
+        if _OPTION.match(word):
             option, equals, value = word.partition("=")
             name, dot, key = option.partition(".")
             if dot:
-                value = f"{key}={value if equals else next(words, '')}"
-            name = name.replace("_", "-") if name.startswith("--") else name
-            yield f"{name}={value}" if equals or dot else name
+                equals, value = "=", f"{key}={value if equals else next(words, '')}"
+            word = name.replace("_", "-") + equals + value
+        found.append(word)
+    return found
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what is not effective, and how vLLM switches off what is; none is shown by `--help`."""
+    """Add what is not effective, and how vLLM switches off what is; `--help` shows none of it."""
+    add = partial(parser.add_argument, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for flag in vllm_flags():
-        dest, is_effective = flag.names[0], flag.effect == "effective"
-        hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        if flag.values == "0":
-            off = (dest[2:].replace("-", "_"), False) if is_effective else (dest, "off")
-            parser.add_argument(*flag.negations, action="store_const", dest=off[0], const=off[1], **hidden)
-        ...
+        name, is_switch = flag.names[0], flag.values == "0"
+        if flag.effect == "effective":
+            if is_switch:
+                add(*flag.negations, dest=name[2:].replace("-", "_"), action="store_false")
+        elif is_switch:
+            add(*flag.names, dest=name, action="store_const", const="on")
+            add(*flag.negations, dest=name, action="store_const", const="off")
+        else:
+            add(*flag.names, dest=name, nargs=None if flag.values == "1" else flag.values)
+
+
+def check_vllm_flags(args: argparse.Namespace) -> list[str]:
+    """Return a line for each flag that was given and has no effect.
+
+    Raises:
+        ConfigError: a flag is refused, and its value is none of those that ask for nothing.
+    """
+    lines, given = [], vars(args)
+    for flag in (flag for flag in vllm_flags() if flag.names[0] in given):
+        value = given[flag.names[0]]
+        text = value if isinstance(value, str) else " ".join(value or ())
+        if flag.effect == "none":
+            lines.append(f"{flag.spelled(text)} has no effect: {flag.why}")
+        elif text not in ("", "None", *flag.neutral):  # vLLM reads the first two as not given
+            raise ConfigError(f"{flag.spelled(text)} is not supported: {flag.why}")
+    return lines
+
+
+def table() -> str:
+    """Return the table of docs/vllm-flags.md."""
+    return "| flag | here | why | accepted |\n|---|---|---|---|\n" + "".join(
+        map(_row, vllm_flags())
+    )
+
+
+def _row(flag: VllmFlag) -> str:
+    names, neutral = (", ".join(f"`{w}`" for w in words) for words in (flag.names, flag.neutral))
+    return f"| {names} | {flag.effect.replace('none', 'no effect')} | {flag.why} | {neutral} |\n"
