@@ -122,25 +122,26 @@ def demo_adapters() -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class TinyEngine:
-    """A random Llama of two layers, its engine without a plan, and one adapter of rank 4."""
+    """A random Llama of two layers, its engines without a plan, and one adapter of rank 4."""
 
     model: Path
     engine: Path
     adapter: Path
+    slots: Path  # the engine for two adapters and four rows at a time
 
 
 @pytest.fixture(scope="session")
 def tiny_engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TinyEngine:
-    """An engine that takes seconds to build: LoRA on q_proj and v_proj, rank 1 to 16."""
+    """Engines that take seconds to build: LoRA on q_proj and v_proj, rank 1 to 16."""
     folder: Path | None = request.config.getoption("--tiny-engine")
     if folder is None:
         from support.models.tiny_engine_folder import build_tiny_engine
 
         build_tiny_engine(folder := tmp_path_factory.mktemp("tiny"))
     folder = folder.resolve()  # some tests link to its files
-    return TinyEngine(folder / "model", folder / "engine", folder / "a")
+    return TinyEngine(folder / "model", folder / "engine", folder / "a", folder / "slots")
 
 
 def _shared(name: str) -> FileLock:

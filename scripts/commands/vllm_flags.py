@@ -99,9 +99,7 @@ def check_vllm_flags(args: argparse.Namespace) -> list[str]:
 
 def table() -> str:
     """Return the table of docs/vllm-flags.md."""
-    return "| flag | here | why | accepted |\n|---|---|---|---|\n" + "".join(
-        map(_row, vllm_flags())
-    )
+    return "| flag | here | why | taken |\n|---|---|---|---|\n" + "".join(map(_row, vllm_flags()))
 
 
 def _row(flag: VllmFlag) -> str:

@@ -69,7 +69,7 @@ def demo(console: Console, flavour: str | None = None) -> None:
     with build_progress() as progress:
         progress.stage("model")
         ensure_demo_model(MODEL)
-        manifest = _ensure_engine(demo_config(_flavour(flavour, progress)), progress)
+        manifest = ensure_engine(demo_config(_flavour(flavour, progress)), progress)
     with open_engine(ENGINE) as engine:
         where = type(engine.executor).__name__
         console.print(f"{ENGINE}: {len(manifest.sites)} LoRA sites, run by {where}")
@@ -123,7 +123,7 @@ def _in_one_batch(engine: Engine) -> Table:
     return table
 
 
-def _ensure_engine(config: BuildConfig, progress: BuildProgress) -> Manifest:
+def ensure_engine(config: BuildConfig, progress: BuildProgress) -> Manifest:
     """Reuse the engine of an earlier run, unless other tools or another release made it."""
     try:
         manifest = read_manifest(config.output)

@@ -6,6 +6,7 @@ from itertools import pairwise
 from time import perf_counter
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.serving.scheduler import Scheduler
 
@@ -25,7 +26,7 @@ class AnswerTimes:
 
 def answer_times(
     batch: Scheduler,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Prompt],
     adapters: Sequence[str | None],
     new_tokens: int,
 ) -> AnswerTimes:
@@ -33,9 +34,9 @@ def answer_times(
 
     Args:
         batch: has no sequence, and rows for all.
-        prompts: token ids, of one length.
+        prompts: of one length, or about.
         adapters: of each prompt, as `Scheduler.submit` takes them.
-        new_tokens: of each row; 2 or more.
+        new_tokens: of each row.
 
     Raises:
         OutputError: logits are NaN or infinite.

@@ -94,6 +94,11 @@ class ChildProcess:
         return answer
 
     @property
+    def pid(self) -> int:
+        """Its number, and that of its group."""
+        return self._process.pid
+
+    @property
     def ending(self) -> str:
         """The signal or status with which it ended."""
         code = self._process.returncode or 0

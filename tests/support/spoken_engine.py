@@ -17,9 +17,14 @@ def spoken_engine(engine: Path, copy: Path, *, word_length: int = 0) -> Path:
     `word_length` is in characters; points fill words up to it.
     """
     shutil.copytree(engine, copy)
+    return give_words(copy, word_length=word_length)
+
+
+def give_words(engine: Path, *, word_length: int = 0) -> Path:
+    """Write the tokenizer and the template into the directory of an engine; return it."""
     names = [f"w{n}".ljust(word_length, ".") for n in range(VOCABULARY)]
     words = Tokenizer(WordLevel({name: n for n, name in enumerate(names)}, unk_token=names[0]))
     words.pre_tokenizer = WhitespaceSplit()
-    words.save(str(copy / "tokenizer.json"))
-    (copy / "chat_template.jinja").write_text(TEMPLATE)
-    return copy
+    words.save(str(engine / "tokenizer.json"))
+    (engine / "chat_template.jinja").write_text(TEMPLATE)
+    return engine

@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "vllm-flags.md"
 def page() -> str:
     """Return the page."""
     head = PAGE.read_text(encoding="utf-8").partition("\n| ")[0]
-    return f"{head}\n{table()}"
+    return f"{head.rstrip()}\n\n{table()}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 import pytest
-from support.doc_blocks import ROOT
 from support.vllm_flags_page import PAGE, page
 
 from trt_lora.plugins.errors import ConfigError
@@ -60,6 +59,13 @@ def test_the_table_is_sorted_and_each_line_says_what_and_why() -> None:
         assert "|" not in flag.why, flag
         assert not flag.neutral or flag.effect == "refused", flag
         assert flag.effect == "effective" or flag.values != "0" or flag.neutral in ([], ["off"])
+
+
+def test_help_shows_none_of_them() -> None:
+    parser = argparse.ArgumentParser()
+    bare = parser.format_help()
+    add_vllm_flags(parser)
+    assert parser.format_help() == bare
 
 
 def test_nothing_is_noted_where_nothing_is_given() -> None:
@@ -169,7 +175,3 @@ def test_a_command_line_of_vllm_starts_serve() -> None:
         "--gpu-memory-utilization",
         "--optimization-level",
     ]
-
-
-def test_the_site_has_the_page() -> None:
-    assert f" {PAGE.name}\n" in (ROOT / "mkdocs.yml").read_text()

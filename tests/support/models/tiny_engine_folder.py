@@ -11,10 +11,13 @@ from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 
 def build_tiny_engine(folder: Path) -> None:
-    """Write a random Llama, its engine without a plan, and one adapter of rank 4."""
+    """Write a random Llama, two engines of it without a plan, and one adapter of rank 4."""
     model = save_model("Llama", folder / "model")
     save_adapter(model, folder / "a", r=4, target_modules=["q_proj", "v_proj"])
-    quick_build(tiny_config(model, folder / "engine", target_modules=("attn_q", "attn_v")))
+    targets = ("attn_q", "attn_v")
+    quick_build(tiny_config(model, folder / "engine", target_modules=targets))
+    slots = {"target_modules": targets, "max_loras": 2, "max_batch_size": 4}
+    quick_build(tiny_config(model, folder / "slots", **slots))
 
 
 if __name__ == "__main__":
