@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pexpect
+from support.eventually import eventually
 
 SECONDS = 60  # to wait for what is expected; nothing is measured
 
@@ -34,6 +35,18 @@ def shown(child: "pexpect.spawn[str]", until: str) -> str:
     child.expect_exact(until)
     before: str = child.before or ""
     return before.replace("\r\n", "\n")
+
+
+def interrupt_at_prompt(child: "pexpect.spawn[str]") -> None:
+    """Press Ctrl-C once the command sleeps.
+
+    Where it comes while readline draws what was typed, Python sees it at the next key alone.
+    """
+    status = Path(f"/proc/{child.pid}/stat")
+    assert not status.exists() or eventually(
+        lambda: status.read_text().rpartition(") ")[2][0] == "S"
+    )
+    child.sendintr()
 
 
 def ended(child: "pexpect.spawn[str]") -> tuple[str, int]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from conftest import TinyEngine
 from support.spoken_engine import spoken_engine
-from support.terminal import ended, shown, terminal
+from support.terminal import ended, interrupt_at_prompt, shown, terminal
 
 from trt_lora.runtime import SamplingParams, open_engine
 
@@ -107,13 +107,13 @@ def test_ctrl_c_at_the_prompt_gives_a_fresh_one_and_ends_the_talk_when_it_comes_
         shown(chat, "(base)> ")
         chat.send("half a li")
         shown(chat, "half a li")
-        chat.sendintr()
+        interrupt_at_prompt(chat)
         assert "Ctrl-C again, or Ctrl-D, ends" in shown(chat, "(base)> ")
         chat.sendline("/adapters")
         shown(chat, "* (base)\r\n(base)> ")
-        chat.sendintr()
+        interrupt_at_prompt(chat)
         shown(chat, "(base)> ")
-        chat.sendintr()
+        interrupt_at_prompt(chat)
         rest, status = ended(chat)
         assert status == 0
         assert "error" not in rest
