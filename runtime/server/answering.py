@@ -29,7 +29,7 @@ from trt_lora.runtime.server.bodies import AnswerBody, ChatBody, CompletionBody
 from trt_lora.runtime.server.engine_client import Answers, EngineClient
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.metrics import ServerMetrics
-from trt_lora.runtime.server.replies import DONE, Choice, Reply, usage
+from trt_lora.runtime.server.replies import DONE, KEEP_ALIVE, Choice, Reply, usage
 from trt_lora.runtime.server.served_models import ServedModels
 
 
@@ -49,6 +49,7 @@ class AnswerOptions:
     forces_usage: bool = False  # every stream tells how many tokens there were
     max_logprobs: int = 20  # beside each token, most
     tokens_as_ids: bool = False  # tokens with log probabilities are called "token_id:7"
+    keep_alive_s: float | None = None  # between comments of a stream that has nothing to say
 
 
 class RunningAnswer:
@@ -68,14 +69,17 @@ class RunningAnswer:
         """Whether every choice has ended."""
         return not self._left
 
-    async def take(self) -> dict[int, list[Token]]:
+    async def take(self, within_s: float | None = None) -> dict[int, list[Token]]:
         """Wait for tokens, and return them by choice; those without text come with the next.
+
+        Args:
+            within_s: return nothing after so many seconds.
 
         Raises:
             HttpError: a request has failed, or has waited too long for its first token.
         """
         found: dict[int, list[Token]] = {}
-        for index, given in await self._events():
+        for index, given in await self._events(within_s):
             if isinstance(given, LoRAError):
                 raise http_error(given) from given
             self._note(given)
@@ -96,12 +100,16 @@ class RunningAnswer:
         self._answers.close()
         self._ticket.close()
 
-    async def _events(self) -> list[tuple[int, Token | LoRAError]]:
-        if (left := self._ticket.seconds_left) is None:
+    async def _events(self, within_s: float | None) -> list[tuple[int, Token | LoRAError]]:
+        left = self._ticket.seconds_left
+        if left is None and within_s is None:
             return await self._answers.take()
+        bound = min(bound for bound in (left, within_s) if bound is not None)
         try:
-            return await asyncio.wait_for(self._answers.take(), left)
+            return await asyncio.wait_for(self._answers.take(), bound)
         except TimeoutError as error:
+            if left is None or left > bound:
+                return []
             what = await self._answers.waits_for()
             raise HttpError(
                 503, f"no token came in time: the request waited for {what}", retry_after_s=1
@@ -202,7 +210,10 @@ class Answering:
             for chunk in reply.first(choices, usage(choices) if always else None):
                 yield chunk
             while not running.is_over:
-                for index, tokens in (await running.take()).items():
+                found = await running.take(self.options.keep_alive_s)
+                if not found and self.options.keep_alive_s is not None:
+                    yield KEEP_ALIVE
+                for index, tokens in found.items():
                     counted = usage(choices) if always else None
                     yield reply.chunk(index, choices[index], tokens, counted)
             if counts:

@@ -31,15 +31,24 @@ _SUCCESS = "Success: LoRA adapter '{}' {} successfully."
 class Server:
     """The handlers of the routes; `app` is what an ASGI server runs."""
 
-    def __init__(self, config: ServerConfig, guard: GuardConfig, *, allows_updates: bool) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        guard: GuardConfig,
+        *,
+        allows_updates: bool,
+        shows_openapi: bool = True,
+    ) -> None:
         """Take what is served, and to whom.
 
         Args:
             config: the engine, and its limits.
             guard: who may ask.
             allows_updates: routes that load, unload and pin adapters exist.
+            shows_openapi: `/openapi.json` exists.
         """
         self._config, self._allows_updates = config, allows_updates
+        self._shows_openapi = shows_openapi
         self.running: RunningServer | None = None
         self.is_draining = False
         starlette = Starlette(
@@ -66,7 +75,6 @@ class Server:
             Route("/version", self._version),
             Route("/load", self._load_of_server),
             Route("/metrics", self._metrics),
-            Route("/openapi.json", self._openapi),
             Route("/v1/models", self._list),
             Route("/v1/lora_adapters", self._known),
             Route("/v1/lora_adapters/{name:path}", self._known_one),
@@ -76,6 +84,8 @@ class Server:
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
+        if self._shows_openapi:
+            routes.append(Route("/openapi.json", self._openapi))
         if self._allows_updates:
             routes += [
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
@@ -238,9 +248,9 @@ class Server:
 
 
 def _told(request: Request, text: str, known: dict[str, Any]) -> Response:
-    """What vLLM answers, or JSON for who asks for that."""
+    """What vLLM answers, or JSON around it for who asks for that, as OpenAI's client always does."""
     if "application/json" in request.headers.get("accept", ""):
-        return JSONResponse(known)
+        return JSONResponse({"message": text, **known})
     return PlainTextResponse(text)
 
 

@@ -28,6 +28,7 @@ class WebConfig:
     port: int = 8000
     uds: str | None = None  # path of a Unix socket, instead of host and port
     root_path: str = ""  # that a proxy in front strips
+    log_level: str = "warning"  # of uvicorn
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None  # HTTPS instead of HTTP
     ssl_ca_certs: str | None = None
@@ -49,7 +50,7 @@ def serve(server: Server, web: WebConfig) -> int:
         uds=web.uds,
         root_path=web.root_path,
         http=TimedHttp,
-        log_level="warning",
+        log_level=web.log_level,
         access_log=False,
         timeout_graceful_shutdown=_GRACEFUL_S,
         ssl_keyfile=web.ssl_keyfile,

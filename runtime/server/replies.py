@@ -12,7 +12,7 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Logprobs, PromptLogprobs, Token
 from trt_lora.runtime.server.bodies import ChatBody, CompletionBody
 
-DONE = b"data: [DONE]\n\n"
+DONE, KEEP_ALIVE = b"data: [DONE]\n\n", b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -108,7 +108,8 @@ class Reply:
         if self._with_ids:
             shown["token_ids"] = _ids(tokens)
         if is_first and not self._is_chat:
-            shown |= self._of_prompt(choice)
+            asked = self._of_prompt(choice).items()
+            shown |= {name: value for name, value in asked if value is not None}
         return self._event([shown], counted)
 
     def last(self, counted: Mapping[str, int]) -> bytes:
@@ -146,19 +147,17 @@ class Reply:
             shown["text"] = text
         shown["logprobs"] = self._logprobs(choice.tokens, choice if self._echoes else None)
         shown |= {"finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
-        if self._with_ids:
-            shown["token_ids"] = _ids(choice.tokens)
+        shown["token_ids"] = _ids(choice.tokens) if self._with_ids else None
         return shown if self._is_chat else shown | self._of_prompt(choice)
 
     def _of_prompt(self, choice: Choice) -> dict[str, Any]:
-        """What was asked of the prompt: of a completion it lies in the choice."""
-        shown: dict[str, Any] = {}
-        if self._with_ids:
-            shown["prompt_token_ids"] = choice.prompt_tokens
-        if self._body.prompt_logprobs is not None:
-            known = choice.prompt_logprobs or ()
-            shown["prompt_logprobs"] = [each and self._ranked(each) for each in known]
-        return shown
+        """What was asked of the prompt, null where nothing was."""
+        known = choice.prompt_logprobs or ()
+        is_asked = self._body.prompt_logprobs is not None
+        return {
+            "prompt_token_ids": choice.prompt_tokens if self._with_ids else None,
+            "prompt_logprobs": [e and self._ranked(e) for e in known] if is_asked else None,
+        }
 
     def _prompt_text(self, choice: Choice) -> str:
         if isinstance(self._body, ChatBody):  # vLLM echoes the last message

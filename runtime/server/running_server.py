@@ -23,6 +23,8 @@ from trt_lora.runtime.server.served_models import ServedModels, load_at_start
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.slot_stacks import slot_nbytes
 
+_DTYPES = {"half": "float16", "float": "float32"}  # as vLLM calls them
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -36,7 +38,8 @@ class ServerConfig:
     lora_modules: Sequence[tuple[str, str]] = ()  # name and path, loaded at the start
     max_model_len: int | None = None  # tokens of prompt and answer; None: the engine's
     max_lora_rank: int | None = None  # of an adapter; None: the engine's
-    recommended: bool = True  # parameters are by default what generation_config.json says
+    dtype: str | None = None  # that the engine must have, where a client insists
+    generation_config: Path | None = None  # folder of the file with parameters by default
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     max_loras: int | None = None  # adapters that a step can use; None: the engine's
@@ -92,7 +95,8 @@ async def started(config: ServerConfig) -> RunningServer:
     engine_manifest = read_manifest(config.directory)
     manifest = _limited(config, engine_manifest)
     tokenizer = TextTokenizer(config.directory)
-    sampling = sampling_of_model(config.directory) if config.recommended else SamplingParams()
+    folder = config.generation_config
+    sampling = SamplingParams() if folder is None else sampling_of_model(folder)
     connection, engine = start_thread() if config.in_process else start_process()
     store = _store(config, engine_manifest)
     opening = wire.Open(str(config.directory), config.backend, asdict(config.serving), store)
@@ -129,6 +133,11 @@ def _limited(config: ServerConfig, manifest: Manifest) -> Manifest:
     Raises:
         ConfigError: one is above the engine's.
     """
+    dtype = _DTYPES.get(config.dtype or "", config.dtype)
+    if dtype not in (None, manifest.dtype):
+        raise ConfigError(
+            f"--dtype is {config.dtype}, and the engine was built for {manifest.dtype}"
+        )
     for flag, wanted, most in (
         ("--max-model-len", config.max_model_len, manifest.max_seq_len),
         ("--max-num-seqs", config.serving.rows, manifest.max_batch_size),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trt_lora.runtime.server.running_server import ServerConfig
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _LOG = logging.getLogger(__name__)
 
 
@@ -33,6 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_limits(parser)
     _add_answers(parser)
     add_vllm_flags(parser)
+    parser.allow_abbrev = False
     parser.set_defaults(command=_serve)
 
 
@@ -41,6 +43,8 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen at (8000)")
     add("--uds", metavar="PATH", help="Unix socket to listen at instead")
+    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json")
+    add("--uvicorn-log-level", default="warning", metavar="LEVEL", help="of the web server's log")
     add("--root-path", default="", metavar="PATH", help="behind a proxy that strips it")
     add("--ssl-keyfile", metavar="FILE", help="key of the certificate")
     add("--ssl-certfile", metavar="FILE", help="certificate: HTTPS instead of HTTP")
@@ -108,11 +112,24 @@ def _add_adapters(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("limits").add_argument
-    add("--max-model-len", type=int, metavar="N", help="tokens of prompt and answer; the engine's")
+    add(
+        "--max-model-len",
+        type=_count,
+        metavar="N",
+        help="tokens of prompt and answer; the engine's",
+    )
+    add("--kv-cache-memory-bytes", type=_count, metavar="N", help="of as many requests as fit")
+    add(
+        "--enable-prefix-caching",
+        action="store_true",
+        default=True,
+        help="share prefixes of prompts (always, unless --no-enable-prefix-caching)",
+    )
+    add("--dtype", default="auto", help="the engine's; another one is refused")
     add("--max-num-seqs", type=int, metavar="N", help="requests that run at a time; the engine's")
-    add("--max-num-batched-tokens", type=int, metavar="N", help="of prompts in a step")
+    add("--max-num-batched-tokens", type=_count, metavar="N", help="of prompts in a step")
     add("--max-num-queued-reqs", type=int, metavar="N", help="that wait; 8 for each that runs")
-    add("--max-num-queued-tokens", type=int, metavar="N", help="of prompts that wait; no limit")
+    add("--max-num-queued-tokens", type=_count, metavar="N", help="of prompts that wait; no limit")
     add("--max-client-requests", type=int, metavar="N", help="of one key or address; no limit")
     add(
         "--queue-timeout",
@@ -129,8 +146,14 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     add(
         "--generation-config",
         default="auto",
-        metavar="auto|vllm",
-        help="vllm: not what the model recommends",
+        metavar="auto|vllm|DIR",
+        help="what is recommended: by the engine's, by none, by that folder's",
+    )
+    add(
+        "--sse-keep-alive-interval",
+        type=float,
+        metavar="S",
+        help="seconds between comments in a stream that has nothing to say",
     )
     add("--enable-force-include-usage", action="store_true", help="streams tell their usage")
     add("--return-tokens-as-token-ids", action="store_true", help="in log probabilities")
@@ -161,6 +184,7 @@ def _serve(args: argparse.Namespace) -> None:
         port=args.port,
         uds=args.uds,
         root_path=args.root_path,
+        log_level=args.uvicorn_log_level,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
@@ -168,7 +192,13 @@ def _serve(args: argparse.Namespace) -> None:
         drain_grace_s=args.drain_grace,
         shutdown_timeout_s=args.shutdown_timeout,
     )
-    status = serve(Server(_config(args), guard, allows_updates=updates), web)
+    server = Server(
+        _config(args),
+        guard,
+        allows_updates=updates,
+        shows_openapi=not args.disable_fastapi_docs,
+    )
+    status = serve(server, web)
     if status:
         raise SystemExit(status)
 
@@ -202,15 +232,19 @@ def _config(args: argparse.Namespace) -> "ServerConfig":
         names=args.served_model_name or [str(args.engine)],
         lora_roots=[*args.lora_root, *(Path(path) for _, path in modules)],
         lora_modules=modules,
+        dtype=None if args.dtype == "auto" else args.dtype,
         max_model_len=args.max_model_len,
         max_lora_rank=args.max_lora_rank,
         max_loras=args.max_loras,
         max_cpu_loras=args.max_cpu_loras,
-        recommended=args.generation_config == "auto",
+        generation_config={"auto": args.engine, "vllm": None}.get(
+            args.generation_config, Path(args.generation_config)
+        ),
         answers=AnswerOptions(
             forces_usage=args.enable_force_include_usage,
             max_logprobs=args.max_logprobs,
             tokens_as_ids=args.return_tokens_as_token_ids,
+            keep_alive_s=args.sse_keep_alive_interval,
         ),
         admission=AdmissionConfig(
             args.max_num_queued_reqs,
@@ -219,9 +253,20 @@ def _config(args: argparse.Namespace) -> "ServerConfig":
             args.queue_timeout,
         ),
         serving=ServingConfig(
-            rows=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens
+            rows=args.max_num_seqs,
+            cache_bytes=args.kv_cache_memory_bytes,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            shares_prefixes=args.enable_prefix_caching,
         ),
     )
+
+
+def _count(text: str) -> int | None:
+    """A number as vLLM takes it: 32k is 32,000 and 32K 32,768; auto and -1 are the engine's."""
+    if text in ("auto", "-1"):
+        return None
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
+    return int(float(number) * _UNITS.get(unit, 1))
 
 
 def _module(item: str) -> tuple[str, str]:

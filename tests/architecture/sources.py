@@ -22,7 +22,7 @@ def product_files() -> list[Path]:
 
 def data_files() -> list[Path]:
     """Return what the wheel holds beside Python: kernel sources, templates, the mark of types."""
-    kinds = ("**/*.cu", "**/*.cuh", "**/*.jinja")
+    kinds = ("**/*.cu", "**/*.cuh", "**/*.jinja", "**/*.csv")
     return files(TYPED, *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
 
 

@@ -96,7 +96,7 @@ def test_a_refusal_has_the_value_and_what_to_do() -> None:
         "for each GPU behind a router"
     )
     assert (
-        noted("-tp", "1", "--dtype", "auto", "--quantization", "none", "--data-parallel-rank=0")
+        noted("-tp", "1", "--quantization", "none", "--data-parallel-rank=0")
         == []
     )
 
