@@ -7,7 +7,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12.11-slim-bookworm AS runtime
 RUN --mount=from=wheel,source=/wheels,target=/wheels \
-    pip install --no-cache-dir "$(ls /wheels/*.whl)[cpu,text]"
+    pip install --no-cache-dir "$(ls /wheels/*.whl)[cpu,serve]"
 RUN useradd --create-home --uid 1000 lora
 USER 1000
 WORKDIR /home/lora

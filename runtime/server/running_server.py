@@ -155,7 +155,7 @@ def _limited(config: ServerConfig, manifest: Manifest) -> Manifest:
 
 def _store(config: ServerConfig, manifest: Manifest) -> dict[str, int | None]:
     """The fields of a `StoreConfig`: numbers of adapters as bytes."""
-    nbytes = slot_nbytes(manifest)
+    nbytes = slot_nbytes(replace(manifest, max_loras=max(manifest.max_loras, 1)))
     slots = config.max_loras and config.max_loras * nbytes
     memory = config.max_cpu_loras and config.max_cpu_loras * nbytes
     if manifest.max_loras:

@@ -27,7 +27,7 @@ def test_what_is_installed_is_declared_and_torch_is_that_of_make() -> None:
     named = {
         name for group in re.findall(r"\[([a-z,]+)\]", DOCKERFILE) for name in group.split(",")
     }
-    assert named == {"cpu", "text", "export"} <= {*project["optional-dependencies"]}
+    assert named == {"cpu", "text", "export", "serve"} <= {*project["optional-dependencies"]}
     (torch,) = re.findall(r"torch==([\d.]+)", DOCKERFILE)
     assert f"torch=={torch}" in (ROOT / "Makefile").read_text()
     (smallest,) = re.findall(r'"gguf>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())

@@ -1,19 +1,26 @@
 """The pages of docs/: every block runs and prints what the reader expects; every page is listed."""
 
 import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
 import tomllib
+import urllib.request
 from pathlib import Path
 
 import pytest
 from architecture.sources import product_files
 from conftest import TinyEngine
-from support.doc_blocks import ROOT, Block, blocks
+from support.doc_blocks import ROOT, Block, blocks, run_block
+from support.eventually import eventually
 from support.page_checkout import make_checkout, run_in
 from support.provoked_errors import PROVOKED
 
 from trt_lora.plugins.errors import LoRAError
 
-OTHERS = {"comparing", "many-adapters"}  # which other tests run on a real model
+OTHERS = {"comparing", "many-adapters", "serving"}  # which other tests run
 # What the blocks of a page print, in their order; commands of the shell print nothing.
 PRINTED = {
     "deploying": ["", "build/shipped: whole", "bytes, all sites", "none native"],
@@ -36,6 +43,15 @@ PRINTED = {
     "coming-from-vllm": ["Name a fruit. ->  w", " w", "[ 1 -1  0]"],
     "coming-from-max": ["LoRAStatus.SUCCESS"],
 }
+# What is answered to the page about serving, whose first block starts a server.
+SERVED = [
+    '"object":"chat.completion"',
+    "data: [DONE]",
+    '"object":"text_completion"',
+    '"name":"letter"',
+    '"pinned":false',
+    "Success: LoRA adapter 'letter' removed successfully.",
+]
 LANGUAGES = {"", "text", "bash", "python", "cpp"}  # text: another tool's
 
 
@@ -75,6 +91,35 @@ def test_the_blocks_run_in_their_order_and_print_what_the_reader_expects(
 ) -> None:
     for block, expected in zip(executable(page), PRINTED[page], strict=True):
         assert expected in run_in(checkout, block), block.text
+
+
+@pytest.mark.slow
+def test_the_server_of_the_page_about_serving_answers_what_the_page_asks(checkout: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    found = [b for b in blocks("docs/serving.md") if b.language == "bash"]
+    start, *asks = [Block(b.language, b.text.replace("8000", port)) for b in found]
+    program = Path(sys.executable).with_name("trt-lora")
+    words = shlex.split(start.text.replace("\\\n", " "))[1:]
+    with subprocess.Popen([program, *words], cwd=checkout) as server:
+        try:
+            ready = f"http://127.0.0.1:{port}/ready"
+            assert eventually(lambda: server.poll() is not None or is_answered(ready))
+            assert server.poll() is None
+            for block, expected in zip(asks, SERVED, strict=True):
+                assert expected in run_block(block, checkout), block.text
+        finally:
+            server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+
+
+def is_answered(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("name", PROVOKED)
