@@ -15,13 +15,18 @@ from starlette.types import ASGIApp
 
 import trt_lora
 from trt_lora.runtime.server.adapter_bodies import AddBody, LoadBody, UnloadBody
-from trt_lora.runtime.server.bodies import ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.tokenizing import (
+    DetokenizeBody,
+    TokenizeBody,
+    detokenized,
+    tokenized,
+)
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.guard import Guard, GuardConfig
 from trt_lora.runtime.server.json_body import decoded, read_body
 from trt_lora.runtime.server.openapi import openapi
 from trt_lora.runtime.server.running_server import RunningServer, ServerConfig, started
-from trt_lora.runtime.server.tokenizing import DetokenizeBody, TokenizeBody, detokenized, tokenized
 
 _ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
 _LOAD_HEADER = "endpoint-load-metrics"
@@ -248,7 +253,7 @@ class Server:
 
 
 def _told(request: Request, text: str, known: dict[str, Any]) -> Response:
-    """What vLLM answers, or JSON around it for who asks for that, as OpenAI's client always does."""
+    """What vLLM answers; in JSON for who asks for that, as OpenAI's client always does."""
     if "application/json" in request.headers.get("accept", ""):
         return JSONResponse({"message": text, **known})
     return PlainTextResponse(text)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from trt_lora.runtime.server.admission import Admission
-from trt_lora.runtime.server.engine_client import EngineClient
+from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 
 # vLLM's buckets, in seconds and tokens (vllm/v1/metrics/buckets.py and loggers.py).
 _FIRST = (

@@ -6,8 +6,8 @@ import msgspec
 
 import trt_lora
 from trt_lora.runtime.server.adapter_bodies import AddBody, LoadBody, UnloadBody
-from trt_lora.runtime.server.bodies import ChatBody, CompletionBody
-from trt_lora.runtime.server.tokenizing import DetokenizeBody, TokenizeBody
+from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.tokenizing import DetokenizeBody, TokenizeBody
 
 _GET = {
     "/health": "200 while the engine runs, else 503",

@@ -10,7 +10,7 @@ from typing import Any
 
 from trt_lora.plugins.errors import AdapterError, LoRAError, StateError, UnknownAdapterError
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.server.engine_client import EngineClient
+from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.vllm_phrases import vllm_phrases
 

@@ -52,6 +52,16 @@ class Levels:
         """Take its name from an entry, and theirs from all that is made of it; under `lock`."""
         self.let_go(self.names.remove(entry, why))
 
+    def unload(self, entry: Entry, wait_s: float) -> int:
+        """Retire an entry; return how many bytes of memory that made free within some seconds.
+
+        Under `lock`, which others can have meanwhile.
+        """
+        nbytes = 0 if entry.in_memory is None else entry.nbytes
+        self.retire(entry)
+        self.notify()
+        return nbytes if self.lock.wait_for(lambda: entry.in_memory is None, wait_s) else 0
+
     def let_go(self, entries: Iterable[Entry]) -> None:
         """Drop what has lost its name and is not leased; its pin ends with it; under `lock`."""
         for entry in entries:

@@ -74,9 +74,8 @@ class AdapterStore:
 
     def __repr__(self) -> str:
         """Return how many adapters it knows, and how many of them a step can bind at once."""
-        return (
-            f"<AdapterStore of {len(self.names)} adapters, {len(self.bindings.resident)} resident>"
-        )
+        resident = len(self.bindings.resident)
+        return f"<AdapterStore of {len(self.names)} adapters, {resident} resident>"
 
     def close(self) -> None:
         """Drop what waits to be prefetched, and end the thread that does it."""
@@ -245,29 +244,17 @@ class AdapterStore:
     def unload(
         self, name: str, *, expected_version: int | None = None, wait_s: float = 0.0
     ) -> int:
-        """Forget an adapter, and what was made of it: no name means them any more.
+        """Forget an adapter, and what was made of it; return how many bytes that made free.
 
-        Memory is free when the last lease is released, at once if there is none. A pin ends.
-
-        Args:
-            name: of the adapter.
-            expected_version: unload this version and no other.
-            wait_s: seconds, most, in which others may give back their leases.
-
-        Returns:
-            How many bytes of memory are free by then.
+        Memory is free when the last lease is released, at once if there is none; that is waited
+        for `wait_s` seconds, most. A pin ends.
 
         Raises:
             UnknownAdapterError: no adapter of that name is loaded.
             StateError: the name means another version.
         """
         with self._lock:
-            entry = self._names.get(name, expected_version)
-            nbytes = entry.nbytes if entry.in_memory is not None else 0
-            self._levels.retire(entry)
-            self._levels.notify()
-            is_free = self._lock.wait_for(lambda: entry.in_memory is None, wait_s)
-        return nbytes if is_free else 0
+            return self._levels.unload(self._names.get(name, expected_version), wait_s)
 
     @checked
     def lease(self, name: str, *, expected_version: int | None = None) -> Lease:

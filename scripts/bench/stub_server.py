@@ -39,7 +39,7 @@ def _start(*arguments: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def serve_stub(connection: socket.socket, rows: int, seconds: float) -> None:
-    """Answer what the web's process asks, until it closes the other end of a socket.
+    """Answer what the web's process asks, until it has had enough.
 
     Args:
         connection: to the web's process.
@@ -55,6 +55,8 @@ def serve_stub(connection: socket.socket, rows: int, seconds: float) -> None:
             channel.send(wire.Accepted(command.call, (command.call,)))
             channel.send(wire.Answer(command.call))
             left[command.call] = command.sampling["max_tokens"]
+        elif isinstance(command, wire.Close):
+            break
     channel.close()
 
 

@@ -220,7 +220,7 @@ def _check_safety(
 
 def _config(args: argparse.Namespace) -> "ServerConfig":
     from trt_lora.runtime.server.admission import AdmissionConfig
-    from trt_lora.runtime.server.answering import AnswerOptions
+    from trt_lora.runtime.server.answers.answering import AnswerOptions
     from trt_lora.runtime.server.running_server import ServerConfig
     from trt_lora.runtime.serving.serving_config import ServingConfig
 

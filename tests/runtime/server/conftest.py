@@ -109,7 +109,7 @@ class MakeGated:
             assert (directory, backend) == (str(engine.directory), "auto")
             return Engine(engine, adapters)
 
-        self._patch.setattr("trt_lora.runtime.server.engine_side.open_engine", opened)
+        self._patch.setattr("trt_lora.runtime.server.engine_process.engine_side.open_engine", opened)
         modules = [(str(n), str(number_file(self._folder, n))) for n in (1, 2, 3)]
         options = {"names": ["base"], "lora_roots": [self._folder], "lora_modules": modules}
         config = ServerConfig(engine.directory, in_process=True, **options | fields)

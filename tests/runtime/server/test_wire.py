@@ -14,9 +14,9 @@ from trt_lora.plugins.errors import BackendError, LoRAError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.token import Logprob, Token
-from trt_lora.runtime.server import wire
-from trt_lora.runtime.server.engine_client import _changed
-from trt_lora.runtime.server.engine_side import _sampling
+from trt_lora.runtime.server.engine_process import wire
+from trt_lora.runtime.server.engine_process.engine_client import _changed
+from trt_lora.runtime.server.engine_process.engine_side import _sampling
 
 SAMPLING = SamplingParams(
     n=3,

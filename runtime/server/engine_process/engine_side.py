@@ -12,8 +12,8 @@ from trt_lora.runtime.engine import Engine, open_engine
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.token import StepAnswers
-from trt_lora.runtime.server import wire
-from trt_lora.runtime.server.adapter_desk import AdapterDesk
+from trt_lora.runtime.server.engine_process import wire
+from trt_lora.runtime.server.engine_process.adapter_desk import AdapterDesk
 from trt_lora.runtime.serving.engine_loop import EngineLoop
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.config import StoreConfig

@@ -10,7 +10,7 @@ import msgspec
 
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Logprobs, PromptLogprobs, Token
-from trt_lora.runtime.server.bodies import ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
 
 DONE, KEEP_ALIVE = b"data: [DONE]\n\n", b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode

@@ -10,7 +10,7 @@ from typing import Any
 from trt_lora.plugins.errors import BackendError, LoRAError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.token import Token
-from trt_lora.runtime.server import wire
+from trt_lora.runtime.server.engine_process import wire
 
 _READ = 1 << 18  # bytes at a time
 

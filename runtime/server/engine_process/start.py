@@ -6,13 +6,13 @@ import subprocess
 import sys
 import threading
 
-from trt_lora.runtime.server.engine_side import serve_engine
+from trt_lora.runtime.server.engine_process.engine_side import serve_engine
 
 
 def start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start a process; return the socket that commands it, and the process, which ends with it."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+    command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     theirs.close()
     return ours, process

@@ -25,11 +25,11 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.server.admission import Admission, Ticket
-from trt_lora.runtime.server.bodies import AnswerBody, ChatBody, CompletionBody
-from trt_lora.runtime.server.engine_client import Answers, EngineClient
+from trt_lora.runtime.server.answers.bodies import AnswerBody, ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.replies import DONE, KEEP_ALIVE, Choice, Reply, usage
+from trt_lora.runtime.server.engine_process.engine_client import Answers, EngineClient
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.metrics import ServerMetrics
-from trt_lora.runtime.server.replies import DONE, KEEP_ALIVE, Choice, Reply, usage
 from trt_lora.runtime.server.served_models import ServedModels
 
 

@@ -1,0 +1,1 @@
+"""Completions and chats: what is asked, how it is answered, what it looks like."""
