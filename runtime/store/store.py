@@ -250,8 +250,7 @@ class AdapterStore:
         for `wait_s` seconds, most. A pin ends.
 
         Raises:
-            UnknownAdapterError: no adapter of that name is loaded.
-            StateError: the name means another version.
+            UnknownAdapterError, StateError: no adapter has that name; it means another version.
         """
         with self._lock:
             return self._levels.unload(self._names.get(name, expected_version), wait_s)
