@@ -14,7 +14,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import trt_lora
+from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.server.adapter_bodies import AddBody, LoadBody, UnloadBody
+from trt_lora.runtime.server.answers.answering import http_error
 from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
 from trt_lora.runtime.server.answers.tokenizing import (
     DetokenizeBody,
@@ -29,6 +31,7 @@ from trt_lora.runtime.server.openapi import openapi
 from trt_lora.runtime.server.running_server import RunningServer, ServerConfig, started
 
 _ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
+_LONGEST_ID = 256
 _LOAD_HEADER = "endpoint-load-metrics"
 _SUCCESS = "Success: LoRA adapter '{}' {} successfully."
 
@@ -59,7 +62,13 @@ class Server:
         starlette = Starlette(
             routes=self._routes(),
             lifespan=self._lifespan,
-            exception_handlers={HttpError: _refused, 404: _no_route, 405: _no_route, 500: _failed},
+            exception_handlers={
+                HttpError: _refused,
+                LoRAError: _refused_by_library,
+                404: _no_route,
+                405: _no_route,
+                500: _failed,
+            },
         )
         self.app: ASGIApp = Guard(starlette, guard)
 
@@ -162,7 +171,9 @@ class Server:
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         running = self._open()
         answer = running.answering.answer(
-            body, request_id=request.headers.get("x-request-id"), client=_client(request)
+            body,
+            request_id=request.headers.get("x-request-id", "")[:_LONGEST_ID],
+            client=_client(request),
         )
         response = await _unless_gone(request, answer)
         kind = request.headers.get("endpoint-load-metrics-format", "").upper()
@@ -297,6 +308,10 @@ async def _refused(request: Request, error: Exception) -> Response:
     return Response(
         error.body(), error.status, headers=error.headers, media_type="application/json"
     )
+
+
+async def _refused_by_library(request: Request, error: Exception) -> Response:
+    return await _refused(request, http_error(error))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -32,7 +32,6 @@ class ServerMetrics:
     def __init__(self, client: EngineClient, admission: Admission, model: str) -> None:
         """Begin at zero."""
         self._client, self._admission, self._labels = client, admission, (model, "0")
-        self._adapters: list[dict[str, Any]] = []
         self._stats: Mapping[str, Any] = {}
         self._registry = CollectorRegistry()
         counter, histogram = self._counter, self._histogram
@@ -66,7 +65,6 @@ class ServerMetrics:
 
     async def text(self) -> bytes:
         """Return the exposition; the engine is asked for its adapters."""
-        self._adapters = await self._client.ask("adapters")
         self._stats = await self._client.ask("stats")
         return generate_latest(self._registry)
 
@@ -115,8 +113,10 @@ class ServerMetrics:
         gauge = GaugeMetricFamily(
             "trt_lora:adapters", "Adapters by where they lie", labels=(*_LABELS, "level")
         )
-        for level in ("slot", "memory", "disk"):
-            count = sum(each["level"] == level for each in self._adapters)
+        known, memory, slots = (
+            self._stats.get(name, 0) for name in ("registered", "in_memory", "in_slots")
+        )
+        for level, count in (("slot", slots), ("memory", memory - slots), ("disk", known - memory)):
             gauge.add_metric((*self._labels, level), count)
         return gauge
 

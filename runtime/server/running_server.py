@@ -77,12 +77,16 @@ class RunningServer:
     async def close(self) -> None:
         """End the engine, and wait until it has."""
         await self.client.close()
-        wait = self.engine.join if isinstance(self.engine, threading.Thread) else self.engine.wait
-        await asyncio.to_thread(wait)
+        await _ended(self.engine)
 
     def _with_requests(self, known: dict[str, Any]) -> dict[str, Any]:
         running, waiting = self.client.requests_of(known["name"])
         return {**known, "running": running, "waiting": waiting}
+
+
+async def _ended(engine: subprocess.Popen[bytes] | threading.Thread) -> None:
+    wait = engine.join if isinstance(engine, threading.Thread) else engine.wait
+    await asyncio.to_thread(wait)
 
 
 async def started(config: ServerConfig) -> RunningServer:
@@ -100,7 +104,11 @@ async def started(config: ServerConfig) -> RunningServer:
     connection, engine = start_thread() if config.in_process else start_process()
     store = _store(config, engine_manifest)
     opening = wire.Open(str(config.directory), config.backend, asdict(config.serving), store)
-    client = await EngineClient.open(connection, opening)
+    try:
+        client = await EngineClient.open(connection, opening)
+    except BaseException:
+        await _ended(engine)
+        raise
     names = config.names or [str(config.directory)]
     models = ServedModels(
         client, names, config.lora_roots, root=str(config.directory), manifest=manifest

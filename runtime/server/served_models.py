@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from trt_lora.plugins.errors import AdapterError, LoRAError, StateError, UnknownAdapterError
 from trt_lora.runtime.manifest import Manifest
@@ -15,7 +15,7 @@ from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.vllm_phrases import vllm_phrases
 
 _LONGEST_NAME = 256  # bytes
-_NOT_IN_NAMES = frozenset('\\,"')  # a router splits lists of names at commas
+_NOT_IN_NAMES = frozenset("\\,")  # a router splits lists of names at commas
 _WAIT_S = 60.0  # for those that still use an adapter that is unloaded
 
 
@@ -51,7 +51,8 @@ class ServedModels:
         self.base, self._root, self._manifest = tuple(names), root, manifest
         self._client, self._roots = client, [folder.resolve() for folder in roots]
         self._adapters: dict[str, Served] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # While somebody changes a name, and no longer: names that were refused are forgotten.
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()
         self._started = int(time.time())
 
     def adapter(self, model: str | None) -> str | None:
@@ -63,13 +64,12 @@ class ServedModels:
         if not model or model in self.base:
             return None
         base, _, adapter = model.partition(":")
-        name = adapter if adapter and base in self.base else model
-        if name not in self._adapters:
-            aliases = ", ".join(self.base)
-            raise HttpError(
-                404, f"The model `{model}` does not exist. Valid aliases: {aliases}.", "model"
-            )
-        return name
+        for name in (model, adapter if base in self.base else ""):
+            if name in self._adapters:
+                return name
+        aliases = ", ".join(self.base)
+        text = f"The model `{model:.200}` does not exist. Valid aliases: {aliases}."
+        raise HttpError(404, text, "model")
 
     def cards(self, max_model_len: int) -> list[dict[str, Any]]:
         """Return what `/v1/models` lists: the base model first."""
@@ -90,7 +90,7 @@ class ServedModels:
                 taken; 409 where the name means another version.
         """
         self._check_name(name)
-        async with self._locks[name]:
+        async with self._lock(name):
             if name in self._adapters and not replace and expected_version is None:
                 raise HttpError(
                     400,
@@ -129,7 +129,7 @@ class ServedModels:
         Raises:
             HttpError: 404; there is none of that name.
         """
-        async with self._locks[name]:
+        async with self._lock(name):
             try:
                 wait_s = _WAIT_S if wait else 0.0
                 freed: int = await self._client.ask("unload", name=name, wait_s=wait_s)
@@ -138,7 +138,6 @@ class ServedModels:
                 raise HttpError(404, text) from error
             finally:
                 self._adapters.pop(name, None)
-                self._locks.pop(name, None)
             return freed
 
     async def known(self) -> list[dict[str, Any]]:
@@ -161,6 +160,9 @@ class ServedModels:
             raise HttpError(409, str(error)) from error
         return self._with_path(found)
 
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
     def _with_path(self, known: dict[str, Any]) -> dict[str, Any]:
         served = self._adapters.get(known["name"])
         return {**known, "path": served.path if served else None}
@@ -176,7 +178,7 @@ class ServedModels:
         if is_odd or ".." in name or len(name.encode(errors="replace")) > _LONGEST_NAME:
             raise HttpError(
                 400,
-                "lora_name has characters that a name cannot have (backslash, comma, quote, "
+                "lora_name has characters that a name cannot have (backslash, comma, "
                 f"control characters, ..), or more than {_LONGEST_NAME} bytes",
                 "lora_name",
             )

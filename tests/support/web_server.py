@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -78,14 +78,12 @@ def refused(response: httpx.Response, status: int) -> dict[str, Any]:
     return found
 
 
-@dataclass
 class _Failures(logging.Handler):
     """What a server has logged as its own fault."""
 
-    found: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__(logging.ERROR)
+        self.found: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.found.append(self.format(record))

@@ -81,7 +81,7 @@ class RunningAnswer:
         found: dict[int, list[Token]] = {}
         for index, given in await self._events(within_s):
             if isinstance(given, LoRAError):
-                raise http_error(given) from given
+                raise http_error(given, "model") from given
             self._note(given)
             self.choices[index].add(given)
             self._left -= given.finish_reason is not None

@@ -14,6 +14,7 @@ from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.server.errors import HttpError
 
+LONGEST_ID = 256
 MOST_PROMPTS, MOST_ANSWERS, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 64, 16, 16, 1000, 1024
 
 # Fields that ask for what is not done here, and why; None, false and [] ask for nothing.
@@ -158,6 +159,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
             ("n", self.n, MOST_ANSWERS),
             ("stop", len(stops), MOST_STOPS),
             ("stop", max(map(len, stops), default=0), LONGEST_STOP),
+            ("request_id", len(self.request_id or ""), LONGEST_ID),
             ("logit_bias", len(self.logit_bias or ()), MOST_BIASES),
             ("logprobs", self.wanted_logprobs or 0, max_logprobs),
             ("prompt_logprobs", self.prompt_logprobs or 0, max_logprobs),

@@ -40,7 +40,11 @@ class EngineClient:
             LoRAError: as `open_engine` and `Engine.serve`; BackendError: it has died.
         """
         client = cls(*await asyncio.open_connection(sock=connection))
-        client.rows = await client._call(0, opening)
+        try:
+            client.rows = await client._call(0, opening)
+        except BaseException:
+            await client.close()
+            raise
         return client
 
     def __len__(self) -> int:

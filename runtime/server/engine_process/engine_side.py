@@ -2,10 +2,9 @@
 
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.engine import Engine, open_engine
@@ -19,7 +18,8 @@ from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.config import StoreConfig
 
 _LOG = logging.getLogger(__name__)
-_WORKERS = 4  # threads that read adapters and compile grammars
+# Threads: who asks for an adapter does not wait behind those whose grammars are compiled.
+_AT_DESK, _SUBMITTING = 16, 4
 
 
 def serve_engine(connection: socket.socket) -> None:
@@ -58,26 +58,26 @@ class EngineSide:
         self._scheduler = engine.serve(config)
         self.rows = config.rows or engine.manifest.max_batch_size
         self._loop = EngineLoop(self._scheduler, self._deliver)
-        self._workers = ThreadPoolExecutor(_WORKERS, "trt-lora-command")
+        self._desk_threads = ThreadPoolExecutor(_AT_DESK, "trt-lora-desk")
+        self._submit_threads = ThreadPoolExecutor(_SUBMITTING, "trt-lora-submit")
 
     def obey(self, command: wire.Command) -> None:
         """Carry out a command; one that reads files or compiles a grammar in another thread."""
-        if isinstance(command, wire.Submit):
-            is_slow = "structured_outputs" in command.sampling or bool(command.blend)
-            run: Callable[[], None] = partial(self._submit, command)
-        elif isinstance(command, wire.Ask):
-            is_slow, run = True, partial(self._ask, command)
-        else:
-            is_slow, run = False, partial(self._cancel, command)
-        if is_slow:
-            self._workers.submit(run)
-        else:
-            run()
+        if isinstance(command, wire.Ask):
+            self._desk_threads.submit(self._ask, command)
+        elif isinstance(command, wire.Cancel):
+            self._cancel(command)
+        elif isinstance(command, wire.Submit):
+            if "structured_outputs" in command.sampling or command.blend:
+                self._submit_threads.submit(self._submit, command)
+            else:
+                self._submit(command)
 
     def close(self) -> None:
         """End the engine's loop; what has not ended is told so."""
         self._loop.close()
-        self._workers.shutdown(cancel_futures=True)
+        for threads in (self._desk_threads, self._submit_threads):
+            threads.shutdown(cancel_futures=True)
 
     def _submit(self, command: wire.Submit) -> None:
         numbers: list[int] = []
@@ -109,8 +109,7 @@ class EngineSide:
             value = self._desk.answer(command.what, command.options)
             self._channel.send(wire.Answer(command.call, value))
 
-    def _cancel(self, command: wire.Command) -> None:
-        assert isinstance(command, wire.Cancel)
+    def _cancel(self, command: wire.Cancel) -> None:
         for number in command.numbers:
             self._loop.cancel(number)
 

@@ -13,7 +13,8 @@ def start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start a process; return the socket that commands it, and the process, which ends with it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    # In a group of its own: what a terminal sends to the web's group is the web's to follow.
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
     theirs.close()
     return ours, process
 
@@ -21,17 +22,15 @@ def start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 def start_thread() -> tuple[socket.socket, threading.Thread]:
     """Start a thread; return the socket that commands it, and the thread, which ends with it."""
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=serve_engine, args=(theirs,), name="trt-lora-commands")
+    thread = threading.Thread(
+        target=serve_engine, args=(theirs,), name="trt-lora-commands", daemon=True
+    )
     thread.start()
     return ours, thread
 
 
 def main() -> None:
-    """Run an engine for the process that has the other end of a socket.
-
-    Signals that a terminal or a supervisor sends to the whole group are the web's to follow: this
-    process ends when the socket does.
-    """
+    """Run an engine for the process that has the other end of a socket, and end when that does."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     serve_engine(socket.socket(fileno=int(sys.argv[1])))

@@ -1,6 +1,7 @@
 """Frames between the web and the engine: whole however they are cut, and equal when they arrive."""
 
 import socket
+import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, get_args
@@ -144,10 +145,12 @@ def test_events_leave_in_their_order_and_all_of_them_before_the_end() -> None:
         assert framed(channel.commands()) == framed(COMMANDS)
         for event in EVENTS * 100:
             channel.send(event)
-        channel.close()
+        closing = threading.Thread(target=channel.close)  # it waits until all have left
+        closing.start()
         frames, found = wire.Frames(), list[wire.Event]()
         while data := ours.recv(1000):
             found += frames.events(data)
+        closing.join()
     assert found == EVENTS * 100
 
 
