@@ -13,7 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trt_lora.runtime.server.errors import HttpError
 
 _GUARDED = ("/v1", "/v2", "/inference", "/adapters", "/invocations")
-_ADMIN = re.compile(r"/v1/(un)?load_lora_adapter|/v1/lora_adapters/.+/(un)?pin|/adapters(/.*)?")
+_ADMIN = re.compile(
+    r"(/v1/(un)?load_lora_adapter|/v1/lora_adapters/.+/(un)?pin|/adapters(/.*)?)\n?",  # as routes
+    re.DOTALL,
+)
 MOST_BYTES = 4 << 20  # of a body
 
 
@@ -66,9 +69,9 @@ class Guard:
         if scope["method"] == "OPTIONS" or not path.startswith(_GUARDED):
             return True
         keys = self._admin_keys if _ADMIN.fullmatch(path) else self._keys
-        given = _digest(header.removeprefix(b"Bearer "))
-        found = [hmac.compare_digest(given, key) for key in keys]  # all, whichever it is
-        return not keys or any(found)
+        scheme, _, given = header.partition(b" ")
+        found = [hmac.compare_digest(_digest(given), key) for key in keys]  # all, whichever it is
+        return not keys or (scheme.lower() == b"bearer" and any(found))
 
     def _is_host_allowed(self, header: bytes) -> bool:
         name = re.sub(r":\d*$", "", header.decode("latin-1")).lower()

@@ -133,3 +133,8 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    @checked
+    def names(self, ids: Sequence[int]) -> list[str | None]:
+        """Return what the vocabulary calls tokens; None where it has none of that id."""
+        return [self._tokenizer.id_to_token(token) for token in ids]

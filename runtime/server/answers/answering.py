@@ -259,7 +259,8 @@ class Answering:
                 elif isinstance(prompt, Chat):
                     values = tokenizer.encode(prompt)
                 if most is not None:
-                    values = cast("list[int]", values)[-most:]
+                    ids = cast("list[int]", values)
+                    values = ids[:most] if body.truncation_side == "right" else ids[-most:]
                 found.append(prompt_ids(f"prompt {number}", values, tokenizer, manifest))
             return found
 

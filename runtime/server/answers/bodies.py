@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -104,6 +104,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
     echo: bool = False
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None  # whose tokens go; None: left
     return_tokens_as_token_ids: bool = False
     lora: list[AdapterPart] | None = None
     lora_path: str | None = None  # SGLang's

@@ -54,12 +54,11 @@ def tokenized(tokenizer: TextTokenizer, manifest: Manifest, body: TokenizeBody) 
             raise HttpError(400, "there is no prompt, and there are no messages", "prompt")
     except ConfigError as error:
         raise HttpError(400, str(error)) from error
-    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
     return {
         "count": len(ids),
         "max_model_len": manifest.max_seq_len,
         "tokens": ids,
-        "token_strs": texts if body.return_token_strs else None,
+        "token_strs": tokenizer.names(ids) if body.return_token_strs else None,
     }
 
 

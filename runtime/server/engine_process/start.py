@@ -22,9 +22,8 @@ def start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 def start_thread() -> tuple[socket.socket, threading.Thread]:
     """Start a thread; return the socket that commands it, and the thread, which ends with it."""
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(
-        target=serve_engine, args=(theirs,), name="trt-lora-commands", daemon=True
-    )
+    name = "trt-lora-commands"
+    thread = threading.Thread(target=serve_engine, args=(theirs,), name=name, daemon=True)
     thread.start()
     return ours, thread
 

@@ -74,8 +74,9 @@ def test_a_route_needs_one_of_the_keys(method: str, path: str) -> None:
 
 
 def test_a_key_counts_only_as_a_bearers() -> None:
-    for header in ("Basic one", "Bearerone", "bearer"):
+    for header in ("Basic one", "Bearerone", "bearer", "one"):
         assert asked(KEYS, "GET", "/v1/models", {"authorization": header}).status_code == 401
+    assert asked(KEYS, "GET", "/v1/models", {"authorization": "bearer one"}).status_code == 503
 
 
 @pytest.mark.parametrize(("method", "path"), OPEN)
