@@ -31,7 +31,7 @@ test-fast: $(VENV)/ready   ## what one runs while editing: no engine is built, n
 # those of the sdist, away from the checkout. Another interpreter: make test-lean PYTHON=python3.13
 LEAN := $(CURDIR)/build/lean
 LEAN_TESTS := $(addprefix tests/,runtime plugins/contract plugins/test_*.py transcripts)
-LEAN_TOOLS := pytest pytest-xdist filelock hypothesis pexpect
+LEAN_TOOLS := pytest pytest-xdist filelock hypothesis pexpect httpx
 LEAN_VENV := $(LEAN)/$(notdir $(PYTHON))
 test-lean: $(VENV)/ready $(LEAN)/tiny
 	rm -rf $(LEAN)/sdist $(LEAN_VENV)
@@ -39,7 +39,7 @@ test-lean: $(VENV)/ready $(LEAN)/tiny
 	cd $(LEAN)/sdist && tar -xzf trt_lora-*.tar.gz --strip-components=1
 	$(PYTHON) -m venv $(LEAN_VENV)
 	$(LEAN_VENV)/bin/pip install --quiet \
-	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests,structured]" $(LEAN_TOOLS)
+	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests,serve,structured]" $(LEAN_TOOLS)
 	cd $(LEAN)/sdist && $(LEAN_VENV)/bin/pytest -n $(WORKERS) --dist loadfile \
 	  -m "not needs_torch" --rootdir=. --tiny-engine=$(LEAN)/tiny $(LEAN_TESTS)
 

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from trt_lora.runtime.server.answers.bodies import Number
+
 
 class LoadBody(msgspec.Struct):
     """`POST /v1/load_lora_adapter`; `expected_version` is ours."""
@@ -9,8 +11,8 @@ class LoadBody(msgspec.Struct):
     lora_name: str
     lora_path: str
     load_inplace: bool = False
-    expected_version: int | None = None  # replace this version and no other; 0 is none
-    expected_generation: int | None = None  # the same, as mistral.rs calls it
+    expected_version: Number | None = None  # replace this version and no other; 0 is none
+    expected_generation: Number | None = None  # the same, as mistral.rs calls it
 
 
 class UnloadBody(msgspec.Struct):

@@ -1,6 +1,7 @@
 """DrainingServer: uvicorn with an end that loses no answer, and one that says why."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -84,8 +85,16 @@ class DrainingServer(uvicorn.Server):
         await self._server.start()  # here its errors are the caller's, and no traceback in a log
         await super().startup(sockets)
         if self.started:
+            gc.collect()
+            gc.freeze()  # a collection looks through what requests leave, not through all modules
             self._watch = asyncio.create_task(self._end_with_engine())
             notify("READY=1")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what is open; where the end is forced, that leaves the lifespan out."""
+        await super().shutdown(sockets)
+        if self._server.running is not None:
+            self._server.running.client.abandon()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Follow a signal."""

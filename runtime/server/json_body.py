@@ -15,7 +15,7 @@ _DEEPEST = 64  # lists and objects in each other
 _TIMEOUT_S = 30.0  # for a whole body
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _OTHER = bytes(set(range(256)) - set(b"[]{}"))
-_FIELD = re.compile(r"`\$\.(\w+)|missing required field `(\w+)`")
+_PLACE, _MISSING = re.compile(r"`\$\.(\w+)"), re.compile(r"missing required field `(\w+)`")
 
 
 async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
@@ -43,10 +43,11 @@ def decoded(raw: bytes, kind: type[BodyT]) -> BodyT:
         HttpError: 400; it is none, lacks a field, has one of another type, or is too deep.
     """
     try:
+        raw.decode()  # msgspec does not look at fields that are unknown
         body = msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        found = _FIELD.search(str(error))
-        param = f"body.{found[1] or found[2]}" if found else None
+        found = _PLACE.search(str(error)) or _MISSING.search(str(error))
+        param = f"body.{found[1]}" if found else None
         text = f"1 validation error:\n  {error}"
         raise HttpError(400, text, param, kind="Bad Request") from error
     if _is_deeper(raw):

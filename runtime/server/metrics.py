@@ -1,11 +1,18 @@
 """ServerMetrics: what Prometheus and routers are told, under vLLM 0.33's names."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from trt_lora.runtime.server.admission import Admission
 from trt_lora.runtime.server.engine_process.engine_client import EngineClient
@@ -44,8 +51,9 @@ class ServerMetrics:
             registry=self._registry,
         )
         self._first = histogram("vllm:time_to_first_token_seconds", "To the first token", _FIRST)
-        self._between = histogram("vllm:inter_token_latency_seconds", "Between tokens", _BETWEEN)
         self._whole = histogram("vllm:e2e_request_latency_seconds", "Whole requests", _WHOLE)
+        self._gaps = [0] * (len(_BETWEEN) + 1)  # between tokens, by bucket
+        self._gaps_s = 0.0
         self._registry.register(self)
 
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
@@ -54,8 +62,9 @@ class ServerMetrics:
         self._prompt.inc(prompt_tokens)
 
     def next_token(self, seconds: float) -> None:
-        """Note the time between two events of one answer."""
-        self._between.observe(seconds)
+        """Note the time between two events of one answer; of all metrics, each token has this."""
+        self._gaps[bisect_left(_BETWEEN, seconds)] += 1
+        self._gaps_s += seconds
 
     def ended(self, reason: str, seconds: float, tokens: int) -> None:
         """Note that an answer has ended."""
@@ -86,6 +95,7 @@ class ServerMetrics:
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
+        yield self._between()
         yield self._lora_info()
         yield self._levels()
         refused = CounterMetricFamily(
@@ -94,6 +104,14 @@ class ServerMetrics:
         for reason, count in self._admission.rejections.items():
             refused.add_metric((*self._labels, reason), count)
         yield refused
+
+    def _between(self) -> Metric:
+        name, text = "vllm:inter_token_latency_seconds", "Between tokens"
+        histogram = HistogramMetricFamily(name, text, labels=_LABELS)
+        bounds = [*(str(float(bound)) for bound in _BETWEEN), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._gaps), strict=True))
+        histogram.add_metric(self._labels, buckets, self._gaps_s)
+        return histogram
 
     def _lora_info(self) -> Metric:
         """One series, whatever adapters there are: the newest labels alone."""

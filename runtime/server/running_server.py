@@ -129,7 +129,7 @@ async def started(config: ServerConfig) -> RunningServer:
 
 async def _first_step(client: EngineClient) -> None:
     """Run one token: what is compiled or captured at the first step is there then."""
-    answers = await client.submit([[0]], replace(GREEDY, max_tokens=1), adapter=None)
+    answers = await client.submit([[0]], [1], GREEDY, adapter=None)
     for _, event in await answers.take():
         if isinstance(event, LoRAError):
             raise event

@@ -4,6 +4,7 @@ The client and `Scheduler` are this process, the web is another one, its engine 
 the machine's cores together.
 """
 
+import asyncio
 import json
 import re
 import socket
@@ -11,7 +12,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -62,30 +62,30 @@ class WebProcess:
     port: int
     pid: int  # of the web's
 
-    def ask(self, body: Mapping[str, Any]) -> tuple[float, int]:
-        """Return the seconds to the first bytes of an answer, and how many tokens it had at last.
+    async def ask(self, body: Mapping[str, Any]) -> tuple[float, int]:
+        """Return the seconds to the first token of a stream, and how many it had at last.
 
         Raises:
             WrongResultError: it is refused.
         """
-        text, start, first = json.dumps(body), time.perf_counter(), 0.0
-        with socket.create_connection(("127.0.0.1", self.port)) as connection:
-            connection.sendall(_HEAD.format(len(text), text).encode())
-            answer = bytearray()
-            while data := connection.recv(1 << 16):
-                answer += data
-                if not first and b"data: " in answer:
-                    first = time.perf_counter() - start
+        text, answer, first = json.dumps(body), bytearray(), 0.0
+        start = time.perf_counter()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(_HEAD.format(len(text), text).encode())
+        while data := await reader.read(1 << 16):
+            answer += data
+            if not first and b"data: " in answer:
+                first = time.perf_counter() - start
+        writer.close()
         if not (found := _USAGE.search(answer)):
             raise WrongResultError(f"the server says {bytes(answer[:300])!r}")
         return first, int(found[1])
 
-    def rate(self, bodies: Sequence[Mapping[str, Any]]) -> float:
+    async def rate(self, bodies: Sequence[Mapping[str, Any]]) -> float:
         """Return tokens/s of requests that come together."""
-        with ThreadPoolExecutor(len(bodies)) as clients:
-            start = time.perf_counter()
-            tokens = sum(made for _, made in clients.map(self.ask, bodies))
-            return tokens / (time.perf_counter() - start)
+        start = time.perf_counter()
+        answers = await asyncio.gather(*map(self.ask, bodies))
+        return sum(tokens for _, tokens in answers) / (time.perf_counter() - start)
 
     @property
     def processor_time(self) -> float:
@@ -148,7 +148,7 @@ class Sides:
         prompt, name = self._prompt(), self._adapters[0]
         if way == ALONE:
             return answer_times(self._scheduler, [prompt], [name], 1).first_token * 1e3
-        return self._server.ask(_body(prompt, name, 1) | WAYS[way])[0] * 1e3
+        return asyncio.run(self._server.ask(_body(prompt, name, 1) | WAYS[way]))[0] * 1e3
 
     def _prompt(self) -> str:
         return f"{next(self._numbers)} people ask: what is the capital of Portugal?"
@@ -213,7 +213,7 @@ def web_part(directory: Path, streams: int, step_ms: float) -> ResultRow:
     with web(*words) as server:
         for _ in range(STUB_ROUNDS + 1):
             before = server.processor_time
-            rates.append(server.rate(bodies))
+            rates.append(asyncio.run(server.rate(bodies)))
             used.append((server.processor_time - before) / streams / STUB_TOKENS * 1e6)
     return ResultRow(
         f"the web's part of {streams} streams",

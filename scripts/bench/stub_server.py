@@ -14,7 +14,8 @@ import time
 from functools import partial
 
 from trt_lora.runtime.generation.token import Token
-from trt_lora.runtime.server import running_server, wire
+from trt_lora.runtime.server import running_server
+from trt_lora.runtime.server.engine_process import wire
 from trt_lora.scripts.trt_lora_command import main as trt_lora
 
 Left = dict[int, int]  # tokens of each request that are to come, by its number
@@ -54,7 +55,7 @@ def serve_stub(connection: socket.socket, rows: int, seconds: float) -> None:
         elif isinstance(command, wire.Submit):
             channel.send(wire.Accepted(command.call, (command.call,)))
             channel.send(wire.Answer(command.call))
-            left[command.call] = command.sampling["max_tokens"]
+            left[command.call] = command.max_tokens[0]
         elif isinstance(command, wire.Close):
             break
     channel.close()

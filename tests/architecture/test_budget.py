@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 11350, "builder": 3600, "scripts": 7000}
-TESTS = 40_000
+BUDGET = {"plugins": 3250, "runtime": 13850, "builder": 3600, "scripts": 7600}
+TESTS = 43_000
 
 
 def code_lines(path: Path) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from starlette.responses import Response, StreamingResponse
@@ -25,7 +25,7 @@ from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.server.admission import Admission, Ticket
-from trt_lora.runtime.server.answers.bodies import AnswerBody, ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.bodies import AnswerBody, ChatBody, CompletionBody, named_field
 from trt_lora.runtime.server.answers.replies import DONE, KEEP_ALIVE, Choice, Reply, usage
 from trt_lora.runtime.server.engine_process.engine_client import Answers, EngineClient
 from trt_lora.runtime.server.errors import HttpError
@@ -56,12 +56,19 @@ class RunningAnswer:
     """The answers to one HTTP request on their way; it is closed however they end."""
 
     def __init__(
-        self, answers: Answers, ticket: Ticket, choices: list[Choice], metrics: ServerMetrics
+        self,
+        answers: Answers,
+        ticket: Ticket,
+        choices: list[Choice],
+        metrics: ServerMetrics,
+        *,
+        field: str,
     ) -> None:
-        """Begin without tokens."""
+        """Begin without tokens; `field` of the body names the adapter."""
         self.choices, self._left = choices, len(choices)
         self._answers, self._ticket, self._metrics = answers, ticket, metrics
-        self._held: dict[int, list[Token]] = {}  # without text so far, by choice
+        self._held: list[list[Token]] = [[] for _ in choices]  # of each, without text so far
+        self._field = field
         self._start = self._last = time.perf_counter()
 
     @property
@@ -81,14 +88,14 @@ class RunningAnswer:
         found: dict[int, list[Token]] = {}
         for index, given in await self._events(within_s):
             if isinstance(given, LoRAError):
-                raise http_error(given, "model") from given
+                raise http_error(given, self._field) from given
             self._note(given)
             self.choices[index].add(given)
             self._left -= given.finish_reason is not None
-            held = self._held.setdefault(index, [])
-            held.append(given)
+            self._held[index].append(given)
             if given.text or given.finish_reason is not None:
-                found.setdefault(index, []).extend(self._held.pop(index))
+                found[index] = found.get(index, []) + self._held[index]
+                self._held[index] = []
         return found
 
     def close(self) -> None:
@@ -162,14 +169,15 @@ class Answering:
             HttpError: it is refused.
         """
         adapter, blend = self._adapter(body)
+        field = "lora" if blend else "model"
         sampling = body.sampling(self.model.sampling, self.options.max_logprobs)
         prompts = await self._encoded(body)
-        sampling = self._bounded(sampling, prompts)
         tokens = sum(map(len, prompts)) * sampling.n
         ticket = self.admission.admit(len(prompts) * sampling.n, tokens, client)
         try:
             answers = await self.client.submit(
                 prompts,
+                self._max_tokens(sampling, prompts),
                 sampling,
                 adapter=adapter,
                 blend=blend,
@@ -179,10 +187,10 @@ class Answering:
         except BaseException as error:
             ticket.close()
             if isinstance(error, LoRAError):
-                raise http_error(error, "lora" if blend else "model") from error
+                raise http_error(error, field) from error
             raise
         choices = [Choice(prompt) for prompt in prompts for _ in range(sampling.n)]
-        running = RunningAnswer(answers, ticket, choices, self.metrics)
+        running = RunningAnswer(answers, ticket, choices, self.metrics, field=field)
         reply = Reply(
             self.model.tokenizer,
             body.model or self.models.base[0],
@@ -225,7 +233,9 @@ class Answering:
     def _adapter(self, body: AnswerBody) -> tuple[str | None, dict[str, float]]:
         """The adapter that a request means by name, or the parts of a blend."""
         name = self.models.adapter(body.model)
-        for other in filter(None, (body.lora_path, (body.lora_request or {}).get("lora_name"))):
+        for other in filter(
+            None, (body.lora_path, body.lora_request and body.lora_request.lora_name)
+        ):
             found = self.models.adapter(other)
             if name not in (None, found):
                 raise HttpError(400, f"model is {name!r}, and the body asks for {found!r}", "model")
@@ -270,12 +280,10 @@ class Answering:
             field = "messages" if isinstance(body, ChatBody) else "prompt"
             raise HttpError(400, str(error), field) from error
 
-    def _bounded(
-        self, sampling: SamplingParams, prompts: Sequence[Sequence[int]]
-    ) -> SamplingParams:
-        """Parameters that end an answer where `--max-model-len` does."""
-        room = self.model.manifest.max_seq_len - max(map(len, prompts))
-        return replace(sampling, max_tokens=max(min(sampling.max_tokens or room, room), 1))
+    def _max_tokens(self, sampling: SamplingParams, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """How long the answers to each prompt may be: they end where `--max-model-len` does."""
+        rooms = [self.model.manifest.max_seq_len - len(prompt) for prompt in prompts]
+        return [max(min(sampling.max_tokens or room, room), 1) for room in rooms]
 
 
 def http_error(error: BaseException, field: str | None = None) -> HttpError:
@@ -283,7 +291,7 @@ def http_error(error: BaseException, field: str | None = None) -> HttpError:
     if isinstance(error, UnknownAdapterError):
         return HttpError(404, str(error), field)
     if isinstance(error, ConfigError):
-        return HttpError(400, str(error))
+        return HttpError(400, str(error), named_field(str(error)))
     if isinstance(error, AdapterError):
         return HttpError(400 if field == "lora" else 500, str(error), field)
     if isinstance(error, OutputError):

@@ -1,9 +1,9 @@
 """Bodies of requests, decoded by msgspec: vLLM 0.33's fields, those that are not done refused."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -14,8 +14,10 @@ from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.server.errors import HttpError
 
-LONGEST_ID = 256
+LONGEST_ID, MOST_SCALE = 256, 1e4
 MOST_PROMPTS, MOST_ANSWERS, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 64, 16, 16, 1000, 1024
+
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # that MessagePack has
 
 # Fields that ask for what is not done here, and why; None, false and [] ask for nothing.
 _REFUSED = {
@@ -55,7 +57,13 @@ class AdapterPart(msgspec.Struct, forbid_unknown_fields=True):
     """An adapter of a blend that one request makes, or its strength."""
 
     name: str
-    scale: float = 1.0
+    scale: Annotated[float, msgspec.Meta(ge=-MOST_SCALE, le=MOST_SCALE)] = 1.0
+
+
+class AdapterRequest(msgspec.Struct):
+    """trtllm-serve's way to name an adapter."""
+
+    lora_name: str
 
 
 class AnswerBody(msgspec.Struct, kw_only=True):
@@ -78,20 +86,20 @@ class AnswerBody(msgspec.Struct, kw_only=True):
     n: int = 1
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Number | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Number] | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[Number] | None = None
     bad_words: list[str] | None = None
     logit_bias: dict[str, float] | None = None
     prompt_logprobs: int | None = None
@@ -108,7 +116,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool = False
     lora: list[AdapterPart] | None = None
     lora_path: str | None = None  # SGLang's
-    lora_request: dict[str, Any] | None = None  # trtllm-serve's
+    lora_request: AdapterRequest | None = None  # trtllm-serve's
 
     @property
     def wanted_logprobs(self) -> int | None:
@@ -137,7 +145,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
         try:
             return replace(default, **given)
         except ConfigError as error:
-            raise HttpError(400, str(error), _named(str(error), given)) from error
+            raise HttpError(400, str(error), named_field(str(error))) from error
 
     def most_tokens(self) -> int | None:
         """Return how long the answer may be; None is as long as there is room."""
@@ -182,20 +190,23 @@ class AnswerBody(msgspec.Struct, kw_only=True):
 
     def _biases(self) -> dict[int, float] | None:
         try:
-            return {int(token): bias for token, bias in (self.logit_bias or {}).items()} or None
+            found = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         except ValueError as error:
             raise HttpError(
                 400, f"logit_bias has a key that is no token: {error}", "logit_bias"
             ) from error
+        if found and not 0 <= max(found, key=abs) < 1 << 63:
+            text = f"logit_bias has a key that is no token: {max(found, key=abs)}"
+            raise HttpError(400, f"{text:.100}", "logit_bias")
+        return found or None
 
     def _structure(self) -> StructuredOutputsParams | None:
         wanted = dict(self.structured_outputs or {})
         if self.response_format is not None and self.response_format.type != "text":
             wanted["json"] = _schema(self.response_format)
         wanted = {name: value for name, value in wanted.items() if value is not None}
-        if choices := wanted.pop("choice", None):
-            words = (json.dumps(str(choice), ensure_ascii=False) for choice in choices)
-            wanted["grammar"] = f"start: {' | '.join(words)}"
+        if (choices := wanted.pop("choice", None)) is not None:
+            wanted["grammar"] = _choice(choices)
         if not wanted:
             return None
         if unknown := wanted.keys() - {"json", "regex", "grammar"}:
@@ -237,6 +248,8 @@ class CompletionBody(AnswerBody, kw_only=True):
         if not self.prompt:
             raise HttpError(400, "prompt is empty; give text, or token ids", "prompt")
         found: list[Any] = self.prompt if not isinstance(self.prompt[0], int) else [self.prompt]
+        if not all(isinstance(prompt, str | list) for prompt in found):
+            raise HttpError(400, "prompt has what is neither text nor token ids", "prompt")
         if len(found) > MOST_PROMPTS:
             raise HttpError(
                 400, f"prompt has {len(found)} prompts, expected {MOST_PROMPTS} at most", "prompt"
@@ -310,7 +323,18 @@ def _schema(wanted: ResponseFormat) -> object:
     return schema
 
 
-def _named(message: str, given: Sequence[str] | Mapping[str, Any]) -> str | None:
-    """The field that a message begins with."""
+def _choice(choices: object) -> str:
+    """The grammar of one of some texts."""
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) for c in choices):
+        raise HttpError(
+            400,
+            f"structured_outputs has choice {choices!r:.80}, expected a list of strings",
+            "structured_outputs",
+        )
+    return f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
+
+
+def named_field(message: str) -> str | None:
+    """Return the field of a body that a message begins with."""
     word = message.split(" ", 1)[0].rstrip(":,")
-    return word if word in given else None
+    return word if word in CompletionBody.__struct_fields__ else None

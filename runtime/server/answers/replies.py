@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ class Choice:
     prompt_tokens: Sequence[int]
     tokens: list[Token] = field(default_factory=list)  # the stop token, without an id, is the last
     prompt_logprobs: PromptLogprobs | None = None
+    listed: int = 0  # characters of the tokens that were told with their log probabilities
 
     def add(self, token: Token) -> None:
         """Take the next token."""
@@ -63,6 +65,8 @@ class Reply:
         self._head = {"id": identity, "created": int(time.time()), "model": model}
         self._tokenizer, self._body, self._top = tokenizer, body, body.wanted_logprobs
         self._as_ids = tokens_as_ids or body.return_tokens_as_token_ids
+        self._is_plain = self._top is None and not self._with_ids  # tokens have no more than text
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # of plain events, by choice
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
         """Return the body of an answer that is not streamed."""
@@ -93,15 +97,18 @@ class Reply:
         counted: Mapping[str, int] | None,
     ) -> bytes:
         """Return the event of the last tokens of a choice."""
-        text, last = "".join(token.text for token in tokens), tokens[-1]
+        text, last = "".join([token.text for token in tokens]), tokens[-1]
         is_first = len(tokens) == len(choice.tokens)
+        if self._is_plain and not is_first and last.finish_reason is None and counted is None:
+            before, behind = self._frame(index)
+            return before + _encode(text) + behind
         echoes = self._echoes and is_first
         shown: dict[str, Any] = {"index": index}
         if self._is_chat:
             shown["delta"] = {"content": text}
         else:
             shown["text"] = self._prompt_text(choice) + text if echoes else text
-        shown["logprobs"] = self._logprobs(tokens, choice if echoes else None)
+        shown["logprobs"] = self._logprobs(choice, tokens, echoes=echoes)
         shown["finish_reason"] = last.finish_reason
         if last.finish_reason is not None:
             shown["stop_reason"] = last.stop_reason
@@ -111,6 +118,15 @@ class Reply:
             asked = self._of_prompt(choice).items()
             shown |= {name: value for name, value in asked if value is not None}
         return self._event([shown], counted)
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """What lies before and behind the text of an event that has nothing else: most of them."""
+        if index not in self._frames:
+            delta = {"delta": {"content": ""}} if self._is_chat else {"text": ""}
+            shown = {"index": index, **delta, "logprobs": None, "finish_reason": None}
+            before, _, behind = self._event([shown], None).rpartition(b'""')
+            self._frames[index] = before, behind
+        return self._frames[index]
 
     def last(self, counted: Mapping[str, int]) -> bytes:
         """Return the event that tells how many tokens there were."""
@@ -145,7 +161,7 @@ class Reply:
             shown["message"] = {"role": "assistant", "content": text}
         else:
             shown["text"] = text
-        shown["logprobs"] = self._logprobs(choice.tokens, choice if self._echoes else None)
+        shown["logprobs"] = self._logprobs(choice, choice.tokens, echoes=self._echoes)
         shown |= {"finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
         shown["token_ids"] = _ids(choice.tokens) if self._with_ids else None
         return shown if self._is_chat else shown | self._of_prompt(choice)
@@ -166,7 +182,9 @@ class Reply:
             return self._body.prompt
         return self._tokenizer.decode(list(choice.prompt_tokens), skip_special_tokens=False)
 
-    def _logprobs(self, tokens: Sequence[Token], echoed: Choice | None) -> dict[str, Any] | None:
+    def _logprobs(
+        self, choice: Choice, tokens: Sequence[Token], *, echoes: bool
+    ) -> dict[str, Any] | None:
         """Log probabilities of tokens, behind those of the prompt where that is echoed."""
         if self._top is None:
             return None
@@ -174,11 +192,12 @@ class Reply:
         if self._is_chat:
             return {"content": [self._chat_logprob(i, known) for i, known in steps if known]}
         listed: list[tuple[int, Logprobs | None]] = []
-        if echoed is not None:
-            known = echoed.prompt_logprobs or [None] * len(echoed.prompt_tokens)
-            listed += zip(echoed.prompt_tokens, known, strict=True)
+        if echoes:
+            known = choice.prompt_logprobs or [None] * len(choice.prompt_tokens)
+            listed += zip(choice.prompt_tokens, known, strict=True)
         listed += steps
-        texts = [self._text(token) for token, _ in listed]
+        lengths = [len(self._text(token)) for token, _ in listed]
+        *offsets, choice.listed = accumulate(lengths, initial=choice.listed)
         return {
             "tokens": [self._called(token) for token, _ in listed],
             "token_logprobs": [known and known[token].logprob for token, known in listed],
@@ -186,7 +205,7 @@ class Reply:
                 known and {self._called(i): p.logprob for i, p in self._best(token, known)}
                 for token, known in listed
             ],
-            "text_offset": [sum(map(len, texts[:place])) for place in range(len(texts))],
+            "text_offset": offsets,
         }
 
     def _best(self, token: int, known: Logprobs) -> list[tuple[int, Any]]:

@@ -28,7 +28,8 @@ class EngineClient:
         self._waiting: dict[int, asyncio.Future[Any]] = {}  # by call
         self._submitted: dict[int, Answers] = {}  # by call
         self._answers: dict[int, tuple[Answers, int]] = {}  # by number; the index among them
-        self.rows = self.running = self.queued = 0  # of the last step
+        self.rows = 0
+        self._last_step = wire.Step([], {})
         self.dead = asyncio.get_running_loop().create_future()  # done when the engine is gone
         self._reading = asyncio.create_task(self._read(reader))
 
@@ -52,6 +53,16 @@ class EngineClient:
         return len(self._answers)
 
     @property
+    def running(self) -> int:
+        """How many requests have a row: at the last step, and no more than have not ended since."""
+        return min(self._last_step.running, len(self))
+
+    @property
+    def queued(self) -> int:
+        """How many have none."""
+        return min(self._last_step.waiting, len(self) - self.running)
+
+    @property
     def waiting_adapters(self) -> set[str]:
         """The adapters of requests that have no token yet."""
         waiting = (answers for answers, _ in self._answers.values() if not answers.has_begun)
@@ -65,6 +76,7 @@ class EngineClient:
     async def submit(
         self,
         prompts: Sequence[Sequence[int]],
+        max_tokens: Sequence[int],
         sampling: SamplingParams,
         *,
         adapter: str | None,
@@ -74,13 +86,19 @@ class EngineClient:
     ) -> "Answers":
         """Let the engine answer prompts, `sampling.n` times each; all of them, or none.
 
+        The answers to each prompt have `max_tokens` of their own, not those of `sampling`.
+
         Raises:
             LoRAError: as `EngineLoop.submit`; BackendError: the engine is gone.
         """
         call, answers = next(self._calls), Answers(self, adapter)
         self._submitted[call] = answers
-        ids, parameters = [list(prompt) for prompt in prompts], _changed(sampling)
-        command = wire.Submit(call, ids, parameters, adapter, dict(blend or {}), client, salt)
+        ids, most, changed = (
+            [list(prompt) for prompt in prompts],
+            list(max_tokens),
+            _changed(sampling),
+        )
+        command = wire.Submit(call, ids, most, changed, adapter, dict(blend or {}), client, salt)
         try:
             await self._call(call, command)
         except BaseException:
@@ -118,6 +136,10 @@ class EngineClient:
         await asyncio.wait({self._reading})
         self._writer.close()
 
+    def abandon(self) -> None:
+        """Let the engine's half end, without waiting."""
+        self._writer.transport.abort()
+
     async def _call(self, call: int, command: wire.Command) -> Any:
         if self.dead.done():
             raise _gone()
@@ -144,7 +166,7 @@ class EngineClient:
 
     def _take(self, event: wire.Event) -> None:
         if isinstance(event, wire.Step):
-            self.running, self.queued = event.running, event.waiting
+            self._last_step = event
             for token in event.tokens:
                 self._give(token.sequence_id, token)
             for number, error in event.failed.items():
@@ -198,18 +220,20 @@ class Answers:
         self.is_closed = self.has_begun = False
         self._client = client
         self._events: list[tuple[int, Token | LoRAError]] = []
-        self._is_there = asyncio.Event()
+        self._is_there: asyncio.Future[None] | None = None  # for who waits
 
     def put(self, event: "tuple[int, Token | LoRAError]") -> None:
         """Add what has come."""
         self._events.append(event)
         self.has_begun = True
-        self._is_there.set()
+        if self._is_there is not None and not self._is_there.done():
+            self._is_there.set_result(None)
 
     async def take(self) -> "list[tuple[int, Token | LoRAError]]":
         """Wait for events, and return all that there are: an answer's index, and a token of it."""
-        await self._is_there.wait()
-        self._is_there.clear()
+        if not self._events:
+            self._is_there = asyncio.get_running_loop().create_future()
+            await self._is_there
         events, self._events = self._events, []
         return events
 
@@ -234,10 +258,8 @@ def _changed(sampling: SamplingParams) -> dict[str, Any]:
     changed = {}
     for field in fields(sampling):
         value = getattr(sampling, field.name)
-        if value is not None and value != field.default:
+        if value not in (None, field.default) and field.name != "max_tokens":
             changed[field.name] = value
-    if sampling.max_tokens is None:
-        changed["max_tokens"] = None
     return changed
 
 

@@ -89,10 +89,10 @@ class EngineSide:
         with _reported(self._channel, command.call):
             try:
                 adapter = self._desk.blended(command.blend) if command.blend else command.adapter
-                for prompt in command.prompts:
+                for prompt, most in zip(command.prompts, command.max_tokens, strict=True):
                     self._loop.submit(
                         prompt,
-                        _sampling(command.sampling),
+                        _sampling(command.sampling, most),
                         adapter=adapter,
                         client=command.client,
                         salt=command.salt,
@@ -120,8 +120,8 @@ class EngineSide:
         self._channel.send(wire.Step(list(answers.tokens.values()), failed, running, waiting))
 
 
-def _sampling(given: dict[str, object]) -> SamplingParams:
-    fields = dict(given)
+def _sampling(given: dict[str, object], max_tokens: int) -> SamplingParams:
+    fields = {**given, "max_tokens": max_tokens}
     if isinstance(wanted := fields.get("structured_outputs"), dict):
         fields["structured_outputs"] = StructuredOutputsParams(**wanted)
     return SamplingParams(**fields)  # type: ignore[arg-type] # it checks each

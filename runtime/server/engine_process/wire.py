@@ -31,7 +31,8 @@ class Submit(msgspec.Struct, array_like=True, tag=True):
 
     call: int
     prompts: list[list[int]]
-    sampling: dict[str, Any]  # the fields of `SamplingParams` that are not at their defaults
+    max_tokens: list[int]  # of the answers to each
+    sampling: dict[str, Any]  # the other fields of `SamplingParams` that are not at their defaults
     adapter: str | None
     blend: dict[str, float]  # instead of one adapter, a weighted sum
     client: str | None

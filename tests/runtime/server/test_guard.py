@@ -109,9 +109,7 @@ def test_the_key_of_the_admin_is_for_nothing_else(method: str, path: str) -> Non
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
-def test_no_other_spelling_of_a_path_gets_by_without_the_admins_key(
-    method: str, path: str
-) -> None:
+def test_no_other_spelling_of_a_path_gets_by_without_the_admins_key(method: str, path: str) -> None:
     """Either it is refused, or it is no route."""
     for spelling in (f"{path}%0A", f"{path}/", f"/{path}", path.upper(), path.replace("/", "//")):
         assert status(ADMIN, method, spelling, "one") in (401, 404, 405, 307)
@@ -135,7 +133,10 @@ def test_a_proxys_prefix_hides_no_path() -> None:
     [
         *((host, True) for host in ("localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:80")),
         *((host, True) for host in ("[::1]", "[::1]:8000")),
-        *((host, False) for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example")),
+        *(
+            (host, False)
+            for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example")
+        ),
         *((host, False) for host in ("localhost.", "127.0.0.2", "[::2]:8000", "localhost@evil")),
     ],
 )

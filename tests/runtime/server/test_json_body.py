@@ -5,10 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
+from support.models.tiny_sizes import POSITIONS
 from support.web_server import COMPLETIONS, Web, refused
 
 from trt_lora.runtime.server.adapter_bodies import LoadBody
-from trt_lora.runtime.server.bodies import ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
 from trt_lora.runtime.server.errors import HttpError, public
 from trt_lora.runtime.server.json_body import decoded
 
@@ -114,30 +115,42 @@ def test_a_body_says_that_it_is_json_or_nothing(web: Web) -> None:
         assert error["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
 
 
-def test_numbers_that_no_machine_has_are_refused_and_never_fail(web: Web) -> None:
-    """`2**70` fits no integer of 64 bits, in which they travel to the engine."""
-    huge = 1 << 70
-    for name in ("seed", "n", "top_k", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"):
-        for value in (huge, -huge):
-            error = web.refusal(COMPLETIONS, prompt="w5", **{name: value})
-            assert error["param"] in (name, f"body.{name}")
-    fields: list[dict[str, Any]] = [
-        {"truncate_prompt_tokens": -huge},
-        {"stop_token_ids": [huge]},
-        {"allowed_token_ids": [huge]},
-        {"logit_bias": {str(huge): 1}},
-        {"prompt": [huge]},
-        {"prompt": [[5, huge]]},
-        {"temperature": float("1e308") * 10},
-    ]
-    for given in fields:
-        raw = httpx.Request("POST", "http://x", json={"prompt": "w5"} | given | {}).content
-        response = web.client.post(
-            COMPLETIONS, content=raw, headers={"content-type": "application/json"}
-        )
-        refused(response, 400)
-    digits = b'{"prompt": "w5", "seed": ' + b"9" * 5000 + b"}"
-    assert len(refused(web.client.post(COMPLETIONS, content=digits), 400)["message"]) < 300
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("seed", "n", "top_k", "min_tokens", "logprobs", "prompt_logprobs"),
+        *("stop_token_ids", "allowed_token_ids", "logit_bias", "prompt"),
+    ],
+)
+def test_a_number_of_71_bits_is_refused_by_name(web: Web, name: str, sign: int) -> None:
+    """Those to the engine have 64."""
+    huge = sign << 70
+    lists = ("stop_token_ids", "allowed_token_ids", "prompt")
+    value = {str(huge): 1} if name == "logit_bias" else [huge] if name in lists else huge
+    error = web.refusal(COMPLETIONS, **{"prompt": [5], name: value})
+    assert error["param"] in (name, f"body.{name}")
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b'{"prompt": [5], "seed": ' + b"9" * 5000 + b"}", "body.seed"),
+        (b'{"prompt": [5], "logit_bias": {"' + b"9" * 5000 + b'": 1}}', "logit_bias"),
+        (b'{"prompt": [5], "temperature": 1e400}', "body.temperature"),
+        (b'{"prompt": [5], "lora": [{"name": "a", "scale": 1e400}]}', "body.lora"),
+    ],
+    ids=["seed", "logit_bias", "temperature", "scale"],
+)
+def test_a_number_that_is_too_long_is_refused_by_name(web: Web, raw: bytes, param: str) -> None:
+    error = refused(web.client.post(COMPLETIONS, content=raw), 400)
+    assert error["param"] == param
+    assert len(error["message"]) < 300
+
+
+def test_an_answer_that_may_be_longer_than_there_is_room_ends_with_the_room(web: Web) -> None:
+    body = {"prompt": [5], "ignore_eos": True, "temperature": 0, "max_tokens": 1 << 70}
+    assert web.answer(COMPLETIONS, **body)["usage"]["total_tokens"] == POSITIONS
 
 
 def test_no_message_tells_a_path_or_is_long() -> None:

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
@@ -26,12 +27,11 @@ SAMPLING = SamplingParams(
     stop_token_ids=[5, 6],
     logit_bias={3: -100.0, 96: 0.5},
     structured_outputs=StructuredOutputsParams(json={"type": "object", "required": ["x"]}),
-    max_tokens=None,
 )
 COMMANDS: list[wire.Command] = [
     wire.Open("/engine", "auto", {"rows": 3}, {"host_memory": None}),
-    wire.Submit(7, [[1, 2], [3]], _changed(SAMPLING), "a", {}, "client", None),
-    wire.Submit(8, [[1]], {}, None, {"a": 0.5, "b": -1.0}, None, "salt"),
+    wire.Submit(7, [[1, 2], [3]], [5, 6], _changed(SAMPLING), "a", {}, "client", None),
+    wire.Submit(8, [[1]], [4], {}, None, {"a": 0.5, "b": -1.0}, None, "salt"),
     wire.Cancel([1, 1 << 40]),
     wire.Ask(9, "load", {"name": "é", "replace": False, "max_rank": None}),
     wire.Close(),
@@ -50,16 +50,14 @@ EVENTS: list[wire.Event] = [
     wire.Step(TOKENS, {5: wire.WireError("OutputError", "NaN")}, running=2, waiting=9),
 ]
 LORA_ERRORS = [
-    kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, LoRAError)
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LoRAError)
 ]
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     """The bytes, cut at these places."""
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(places)]
 
 
 def framed(messages: Iterable[wire.Command | wire.Event]) -> bytes:
@@ -104,10 +102,10 @@ def test_a_message_comes_with_its_last_byte_and_not_before() -> None:
     ],
 )
 def test_parameters_arrive_equal(sampling: SamplingParams) -> None:
-    sent = wire.framed(wire.Submit(1, [[1]], _changed(sampling), None, {}, None, None))
+    sent = wire.framed(wire.Submit(1, [[1]], [7], _changed(sampling), None, {}, None, None))
     (arrived,) = wire.Frames().commands(sent)
     assert isinstance(arrived, wire.Submit)
-    assert _sampling(arrived.sampling) == sampling
+    assert _sampling(arrived.sampling, arrived.max_tokens[0]) == replace(sampling, max_tokens=7)
 
 
 def test_parameters_at_their_defaults_take_no_room() -> None:

@@ -1,0 +1,326 @@
+"""What a body asks for: as parameters, or refused by the name of the field."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.text.chat_template import Chat
+from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
+from trt_lora.runtime.server.answers.bodies import AnswerBody, ChatBody, CompletionBody
+from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.json_body import decoded
+
+MODEL = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=99)  # what the model says
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+KINDS = [CompletionBody, ChatBody]
+
+
+def body(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> Any:
+    needed: Mapping[str, Any] = {"prompt": "hello"}
+    if kind is ChatBody:
+        needed = {"messages": [{"role": "user", "content": "hello"}]}
+    return decoded(json.dumps({**needed, **fields}).encode(), kind)
+
+
+def sampling(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> SamplingParams:
+    found: SamplingParams = body(kind, **fields).sampling(MODEL, 20)
+    return found
+
+
+def look_at_all_of(kind: type[AnswerBody], fields: Mapping[str, Any]) -> None:
+    made = body(kind, **fields)
+    made.sampling(MODEL, 20)
+    made.prompts()
+
+
+def refusal(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> HttpError:
+    with pytest.raises(HttpError) as raised:
+        look_at_all_of(kind, fields)
+    assert raised.value.status == 400
+    return raised.value
+
+
+def test_what_a_body_does_not_say_the_model_does() -> None:
+    assert sampling() == replace(MODEL, max_tokens=16)  # vLLM's default of completions
+    assert sampling(ChatBody) == replace(MODEL, max_tokens=None)  # as many as there is room for
+    given = {"temperature": 0, "top_p": None, "seed": None, "stop": None, "max_tokens": 3}
+    assert sampling(**given) == replace(MODEL, temperature=0, max_tokens=3)
+
+
+FIELDS: dict[str, Any] = {
+    "n": 3,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.5,
+    "temperature": 0.25,
+    "top_p": 0.5,
+    "top_k": 7,
+    "min_p": 0.1,
+    "seed": (1 << 63) - 1,
+    "stop": ["x", "y"],
+    "stop_token_ids": [4, 5],
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "allowed_token_ids": [4, 5, 6],
+    "bad_words": ["no"],
+    "prompt_logprobs": 3,
+    "max_tokens": 9,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_field_reaches_the_engine(kind: type[AnswerBody], name: str) -> None:
+    found = sampling(kind, **{name: FIELDS[name]})
+    expected = replace(sampling(kind), **{name: FIELDS[name]})
+    assert found == expected
+    assert found != sampling(kind)
+
+
+def test_biases_are_by_token() -> None:
+    assert sampling(logit_bias={"5": -100, "7": 0.5}).logit_bias == {5: -100, 7: 0.5}
+    assert sampling(logit_bias={}).logit_bias is None
+    for key in ("x", "", "5.5", "-1"):
+        assert refusal(logit_bias={key: 1}).param == "logit_bias"
+
+
+def test_openais_newer_name_of_the_length_goes_first() -> None:
+    assert sampling(ChatBody, max_completion_tokens=5, max_tokens=9).max_tokens == 5
+    assert sampling(ChatBody, max_tokens=9).max_tokens == 9
+
+
+def test_log_probabilities_are_a_number_of_completions_and_two_fields_of_chats() -> None:
+    assert sampling(logprobs=0).logprobs == 0
+    assert sampling(logprobs=5).logprobs == 5
+    assert sampling(ChatBody, logprobs=True).logprobs == 0
+    assert sampling(ChatBody, logprobs=True, top_logprobs=5).logprobs == 5
+    assert sampling(ChatBody, logprobs=False, top_logprobs=0).logprobs is None
+    error = refusal(ChatBody, top_logprobs=5)
+    assert (error.param, "`logprobs` must be set to true" in str(error)) == ("top_logprobs", True)
+    assert sampling(echo=True, logprobs=2).prompt_logprobs == 2
+    assert sampling(echo=True).prompt_logprobs is None
+    assert sampling(logprobs=2).prompt_logprobs is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "most", "more"),
+    [
+        ("n", 16, 17),
+        ("stop", ["x"] * 16, ["x"] * 17),
+        ("stop", "x" * 1000, "x" * 1001),
+        ("stop", ["y", "x" * 1000], ["y", "x" * 1001]),
+        ("logit_bias", {str(n): 1 for n in range(1024)}, {str(n): 1 for n in range(1025)}),
+        ("prompt_logprobs", 20, 21),
+        ("request_id", "x" * 256, "x" * 257),
+    ],
+    ids=["n", "stops", "stop", "a stop", "biases", "prompt_logprobs", "request_id"],
+)
+def test_a_field_has_a_most(kind: type[AnswerBody], name: str, most: Any, more: Any) -> None:
+    assert sampling(kind, **{name: most})
+    assert refusal(kind, **{name: more}).param == name
+
+
+def test_log_probabilities_have_a_most_that_the_server_says() -> None:
+    assert refusal(logprobs=21).param == "logprobs"
+    assert str(refusal(ChatBody, logprobs=True, top_logprobs=21)).startswith("logprobs is 21")
+    assert body(logprobs=30).sampling(MODEL, 30).logprobs == 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("n", value) for value in (0, -1)),
+        *(("max_tokens", value) for value in (0, -1)),
+        *(("temperature", value) for value in (-0.1, -1)),
+        *(("top_p", value) for value in (0, 2, -1)),
+        *(("min_p", value) for value in (-0.1, 1.1)),
+        *(("presence_penalty", value) for value in (-2.1, 2.1)),
+        *(("frequency_penalty", value) for value in (-2.1, 2.1)),
+        ("repetition_penalty", 0),
+        ("top_k", -2),
+        ("seed", 1 << 70),
+        ("min_tokens", -1),
+        ("prompt_logprobs", -1),
+        ("stop", ""),
+        ("stop", ["x", ""]),
+        ("bad_words", [""]),
+        ("allowed_token_ids", []),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -1),
+        ("stream_options", {"include_usage": True}),  # nothing is streamed
+        ("modalities", ["text", "audio"]),
+    ],
+)
+def test_a_value_without_a_meaning_is_refused_by_name(
+    kind: type[AnswerBody], name: str, value: Any
+) -> None:
+    error = refusal(kind, **{name: value})
+    assert error.param == name
+    assert name in str(error)
+
+
+REFUSED: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "functions": [{"name": "f"}],
+    "audio": {"voice": "x"},
+    "mm_processor_kwargs": {"x": 1},
+    "documents": [{"text": "x"}],
+    "logits_processors": ["x"],
+    "kv_transfer_params": {"x": 1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_done_is_refused_by_name_and_nothing_is_not(
+    kind: type[AnswerBody], name: str
+) -> None:
+    error = refusal(kind, **{name: REFUSED[name]})
+    assert error.param == name
+    assert str(error).startswith(f"{name} is not supported: ")
+    nothing = type(REFUSED[name])()
+    assert sampling(kind, **{name: nothing}) == sampling(kind, **{name: None}) == sampling(kind)
+
+
+def test_beams_are_one_answer() -> None:
+    assert sampling(use_beam_search=True) == sampling()
+    assert refusal(use_beam_search=True, n=2).param == "n"
+
+
+def test_a_template_in_a_request_is_not_run() -> None:
+    assert refusal(ChatBody, chat_template="{{ 7 * 7 }}").param == "chat_template"
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts"),
+    [
+        ("hello", ["hello"]),
+        (["a", "b"], ["a", "b"]),
+        ([5, 6], [[5, 6]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+        (["x"] * 64, ["x"] * 64),
+        ([5] * 65, [[5] * 65]),
+    ],
+)
+def test_a_completion_has_one_prompt_or_several(given: Any, prompts: list[Any]) -> None:
+    assert body(prompt=given).prompts() == prompts
+
+
+@pytest.mark.parametrize(
+    "given", [[], ["x"] * 65, [[5]] * 65, [None], [1.5], ["x", 5], [{}], [["x"], None]]
+)
+def test_other_prompts_are_refused(given: Any) -> None:
+    assert refusal(prompt=given).param == "prompt"
+
+
+def test_a_chat_is_one_conversation() -> None:
+    given = {"add_generation_prompt": False, "chat_template_kwargs": {"thinks": True}}
+    (chat,) = body(ChatBody, **given).prompts()
+    assert chat == Chat(
+        [{"role": "user", "content": "hello"}],
+        add_generation_prompt=False,
+        chat_template_kwargs={"thinks": True},
+    )
+    picture = [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]
+    for messages in (
+        [],
+        [{"role": "user"}],
+        [{"role": 5, "content": "x"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": picture}],
+    ):
+        assert refusal(ChatBody, messages=messages).param == "messages"
+    assert refusal(ChatBody, chat_template_kwargs={"messages": []}).param == "messages"
+
+
+# ---------------------------------------------------------------------------- structured answers
+
+
+def structure(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> Any:
+    return sampling(kind, **fields).structured_outputs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_is_asked_for_in_openais_way_and_in_vllms(kind: type[AnswerBody]) -> None:
+    wanted = StructuredOutputsParams(json=SCHEMA)
+    named = {"name": "x", "schema": SCHEMA, "strict": True}
+    openais = {"type": "json_schema", "json_schema": named}
+    assert structure(kind, response_format=openais) == wanted
+    assert structure(kind, structured_outputs={"json": SCHEMA}) == wanted
+    assert structure(kind, structured_outputs={"json": SCHEMA, "regex": None}) == wanted
+    any_object = StructuredOutputsParams(json={"type": "object"})
+    assert structure(kind, response_format={"type": "json_object"}) == any_object
+    assert structure(kind, response_format={"type": "text"}) is None
+    assert structure(kind, structured_outputs={}) is None
+
+
+def test_a_regex_and_a_grammar_are_as_they_are() -> None:
+    regex, grammar = "a+", 'start: "x"'
+    assert structure(structured_outputs={"regex": regex}) == StructuredOutputsParams(regex=regex)
+    found = structure(structured_outputs={"grammar": grammar})
+    assert found == StructuredOutputsParams(grammar=grammar)
+
+
+CHOICES = ["yes", "no", 'a "quoted" one', "back\\slash", "two\nlines", "é ☃", "/x/", "a|b", ""]
+
+
+def test_a_choice_is_a_grammar_of_these_texts_and_no_other() -> None:
+    llguidance = pytest.importorskip("llguidance")
+    from llguidance import LLMatcher, LLTokenizer
+
+    grammar = structure(structured_outputs={"choice": CHOICES}).grammar
+    tokenizer = LLTokenizer("byte")
+    compiled = llguidance.grammar_from("lark", grammar)
+
+    def accepts(text: str) -> bool:
+        matcher = LLMatcher(tokenizer, compiled)
+        assert not matcher.get_error()
+        tokens = tokenizer.tokenize_str(text)
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+    assert [text for text in CHOICES if not accepts(text)] == []
+    assert not any(map(accepts, ["yesno", "y", "maybe", "twolines", "start", "a"]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {}}, "body.response_format"),
+        ({"structured_outputs": {"xml": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": SCHEMA, "regex": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
+        *(
+            ({"structured_outputs": {"choice": choice}}, "structured_outputs")
+            for choice in ([], "yes", [1], 5, {"yes": 1})
+        ),
+        (
+            {
+                "structured_outputs": {"regex": "x"},
+                "response_format": {"type": "json_object"},
+            },
+            "structured_outputs",
+        ),
+    ],
+)
+def test_other_structures_are_refused(fields: dict[str, Any], param: str) -> None:
+    for kind in KINDS:
+        assert refusal(kind, **fields).param == param
+
+
+def test_every_field_that_is_refused_or_passed_on_is_one_of_a_body() -> None:
+    names = {field.name for field in msgspec.structs.fields(AnswerBody)}
+    assert names >= FIELDS.keys() | REFUSED.keys()

@@ -1,0 +1,97 @@
+"""A client that is gone holds nothing: no row, no lease, wherever its request was."""
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.eventually import eventually
+from support.served_engines import Gated, MakeGated
+from support.web_server import CHATS, COMPLETIONS
+
+PROMPT = [1, 2, 3]
+
+
+def connection(gated: Gated, path: str, **body: Any) -> socket.socket:
+    """A connection on which a request was sent."""
+    content = json.dumps({"prompt": PROMPT, "max_tokens": 20, "temperature": 0, **body})
+    made = socket.create_connection(gated.web.address, timeout=60)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    made.sendall((head + content).encode())
+    return made
+
+
+def holds_nothing(gated: Gated) -> bool:
+    """Whether no request is known, and no adapter is leased."""
+    running = gated.web.running
+    leases = [known["leases"] for known in gated.web.client.get("/v1/lora_adapters").json()["data"]]
+    return len(running.client) == 0 and running.admission.requests == 0 and not any(leases)
+
+
+def while_it_waits(gated: Gated, made: socket.socket) -> None:
+    """No step was made."""
+    assert eventually(lambda: gated.engine.waits)
+
+
+def while_it_streams(gated: Gated, made: socket.socket) -> None:
+    """Some tokens have come."""
+    gated.engine.let(4)
+    while b"data: " not in made.recv(1 << 16):
+        pass
+    assert eventually(lambda: gated.engine.waits)
+
+
+@pytest.mark.parametrize("model", ["base", "1"])
+@pytest.mark.parametrize(
+    ("stream", "when"),
+    [(False, while_it_waits), (True, while_it_waits), (True, while_it_streams)],
+)
+def test_a_row_and_a_lease_are_free_one_step_after_the_client_is_gone(
+    make_gated: MakeGated,
+    stream: bool,
+    when: Callable[[Gated, socket.socket], None],
+    model: str,
+) -> None:
+    gated = make_gated()
+    gated.engine.shut()
+    made = connection(gated, COMPLETIONS, stream=stream, model=model)
+    when(gated, made)
+    made.close()
+    assert eventually(lambda: len(gated.web.running.client) == 0)  # before any step
+    steps = gated.engine.steps
+    gated.engine.let(1)
+    assert eventually(lambda: holds_nothing(gated))
+    assert gated.engine.steps == steps + 1
+    gated.engine.let()
+    assert gated.web.answer(COMPLETIONS, prompt=PROMPT, model=model)["choices"]
+
+
+def test_all_answers_of_a_client_go_with_it(make_gated: MakeGated) -> None:
+    gated = make_gated(rows=2)
+    gated.engine.shut()
+    made = connection(gated, COMPLETIONS, n=8, temperature=1, model="1", stream=True)
+    while_it_waits(gated, made)
+    assert eventually(lambda: len(gated.web.running.client) == 8)
+    made.close()
+    gated.engine.let()
+    assert eventually(lambda: holds_nothing(gated))
+
+
+def test_a_client_that_is_gone_before_its_body_is_whole_has_asked_for_nothing(
+    make_gated: MakeGated,
+) -> None:
+    gated = make_gated()
+    with socket.create_connection(gated.web.address) as made:
+        made.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{" % CHATS.encode())
+    assert gated.web.answer(COMPLETIONS, prompt=PROMPT)["choices"]
+    assert holds_nothing(gated)
+
+
+def test_a_client_that_reads_nothing_holds_up_no_step_of_others(make_gated: MakeGated) -> None:
+    gated = make_gated(rows=2)
+    made = connection(gated, COMPLETIONS, stream=True, max_tokens=20, n=1)
+    for _ in range(5):
+        assert gated.web.answer(COMPLETIONS, prompt=PROMPT, max_tokens=4)["choices"]
+    made.close()
+    assert eventually(lambda: holds_nothing(gated))

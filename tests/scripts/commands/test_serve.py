@@ -1,0 +1,175 @@
+"""`trt-lora serve` as a command: how it starts, what it refuses, and how its processes end."""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import TinyEngine
+from support.commands import trt_lora
+from support.eventually import eventually
+from support.served_engines import write_adapter
+from support.spoken_engine import spoken_engine
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.manifest import read_manifest
+from trt_lora.scripts.commands.serve import _count, _module, add_options
+
+BODY = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server in processes of its own."""
+
+    process: subprocess.Popen[str]
+    client: httpx.Client
+
+    @property
+    def engine(self) -> int:
+        """The process of the engine."""
+        pid = self.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(child)
+
+    def is_ready(self) -> bool:
+        """Whether it has answered so."""
+        try:
+            return self.client.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@contextmanager
+def started(*words: object, **environment: str) -> Iterator[Started]:
+    """Run the command; kill what is left of it."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "trt_lora.scripts.trt_lora_command", "serve"]
+    with (
+        subprocess.Popen(
+            [*command, *map(str, words), "--port", port],
+            env=os.environ | environment,
+            text=True,
+            stderr=subprocess.PIPE,
+        ) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        try:
+            yield Started(process, client)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def spoken(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine with slots and words, an adapter beside it."""
+    folder = tmp_path_factory.mktemp("spoken")
+    engine = spoken_engine(tiny_engine.slots, folder / "engine")
+    write_adapter(folder / "a", read_manifest(engine))
+    return engine
+
+
+@pytest.mark.slow
+def test_it_answers_and_a_signal_ends_it_with_its_engine(spoken: Path) -> None:
+    words = ("--drain-grace", "0", "--lora-modules", f"a={spoken.with_name('a')}")
+    with started(spoken, *words, "--served_model_name", "base", "--enforce-eager") as server:
+        assert eventually(server.is_ready)
+        models = server.client.get("/v1/models").json()["data"]
+        assert [(model["id"], model["parent"]) for model in models] == [
+            ("base", None),
+            ("a", "base"),
+        ]
+        texts = {
+            name: server.client.post("/v1/completions", json={**BODY, "model": name}).json()
+            for name in ("base", "a")
+        }
+        assert texts["base"]["choices"][0]["text"] != texts["a"]["choices"][0]["text"]
+        assert server.client.post("/v1/load_lora_adapter", json={}).status_code == 404
+        engine = server.engine
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+        assert not Path(f"/proc/{engine}").exists()
+        assert server.process.stderr is not None
+        lines = server.process.stderr.read().splitlines()
+        assert [line.split(" ")[:2] for line in lines if "model.layers" not in line] == [
+            ["warning:", "--enforce-eager"]
+        ]
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_ends_every_answer_and_the_server(spoken: Path) -> None:
+    with started(spoken) as server:
+        assert eventually(server.is_ready)
+        engine = server.engine
+        os.kill(engine, signal.SIGSTOP)
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(server.client.post, "/v1/completions", json=BODY)
+            assert eventually(lambda: server.client.get("/load").json() == {"server_load": 1})
+            os.kill(engine, signal.SIGKILL)
+            assert answer.result().status_code == 503
+        assert server.client.get("/health").status_code == 503
+        assert server.process.wait(60) == 70
+
+
+@pytest.mark.slow
+def test_what_keeps_it_from_starting_is_one_line(spoken: Path, tmp_path: Path) -> None:
+    with started(spoken, "--lora-modules", f"x={tmp_path}", "--drain-grace", "0") as server:
+        assert server.process.wait(60) == 2
+        assert server.process.stderr is not None
+        (line,) = server.process.stderr.read().splitlines()
+        assert line.startswith("error: --lora-modules x: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "0.0.0.0"], "--host is 0.0.0.0, which others reach: give --api-key"),
+        (
+            ["--host", "::", "--api-key", "k", "--allow-runtime-lora-updating"],
+            "adapters may be loaded over HTTP: give --admin-api-key",
+        ),
+        (["--max-model-len", "1M"], "--max-model-len is 1048576, expected 1 to 64"),
+        (["--max-num-seqs", "5"], "--max-num-seqs is 5, expected 1 to 4"),
+        (["--max-lora-rank", "64"], "--max-lora-rank is 64, expected 1 to 16"),
+        (["--max-loras", "3"], "--max-loras is 3, expected 1 to 2"),
+        (["--dtype", "half"], "--dtype is half, and the engine was built for float32"),
+        (["--lora-modules", "a"], "--lora-modules has 'a', expected NAME=PATH"),
+        (["-tp", "2"], "--tensor-parallel-size 2 is not supported"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_runs(
+    spoken: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in trt_lora(capsys, "serve", spoken, *words, expected=2)
+
+
+def test_numbers_and_adapters_are_spelled_as_in_vllm() -> None:
+    assert [_count(text) for text in ("7", "2k", "1.5K", "auto", "-1")] == [
+        7,
+        2000,
+        1536,
+        None,
+        None,
+    ]
+    assert _module("a=b=c") == ("a", "b=c")
+    assert _module('{"name": "a", "path": "b", "base_model_name": "m"}') == ("a", "b")
+    for wrong in ("a", "{", '{"name": "a"}', "{}"):
+        with pytest.raises(ConfigError, match="expected NAME=PATH"):
+            _module(wrong)
+
+
+def test_no_option_is_abbreviated() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["engine", "--max-num-seq", "3"])
