@@ -91,16 +91,20 @@ class DrainingServer(uvicorn.Server):
             notify("READY=1")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what is open; where the end is forced, that leaves the lifespan out."""
+        """Close what is open, where the end is forced too: uvicorn leaves the lifespan out."""
         await super().shutdown(sockets)
-        if self._server.running is not None:
-            self._server.running.client.abandon()
+        if self.force_exit:
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS_S)
+            await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Follow a signal."""
         del frame
         if self._event_loop is None or not self.started or self._server.is_draining:
             self.should_exit = self.force_exit = True
+            if self._event_loop is not None and self._server.running is not None:
+                self._event_loop.call_soon_threadsafe(self._server.running.kill)
             return
         self._server.is_draining = True
         grace = 0.0 if sig == signal.SIGINT else self._web.drain_grace_s

@@ -23,6 +23,7 @@ from trt_lora.runtime.server.served_models import ServedModels, load_at_start
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.slot_stacks import slot_nbytes
 
+_LAST_S = 5.0  # that an engine has to end, when it shall
 _DTYPES = {"half": "float16", "float": "float32"}  # as vLLM calls them
 
 
@@ -75,9 +76,15 @@ class RunningServer:
         return self._with_requests(await self.models.ask(what, name))
 
     async def close(self) -> None:
-        """End the engine, and wait until it has."""
-        await self.client.close()
+        """End the engine, and wait until it has; a process that does not is killed."""
+        await self.client.close(_LAST_S)
         await _ended(self.engine)
+
+    def kill(self) -> None:
+        """End the engine at once."""
+        self.client.abandon()
+        if isinstance(self.engine, subprocess.Popen):
+            self.engine.kill()
 
     def _with_requests(self, known: dict[str, Any]) -> dict[str, Any]:
         running, waiting = self.client.requests_of(known["name"])
@@ -85,8 +92,14 @@ class RunningServer:
 
 
 async def _ended(engine: subprocess.Popen[bytes] | threading.Thread) -> None:
-    wait = engine.join if isinstance(engine, threading.Thread) else engine.wait
-    await asyncio.to_thread(wait)
+    if isinstance(engine, threading.Thread):
+        await asyncio.to_thread(engine.join)
+        return
+    try:
+        await asyncio.to_thread(engine.wait, _LAST_S)
+    except subprocess.TimeoutExpired:
+        engine.kill()
+        await asyncio.to_thread(engine.wait)
 
 
 async def started(config: ServerConfig) -> RunningServer:

@@ -9,10 +9,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from trt_lora.plugins.errors import AdapterError, LoRAError, StateError, UnknownAdapterError
+from trt_lora.runtime.adapters.load import looks_like_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.vllm_phrases import vllm_phrases
+from trt_lora.runtime.store.names import check_name
 
 _LONGEST_NAME = 256  # bytes
 _NOT_IN_NAMES = frozenset("\\,")  # a router splits lists of names at commas
@@ -130,14 +132,13 @@ class ServedModels:
             HttpError: 404; there is none of that name.
         """
         async with self._lock(name):
+            if self._adapters.pop(name, None) is None:  # from now on no request finds it
+                raise _not_found(name)
             try:
                 wait_s = _WAIT_S if wait else 0.0
                 freed: int = await self._client.ask("unload", name=name, wait_s=wait_s)
             except UnknownAdapterError as error:
-                text = f"The lora adapter '{name}' cannot be found."
-                raise HttpError(404, text) from error
-            finally:
-                self._adapters.pop(name, None)
+                raise _not_found(name) from error
             return freed
 
     async def known(self) -> list[dict[str, Any]]:
@@ -151,11 +152,12 @@ class ServedModels:
         Raises:
             HttpError: 404; there is none of that name. 409; it finds no slot to be pinned in.
         """
+        if name not in self._adapters:  # a strength or a blend is no adapter that was loaded
+            raise _not_found(name)
         try:
             found: dict[str, Any] = await self._client.ask(what, name=name)
         except UnknownAdapterError as error:
-            text = f"The lora adapter '{name}' cannot be found."
-            raise HttpError(404, text) from error
+            raise _not_found(name) from error
         except StateError as error:
             raise HttpError(409, str(error)) from error
         return self._with_path(found)
@@ -182,14 +184,23 @@ class ServedModels:
                 f"control characters, ..), or more than {_LONGEST_NAME} bytes",
                 "lora_name",
             )
+        try:
+            check_name(name)
+        except AdapterError as error:
+            raise HttpError(400, str(error), "lora_name") from error
 
     def _inside(self, path: str) -> Path | None:
-        """A path below a root, links resolved; None if it is elsewhere, or is not there."""
+        """The path of an adapter below a root, links resolved; None if there is none."""
         try:
             found = Path(path).resolve(strict=True)
         except (OSError, ValueError, RuntimeError):
             return None
-        return found if any(found.is_relative_to(root) for root in self._roots) else None
+        is_inside = any(found.is_relative_to(root) for root in self._roots)
+        return found if is_inside and looks_like_adapter(found) else None
+
+
+def _not_found(name: str) -> HttpError:
+    return HttpError(404, f"The lora adapter '{name:.200}' cannot be found.")
 
 
 def _card(

@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trt_lora.builder import BuildConfig
-from trt_lora.builder.progress import NoProgress
 from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime import Scheduler, open_engine
 from trt_lora.scripts.demo.__main__ import ADAPTERS, MODEL, ensure_engine
@@ -30,10 +29,11 @@ from trt_lora.scripts.measuring.child import ChildProcess
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.turns import Times, alternate
 from trt_lora.scripts.measuring.worker import WrongResultError
+from trt_lora.scripts.terminal.build_progress import build_progress
 
 ENGINE = Path("engines/many")  # as docs/many-adapters.md builds it
 STREAMS, TOKENS, ROUNDS = 8, 128, 6
-FIRST_TOKENS = 40  # of each side
+FIRST_TOKENS = 40  # of each side, after one of each row
 STEPS_MS = {32: 4.3, 8: 20.6}  # of the stub by streams: as on a GPU, and as on this CPU
 STUB_TOKENS, STUB_ROUNDS = 200, 6  # of each stream
 
@@ -139,9 +139,8 @@ class Sides:
             times = answer_times(self._scheduler, prompts, names, TOKENS)
             return STREAMS * TOKENS / (times.first_token + times.decode)
         asked = zip(prompts, names, strict=True)
-        return self._server.rate(
-            [_body(prompt, name, TOKENS) | WAYS[way] for prompt, name in asked]
-        )
+        bodies = [_body(prompt, name, TOKENS) | WAYS[way] for prompt, name in asked]
+        return asyncio.run(self._server.rate(bodies))
 
     def first_token_ms(self, way: str) -> float:
         """Return milliseconds to the first token of one request."""
@@ -151,7 +150,7 @@ class Sides:
         return asyncio.run(self._server.ask(_body(prompt, name, 1) | WAYS[way]))[0] * 1e3
 
     def _prompt(self) -> str:
-        return f"{next(self._numbers)} people ask: what is the capital of Portugal?"
+        return f"{next(self._numbers)} people ask for a fruit:"
 
 
 def _body(prompt: str, model: str, tokens: int) -> dict[str, Any]:
@@ -171,8 +170,9 @@ def built() -> Path:
     """Return the demo's model with a slot for each of its adapters; it is built once."""
     adapters = tuple(sorted(ADAPTERS.iterdir()))
     options: dict[str, Any] = {"dtype": "float32", "flavour": "none", "max_loras": len(adapters)}
-    model = ensure_demo_model(MODEL)
-    ensure_engine(BuildConfig(model, ENGINE, lora_dirs=adapters, **options), NoProgress())
+    config = BuildConfig(ensure_demo_model(MODEL), ENGINE, lora_dirs=adapters, **options)
+    with build_progress() as progress:
+        ensure_engine(config, progress)
     return ENGINE
 
 
@@ -185,15 +185,16 @@ def beside_scheduler(directory: Path) -> Iterator[ResultRow]:
         for name, path in paths.items():
             engine.adapters.load(name, path)
         sides = Sides(engine.serve(), server, list(paths))
-        first = _alternate([ALONE, STREAMED], sides.first_token_ms, FIRST_TOKENS)
+        first = _alternate([ALONE, STREAMED], sides.first_token_ms, FIRST_TOKENS, STREAMS)
         times = {name: first.median(name) for name in first.samples}
         yield ResultRow(
             "first token of an idle server",
             {"rounds": FIRST_TOKENS},
             {f"{name}, ms": ms for name, ms in times.items()}
             | {"streamed less Scheduler, ms": times[STREAMED] - times[ALONE]},
+            {f"{STREAMED} / {ALONE}": first.ratio(STREAMED, ALONE)},
         )
-        rates = _alternate([ALONE, *WAYS], sides.rate, ROUNDS)
+        rates = _alternate([ALONE, *WAYS], sides.rate, ROUNDS, 1)
         yield ResultRow(
             "full rows",
             {"streams": STREAMS, "adapters": len(paths), "tokens": TOKENS, "rounds": ROUNDS},
@@ -227,5 +228,7 @@ def web_part(directory: Path, streams: int, step_ms: float) -> ResultRow:
     )
 
 
-def _alternate(ways: Sequence[str], measure: Callable[[str], float], rounds: int) -> Times:
-    return alternate(ways, lambda order: list(map(measure, order)), rounds, warm_up=1)
+def _alternate(
+    ways: Sequence[str], measure: Callable[[str], float], rounds: int, warm_up: int
+) -> Times:
+    return alternate(ways, lambda order: list(map(measure, order)), rounds, warm_up=warm_up)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.config import FLAVOUR_CHOICES
+from trt_lora.builder.progress import Progress
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime import (
@@ -123,7 +124,7 @@ def _in_one_batch(engine: Engine) -> Table:
     return table
 
 
-def ensure_engine(config: BuildConfig, progress: BuildProgress) -> Manifest:
+def ensure_engine(config: BuildConfig, progress: Progress) -> Manifest:
     """Reuse the engine of an earlier run, unless other tools or another release made it."""
     try:
         manifest = read_manifest(config.output)

@@ -35,10 +35,8 @@ class Spoken:
 
     def config(self, **fields: Any) -> ServerConfig:
         """A server in this process, for the base model "base" and no adapter unless asked for."""
-        return ServerConfig(
-            self.engine,
-            **{"in_process": True, "names": ["base"], "lora_roots": [self.root]} | fields,
-        )
+        fields = {"in_process": True, "names": ["base"], "lora_roots": [self.root], **fields}
+        return ServerConfig(self.engine, **fields)
 
 
 def write_adapter(
@@ -51,7 +49,9 @@ def write_adapter(
         tensors[f"{site.path}.lora_A"] = rng.normal(0, 0.3, (rank, site.k)).astype(np.float32)
         tensors[f"{site.path}.lora_B"] = rng.normal(0, 0.3, (site.n, rank)).astype(np.float32)
     directory.mkdir(parents=True, exist_ok=True)
-    return write_peft(directory, tensors, r=rank, lora_alpha=rank, **fields)
+    targets = sorted({site.path.rpartition(".")[2] for site in manifest.sites})
+    options: dict[str, Any] = {"r": rank, "lora_alpha": rank, "target_modules": targets}
+    return write_peft(directory, tensors, **options | fields)
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,7 @@ class RunningAnswer:
         except TimeoutError as error:
             if left is None or left > bound:
                 return []
-            what = await self._answers.waits_for()
-            raise HttpError(
-                503, f"no token came in time: the request waited for {what}", retry_after_s=1
-            ) from error
+            raise _late(await self._answers.waits_for()) from error
 
     def _note(self, token: Token) -> None:
         now = time.perf_counter()
@@ -175,7 +172,7 @@ class Answering:
         tokens = sum(map(len, prompts)) * sampling.n
         ticket = self.admission.admit(len(prompts) * sampling.n, tokens, client)
         try:
-            answers = await self.client.submit(
+            submitting = self.client.submit(
                 prompts,
                 self._max_tokens(sampling, prompts),
                 sampling,
@@ -184,8 +181,11 @@ class Answering:
                 client=client,
                 salt=body.cache_salt,
             )
+            answers = await asyncio.wait_for(submitting, ticket.seconds_left)
         except BaseException as error:
             ticket.close()
+            if isinstance(error, TimeoutError):
+                raise _late("the engine to take it") from error
             if isinstance(error, LoRAError):
                 raise http_error(error, field) from error
             raise
@@ -233,9 +233,8 @@ class Answering:
     def _adapter(self, body: AnswerBody) -> tuple[str | None, dict[str, float]]:
         """The adapter that a request means by name, or the parts of a blend."""
         name = self.models.adapter(body.model)
-        for other in filter(
-            None, (body.lora_path, body.lora_request and body.lora_request.lora_name)
-        ):
+        asked = body.lora_request.lora_name if body.lora_request else None
+        for other in filter(None, (body.lora_path, asked)):
             found = self.models.adapter(other)
             if name not in (None, found):
                 raise HttpError(400, f"model is {name!r}, and the body asks for {found!r}", "model")
@@ -286,6 +285,11 @@ class Answering:
         return [max(min(sampling.max_tokens or room, room), 1) for room in rooms]
 
 
+def _late(what: str) -> HttpError:
+    text = f"no token came in time: the request waited for {what}"
+    return HttpError(503, text, retry_after_s=1)
+
+
 def http_error(error: BaseException, field: str | None = None) -> HttpError:
     """Return what a client is told of an error of the library; `field` names an adapter."""
     if isinstance(error, UnknownAdapterError):
@@ -293,7 +297,8 @@ def http_error(error: BaseException, field: str | None = None) -> HttpError:
     if isinstance(error, ConfigError):
         return HttpError(400, str(error), named_field(str(error)))
     if isinstance(error, AdapterError):
-        return HttpError(400 if field == "lora" else 500, str(error), field)
+        # Of a blend it is the scale; of a model its files, which are not what they were.
+        return HttpError({"lora": 400, "model": 409}.get(field or "", 500), str(error), field)
     if isinstance(error, OutputError):
         return HttpError(500, str(error))
     if isinstance(error, StateError | BackendError):

@@ -122,19 +122,21 @@ class EngineClient:
             self._send(wire.Cancel(known))
 
     def fail_all(self, error: LoRAError) -> None:
-        """End every request with an error."""
+        """End every request with an error, and every question."""
+        self._fail_calls(error)
         numbers = list(self._answers)
         for number in numbers:
             self._give(number, error)
         if numbers and not self.dead.done():
             self._send(wire.Cancel(numbers))
 
-    async def close(self) -> None:
-        """Let the engine's half end, and wait until it has."""
+    async def close(self, within_s: float | None = None) -> None:
+        """Let the engine's half end, and wait until it has, or for so many seconds."""
         if not self.dead.done():
             self._send(wire.Close())
+        await asyncio.wait({self._reading}, timeout=within_s)
+        self.abandon()
         await asyncio.wait({self._reading})
-        self._writer.close()
 
     def abandon(self) -> None:
         """Let the engine's half end, without waiting."""
@@ -203,11 +205,14 @@ class EngineClient:
     def _end(self) -> None:
         """Tell everybody who waits that nothing comes any more."""
         self.dead.set_result(None)
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(_gone())
+        self._fail_calls(_gone())
         for number in list(self._answers):
             self._give(number, _gone())
+
+    def _fail_calls(self, error: LoRAError) -> None:
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error)
 
 
 class Answers:

@@ -1,5 +1,6 @@
 """A server of the tiny engine, its twin without HTTP, and one whose engine waits to be let."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from support.spoken_engine import spoken_engine
 from support.web_server import Web, web_server
 
 from trt_lora.runtime import Engine, open_engine
-from trt_lora.runtime.manifest import read_manifest
+from trt_lora.runtime.manifest import Manifest, read_manifest
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +50,17 @@ def make_gated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make
     make = MakeGated(tmp_path, monkeypatch)
     with make.ends:
         yield make
+
+
+@pytest.fixture(scope="module")
+def manifest(spoken: Spoken) -> Manifest:
+    return read_manifest(spoken.engine)
+
+
+@pytest.fixture
+def place(spoken: Spoken, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder below the root for one test."""
+    folder = spoken.root / f"of_{request.node.name}"[:60]
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)

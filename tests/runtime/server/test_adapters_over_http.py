@@ -7,60 +7,37 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
-import numpy as np
 import pytest
-from support.eventually import eventually
-from support.fakes.slot_engine import expected_answer, number_file
-from support.served_engines import Gated, MakeGated, Spoken, write_adapter
+from support.adapter_routes import (
+    GREEDY,
+    KNOWN,
+    LOAD,
+    PROMPT,
+    SAMPLING,
+    UNLOAD,
+    load,
+    loaded,
+    names,
+    said,
+    unload,
+)
+from support.served_engines import Spoken, write_adapter
 from support.web_server import CHATS, COMPLETIONS, Web, refused, web_server
 
-from trt_lora.runtime import Engine, SamplingParams
-from trt_lora.runtime.manifest import Manifest, read_manifest
-
-LOAD, UNLOAD, KNOWN = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora_adapters"
-PROMPT = [5, 6, 7, 8]
-GREEDY = {"temperature": 0, "ignore_eos": True, "max_tokens": 6}
-SAMPLING = SamplingParams(temperature=0, ignore_eos=True, max_tokens=6)
+from trt_lora.runtime import Engine
+from trt_lora.runtime.manifest import Manifest
 
 
-@pytest.fixture(scope="module")
-def manifest(spoken: Spoken) -> Manifest:
-    return read_manifest(spoken.engine)
-
-
-@pytest.fixture
-def place(spoken: Spoken, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder below the root for one test."""
-    folder = spoken.root / f"of_{request.node.name}"[:60]
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
-
-
-def load(web: Web, name: str, path: Path | str, **more: Any) -> httpx.Response:
-    return web.post(LOAD, lora_name=name, lora_path=str(path), **more)
-
-
-def unload(web: Web, name: str, **more: Any) -> httpx.Response:
-    return web.post(UNLOAD, lora_name=name, **more)
-
-
-def loaded(web: Web, name: str, path: Path | str, **more: Any) -> Any:
-    """What JSON tells of an adapter that was loaded."""
-    body = {"lora_name": name, "lora_path": str(path), **more}
-    response = web.client.post(LOAD, json=body, headers={"accept": "application/json"})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def names(web: Web) -> list[str]:
-    return [card["id"] for card in web.client.get("/v1/models").json()["data"]]
-
-
-def said(web: Web, model: str) -> Any:
-    body = {"prompt": PROMPT, "model": model, "return_token_ids": True, **GREEDY}
-    return web.answer(COMPLETIONS, **body)["choices"][0]["token_ids"]
+@pytest.fixture(autouse=True)
+def _others_go(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test has loaded is gone after it."""
+    yield
+    if "web" in request.fixturenames:
+        web: Web = request.getfixturevalue("web")
+        for name in names(web)[3:]:
+            unload(web, name)
+        for name in "ab":
+            web.client.post(f"{KNOWN}/{name}/unpin")
 
 
 def test_an_adapter_comes_and_goes_in_vllms_words(web: Web, spoken: Spoken, twin: Engine) -> None:
@@ -169,7 +146,7 @@ def test_what_lies_elsewhere_is_as_what_is_not_there(
     (place / "loop").mkdir()
     (place / "loop" / "x").symlink_to("x")
     (place / "empty" / "x").mkdir(parents=True)
-    paths = [
+    paths: list[Path | str] = [
         place / "x",  # nothing
         outside,
         place / "link" / "x",
@@ -317,113 +294,27 @@ def test_one_of_several_who_load_a_name_at_a_time_has_it(web: Web, spoken: Spoke
 
 def test_a_pinned_adapter_has_a_slot_until_it_is_unpinned(web: Web, spoken: Spoken) -> None:
     loaded(web, "x", spoken.adapters["a"])
-    for name in "ab":
-        known = web.client.post(f"{KNOWN}/{name}/pin").json()
-        assert (known["pinned"], known["level"]) == (True, "slot")
-        assert known["slot"] in (0, 1)
-    assert refused(web.client.post(f"{KNOWN}/x/pin"), 409)["type"] == "ConflictError"
-    known = web.client.post(f"{KNOWN}/a/unpin").json()
-    assert known["pinned"] is False
-    assert web.client.post(f"{KNOWN}/x/pin").json()["slot"] is not None
-    for name in "xb":
-        assert web.client.post(f"{KNOWN}/{name}/unpin").status_code == 200
-    for what in ("pin", "unpin"):
-        assert refused(web.client.post(f"{KNOWN}/nobody/{what}"), 404)["type"] == "NotFoundError"
+    known = web.client.post(f"{KNOWN}/x/pin").json()
+    assert (known["pinned"], known["level"], known["slot"] in (0, 1)) == (True, "slot", True)
+    for name in "abab":  # they take turns in the other slot
+        said(web, name)
+    assert web.client.get(f"{KNOWN}/x").json() == known
+    error = refused(web.client.post(f"{KNOWN}/a/pin"), 409)  # of the last slot
+    assert error["type"] == "ConflictError"
+    assert web.client.post(f"{KNOWN}/x/unpin").json()["pinned"] is False
+    for name in "abab":
+        said(web, name)
+    assert web.client.get(f"{KNOWN}/x").json()["slot"] is None
+
+
+def test_what_was_not_loaded_is_not_found(web: Web) -> None:
+    web.answer(COMPLETIONS, prompt=PROMPT, lora=[{"name": "a"}, {"name": "b", "scale": 2}])
+    for name in ("nobody", "a@0.5", "(a@1.0,b@2.0)"):
+        for what in ("pin", "unpin"):
+            refused(web.client.post(f"{KNOWN}/{name}/{what}"), 404)
+        refused(web.client.get(f"{KNOWN}/{name}"), 404)
+        refused(unload(web, name), 404)
     refused(web.client.post(f"{KNOWN}/a/turn"), 404)
-    assert unload(web, "x").status_code == 200
-
-
-# ------------------------------------------------------------------ while requests wait and run
-
-
-def asked(gated: Gated, pool: ThreadPoolExecutor, model: str) -> Any:
-    body = {"prompt": PROMPT, "model": model, "return_token_ids": True, **GREEDY}
-    load = gated.web.load
-    future = pool.submit(gated.web.post, COMPLETIONS, **body)
-    assert eventually(lambda: gated.web.load > load)
-    return future
-
-
-def test_unloading_waits_for_those_that_still_answer_where_that_is_asked_for(
-    make_gated: MakeGated,
-) -> None:
-    gated = make_gated()
-    with ThreadPoolExecutor() as pool:
-        gated.engine.shut()
-        answers = [asked(gated, pool, name) for name in "12"]
-        gated.engine.let(2)
-        assert eventually(lambda: gated.engine.waits)
-        freed = pool.submit(unload, gated.web, "1", wait=True)
-        assert unload(gated.web, "2").status_code == 200  # without a wait
-        assert eventually(lambda: names(gated.web) == ["base", "3"])
-        assert not freed.done()
-        gated.engine.let()
-        assert freed.result().status_code == 200
-        for number, answer in zip((1, 2), answers, strict=True):  # who runs ends as it began
-            ids = answer.result().json()["choices"][0]["token_ids"]
-            assert ids == expected_answer(PROMPT, number, SAMPLING)
-        assert names(gated.web) == ["base", "3"]
-
-
-def test_who_waits_for_an_adapter_that_is_unloaded_is_told_so(make_gated: MakeGated) -> None:
-    gated = make_gated(rows=1)
-    with ThreadPoolExecutor() as pool:
-        gated.engine.shut()
-        first, second = asked(gated, pool, "base"), asked(gated, pool, "3")
-        assert unload(gated.web, "3").status_code == 200
-        gated.engine.let()
-        assert first.result().status_code == 200
-        error = refused(second.result(), 404)
-        assert (error["param"], "'3'" in error["message"]) == ("model", True)
-
-
-def test_who_waits_for_an_adapter_that_is_replaced_has_the_new_one(
-    make_gated: MakeGated, tmp_path: Path
-) -> None:
-    gated = make_gated(rows=1)
-    with ThreadPoolExecutor() as pool:
-        gated.engine.shut()
-        first, second = asked(gated, pool, "base"), asked(gated, pool, "3")
-        path = number_file(tmp_path, 4)
-        assert load(gated.web, "3", path, load_inplace=True).status_code == 200
-        gated.engine.let()
-        assert first.result().status_code == 200
-        ids = second.result().json()["choices"][0]["token_ids"]
-        assert ids == expected_answer(PROMPT, 4, SAMPLING)
-
-
-def test_logits_that_are_no_numbers_end_one_request_and_not_its_neighbours(
-    make_gated: MakeGated, tmp_path: Path
-) -> None:
-    gated = make_gated()
-    path = number_file(tmp_path, 90)  # it answers with NaN
-    assert load(gated.web, "bad", path).status_code == 200
-    with ThreadPoolExecutor() as pool:
-        gated.engine.shut()
-        good, bad = asked(gated, pool, "1"), asked(gated, pool, "bad")
-        gated.engine.let()
-        ids = good.result().json()["choices"][0]["token_ids"]
-        assert ids == expected_answer(PROMPT, 1, SAMPLING)
-        error = refused(bad.result(), 500)
-    assert "bad" in error["message"]
-    (event,) = gated.web.events(COMPLETIONS, prompt=PROMPT, model="bad")
-    assert event["error"]["code"] == 500
-
-
-def test_files_that_have_changed_since_they_were_loaded_are_a_conflict(
-    spoken: Spoken, manifest: Manifest, place: Path
-) -> None:
-    """They were let go of, and would be read again."""
-    modules = [(f"x{n}", str(write_adapter(place / f"x{n}", manifest, seed=n))) for n in range(4)]
-    with web_server(spoken.config(lora_modules=modules, max_cpu_loras=1, max_loras=1)) as web:
-        for name, _ in modules[::-1]:
-            said(web, name)
-        levels = {k["name"]: k["level"] for k in web.client.get(KNOWN).json()["data"]}
-        gone = next(name for name, level in levels.items() if level == "disk")
-        write_adapter(place / gone, manifest, seed=9)
-        error = web.refusal(COMPLETIONS, 409, prompt=PROMPT, model=gone)
-        assert error["type"] == "ConflictError"
-        assert str(place) not in error["message"]
 
 
 # --------------------------------------------------------------------------- which routes there are
@@ -433,12 +324,13 @@ def test_the_routes_that_change_adapters_are_not_there_unless_enabled(spoken: Sp
     modules = [("a", str(spoken.adapters["a"]))]
     with web_server(spoken.config(lora_modules=modules), allows_updates=False) as web:
         for method, path in (
-            *(("POST", path) for path in (LOAD, UNLOAD, f"{KNOWN}/a/pin", "/adapters")),
+            *(("POST", path) for path in (LOAD, UNLOAD, "/adapters")),
             ("DELETE", "/adapters/a"),
         ):
             body = {"lora_name": "a", "lora_path": "/x", "name": "a", "src": "/x"}
             response = web.client.request(method, path, json=body)
             refused(response, 404)
+        refused(web.client.post(f"{KNOWN}/a/pin"), 405)  # such a name could be looked at
         assert names(web) == ["base", "a"]
         assert "/v1/load_lora_adapter" not in web.client.get("/openapi.json").text
         assert web.client.get(f"{KNOWN}/a").json()["name"] == "a"
@@ -474,16 +366,3 @@ def test_sagemakers_routes_do_the_same(web: Web, spoken: Spoken) -> None:
     response = web.client.delete("/adapters/org/x")
     assert response.text == "Success: LoRA adapter 'org/x' removed successfully."
     refused(web.client.delete("/adapters/org/x"), 404)
-
-
-def test_a_warning_of_an_adapter_comes_with_the_answer(
-    web: Web, manifest: Manifest, place: Path
-) -> None:
-    path = write_adapter(place / "x", manifest)
-    config = path / "adapter_config.json"
-    zero = {f"{site.path}.lora_B": np.zeros((site.n, 4), np.float32) for site in manifest.sites}
-    assert zero
-    assert config.is_file()
-    known = loaded(web, "x", path)
-    assert isinstance(known["warnings"], list)
-    assert unload(web, "x").status_code == 200

@@ -128,7 +128,8 @@ def test_a_number_of_71_bits_is_refused_by_name(web: Web, name: str, sign: int) 
     huge = sign << 70
     lists = ("stop_token_ids", "allowed_token_ids", "prompt")
     value = {str(huge): 1} if name == "logit_bias" else [huge] if name in lists else huge
-    error = web.refusal(COMPLETIONS, **{"prompt": [5], name: value})
+    body: dict[str, Any] = {"prompt": [5], name: value}
+    error = web.refusal(COMPLETIONS, **body)
     assert error["param"] in (name, f"body.{name}")
 
 

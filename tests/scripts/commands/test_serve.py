@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,6 +119,59 @@ def test_an_engine_that_is_killed_ends_every_answer_and_the_server(spoken: Path)
             assert answer.result().status_code == 503
         assert server.client.get("/health").status_code == 503
         assert server.process.wait(60) == 70
+
+
+@contextmanager
+def held(server: Started) -> Iterator[Future[str]]:
+    """A stream of an engine that is stopped, and goes on in the end if it is still there."""
+
+    def streamed() -> str:
+        body = {**BODY, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=body) as response:
+            return response.read().decode()
+
+    assert eventually(server.is_ready)
+    engine = server.engine
+    os.kill(engine, signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        try:
+            stream = pool.submit(streamed)
+            assert eventually(lambda: server.client.get("/load").json() == {"server_load": 1})
+            yield stream
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(engine, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_an_answer_under_way_ends_whole_after_a_signal(spoken: Path) -> None:
+    with started(spoken, "--drain-grace", "0") as server:
+        with held(server) as stream:
+            server.process.terminate()
+            assert eventually(lambda: not server.is_ready())
+        events = stream.result().split("\n\n")
+        assert '"finish_reason":"length"' in events[-3]
+        assert events[-2:] == ["data: [DONE]", ""]
+        assert server.process.wait(60) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "signals"),
+    [(("--drain-grace", "0", "--shutdown-timeout", "0.2"), 1), (("--drain-grace", "600"), 2)],
+    ids=["in time", "at once"],
+)
+def test_a_signal_ends_it_though_its_engine_hangs(
+    spoken: Path, options: tuple[str, ...], signals: int
+) -> None:
+    with started(spoken, *options) as server, held(server) as stream:
+        for _ in range(signals):
+            server.process.terminate()
+            assert eventually(lambda: not server.is_ready())  # it has noticed
+        assert server.process.wait(30) == 0
+        assert '"code":503' in stream.result()
+        assert server.process.stderr is not None
+        assert "Traceback" not in server.process.stderr.read()
 
 
 @pytest.mark.slow

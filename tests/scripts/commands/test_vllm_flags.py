@@ -95,10 +95,7 @@ def test_a_refusal_has_the_value_and_what_to_do() -> None:
         "--tensor-parallel-size 2 is not supported: an engine runs on one GPU; start one server "
         "for each GPU behind a router"
     )
-    assert (
-        noted("-tp", "1", "--quantization", "none", "--data-parallel-rank=0")
-        == []
-    )
+    assert noted("-tp", "1", "--quantization", "none", "--data-parallel-rank=0") == []
 
 
 def test_what_is_given_last_counts_as_with_vllm() -> None:

@@ -8,6 +8,7 @@ from support.models.tiny_sizes import POSITIONS
 from support.web_server import CHATS, COMPLETIONS, Web
 
 from trt_lora.runtime import Completion, Engine, SamplingParams
+from trt_lora.runtime.generation.text.prompts import Prompt
 
 PROMPT = [5, 6, 7, 8]
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_tokens": 8}
@@ -22,7 +23,8 @@ def words(ids: Sequence[int | None]) -> str:
 def expected(twin: Engine, adapter: str | None, *prompts: Any, **options: Any) -> list[Completion]:
     """What the engine answers without HTTP; text is a user's, which the template leaves alone."""
     sampling = SamplingParams(**{"temperature": 0, "ignore_eos": True, "max_tokens": 8, **options})
-    return twin.generate(list(prompts), adapter=adapter, sampling=sampling)
+    several: list[Prompt] = list(prompts)
+    return twin.generate(several, adapter=adapter, sampling=sampling)
 
 
 def completed(web: Web, **body: Any) -> Any:
