@@ -77,7 +77,8 @@ class RunningServer:
 
     async def close(self) -> None:
         """End the engine, and wait until it has; a process that does not is killed."""
-        await self.client.close(_LAST_S)
+        if not await self.client.close(_LAST_S):
+            self.kill()
         await _ended(self.engine)
 
     def kill(self) -> None:

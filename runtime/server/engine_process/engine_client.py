@@ -130,13 +130,14 @@ class EngineClient:
         if numbers and not self.dead.done():
             self._send(wire.Cancel(numbers))
 
-    async def close(self, within_s: float | None = None) -> None:
-        """Let the engine's half end, and wait until it has, or for so many seconds."""
+    async def close(self, within_s: float | None = None) -> bool:
+        """Let the engine's half end, and return whether it has, within so many seconds."""
         if not self.dead.done():
             self._send(wire.Close())
-        await asyncio.wait({self._reading}, timeout=within_s)
+        done, _ = await asyncio.wait({self._reading}, timeout=within_s)
         self.abandon()
         await asyncio.wait({self._reading})
+        return bool(done)
 
     def abandon(self) -> None:
         """Let the engine's half end, without waiting."""

@@ -17,7 +17,7 @@ from trt_lora.runtime.server.json_body import decoded
 
 MODEL = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=99)  # what the model says
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
-KINDS: tuple[type[AnswerBody], ...] = [CompletionBody, ChatBody]
+KINDS: tuple[type[AnswerBody], ...] = (CompletionBody, ChatBody)
 
 
 def body(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> Any:
