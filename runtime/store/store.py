@@ -241,9 +241,7 @@ class AdapterStore:
         return self._come(entry) if at_once else self._publish(entry, coverage)
 
     @checked
-    def unload(
-        self, name: str, *, expected_version: int | None = None, wait_s: float = 0.0
-    ) -> int:
+    def unload(self, name: str, *, expected_version: int | None = None, wait_s: float = 0.0) -> int:
         """Forget an adapter, and what was made of it; return how many bytes that made free.
 
         Memory is free when the last lease is released, at once if there is none; that is waited

@@ -13,15 +13,16 @@ from support.web_server import COMPLETIONS, Web, refused, web_server
 from trt_lora.runtime.manifest import Manifest
 
 
-def lease_count(web: Web, name: str) -> int:
-    return int(web.client.get(f"{KNOWN}/{name}").json()["leases"])
+def running(web: Web, name: str) -> int:
+    return int(web.client.get(f"{KNOWN}/{name}").json()["running"])
 
 
 def asked(gated: Gated, pool: ThreadPoolExecutor, model: str) -> Any:
     body = {"prompt": PROMPT, "model": model, "return_token_ids": True, **GREEDY}
-    load = gated.web.load
+    client = gated.web.running.client
+    before = len(client)
     future = pool.submit(gated.web.post, COMPLETIONS, **body)
-    assert eventually(lambda: gated.web.load > load)
+    assert eventually(lambda: len(client) > before)  # the engine has it
     return future
 
 
@@ -33,7 +34,7 @@ def test_unloading_waits_for_those_that_still_answer_where_that_is_asked_for(
         gated.engine.shut()
         answers = [asked(gated, pool, name) for name in "12"]
         gated.engine.let(4)
-        assert eventually(lambda: [lease_count(gated.web, name) for name in "12"] == [1, 1])
+        assert eventually(lambda: [running(gated.web, name) for name in "12"] == [1, 1])
         freed = pool.submit(unload, gated.web, "1", wait=True)
         assert unload(gated.web, "2").status_code == 200  # without a wait
         assert eventually(lambda: names(gated.web) == ["base", "3"])
@@ -41,6 +42,7 @@ def test_unloading_waits_for_those_that_still_answer_where_that_is_asked_for(
         gated.engine.let()
         assert freed.result().status_code == 200
         for number, answer in zip((1, 2), answers, strict=True):  # who runs ends as it began
+            assert answer.result().status_code == 200, answer.result().text
             ids = answer.result().json()["choices"][0]["token_ids"]
             assert ids == expected_answer(PROMPT, number, SAMPLING)
         assert names(gated.web) == ["base", "3"]

@@ -1,7 +1,6 @@
 """The server beside `Scheduler`, and its own cost over a stub, on a tiny engine."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from conftest import TinyEngine
 from support.served_engines import write_adapter
 from support.spoken_engine import spoken_engine
 
+from trt_lora.builder import BuildConfig
 from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.scripts.bench import http_serving
@@ -19,9 +19,7 @@ STUB = "trt_lora.scripts.bench.stub_server"
 
 
 @pytest.fixture
-def engine(
-    tiny_engine: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def engine(tiny_engine: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The tiny engine with slots, two adapters, and few tokens."""
     engine = spoken_engine(tiny_engine.slots, tmp_path / "engine")
     for seed in range(2):
@@ -63,9 +61,21 @@ def test_every_way_has_all_its_tokens_and_a_refusal_is_no_result(engine: Path) -
             asyncio.run(server.ask(http_serving._body("w1", "nobody", 6)))
 
 
+def test_the_engine_is_that_of_the_page_about_many_adapters(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs: list[BuildConfig] = []
+    monkeypatch.setattr(http_serving, "ensure_demo_model", Path)
+    monkeypatch.setattr(http_serving, "ensure_engine", lambda config, _: configs.append(config))
+    assert http_serving.built() == Path("engines/many")
+    (config,) = configs
+    assert [path.name for path in config.lora_dirs] == ["a0", "a1"]
+    assert (config.max_loras, config.dtype, config.flavour) == (2, "float32", "none")
+
+
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     with (
-        pytest.raises(BackendError, match="manifest"),
+        pytest.raises(BackendError, match="none does not exist"),
         http_serving.web(STUB, 1, 1.0, "serve", tmp_path / "none"),
     ):
         raise AssertionError("there is no engine")
