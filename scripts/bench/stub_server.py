@@ -27,7 +27,7 @@ def main() -> None:
     if first.isdigit():
         serve_stub(socket.socket(fileno=int(first)), int(rows), float(milliseconds) / 1e3)
     else:
-        vars(running_server)["start_process"] = partial(_start, rows, milliseconds)
+        running_server.__dict__["start_process"] = partial(_start, rows, milliseconds)
         trt_lora([first, *words])
 
 
