@@ -49,6 +49,21 @@ class Names:
         _check_version(name, entry.version, expected_version)
         return entry
 
+    def parts(self, name: str, parts: Iterable[str]) -> tuple[Entry, ...]:
+        """Return the entries of a blend's parts.
+
+        Raises:
+            UnknownAdapterError, StateError: as `get`.
+            AdapterError: one is made of what the blend would replace, and would be lost with it.
+        """
+        found = tuple(map(self.get, parts))
+        if lost := [part.name for part in found if _is_made_of(part, name)]:
+            raise AdapterError(
+                f"blend {name!r} would replace what {lost} are made of, and they would be lost; "
+                "choose another name"
+            )
+        return found
+
     def check_new(self, name: str, claim: Claim) -> None:
         """Refuse a name that a new adapter cannot have.
 
@@ -222,6 +237,10 @@ def check_name(name: str) -> None:
             f"{shown(name)} means the adapter {shown(match[1])} at strength {match[2]}; choose a "
             "name that does not end in @ and a number"
         )
+
+
+def _is_made_of(entry: Entry, name: str) -> bool:
+    return any(part.name == name or _is_made_of(part, name) for part in entry.parts)
 
 
 def _check_version(name: str, version: int, expected: int | None) -> None:

@@ -234,7 +234,7 @@ class AdapterStore:
         claim = self._claim(name, replace)
         weights = check_parts(name, parts)
         with self._lock:
-            entries = tuple(self._names.get(part) for part in parts)
+            entries = self._names.parts(name, parts)
         source = BlendSource(self._fit, name, tuple(zip(entries, weights, strict=True)))
         coverage = source.preview()
         entry = Entry(name, next(self._versions), source, coverage.nbytes, entries, claim)

@@ -27,6 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    add("--json", action="store_true", help="say why it fails in one JSON object, too")
     add("--in-process", action="store_true", help="run the engine in this process, to debug")
     _add_address(parser)
     _add_safety(parser)

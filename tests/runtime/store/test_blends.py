@@ -190,6 +190,19 @@ def test_parts_that_cannot_be_read_again_take_along_what_is_made_of_them(
     store.check_integrity()
 
 
+@pytest.mark.parametrize("part", ["ab", "a@0.5"])
+def test_a_blend_of_what_is_made_of_the_one_it_would_replace_is_refused(
+    store: AdapterStore, files: dict[str, Path], part: str
+) -> None:
+    for name in "ab":
+        store.load(name, files[name])
+    store.blend("ab", {"a": 1, "b": 1})
+    with pytest.raises(AdapterError, match="would replace what .* made of, and they would be lost"):
+        store.blend("a", {part: 1, "b": 1}, replace=True)
+    assert store.names == ("a", "b", "ab")
+    store.check_integrity()
+
+
 def test_a_part_that_is_replaced_while_its_blend_is_made_is_refused(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,7 +133,8 @@ class Life(RuleBasedStateMachine):
         too_wide = self.bound and any(min(array.shape) > 16 or max(array.shape) > 16
                                       for array in values.values())  # fmt: skip
         taken = name in known and not replace
-        if taken or too_wide or name in parts or not parts.keys() <= known.keys():
+        is_lost = self.bound and any(self.is_made_of(part, name) for part in parts)
+        if taken or too_wide or is_lost or name in parts or not parts.keys() <= known.keys():
             with pytest.raises((AdapterError, UnknownAdapterError)):
                 self.manager.blend(name, parts, replace=replace)
             return
@@ -143,6 +144,10 @@ class Life(RuleBasedStateMachine):
         self.register(name, values)
         if self.bound:
             self.expected.made_of[name] = set(parts)
+
+    def is_made_of(self, blend: str, name: str) -> bool:
+        parts = self.expected.made_of.get(blend, set())
+        return any(part == name or self.is_made_of(part, name) for part in parts)
 
     @rule(name=NAMES, force=st.booleans())
     def unload(self, name: str, force: bool) -> None:
