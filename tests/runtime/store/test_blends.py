@@ -197,7 +197,9 @@ def test_a_blend_of_what_is_made_of_the_one_it_would_replace_is_refused(
     for name in "ab":
         store.load(name, files[name])
     store.blend("ab", {"a": 1, "b": 1})
-    with pytest.raises(AdapterError, match=r"would replace what .* made of, and they would be lost"):
+    with pytest.raises(
+        AdapterError, match=r"would replace what .* made of, and they would be lost"
+    ):
         store.blend("a", {part: 1, "b": 1}, replace=True)
     assert store.names == ("a", "b", "ab")
     store.check_integrity()
