@@ -103,6 +103,11 @@ class ChatTemplate:
         return before if behind.startswith(" ") else before.rstrip()
 
     @cached_property
+    def _template(self) -> Any:
+        """The template, compiled: that takes many times as long as a conversation."""
+        return self._environment.from_string(self._source)
+
+    @cached_property
     def _reads_parts(self) -> bool:
         """Whether the template writes the text of a part, and not the part as Python shows it."""
         try:
@@ -122,7 +127,7 @@ class ChatTemplate:
             "add_generation_prompt": chat.add_generation_prompt,
         }
         try:
-            return _joined(self._environment.from_string(self._source).generate(variables))
+            return _joined(self._template.generate(variables))
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(f"{error or type(error).__name__}".split())
             raise ConfigError(f"the model's chat template refuses the prompt: {reason}") from error

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import SandboxedEnvironment
 from support.word_tokenizer import CHAT, CONVERSATION, word_engine, words
 from transformers import PreTrainedTokenizerFast
 
@@ -250,6 +251,13 @@ def test_a_template_that_shows_parts_as_python_does_reads_none(
         "how\nare",
         "how\\nare",
     )
+
+
+def test_a_template_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = TextTokenizer(word_engine(tmp_path))
+    first = tokenizer.render(CONVERSATION)
+    monkeypatch.setattr(SandboxedEnvironment, "compile", None)
+    assert tokenizer.render(CONVERSATION) == first
 
 
 def test_a_conversation_with_options_is_a_prompt(tmp_path: Path) -> None:
