@@ -52,9 +52,8 @@ def _main(words: Sequence[str], modules: Mapping[str, ModuleType]) -> None:
         if command := modules.get(name):
             subparser.description = command.__doc__
             command.add_options(subparser)
-    for command in modules.values():  # vLLM's flags may have underscores
-        words = getattr(command, "normalised", list)(words)
-    args = parser.parse_args(words)
+    named = next((word for word in words if word in _COMMANDS), "")
+    args = parser.parse_args(getattr(modules.get(named), "normalised", list)(words))
     args.command(args)
 
 

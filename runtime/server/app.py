@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -182,18 +182,18 @@ class Server:
         return response
 
     async def _tokenize(self, request: Request) -> Response:
-        body, running = await read_body(request, TokenizeBody), self._open()
-        running.models.adapter(body.model)
-        model = running.answering.model
-        found = await asyncio.to_thread(tokenized, model.tokenizer, model.manifest, body)
-        return JSONResponse(found)
+        return await self._by_tokenizer(await read_body(request, TokenizeBody), tokenized)
 
     async def _detokenize(self, request: Request) -> Response:
-        body, running = await read_body(request, DetokenizeBody), self._open()
+        return await self._by_tokenizer(await read_body(request, DetokenizeBody), detokenized)
+
+    async def _by_tokenizer(
+        self, body: TokenizeBody | DetokenizeBody, make: Callable[..., dict[str, Any]]
+    ) -> Response:
+        running = self._open()
         running.models.adapter(body.model)
         model = running.answering.model
-        found = await asyncio.to_thread(detokenized, model.tokenizer, model.manifest, body)
-        return JSONResponse(found)
+        return JSONResponse(await asyncio.to_thread(make, model.tokenizer, model.manifest, body))
 
     # ------------------------------------------------------------------------------------ adapters
 
@@ -305,22 +305,21 @@ async def _disconnect(request: Request) -> None:
 async def _refused(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, HttpError)
-    return Response(
-        error.body(), error.status, headers=error.headers, media_type="application/json"
-    )
+    return error.response()
 
 
 async def _refused_by_library(request: Request, error: Exception) -> Response:
-    return await _refused(request, http_error(error))
+    del request
+    return http_error(error).response()
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
+    del request
     status = getattr(error, "status_code", 404)
-    found = HttpError(status, "Method Not Allowed" if status == 405 else "Not Found")
-    return await _refused(request, found)
+    return HttpError(status, "Method Not Allowed" if status == 405 else "Not Found").response()
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """What no handler has foreseen: the ASGI server logs it, the client is told no more."""
-    del error
-    return await _refused(request, HttpError(500, "the server has failed; its log says more"))
+    del request, error
+    return HttpError(500, "the server has failed; its log says more").response()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
+from starlette.responses import Response
 
 _MOST = 200  # characters of a value that a message repeats
 _PATH = re.compile(r"(?<![\w/])/(?:[\w.@+-]+/)+[\w.@+-]*")
@@ -44,6 +45,12 @@ class HttpError(Exception):
         self.status, self.param = status, param
         self.headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
         self.kind = kind or _TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "")
+
+    def response(self) -> Response:
+        """Return the whole response."""
+        return Response(
+            self.body(), self.status, headers=self.headers, media_type="application/json"
+        )
 
     def body(self) -> bytes:
         """Return the JSON body."""

@@ -53,14 +53,13 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         if not self._is_host_allowed(headers.get(b"host", b"")):
-            return _response(
-                HttpError(400, "the Host header names another machine; see --allowed-host")
-            )
+            text = "the Host header names another machine; see --allowed-host"
+            return HttpError(400, text).response()
         if not self._has_key(scope, headers.get(b"authorization", b"")):
             return JSONResponse({"error": "Unauthorized"}, 401)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > MOST_BYTES:
-            return _response(_too_large())
+            return _too_large().response()
         return None
 
     def _has_key(self, scope: Scope, header: bytes) -> bool:
@@ -110,9 +109,3 @@ def _with_id(send: Send, identity: bytes) -> Send:
         await send(message)
 
     return sending
-
-
-def _response(error: HttpError) -> Response:
-    return Response(
-        error.body(), error.status, headers=error.headers, media_type="application/json"
-    )

@@ -4,11 +4,13 @@ import argparse
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trt_lora.plugins.errors import BackendError, ConfigError
+from trt_lora.runtime import ServingConfig
 from trt_lora.runtime.engines.open_executor import BACKENDS
 from trt_lora.scripts.commands.vllm_flags import add_vllm_flags, check_vllm_flags, normalised
 
@@ -39,29 +41,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_serve)
 
 
+def _group(parser: argparse.ArgumentParser, title: str) -> Callable[..., argparse.Action]:
+    """Begin a group of options; one that is not given leaves its default to its configuration."""
+    group = parser.add_argument_group(title)
+    group.argument_default = argparse.SUPPRESS
+    return group.add_argument
+
+
 def _add_address(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("address").add_argument
-    add("--host", default="127.0.0.1", help="address to listen at (127.0.0.1)")
-    add("--port", type=int, default=8000, help="port to listen at (8000)")
+    add = _group(parser, "address")
+    add("--host", help="address to listen at (127.0.0.1)")
+    add("--port", type=int, help="port to listen at (8000)")
     add("--uds", metavar="PATH", help="Unix socket to listen at instead")
-    add("--disable-fastapi-docs", action="store_true", help="no /openapi.json")
-    add("--uvicorn-log-level", default="warning", metavar="LEVEL", help="of the web server's log")
-    add("--root-path", default="", metavar="PATH", help="behind a proxy that strips it")
+    add("--disable-fastapi-docs", action="store_true", default=False, help="no /openapi.json")
+    add(
+        "--uvicorn-log-level",
+        dest="log_level",
+        metavar="LEVEL",
+        help="of the web server's log (warning)",
+    )
+    add("--root-path", metavar="PATH", help="behind a proxy that strips it")
     add("--ssl-keyfile", metavar="FILE", help="key of the certificate")
     add("--ssl-certfile", metavar="FILE", help="certificate: HTTPS instead of HTTP")
     add("--ssl-ca-certs", metavar="FILE", help="authorities of clients' certificates")
-    add("--ssl-cert-reqs", type=int, default=0, metavar="N", help="2: clients need a certificate")
+    add("--ssl-cert-reqs", type=int, metavar="N", help="2: clients need a certificate")
     add(
         "--drain-grace",
+        dest="drain_grace_s",
         type=float,
-        default=5.0,
         metavar="S",
         help="seconds that requests are taken after SIGTERM (5)",
     )
     add(
         "--shutdown-timeout",
+        dest="shutdown_timeout_s",
         type=float,
-        default=30.0,
         metavar="S",
         help="seconds that answers then have to end (30)",
     )
@@ -112,38 +126,50 @@ def _add_adapters(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("limits").add_argument
+    add = _group(parser, "limits")
     add(
         "--max-model-len",
         type=_count,
         metavar="N",
         help="tokens of prompt and answer; the engine's",
     )
-    add("--kv-cache-memory-bytes", type=_count, metavar="N", help="of as many requests as fit")
+    add(
+        "--kv-cache-memory-bytes",
+        dest="cache_bytes",
+        type=_count,
+        metavar="N",
+        help="of as many requests as fit",
+    )
     add(
         "--enable-prefix-caching",
         action="store_true",
         default=True,
         help="share prefixes of prompts (always, unless --no-enable-prefix-caching)",
     )
-    add("--dtype", default="auto", help="the engine's; another one is refused")
-    add("--max-num-seqs", type=int, metavar="N", help="requests that run at a time; the engine's")
+    add("--dtype", type=_dtype, help="the engine's (auto); another one is refused")
+    add(
+        "--max-num-seqs",
+        dest="rows",
+        type=int,
+        metavar="N",
+        help="requests that run at a time; the engine's",
+    )
     add("--max-num-batched-tokens", type=_count, metavar="N", help="of prompts in a step")
     add("--max-num-queued-reqs", type=int, metavar="N", help="that wait; 8 for each that runs")
     add("--max-num-queued-tokens", type=_count, metavar="N", help="of prompts that wait; no limit")
     add("--max-client-requests", type=int, metavar="N", help="of one key or address; no limit")
     add(
         "--queue-timeout",
+        dest="queue_timeout_s",
         type=float,
-        default=60.0,
         metavar="S",
         help="seconds to the first token (60)",
     )
-    add("--max-logprobs", type=int, default=20, metavar="N", help="beside each token (20)")
+    add("--max-logprobs", type=int, metavar="N", help="beside each token (20)")
 
 
 def _add_answers(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("answers").add_argument
+    add = _group(parser, "answers")
     add(
         "--generation-config",
         default="auto",
@@ -152,12 +178,23 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--sse-keep-alive-interval",
+        dest="keep_alive_s",
         type=float,
         metavar="S",
         help="seconds between comments in a stream that has nothing to say",
     )
-    add("--enable-force-include-usage", action="store_true", help="streams tell their usage")
-    add("--return-tokens-as-token-ids", action="store_true", help="in log probabilities")
+    add(
+        "--enable-force-include-usage",
+        action="store_true",
+        default=False,
+        help="streams tell their usage",
+    )
+    add(
+        "--return-tokens-as-token-ids",
+        action="store_true",
+        default=False,
+        help="in log probabilities",
+    )
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -171,51 +208,40 @@ def _serve(args: argparse.Namespace) -> None:
         _LOG.warning("%s", line)
     keys = args.api_key or list(filter(None, [os.environ.get("VLLM_API_KEY")]))
     updates = args.allow_runtime_lora_updating or _is_true("VLLM_ALLOW_RUNTIME_LORA_UPDATING")
-    is_local = args.uds is not None or args.host in _LOOPBACK
-    _check_safety(args, keys, is_local=is_local, updates=updates)
-    is_any_host = args.uds is not None or (not is_local and not args.allowed_host)
+    web = WebConfig(**_given(WebConfig, args))
+    is_local = web.uds is not None or web.host in _LOOPBACK
+    if not is_local:
+        _check_safety(args, web.host, keys, updates=updates)
+    is_any_host = web.uds is not None or (not is_local and not args.allowed_host)
     guard = GuardConfig(
         api_keys=keys,
         admin_key=args.admin_api_key,
         allowed_hosts=("*",) if is_any_host else (*_LOOPBACK, "[::1]", *args.allowed_host),
         returns_ids=args.enable_request_id_headers,
     )
-    web = WebConfig(
-        host=args.host,
-        port=args.port,
-        uds=args.uds,
-        root_path=args.root_path,
-        log_level=args.uvicorn_log_level,
-        ssl_keyfile=args.ssl_keyfile,
-        ssl_certfile=args.ssl_certfile,
-        ssl_ca_certs=args.ssl_ca_certs,
-        ssl_cert_reqs=args.ssl_cert_reqs,
-        drain_grace_s=args.drain_grace,
-        shutdown_timeout_s=args.shutdown_timeout,
-    )
-    server = Server(
-        _config(args),
-        guard,
-        allows_updates=updates,
-        shows_openapi=not args.disable_fastapi_docs,
-    )
-    status = serve(server, web)
-    if status:
+    shows = not args.disable_fastapi_docs
+    server = Server(_config(args), guard, allows_updates=updates, shows_openapi=shows)
+    if status := serve(server, web):
         raise SystemExit(status)
 
 
+def _given(kind: type[Any], args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a configuration that options have, by their names."""
+    names = [field.name for field in fields(kind)]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
 def _check_safety(
-    args: argparse.Namespace, keys: Sequence[str], *, is_local: bool, updates: bool
+    args: argparse.Namespace, host: str, keys: Sequence[str], *, updates: bool
 ) -> None:
-    if is_local:
-        return
+    """Refuse to serve others what was not meant for them."""
     if not keys and not args.allow_unauthenticated:
         raise ConfigError(
-            f"--host is {args.host}, which others reach: give --api-key, or --allow-unauthenticated"
+            f"--host is {host}, which others reach: give --api-key, or --allow-unauthenticated"
         )
     if updates and not args.admin_api_key:
         raise ConfigError(
-            f"--host is {args.host}, and adapters may be loaded over HTTP: give --admin-api-key"
+            f"--host is {host}, and adapters may be loaded over HTTP: give --admin-api-key"
         )
 
 
@@ -223,43 +249,31 @@ def _config(args: argparse.Namespace) -> "ServerConfig":
     from trt_lora.runtime.server.admission import AdmissionConfig
     from trt_lora.runtime.server.answers.answering import AnswerOptions
     from trt_lora.runtime.server.running_server import ServerConfig
-    from trt_lora.runtime.serving.serving_config import ServingConfig
 
     modules = [_module(item) for item in args.lora_modules]
-    return ServerConfig(
-        directory=args.engine,
-        backend=args.backend,
-        in_process=args.in_process,
-        names=args.served_model_name or [str(args.engine)],
-        lora_roots=[*args.lora_root, *(Path(path) for _, path in modules)],
-        lora_modules=modules,
-        dtype=None if args.dtype == "auto" else args.dtype,
-        max_model_len=args.max_model_len,
-        max_lora_rank=args.max_lora_rank,
-        max_loras=args.max_loras,
-        max_cpu_loras=args.max_cpu_loras,
-        generation_config={"auto": args.engine, "vllm": None}.get(
+    own: dict[str, Any] = {
+        "directory": args.engine,
+        "names": args.served_model_name or [str(args.engine)],
+        "lora_roots": [*args.lora_root, *(Path(path) for _, path in modules)],
+        "lora_modules": modules,
+        "generation_config": {"auto": args.engine, "vllm": None}.get(
             args.generation_config, Path(args.generation_config)
         ),
-        answers=AnswerOptions(
+        "answers": AnswerOptions(
             forces_usage=args.enable_force_include_usage,
-            max_logprobs=args.max_logprobs,
             tokens_as_ids=args.return_tokens_as_token_ids,
-            keep_alive_s=args.sse_keep_alive_interval,
+            **_given(AnswerOptions, args),
         ),
-        admission=AdmissionConfig(
-            args.max_num_queued_reqs,
-            args.max_num_queued_tokens,
-            args.max_client_requests,
-            args.queue_timeout,
+        "admission": AdmissionConfig(**_given(AdmissionConfig, args)),
+        "serving": ServingConfig(
+            shares_prefixes=args.enable_prefix_caching, **_given(ServingConfig, args)
         ),
-        serving=ServingConfig(
-            rows=args.max_num_seqs,
-            cache_bytes=args.kv_cache_memory_bytes,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            shares_prefixes=args.enable_prefix_caching,
-        ),
-    )
+    }
+    return ServerConfig(**_given(ServerConfig, args) | own)
+
+
+def _dtype(text: str) -> str | None:
+    return None if text == "auto" else text
 
 
 def _count(text: str) -> int | None:

@@ -28,7 +28,13 @@ _REFUSED = {
     "documents": "put them into the messages",
     "logits_processors": "logits are changed by bias, penalties and grammars alone",
     "kv_transfer_params": "caches stay where they are",
+    "suffix": "an answer goes on from its prompt; put what follows into the prompt",
+    "prompt_embeds": "an engine reads token ids",
+    "best_of": "every answer that is made is returned; pass n",
+    "tool_choice": "no tool is called; pass response_format",
 }
+
+_ASKS_FOR_NOTHING = {"best_of": (1,), "tool_choice": ("none", "auto")}
 
 # Fields of `SamplingParams` that a body has under the same name; None leaves the default.
 _SAME = (
@@ -76,6 +82,10 @@ class AnswerBody(msgspec.Struct, kw_only=True):
     documents: Any = None
     logits_processors: Any = None
     kv_transfer_params: Any = None
+    suffix: Any = None
+    prompt_embeds: Any = None
+    best_of: Any = None
+    tool_choice: Any = None
     modalities: list[str] | None = None
     use_beam_search: bool = False
 
@@ -153,7 +163,7 @@ class AnswerBody(msgspec.Struct, kw_only=True):
 
     def _check_refused(self) -> None:
         for name, why in _REFUSED.items():
-            if getattr(self, name):
+            if (given := getattr(self, name)) and given not in _ASKS_FOR_NOTHING.get(name, ()):
                 raise HttpError(400, f"{name} is not supported: {why}", name)
         if self.modalities not in (None, ["text"]):
             raise HttpError(
@@ -248,7 +258,7 @@ class CompletionBody(AnswerBody, kw_only=True):
         if not self.prompt:
             raise HttpError(400, "prompt is empty; give text, or token ids", "prompt")
         found: list[Any] = self.prompt if not isinstance(self.prompt[0], int) else [self.prompt]
-        if not all(isinstance(prompt, str | list) for prompt in found):
+        if not all(isinstance(p, str) or (isinstance(p, list) and _are_ids(p)) for p in found):
             raise HttpError(400, "prompt has what is neither text nor token ids", "prompt")
         if len(found) > MOST_PROMPTS:
             raise HttpError(
@@ -308,6 +318,11 @@ class ChatBody(AnswerBody, kw_only=True):
             ]
         except ConfigError as error:
             raise HttpError(400, str(error), "messages") from error
+
+
+def _are_ids(prompt: list[Any]) -> bool:
+    """Whether it may be token ids, as far as the first one tells; the engine looks at all."""
+    return not prompt or isinstance(prompt[0], int)
 
 
 def _schema(wanted: ResponseFormat) -> object:

@@ -65,7 +65,7 @@ class Reply:
         self._head = {"id": identity, "created": int(time.time()), "model": model}
         self._tokenizer, self._body, self._top = tokenizer, body, body.wanted_logprobs
         self._as_ids = tokens_as_ids or body.return_tokens_as_token_ids
-        self._is_plain = self._top is None and not self._with_ids  # tokens have no more than text
+        self._is_plain = self._top is None and not body.return_token_ids  # no more than text
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of plain events, by choice
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
@@ -86,7 +86,7 @@ class Reply:
         for index, choice in enumerate(choices):
             delta = {"role": "assistant", "content": ""}
             shown = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            more = {"prompt_token_ids": choice.prompt_tokens} if self._with_ids else {}
+            more = {"prompt_token_ids": choice.prompt_tokens} if self._body.return_token_ids else {}
             yield self._event([shown], counted, more)
 
     def chunk(
@@ -102,7 +102,7 @@ class Reply:
         if self._is_plain and not is_first and last.finish_reason is None and counted is None:
             before, behind = self._frame(index)
             return before + _encode(text) + behind
-        echoes = self._echoes and is_first
+        echoes = self._body.echo and is_first
         shown: dict[str, Any] = {"index": index}
         if self._is_chat:
             shown["delta"] = {"content": text}
@@ -112,7 +112,7 @@ class Reply:
         shown["finish_reason"] = last.finish_reason
         if last.finish_reason is not None:
             shown["stop_reason"] = last.stop_reason
-        if self._with_ids:
+        if self._body.return_token_ids:
             shown["token_ids"] = _ids(tokens)
         if is_first and not self._is_chat:
             asked = self._of_prompt(choice).items()
@@ -132,14 +132,6 @@ class Reply:
         """Return the event that tells how many tokens there were."""
         return self._event([], counted)
 
-    @property
-    def _with_ids(self) -> bool:
-        return self._body.return_token_ids
-
-    @property
-    def _echoes(self) -> bool:
-        return self._body.echo
-
     def _event(
         self,
         choices: Sequence[Any],
@@ -154,16 +146,16 @@ class Reply:
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         text, last = choice.text, choice.tokens[-1]
-        if self._echoes:
+        if self._body.echo:
             text = self._prompt_text(choice) + text
         shown: dict[str, Any] = {"index": index}
         if self._is_chat:
             shown["message"] = {"role": "assistant", "content": text}
         else:
             shown["text"] = text
-        shown["logprobs"] = self._logprobs(choice, choice.tokens, echoes=self._echoes)
+        shown["logprobs"] = self._logprobs(choice, choice.tokens, echoes=self._body.echo)
         shown |= {"finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
-        shown["token_ids"] = _ids(choice.tokens) if self._with_ids else None
+        shown["token_ids"] = _ids(choice.tokens) if self._body.return_token_ids else None
         return shown if self._is_chat else shown | self._of_prompt(choice)
 
     def _of_prompt(self, choice: Choice) -> dict[str, Any]:
@@ -171,7 +163,7 @@ class Reply:
         known = choice.prompt_logprobs or ()
         is_asked = self._body.prompt_logprobs is not None
         return {
-            "prompt_token_ids": choice.prompt_tokens if self._with_ids else None,
+            "prompt_token_ids": choice.prompt_tokens if self._body.return_token_ids else None,
             "prompt_logprobs": [e and self._ranked(e) for e in known] if is_asked else None,
         }
 

@@ -80,8 +80,7 @@ class AdapterDesk:
         coverage = self._adapters.load(
             name, path, replace=replace, expected_version=expected_version
         )
-        info = self._adapter(name)
-        self._coverage[name] = info["version"], coverage
+        self._coverage[name] = self._adapters.info(name).version, coverage
         return {
             **self._adapter(name),
             "milliseconds": round(1000 * (time.perf_counter() - start), 3),
@@ -114,8 +113,7 @@ class AdapterDesk:
     def _adapter(self, name: str) -> dict[str, Any]:
         info = self._adapters.info(name)
         version, coverage = self._coverage.get(name, (0, None))
-        is_same = coverage is not None and version == info.version
-        ranks = [site.rank for site in coverage.sites] if coverage is not None and is_same else []
+        sites = coverage.sites if coverage is not None and version == info.version else ()
         bindings = self._adapters.bindings
         slot = bindings.slots.get(name) if bindings.slot_count else None
         level = "slot" if slot is not None else "memory" if info.is_loaded else "disk"
@@ -123,7 +121,7 @@ class AdapterDesk:
             "name": name,
             "version": info.version,
             "sha256": info.content_hash,
-            "rank": max(ranks, default=0),
+            "rank": max((site.rank for site in sites), default=0),
             "bytes": info.nbytes,
             "level": level,
             "slot": slot,

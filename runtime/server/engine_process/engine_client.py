@@ -93,12 +93,16 @@ class EngineClient:
         """
         call, answers = next(self._calls), Answers(self, adapter)
         self._submitted[call] = answers
-        ids, most, changed = (
+        command = wire.Submit(
+            call,
             [list(prompt) for prompt in prompts],
             list(max_tokens),
             _changed(sampling),
+            adapter,
+            dict(blend or {}),
+            client,
+            salt,
         )
-        command = wire.Submit(call, ids, most, changed, adapter, dict(blend or {}), client, salt)
         try:
             await self._call(call, command)
         except BaseException:

@@ -1,6 +1,5 @@
 """Who is refused because others wait, how long anybody waits, and what is counted meanwhile."""
 
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.eventually import eventually
-from support.served_engines import Gated, MakeGated
+from support.served_engines import Gated, MakeGated, hold_submits
 from support.web_server import COMPLETIONS, refused
 
 from trt_lora.runtime.server.admission import AdmissionConfig
@@ -129,6 +128,19 @@ def test_who_waits_too_long_is_told_for_what(
     assert gated.web.answer(COMPLETIONS, prompt=PROMPT)["choices"]
 
 
+def test_who_waits_for_the_engine_itself_is_told_so_in_time_too(
+    make_gated: MakeGated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gated = make_gated(admission=AdmissionConfig(queue_timeout_s=0.2))
+    comes = hold_submits(monkeypatch)
+    for stream in (False, True):
+        message = gated.web.refusal(COMPLETIONS, 503, prompt=PROMPT, stream=stream)["message"]
+        assert message.endswith("the request waited for the engine to take it")
+    comes.set()
+    assert gated.web.answer(COMPLETIONS, prompt=PROMPT)["choices"]
+    assert (gated.web.load, len(gated.web.running.client)) == (0, 0)
+
+
 def test_a_stream_that_waits_too_long_ends_with_an_error_event(make_gated: MakeGated) -> None:
     gated = make_gated(admission=AdmissionConfig(queue_timeout_s=0.3))
     gated.engine.shut()
@@ -144,14 +156,12 @@ def test_a_server_that_ends_refuses_and_says_so(make_gated: MakeGated) -> None:
     assert gated.web.running.admission.rejections == {"draining": 1}
 
 
-def test_memory_does_not_grow_with_requests_that_are_refused(make_gated: MakeGated) -> None:
+def test_a_request_that_is_refused_leaves_nothing_behind(make_gated: MakeGated) -> None:
     gated = make_gated(rows=1, admission=AdmissionConfig(max_num_queued_reqs=0))
-    admission, done = gated.web.running.admission, threading.Event()
+    admission = gated.web.running.admission
     with held(gated) as asked:
         asked.ask()
         for _ in range(200):
             gated.web.refusal(COMPLETIONS, 503, prompt=PROMPT)
-        done.set()
-    assert done.is_set()
     assert (admission.requests, dict(admission._clients)) == (0, {})
     assert len(gated.web.running.client) == 0

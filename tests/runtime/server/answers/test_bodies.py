@@ -324,3 +324,32 @@ def test_other_structures_are_refused(fields: dict[str, Any], param: str) -> Non
 def test_every_field_that_is_refused_or_passed_on_is_one_of_a_body() -> None:
     names = {field.name for field in msgspec.structs.fields(AnswerBody)}
     assert names >= FIELDS.keys() | REFUSED.keys()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "is_taken"),
+    [
+        *(
+            ("best_of", 1, True),
+            ("best_of", 2, False),
+            ("suffix", "", True),
+            ("suffix", "x", False),
+        ),
+        *(("tool_choice", "none", True), ("tool_choice", "auto", True)),
+        *(("tool_choice", "required", False), ("tool_choice", {"type": "function"}, False)),
+        *(("prompt_embeds", None, True), ("prompt_embeds", "AAAA", False)),
+    ],
+)
+def test_what_is_not_done_is_refused_where_it_asks_for_something(
+    field: str, value: object, is_taken: bool
+) -> None:
+    if is_taken:
+        look_at_all_of(CompletionBody, {field: value})
+    else:
+        assert refusal(**{field: value}).param == field
+
+
+def test_a_conversation_is_no_prompt_of_a_completion() -> None:
+    message = {"role": "user", "content": "hi"}
+    for prompt in ([[message]], [[1], [message]], [["a"]]):
+        assert refusal(prompt=prompt).param == "prompt"
