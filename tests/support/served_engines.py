@@ -1,5 +1,6 @@
 """What a server is tested with: the tiny engine with words, and one that waits to be let."""
 
+import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.eventually import SECONDS
 from support.fakes.fake_engine import write_peft
 from support.fakes.gated_engine import GatedEngine
 from support.fakes.slot_engine import number_file
@@ -15,7 +17,7 @@ from support.web_server import Web, web_server
 from trt_lora.runtime import Engine
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.server.draining_server import WebConfig
-from trt_lora.runtime.server.engine_process import engine_side
+from trt_lora.runtime.server.engine_process import engine_side, wire
 from trt_lora.runtime.server.guard import GuardConfig
 from trt_lora.runtime.server.running_server import ServerConfig
 from trt_lora.runtime.store.config import StoreConfig
@@ -60,6 +62,18 @@ class Gated:
 
     web: Web
     engine: GatedEngine
+
+
+def hold_submits(patch: pytest.MonkeyPatch) -> threading.Event:
+    """Keep requests from engines until the event that is returned."""
+    comes, submit = threading.Event(), engine_side.EngineSide._submit
+
+    def late(side: engine_side.EngineSide, command: wire.Submit) -> None:
+        assert comes.wait(SECONDS)
+        submit(side, command)
+
+    patch.setattr(engine_side.EngineSide, "_submit", late)
+    return comes
 
 
 class MakeGated:

@@ -8,13 +8,15 @@ from support.adapter_routes import GREEDY, KNOWN, PROMPT, SAMPLING, load, names,
 from support.eventually import eventually
 from support.fakes.slot_engine import expected_answer, number_file
 from support.served_engines import Gated, MakeGated, Spoken, write_adapter
-from support.web_server import COMPLETIONS, Web, refused, web_server
+from support.web_server import COMPLETIONS, refused, web_server
 
 from trt_lora.runtime.manifest import Manifest
 
 
-def running(web: Web, name: str) -> int:
-    return int(web.client.get(f"{KNOWN}/{name}").json()["running"])
+def both_run(gated: Gated) -> bool:
+    """Whether adapters 1 and 2 answer, after one step more."""
+    gated.engine.let(1)
+    return all(gated.web.client.get(f"{KNOWN}/{name}").json()["running"] for name in "12")
 
 
 def asked(gated: Gated, pool: ThreadPoolExecutor, model: str) -> Any:
@@ -31,10 +33,11 @@ def test_unloading_waits_for_those_that_still_answer_where_that_is_asked_for(
 ) -> None:
     gated = make_gated()
     with ThreadPoolExecutor() as pool:
+        for name in "12":  # they have slots
+            said(gated.web, name)
         gated.engine.shut()
         answers = [asked(gated, pool, name) for name in "12"]
-        gated.engine.let(4)
-        assert eventually(lambda: [running(gated.web, name) for name in "12"] == [1, 1])
+        assert eventually(lambda: both_run(gated))
         freed = pool.submit(unload, gated.web, "1", wait=True)
         assert unload(gated.web, "2").status_code == 200  # without a wait
         assert eventually(lambda: names(gated.web) == ["base", "3"])

@@ -1,5 +1,6 @@
 """Which adapter a request means: by its model, and by other clients' ways to say so."""
 
+import re
 from typing import Any
 
 import pytest
@@ -80,9 +81,11 @@ def test_a_blend_is_no_model(web: Web) -> None:
 
 
 def test_blends_beyond_those_that_are_kept_answer_as_well(web: Web, twin: Engine) -> None:
-    for step in range(20):
+    for step in range(30):
         lora = [{"name": "a", "scale": step / 10}, {"name": "b", "scale": 0.5}]
         said(web, lora=lora)
+    known = re.findall(r"^trt_lora:adapters{.*} (\S+)$", web.client.get("/metrics").text, re.M)
+    assert sum(map(float, known)) == 2 + 16
     twin.adapters.blend("first", {"a": 0.0, "b": 0.5})
     lora = [{"name": "a", "scale": 0}, {"name": "b", "scale": 0.5}]
     assert said(web, lora=lora) == expected(twin, "first")

@@ -152,6 +152,26 @@ def test_events_leave_in_their_order_and_all_of_them_before_the_end() -> None:
     assert found == EVENTS * 100
 
 
+def test_who_reads_late_finds_all_events_in_order_and_nobody_has_waited() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        channel = wire.EngineChannel(theirs)
+        sent = [wire.Answer(number, "x" * 10_000) for number in range(300)]
+        for event in sent[:200]:  # more than a socket holds, and nobody reads
+            channel.send(event)
+        frames, found = wire.Frames(), list[wire.Event]()
+        while len(found) < 200:
+            found += frames.events(ours.recv(100_000))
+        for event in sent[200:]:
+            channel.send(event)
+        closing = threading.Thread(target=channel.close)
+        closing.start()
+        while data := ours.recv(100_000):
+            found += frames.events(data)
+        closing.join()
+    assert found == sent
+
+
 def test_an_other_end_that_is_gone_keeps_nobody_waiting() -> None:
     ours, theirs = socket.socketpair()
     channel = wire.EngineChannel(theirs)
