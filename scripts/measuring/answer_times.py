@@ -6,7 +6,6 @@ from itertools import pairwise
 from time import perf_counter
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.serving.scheduler import Scheduler
 
@@ -26,7 +25,7 @@ class AnswerTimes:
 
 def answer_times(
     batch: Scheduler,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[Sequence[int]],
     adapters: Sequence[str | None],
     new_tokens: int,
 ) -> AnswerTimes:
@@ -34,7 +33,7 @@ def answer_times(
 
     Args:
         batch: has no sequence, and rows for all.
-        prompts: of one length, or about.
+        prompts: token ids, of one length or about.
         adapters: of each prompt, as `Scheduler.submit` takes them.
         new_tokens: of each row.
 
