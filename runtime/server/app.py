@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 import trt_lora
 from trt_lora.plugins.errors import LoRAError
-from trt_lora.runtime.server.adapter_bodies import AddBody, LoadBody, UnloadBody
+from trt_lora.runtime.server.adapters.adapter_bodies import AddBody, LoadBody, UnloadBody
 from trt_lora.runtime.server.answers.answering import http_error
 from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
 from trt_lora.runtime.server.answers.tokenizing import (

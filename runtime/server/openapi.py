@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 import trt_lora
-from trt_lora.runtime.server.adapter_bodies import AddBody, LoadBody, UnloadBody
+from trt_lora.runtime.server.adapters.adapter_bodies import AddBody, LoadBody, UnloadBody
 from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
 from trt_lora.runtime.server.answers.tokenizing import DetokenizeBody, TokenizeBody
 

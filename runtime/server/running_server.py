@@ -13,13 +13,13 @@ from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_
 from trt_lora.runtime.generation.parameters.sampling_params import GREEDY, SamplingParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.runtime.server.adapters.served_models import ServedModels, load_at_start
 from trt_lora.runtime.server.admission import Admission, AdmissionConfig
 from trt_lora.runtime.server.answers.answering import Answering, AnswerOptions, Model
 from trt_lora.runtime.server.engine_process import wire
 from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.engine_process.start import start_process, start_thread
-from trt_lora.runtime.server.metrics import ServerMetrics
-from trt_lora.runtime.server.served_models import ServedModels, load_at_start
+from trt_lora.runtime.server.telemetry.metrics import ServerMetrics
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.slot_stacks import slot_nbytes
 

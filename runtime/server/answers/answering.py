@@ -24,13 +24,13 @@ from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.server.adapters.served_models import ServedModels
 from trt_lora.runtime.server.admission import Admission, Ticket
 from trt_lora.runtime.server.answers.bodies import AnswerBody, ChatBody, CompletionBody, named_field
 from trt_lora.runtime.server.answers.replies import DONE, KEEP_ALIVE, Choice, Reply, usage
 from trt_lora.runtime.server.engine_process.engine_client import Answers, EngineClient
 from trt_lora.runtime.server.errors import HttpError
-from trt_lora.runtime.server.metrics import ServerMetrics
-from trt_lora.runtime.server.served_models import ServedModels
+from trt_lora.runtime.server.telemetry.metrics import ServerMetrics
 
 
 @dataclass(frozen=True)

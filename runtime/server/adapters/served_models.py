@@ -11,9 +11,9 @@ from weakref import WeakValueDictionary
 from trt_lora.plugins.errors import AdapterError, LoRAError, StateError, UnknownAdapterError
 from trt_lora.runtime.adapters.load import looks_like_adapter
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.server.adapters.vllm_phrases import vllm_phrases
 from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.errors import HttpError
-from trt_lora.runtime.server.vllm_phrases import vllm_phrases
 from trt_lora.runtime.store.names import check_name
 
 _LONGEST_NAME = 256  # bytes
