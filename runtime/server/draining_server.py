@@ -61,7 +61,7 @@ def serve(server: Server, web: WebConfig) -> int:
     )
     draining = DrainingServer(config, server, web)
     draining.run()
-    return draining.exit_status if draining.started else _NOT_STARTED
+    return draining.exit_status if draining.started or draining.force_exit else _NOT_STARTED
 
 
 class DrainingServer(uvicorn.Server):
@@ -74,6 +74,7 @@ class DrainingServer(uvicorn.Server):
         """Take the application."""
         super().__init__(config)
         self._server, self._web = server, web
+        self._start: asyncio.Task[None] | None = None
         self._drain: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -82,7 +83,11 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, tell a supervisor, and watch the engine."""
         self._event_loop = asyncio.get_running_loop()
-        await self._server.start()  # here its errors are the caller's, and no traceback in a log
+        self._start = asyncio.create_task(self._server.start())
+        await asyncio.wait({self._start})
+        if self._start.cancelled():  # by a signal
+            return
+        self._start.result()  # here its errors are the caller's, and no traceback in a log
         await super().startup(sockets)
         if self.started:
             gc.collect()
@@ -103,12 +108,18 @@ class DrainingServer(uvicorn.Server):
         del frame
         if self._event_loop is None or not self.started or self._server.is_draining:
             self.should_exit = self.force_exit = True
-            if self._event_loop is not None and self._server.running is not None:
-                self._event_loop.call_soon_threadsafe(self._server.running.kill)
+            if self._event_loop is not None:
+                self._event_loop.call_soon_threadsafe(self._end_now)
             return
         self._server.is_draining = True
         grace = 0.0 if sig == signal.SIGINT else self._web.drain_grace_s
         self._event_loop.call_soon_threadsafe(self._begin_drain, grace)
+
+    def _end_now(self) -> None:
+        if self._server.running is not None:
+            self._server.running.kill()
+        elif self._start is not None:
+            self._start.cancel()
 
     def _begin_drain(self, grace_s: float) -> None:
         notify("STOPPING=1")

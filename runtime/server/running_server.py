@@ -120,7 +120,9 @@ async def started(config: ServerConfig) -> RunningServer:
     opening = wire.Open(str(config.directory), config.backend, asdict(config.serving), store)
     try:
         client = await EngineClient.open(connection, opening)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and isinstance(engine, subprocess.Popen):
+            engine.kill()  # it may read weights for minutes yet
         await _ended(engine)
         raise
     names = config.names or [str(config.directory)]

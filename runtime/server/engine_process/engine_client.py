@@ -44,7 +44,8 @@ class EngineClient:
         try:
             client.rows = await client._call(0, opening)
         except BaseException:
-            await client.close()
+            client.abandon()
+            await asyncio.wait({client._reading})
             raise
         return client
 

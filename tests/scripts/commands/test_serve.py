@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,9 +38,8 @@ class Started:
     @property
     def engine(self) -> int:
         """The process of the engine."""
-        pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        (child,) = children(self.process.pid)
+        return child
 
     def is_ready(self) -> bool:
         """Whether it has answered so."""
@@ -47,6 +47,11 @@ class Started:
             return self.client.get("/ready").status_code == 200
         except httpx.TransportError:
             return False
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process's first thread has started."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 @contextmanager
@@ -172,6 +177,41 @@ def test_a_signal_ends_it_though_its_engine_hangs(
         assert '"code":503' in stream.result()
         assert server.process.stderr is not None
         assert "Traceback" not in server.process.stderr.read()
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_while_its_engine_is_opened(spoken: Path) -> None:
+    with started(spoken) as server:
+        assert eventually(lambda: bool(children(server.process.pid)))
+        (engine,) = children(server.process.pid)
+        os.kill(engine, signal.SIGSTOP)  # as one that reads weights for minutes
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+        assert not Path(f"/proc/{engine}").exists()
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_https_behind_a_proxy_that_strips_a_path(spoken: Path, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    made = "req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(
+        ["openssl", *made.split(), "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    words = ("--ssl-keyfile", key, "--ssl-certfile", certificate, "--root-path", "/llm")
+    with started(spoken, *words, "--api-key", "planted") as plain:
+        url = str(plain.client.base_url).replace("http:", "https:")
+        trust = ssl.create_default_context(cafile=certificate)
+        with httpx.Client(base_url=url, verify=trust, timeout=60) as client:
+            server = Started(plain.process, client)
+            assert eventually(server.is_ready)
+            assert client.get("/v1/models").status_code == 401
+            headers = {"Authorization": "Bearer planted"}
+            assert client.get("/v1/models", headers=headers).status_code == 200
+        assert not plain.is_ready()  # without TLS
 
 
 @pytest.mark.slow
