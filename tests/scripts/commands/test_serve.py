@@ -195,7 +195,7 @@ def test_a_signal_ends_it_while_its_engine_is_opened(spoken: Path) -> None:
 @pytest.mark.slow
 def test_https_behind_a_proxy_that_strips_a_path(spoken: Path, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key", tmp_path / "certificate"
-    made = "req -x509 -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    made = "req -x509 -newkey rsa:2048 -nodes -subj /CN=a -addext subjectAltName=IP:127.0.0.1"
     subprocess.run(
         ["openssl", *made.split(), "-keyout", key, "-out", certificate],
         check=True,
