@@ -201,7 +201,7 @@ class Engine:
             BackendError, UnknownAdapterError, AdapterError, StateError, OutputError: as `generate`.
         """
         (params,) = self._params([prompt], sampling)
-        if params.n > 1 or params.logprobs is not None or params.prompt_logprobs is not None:
+        if params.n > 1 or params.listed_logprobs is not None or params.prompt_logprobs is not None:
             raise ConfigError(
                 f"n is {params.n}, logprobs is {params.logprobs} and prompt_logprobs is "
                 f"{params.prompt_logprobs}, but a stream is the text of one answer; call generate"

@@ -57,8 +57,8 @@ def choose_tokens(outputs: Iterable[StepOutput]) -> tuple[list[ChosenToken], lis
             output = output.select(is_finite)
         if output.sequences:
             tokens = _choose(output.sequences, output.topk)
-            counts = [sequence.sampling.logprobs for sequence in output.sequences]
-            logprobs = logprobs_of(output.topk, tokens, counts)
+            wanted = [sequence.sampling.listed_logprobs for sequence in output.sequences]
+            logprobs = logprobs_of(output.topk, tokens, wanted)
             chosen += map(ChosenToken, output.sequences, tokens.tolist(), logprobs)
     return chosen, wrong
 
@@ -70,7 +70,9 @@ def append_tokens(chosen: Sequence[ChosenToken]) -> list[Token]:
         if token == NO_TOKEN:
             sequence.failure = "its parameters forbid every token that could come next"
         else:
-            results.append(_with_prompt(sequence, sequence.append(token, logprobs)))
+            is_first = not sequence.answer
+            made = sequence.append(token, logprobs)
+            results.append(_with_prompt(sequence, made) if is_first else made)
     return results
 
 
@@ -97,9 +99,10 @@ def grammar_exhausted(sequence: Request) -> OutputError:
 
 
 def _with_prompt(sequence: Request, token: Token) -> Token:
-    """The first token of an answer brings the log probabilities of its prompt."""
+    """The first token of an answer brings what is known of its prompt."""
     found, sequence.prompt_logprobs = sequence.prompt_logprobs, None
-    return token if found is None else replace(token, prompt_logprobs=tuple(found))
+    known = None if found is None else tuple(found)
+    return replace(token, prompt_logprobs=known, began=sequence.began)
 
 
 def _choose(sequences: Sequence[Request], topk: TopK) -> Tokens:

@@ -20,7 +20,7 @@ from trt_lora.runtime.generation.text.answer_text import AnswerText
 from trt_lora.runtime.generation.text.structured import Constraint
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
+from trt_lora.runtime.generation.token import Beginning, FinishReason, Logprobs, Token
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.store.entry import Lease
 
@@ -55,6 +55,7 @@ class Sequence:
     key: abc.Hashable = None  # of adapter and salt: rows of one key may share prefixes
     slot: int = BASE_SLOT  # of its adapter, once its prompt was run
     failure: str = ""  # why no token could be chosen
+    began: Beginning | None = None  # once it has had a row
     prompt_logprobs: list[Logprobs | None] | None = None  # so far, where they are asked for
     draws: np.random.Generator = field(init=False)
     text: AnswerText | None = field(init=False)
@@ -100,7 +101,7 @@ class Sequence:
         A step that is begun ahead writes over them; log probabilities may need them all.
         """
         params = self.sampling
-        return not params.temperature and not self.changes_logits and params.logprobs is None
+        return not params.temperature and not self.changes_logits and params.listed_logprobs is None
 
     @property
     def changes_logits(self) -> bool:
@@ -126,7 +127,9 @@ class Sequence:
         """Take the next token, and say whether it is the last."""
         if token in self.stop_token_ids:
             is_own = token in (self.sampling.stop_token_ids or ())
-            return Token(self.id, None, "stop", self._end(token), None, token if is_own else None)
+            stopped_by = token if is_own else None
+            text = self._end(token)
+            return Token(self.id, None, "stop", text, logprobs, stopped_by, stop_token=token)
         self.answer.append(token)
         self.pending = [token]
         if self.constraint is not None:
@@ -135,8 +138,8 @@ class Sequence:
         reason = self._finish_reason()
         if reason is not None:
             text += self._end()
-        stopped_by = None if self.text is None else self.text.stopped_by
-        return Token(self.id, token, reason, text, logprobs, stopped_by)
+        string = None if self.text is None else self.text.stopped_by
+        return Token(self.id, token, reason, text, logprobs, string)
 
     def _finish_reason(self) -> FinishReason | None:
         if self.text is not None and self.text.stopped_by is not None:
@@ -198,7 +201,8 @@ def new_sequence(
             "tokenizer; pass tokenizer=TextTokenizer(engine.directory)"
         )
     vocabulary = manifest.vocabulary_size
-    token_ids("logit_bias", sampling.logit_bias or (), vocabulary)
+    for name in ("logit_bias", "logprob_token_ids"):
+        token_ids(name, getattr(sampling, name) or (), vocabulary)
     own = token_ids("stop_token_ids", sampling.stop_token_ids or (), vocabulary)
     both = (*manifest.base_model.stop_token_ids, *own)
     stops = own if sampling.ignore_eos else both

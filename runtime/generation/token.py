@@ -23,6 +23,13 @@ Logprobs = Mapping[int, Logprob]  # by token id: the chosen token, then the most
 PromptLogprobs = tuple[Logprobs | None, ...]
 
 
+class Beginning(NamedTuple):
+    """How an answer came to begin."""
+
+    cached_tokens: int  # of its prompt, that were not run: other requests had begun with them
+    queued_s: float  # from its submission to its row
+
+
 @dataclass(frozen=True)
 class Token:
     """What a step made of one sequence."""
@@ -31,11 +38,13 @@ class Token:
     token_id: int | None  # None where it is a stop token
     finish_reason: FinishReason | None = None  # None: the sequence goes on
     text: str = ""  # that it completes, where there is a tokenizer
-    logprobs: Logprobs | None = None  # where asked for, and of no stop token
+    logprobs: Logprobs | None = None  # where asked for
     stop_reason: int | str | None = None  # which of `stop_token_ids` or `stop` has ended it
     # Of each token of the prompt, where asked for, with the first of the answer; of its own first
     # token, which nothing precedes, None.
     prompt_logprobs: PromptLogprobs | None = None
+    stop_token: int | None = None  # where it is one
+    began: Beginning | None = None  # with the first token of an answer
 
 
 @short_repr

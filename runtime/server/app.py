@@ -16,13 +16,14 @@ from starlette.types import ASGIApp
 import trt_lora
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.server.adapters.adapter_bodies import AddBody, LoadBody, UnloadBody
-from trt_lora.runtime.server.answers.answering import http_error
 from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.running_answer import http_error
 from trt_lora.runtime.server.answers.tokenizing import (
     DetokenizeBody,
     TokenizeBody,
     detokenized,
     tokenized,
+    tokenizer_info,
 )
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.guard import Guard, GuardConfig
@@ -98,6 +99,8 @@ class Server:
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
+        if self._config.answers.shows_tokenizer:
+            routes.append(Route("/tokenizer_info", self._tokenizer_info))
         if self._shows_openapi:
             routes.append(Route("/openapi.json", self._openapi))
         if self._allows_updates:
@@ -147,7 +150,11 @@ class Server:
 
     async def _openapi(self, request: Request) -> Response:
         del request
-        return Response(openapi(allows_updates=self._allows_updates), media_type="application/json")
+        document = openapi(
+            allows_updates=self._allows_updates,
+            shows_tokenizer=self._config.answers.shows_tokenizer,
+        )
+        return Response(document, media_type="application/json")
 
     async def _list(self, request: Request) -> Response:
         del request
@@ -186,6 +193,11 @@ class Server:
 
     async def _detokenize(self, request: Request) -> Response:
         return await self._by_tokenizer(await read_body(request, DetokenizeBody), detokenized)
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        del request
+        info = await asyncio.to_thread(tokenizer_info, self._config.directory)
+        return JSONResponse(info)
 
     async def _by_tokenizer(
         self, body: TokenizeBody | DetokenizeBody, make: Callable[..., dict[str, Any]]

@@ -18,6 +18,7 @@ _GET = {
     "/v1/models": "the base model and its adapters",
     "/v1/lora_adapters": "the adapters, and where they lie",
 }
+_TOKENIZER = {"/tokenizer_info": "the tokenizer's configuration"}
 _POST: dict[str, Any] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
@@ -32,13 +33,14 @@ _UPDATES: dict[str, Any] = {
 _STATUSES = (400, 401, 404, 408, 409, 413, 429, 500, 503)
 
 
-def openapi(*, allows_updates: bool) -> bytes:
-    """Return the document, as JSON."""
+def openapi(*, allows_updates: bool, shows_tokenizer: bool = False) -> bytes:
+    """Return the document, as JSON; the routes are those that a server with these flags has."""
+    gets = _GET | (_TOKENIZER if shows_tokenizer else {})
     posts = _POST | (_UPDATES if allows_updates else {})
     schemas, components = msgspec.json.schema_components(
         posts.values(), ref_template="#/components/schemas/{name}"
     )
-    paths: dict[str, Any] = {path: {"get": _operation(text)} for path, text in _GET.items()}
+    paths: dict[str, Any] = {path: {"get": _operation(text)} for path, text in gets.items()}
     for (path, kind), schema in zip(posts.items(), schemas, strict=True):
         content = {"application/json": {"schema": schema}}
         operation = _operation((kind.__doc__ or "").strip())

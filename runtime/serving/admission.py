@@ -114,6 +114,10 @@ class AdmissionPolicy:
         sequence.arrival, sequence.arrived_at = self.steps, self._clock()
         self._wait(sequence)
 
+    def waited_s(self, sequence: Sequence) -> float:
+        """Return how many seconds ago a request was submitted."""
+        return self._clock() - sequence.arrived_at
+
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Count tokens of its prompt or answer as received by the request's client."""
         self._service[sequence.client] += tokens

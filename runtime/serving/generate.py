@@ -125,7 +125,7 @@ def _completion(tokens: Sequence[Token], index: int, sampling: SamplingParams) -
     given = [token for token in tokens if token.token_id is not None]
     ids = tuple(token.token_id for token in given if token.token_id is not None)
     known = tuple(token.logprobs for token in given if token.logprobs is not None)
-    logprobs = None if sampling.logprobs is None else known
+    logprobs = None if sampling.listed_logprobs is None else known
     text, last = "".join(token.text for token in tokens), tokens[-1]
     assert last.finish_reason is not None  # a scheduler runs dry with all of its requests
     return Completion(

@@ -195,6 +195,25 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="in log probabilities",
     )
+    add(
+        "--enable-prompt-tokens-details",
+        action="store_true",
+        default=False,
+        help="usage tells how many tokens of a prompt were not run",
+    )
+    add(
+        "--enable-per-request-metrics",
+        action="store_true",
+        default=False,
+        help="answers tell how long they took",
+    )
+    add(
+        "--enable-tokenizer-info-endpoint",
+        action="store_true",
+        default=False,
+        help="/tokenizer_info tells the tokenizer's configuration",
+    )
+    add("--stream-interval", type=int, metavar="N", help="tokens that an event has, least (1)")
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -262,6 +281,9 @@ def _config(args: argparse.Namespace) -> "ServerConfig":
         "answers": AnswerOptions(
             forces_usage=args.enable_force_include_usage,
             tokens_as_ids=args.return_tokens_as_token_ids,
+            tells_cached_tokens=args.enable_prompt_tokens_details,
+            tells_times=args.enable_per_request_metrics,
+            shows_tokenizer=args.enable_tokenizer_info_endpoint,
             **_given(AnswerOptions, args),
         ),
         "admission": AdmissionConfig(**_given(AdmissionConfig, args)),

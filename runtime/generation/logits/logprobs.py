@@ -12,7 +12,11 @@ from trt_lora.runtime.generation.token import Logprob, Logprobs
 _MOST = 256  # tokens that are looked for in all rows; a row that wants more is searched alone
 
 
-def logprobs_of(found: TopK, tokens: Tokens, counts: Sequence[int | None]) -> list[Logprobs | None]:
+# Which tokens, or how many of the most probable, -1 for all; None where nothing is asked for.
+Wanted = int | Sequence[int] | None
+
+
+def logprobs_of(found: TopK, tokens: Tokens, asked: Sequence[Wanted]) -> list[Logprobs | None]:
     """Return those of each row that asks for them, within 1e-6 of its log softmax in float64.
 
     Logits come from a device only where its candidates do not tell.
@@ -20,17 +24,20 @@ def logprobs_of(found: TopK, tokens: Tokens, counts: Sequence[int | None]) -> li
     Args:
         found: of each row, by an engine.
         tokens: the chosen ones [rows].
-        counts: most probable tokens of each row, -1 for all; None where nothing is asked for.
+        asked: what each row asks for.
 
     Returns:
         By row, None where nothing is asked for.
     """
     wanted = {
         row: found.vocabulary if count < 0 else min(count, found.vocabulary)
-        for row, count in enumerate(counts)
-        if count is not None
+        for row, count in enumerate(asked)
+        if isinstance(count, int)
     }
-    rows, result = list(wanted), list[Logprobs | None]([None] * len(counts))
+    rows, result = list(wanted), list[Logprobs | None]([None] * len(asked))
+    for row, listed in enumerate(asked):
+        if isinstance(listed, Sequence):
+            result[row] = _of_tokens(found, row, [int(tokens[row]), *listed])
     if rows:
         most = max((count for count in wanted.values() if count <= _MOST), default=0)
         candidates = found.candidates(rows, max(most, 1), [1.0] * len(rows))
@@ -68,6 +75,13 @@ def _of_row(found: TopK, row: int, token: int, count: int, best: _Best) -> Logpr
         chosen = Logprob(float(of_row[token]) - base, _rank(of_row, token))
     known = map(Logprob, logprobs, range(1, count + 1))
     return {token: chosen} | dict(zip(tokens, known))  # noqa: B905 - as many as are known
+
+
+def _of_tokens(found: TopK, row: int, tokens: Sequence[int]) -> Logprobs:
+    (logits,) = found.logits([row])
+    best = find_candidates(logits[None], 1, [1.0])
+    base = float(best.logits[0, 0] + np.log(best.totals[0]))
+    return {token: Logprob(float(logits[token]) - base, _rank(logits, token)) for token in tokens}
 
 
 def _rank(logits: Logits, token: int) -> int:

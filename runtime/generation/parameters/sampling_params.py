@@ -17,6 +17,7 @@ from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.text.token_ids import token_ids
 
+_MOST_LISTED = 128  # of `logprob_token_ids`, as in vLLM
 _MOST_BIAS = float(np.finfo(np.float32).max)
 
 # The least and the most of a number, and both in words.
@@ -41,7 +42,6 @@ REFUSED: Mapping[str, str] = {
     "watermarking": "answers carry no watermark; leave it out",
     "prompt_logprob_token_ids": "log probabilities are of the prompt and the best; leave it out",
     "prompt_logprob_start": "log probabilities are of the whole prompt; leave it out",
-    "logprob_token_ids": "log probabilities are of the chosen and the best; pass logprobs=-1",
     "flat_logprobs": "log probabilities are dicts by token; leave it out",
     "output_kind": "generate returns answers whole, stream by piece; leave it out",
     "stream_interval": "stream yields text as it comes; leave it out",
@@ -80,7 +80,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same of the prompt's tokens, which is run for it
     prompt_logprob_token_ids: Sequence[int] | None = None
     prompt_logprob_start: int | None = None
-    logprob_token_ids: Sequence[int] | None = None
+    logprob_token_ids: Sequence[int] | None = None  # these tokens instead of the best
     flat_logprobs: bool = False
     detokenize: bool = True  # make text, where there is a tokenizer
     skip_special_tokens: bool = True  # in the text
@@ -132,6 +132,11 @@ class SamplingParams:
         return tuple(self.stop or ())
 
     @property
+    def listed_logprobs(self) -> int | Sequence[int] | None:
+        """Which tokens of a step have log probabilities beside the chosen: these, or so many."""
+        return self.logprob_token_ids or self.logprobs
+
+    @property
     def needs_text(self) -> bool:
         """Whether tokens are looked at as text, for which a tokenizer is needed."""
         return bool(self.stop or self.bad_words) or self.structured_outputs is not None
@@ -164,6 +169,12 @@ class SamplingParams:
                 f"stop is {shown(self.stop)}, strings of the text that detokenize=False leaves "
                 "out; pass stop_token_ids, or detokenize=True"
             )
+        listed = len(self.logprob_token_ids or ())
+        if listed > _MOST_LISTED or (listed and self.logprobs not in (None, listed)):
+            raise ConfigError(
+                f"logprob_token_ids has {listed} tokens and logprobs is {self.logprobs}; expected "
+                f"{_MOST_LISTED} at most, and as many logprobs or None"
+            )
         if self.allowed_token_ids == ():
             raise ConfigError("allowed_token_ids is empty: no token can be chosen; name some")
 
@@ -194,6 +205,7 @@ def _biases(name: str, value: Mapping[object, Any]) -> dict[int, float]:
 _CONVERTED: Mapping[str, Callable[[str, Any], object]] = {
     "stop_token_ids": _ids,
     "allowed_token_ids": _ids,
+    "logprob_token_ids": _ids,
     "stop": _strings,
     "bad_words": _strings,
     "logit_bias": _biases,

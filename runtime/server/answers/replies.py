@@ -3,39 +3,18 @@
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.generation.token import Logprobs, PromptLogprobs, Token
+from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
+from trt_lora.runtime.server.answers.choices import Choice
+from trt_lora.runtime.server.answers.listed_logprobs import Listed, LogprobLists
 
 DONE, KEEP_ALIVE = b"data: [DONE]\n\n", b": keep-alive\n\n"
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass
-class Choice:
-    """One answer so far."""
-
-    prompt_tokens: Sequence[int]
-    tokens: list[Token] = field(default_factory=list)  # the stop token, without an id, is the last
-    prompt_logprobs: PromptLogprobs | None = None
-    listed: int = 0  # characters of the tokens that were told with their log probabilities
-
-    def add(self, token: Token) -> None:
-        """Take the next token."""
-        self.tokens.append(token)
-        if token.prompt_logprobs is not None:
-            self.prompt_logprobs = token.prompt_logprobs
-
-    @property
-    def text(self) -> str:
-        """What was said so far."""
-        return "".join(token.text for token in self.tokens)
 
 
 class Reply:
@@ -49,6 +28,7 @@ class Reply:
         *,
         request_id: str | None,
         tokens_as_ids: bool = False,
+        fingerprint: str | None = None,
     ) -> None:
         """Begin.
 
@@ -58,66 +38,80 @@ class Reply:
             body: what is asked for.
             request_id: that the client has given.
             tokens_as_ids: tokens with log probabilities are called "token_id:7".
+            fingerprint: of the model and what serves it.
         """
         self._is_chat = isinstance(body, ChatBody)
         prefix = "chatcmpl-" if self._is_chat else "cmpl-"
         identity = prefix + (request_id or uuid.uuid4().hex)
         self._head = {"id": identity, "created": int(time.time()), "model": model}
-        self._tokenizer, self._body, self._top = tokenizer, body, body.wanted_logprobs
-        self._as_ids = tokens_as_ids or body.return_tokens_as_token_ids
-        self._is_plain = self._top is None and not body.return_token_ids  # no more than text
+        self._tokenizer, self._body, self._fingerprint = tokenizer, body, fingerprint
+        as_ids = body.return_tokens_as_token_ids
+        as_ids = tokens_as_ids if as_ids is None else as_ids
+        self._lists = LogprobLists(tokenizer, body, as_ids=as_ids)
+        self._is_plain = not (self._lists.is_asked or body.return_token_ids)  # no more than text
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of plain events, by choice
 
-    def whole(self, choices: Sequence[Choice]) -> bytes:
-        """Return the body of an answer that is not streamed."""
+    def whole(self, choices: Sequence[Choice], counted: Mapping[str, Any], **more: Any) -> bytes:
+        """Return the body of an answer that is not streamed; `more` is told of it as a whole."""
         kind = "chat.completion" if self._is_chat else "text_completion"
         listed = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        answer = {"object": kind, **self._head, "choices": listed, "usage": usage(choices)}
+        answer = {"object": kind, **self._head, "choices": listed, "usage": counted, **more}
+        answer["system_fingerprint"] = self._fingerprint
         if self._is_chat:
             answer |= self._of_prompt(choices[0])
+        if self._wants_prompt_text:
+            answer["prompt_text"] = choices[0].prompt.text
         return _encode(answer)
 
     def first(
-        self, choices: Sequence[Choice], counted: Mapping[str, int] | None
+        self, choices: Sequence[Choice], counted: Mapping[str, Any] | None
     ) -> Iterator[bytes]:
-        """Yield the events before any token: of a chat the role of each choice."""
-        if not self._is_chat:
+        """Yield the events before any token: of a chat the role of each choice, and the echo."""
+        if not isinstance(self._body, ChatBody):
             return
-        for index, choice in enumerate(choices):
-            delta = {"role": "assistant", "content": ""}
-            shown = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            more = {"prompt_token_ids": choice.prompt_tokens} if self._body.return_token_ids else {}
-            yield self._event([shown], counted, more)
+        more: dict[str, Any] = {}
+        if self._body.return_token_ids:
+            more["prompt_token_ids"] = choices[0].prompt.ids
+        if self._wants_prompt_text:
+            more["prompt_text"] = choices[0].prompt.text
+        deltas = [({"role": self._body.role, "content": ""}, more)]
+        if self._body.echoed:
+            deltas.append(({"content": self._body.echoed}, {}))
+        for delta, beside in deltas:
+            for index in range(len(choices)):
+                shown = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                yield self._event([shown], counted, beside)
 
     def chunk(
         self,
         index: int,
         choice: Choice,
         tokens: Sequence[Token],
-        counted: Mapping[str, int] | None,
+        counted: Mapping[str, Any] | None,
+        *,
+        is_end: bool = False,
     ) -> bytes:
-        """Return the event of the last tokens of a choice."""
+        """Return the event of the last tokens of a choice; `is_end`: its end is the stream's."""
         text, last = "".join([token.text for token in tokens]), tokens[-1]
         is_first = len(tokens) == len(choice.tokens)
         if self._is_plain and not is_first and last.finish_reason is None and counted is None:
             before, behind = self._frame(index)
             return before + _encode(text) + behind
-        echoes = self._body.echo and is_first
         shown: dict[str, Any] = {"index": index}
         if self._is_chat:
             shown["delta"] = {"content": text}
         else:
-            shown["text"] = self._prompt_text(choice) + text if echoes else text
-        shown["logprobs"] = self._logprobs(choice, tokens, echoes=echoes)
+            shown["text"] = self._with_prompt(choice, text) if is_first else text
+        shown["logprobs"] = self._logprobs(choice, tokens, is_first=is_first)
         shown["finish_reason"] = last.finish_reason
         if last.finish_reason is not None:
             shown["stop_reason"] = last.stop_reason
         if self._body.return_token_ids:
-            shown["token_ids"] = _ids(tokens)
-        if is_first and not self._is_chat:
-            asked = self._of_prompt(choice).items()
-            shown |= {name: value for name, value in asked if value is not None}
-        return self._event([shown], counted)
+            shown["token_ids"] = [_id(token) for token in tokens]
+            if is_first and not self._is_chat:
+                shown["prompt_token_ids"] = choice.prompt.ids
+        more = {"system_fingerprint": self._fingerprint} if is_end else {}
+        return self._event([shown], counted, more)
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """What lies before and behind the text of an event that has nothing else: most of them."""
@@ -128,14 +122,14 @@ class Reply:
             self._frames[index] = before, behind
         return self._frames[index]
 
-    def last(self, counted: Mapping[str, int]) -> bytes:
-        """Return the event that tells how many tokens there were."""
-        return self._event([], counted)
+    def last(self, counted: Mapping[str, Any], **more: Any) -> bytes:
+        """Return the event that tells how many tokens there were; see `whole` for `more`."""
+        return self._event([], counted, {"system_fingerprint": self._fingerprint, **more})
 
     def _event(
         self,
         choices: Sequence[Any],
-        counted: Mapping[str, int] | None,
+        counted: Mapping[str, Any] | None,
         more: Mapping[str, Any] | None = None,
     ) -> bytes:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
@@ -146,94 +140,62 @@ class Reply:
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         text, last = choice.text, choice.tokens[-1]
-        if self._body.echo:
-            text = self._prompt_text(choice) + text
         shown: dict[str, Any] = {"index": index}
-        if self._is_chat:
-            shown["message"] = {"role": "assistant", "content": text}
+        if isinstance(self._body, ChatBody):
+            shown["message"] = {"role": self._body.role, "content": self._body.echoed + text}
         else:
-            shown["text"] = text
-        shown["logprobs"] = self._logprobs(choice, choice.tokens, echoes=self._body.echo)
+            shown["text"] = self._with_prompt(choice, text)
+        shown["logprobs"] = self._logprobs(choice, choice.tokens, is_first=True)
         shown |= {"finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
-        shown["token_ids"] = _ids(choice.tokens) if self._body.return_token_ids else None
+        ids = [_id(token) for token in choice.tokens] if self._body.return_token_ids else None
+        shown["token_ids"] = ids
         return shown if self._is_chat else shown | self._of_prompt(choice)
 
     def _of_prompt(self, choice: Choice) -> dict[str, Any]:
         """What was asked of the prompt, null where nothing was."""
-        known = choice.prompt_logprobs or ()
-        is_asked = self._body.prompt_logprobs is not None
+        known, told = choice.prompt_logprobs, self._lists.of_prompt
         return {
-            "prompt_token_ids": choice.prompt_tokens if self._body.return_token_ids else None,
-            "prompt_logprobs": [e and self._ranked(e) for e in known] if is_asked else None,
+            "prompt_token_ids": choice.prompt.ids if self._body.return_token_ids else None,
+            "prompt_logprobs": None if known is None else [e and told(e) for e in known],
         }
 
-    def _prompt_text(self, choice: Choice) -> str:
-        if isinstance(self._body, ChatBody):  # vLLM echoes the last message
-            return str(self._body.messages[-1].get("content") or "")
-        if isinstance(self._body.prompt, str):
-            return self._body.prompt
-        return self._tokenizer.decode(list(choice.prompt_tokens), skip_special_tokens=False)
+    @property
+    def _wants_prompt_text(self) -> bool:
+        return isinstance(self._body, ChatBody) and bool(self._body.return_prompt_text)
+
+    @property
+    def _has_no_answer(self) -> bool:
+        return isinstance(self._body, CompletionBody) and self._body.has_no_answer
+
+    def _with_prompt(self, choice: Choice, text: str) -> str:
+        """The text of a completion behind its prompt, where that is echoed."""
+        if not self._body.echo:
+            return text
+        before = choice.prompt.text
+        if before is None:
+            before = self._tokenizer.decode(choice.prompt.ids, skip_special_tokens=False)
+        before = "" if self._body.return_token_ids else before  # as in vLLM: its tokens tell
+        return before if self._has_no_answer else before + text
 
     def _logprobs(
-        self, choice: Choice, tokens: Sequence[Token], *, echoes: bool
+        self, choice: Choice, tokens: Sequence[Token], *, is_first: bool
     ) -> dict[str, Any] | None:
         """Log probabilities of tokens, behind those of the prompt where that is echoed."""
-        if self._top is None:
+        if not self._lists.is_asked:
             return None
-        steps = [(t.token_id, t.logprobs) for t in tokens if t.token_id is not None]
+        listed: list[Listed] = [(_id(token), token.logprobs) for token in tokens]
         if self._is_chat:
-            return {"content": [self._chat_logprob(i, known) for i, known in steps if known]}
-        listed: list[tuple[int, Logprobs | None]] = []
-        if echoes:
-            known = choice.prompt_logprobs or [None] * len(choice.prompt_tokens)
-            listed += zip(choice.prompt_tokens, known, strict=True)
-        listed += steps
-        lengths = [len(self._text(token)) for token, _ in listed]
-        *offsets, choice.listed = accumulate(lengths, initial=choice.listed)
-        return {
-            "tokens": [self._called(token) for token, _ in listed],
-            "token_logprobs": [known and known[token].logprob for token, known in listed],
-            "top_logprobs": [
-                known and {self._called(i): p.logprob for i, p in self._best(token, known)}
-                for token, known in listed
-            ],
-            "text_offset": offsets,
-        }
-
-    def _best(self, token: int, known: Logprobs) -> list[tuple[int, Any]]:
-        """The most probable tokens, and the chosen one."""
-        return [(i, p) for i, p in known.items() if p.rank <= (self._top or 0) or i == token]
-
-    def _chat_logprob(self, token: int, known: Logprobs) -> dict[str, Any]:
-        best = sorted(known.items(), key=lambda each: each[1].rank)[: self._top]
-        return self._one(token, known[token].logprob) | {
-            "top_logprobs": [self._one(i, p.logprob) for i, p in best]
-        }
-
-    def _one(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": self._called(token), "logprob": logprob, "bytes": list(text.encode())}
-
-    def _ranked(self, known: Logprobs) -> dict[str, Any]:
-        return {
-            str(i): {"logprob": p.logprob, "rank": p.rank, "decoded_token": self._text(i)}
-            for i, p in known.items()
-        }
-
-    def _called(self, token: int) -> str:
-        return f"token_id:{token}" if self._as_ids else self._text(token)
-
-    def _text(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+            return self._lists.of_chat(listed)
+        if self._body.echo and is_first:
+            known = choice.prompt_logprobs or [None] * len(choice.prompt.ids)
+            made = [] if self._has_no_answer else listed
+            listed = [*zip(choice.prompt.ids, known, strict=True), *made]
+        lists, choice.listed = self._lists.of_completion(listed, choice.listed)
+        return lists
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """Return how many tokens went in and came out; a prompt of n answers counts once."""
-    prompts = {id(choice.prompt_tokens): len(choice.prompt_tokens) for choice in choices}
-    made = sum(len(choice.tokens) for choice in choices)
-    given = sum(prompts.values())
-    return {"prompt_tokens": given, "total_tokens": given + made, "completion_tokens": made}
-
-
-def _ids(tokens: Sequence[Token]) -> list[int]:
-    return [token.token_id for token in tokens if token.token_id is not None]
+def _id(token: Token) -> int:
+    """The id of a token, of a stop token, too."""
+    found = token.stop_token if token.token_id is None else token.token_id
+    assert found is not None
+    return found

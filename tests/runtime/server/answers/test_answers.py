@@ -107,9 +107,11 @@ def test_a_stream_tells_its_usage_where_that_is_asked_for(web: Web) -> None:
     assert (last["choices"], last["usage"]) == ([], usage)
     assert not any("usage" in event for event in events)
     *events, last = streamed(include_usage=True, continuous_usage_stats=True)
-    counts = [event["usage"]["completion_tokens"] for event in events]
-    assert counts == sorted(counts)
-    assert counts[-1] == 16
+    for index, prompt_tokens in ((0, 4), (1, 1)):  # in between, of the answer that goes on
+        of_choice = [e["usage"] for e in events if e["choices"][0]["index"] == index]
+        counts = [u["completion_tokens"] for u in of_choice]
+        assert (sorted(set(counts)), counts[-1]) == (counts, 8)
+        assert {u["prompt_tokens"] for u in of_choice} == {prompt_tokens}
     assert last["usage"] == usage
     for options in ({"include_usage": False}, {"continuous_usage_stats": True}):
         assert not any("usage" in event for event in streamed(**options))
@@ -181,13 +183,19 @@ def test_a_stop_string_ends_the_text_and_is_named(web: Web) -> None:
     assert not any("stop_reason" in event["choices"][0] for event in events)
 
 
-def test_a_stop_token_is_counted_and_has_no_text(web: Web) -> None:
-    whole = completed(web, return_token_ids=True)["choices"][0]["token_ids"]
-    body = completed(web, stop_token_ids=[whole[3]], return_token_ids=True)
+def test_a_stop_token_is_counted_and_told_and_has_no_text(web: Web) -> None:
+    whole = completed(web, return_token_ids=True, logprobs=1)["choices"][0]
+    ids = whole["token_ids"]
+    asked = {"stop_token_ids": [ids[3]], "return_token_ids": True, "logprobs": 1}
+    body = completed(web, **asked)
     (choice,) = body["choices"]
-    assert choice["token_ids"] == whole[:3]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", whole[3])
+    assert choice["token_ids"] == ids[:4]
+    assert choice["text"] == " " + words(ids[:3])
+    assert choice["logprobs"] == {name: given[:4] for name, given in whole["logprobs"].items()}
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", ids[3])
     assert body["usage"]["completion_tokens"] == 4
+    events = web.events(COMPLETIONS, prompt=PROMPT, **{**GREEDY, **asked})
+    assert [i for event in events for i in event["choices"][0]["token_ids"]] == ids[:4]
 
 
 # ---------------------------------------------------------------------------- log probabilities

@@ -156,7 +156,9 @@ def test_log_probabilities_have_a_most_that_the_server_says() -> None:
         ("bad_words", [""]),
         ("allowed_token_ids", []),
         ("truncate_prompt_tokens", 0),
-        ("truncate_prompt_tokens", -1),
+        ("truncate_prompt_tokens", -2),
+        *(("cache_salt", value) for value in ("", "x" * 129, "a/b", "a@b", "a\\b", "a\0b")),
+        *(("logprob_token_ids", value) for value in ([5], [*range(129)])),
         ("stream_options", {"include_usage": True}),  # nothing is streamed
         ("modalities", ["text", "audio"]),
     ],
@@ -174,9 +176,19 @@ REFUSED: dict[str, Any] = {
     "functions": [{"name": "f"}],
     "audio": {"voice": "x"},
     "mm_processor_kwargs": {"x": 1},
-    "documents": [{"text": "x"}],
+    "media_io_kwargs": {"x": {}},
     "logits_processors": ["x"],
     "kv_transfer_params": {"x": 1},
+    "ec_transfer_params": {"x": 1},
+    "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
+    "vllm_xargs": {"x": 1},
+    "watermarking": True,
+    "use_beam_search": True,
+    "return_weight_versions": True,
+    "priority": 5,
+    "guided_json": {"type": "object"},
+    "guided_choice": ["x"],
+    "chat_template": "{{ 7 * 7 }}",
 }
 
 
@@ -192,13 +204,75 @@ def test_what_is_not_done_is_refused_by_name_and_nothing_is_not(
     assert sampling(kind, **{name: nothing}) == sampling(kind, **{name: None}) == sampling(kind)
 
 
-def test_beams_are_one_answer() -> None:
-    assert sampling(use_beam_search=True) == sampling()
-    assert refusal(use_beam_search=True, n=2).param == "n"
+NULLS = ("stream", "n", "skip_special_tokens", "echo", "return_token_ids", "stream_interval")
 
 
-def test_a_template_in_a_request_is_not_run() -> None:
-    assert refusal(ChatBody, chat_template="{{ 7 * 7 }}").param == "chat_template"
+@pytest.mark.parametrize("kind", KINDS)
+def test_null_is_what_a_body_does_not_say(kind: type[AnswerBody]) -> None:
+    assert sampling(kind, **dict.fromkeys(NULLS)) == sampling(kind)
+    nothing = {"logprobs": None, "stream_options": {}, "return_tokens_as_token_ids": None}
+    assert sampling(kind, **nothing) == sampling(kind)
+    asked = {"include_usage": None, "continuous_usage_stats": None}
+    assert body(kind, stream=True, stream_options=asked).sampling(MODEL, 20) == sampling(kind)
+
+
+def test_biases_are_bounded_as_in_vllm() -> None:
+    assert sampling(logit_bias={"5": 1e9, "7": -101}).logit_bias == {5: 100, 7: -100}
+
+
+def test_tokens_may_be_listed_instead_of_the_best() -> None:
+    for kind, asked in ((CompletionBody, 5), (ChatBody, True)):
+        found = sampling(kind, logprobs=asked, logprob_token_ids=[7, 5, 7])
+        assert (found.logprobs, found.logprob_token_ids) == (None, (7, 5))
+        plain = sampling(kind, logprobs=asked, logprob_token_ids=[])
+        assert plain.listed_logprobs == sampling(kind, logprobs=asked).logprobs
+
+
+def test_a_stream_has_no_place_for_the_log_probabilities_of_a_prompt() -> None:
+    for kind in KINDS:
+        assert refusal(kind, stream=True, prompt_logprobs=1).param == "prompt_logprobs"
+    assert sampling(ChatBody, echo=True).prompt_logprobs == 0
+    assert sampling(ChatBody, echo=True, logprobs=True, top_logprobs=3).prompt_logprobs == 3
+    assert sampling(ChatBody, echo=True, stream=True).prompt_logprobs is None
+    assert sampling(echo=True, logprobs=2, prompt_logprobs=1).prompt_logprobs == 1
+
+
+def test_a_prompt_alone_is_echoed_by_an_answer_of_nothing() -> None:
+    made = body(echo=True, max_tokens=0)
+    assert (made.sampling(MODEL, 20).max_tokens, made.has_no_answer) == (1, True)
+    assert not body(echo=True).has_no_answer
+    assert refusal(max_tokens=0).param == "max_tokens"
+    assert refusal(ChatBody, echo=True, max_tokens=0).param == "max_tokens"
+
+
+def test_documents_and_effort_are_variables_of_the_template() -> None:
+    def variables(**fields: Any) -> Any:
+        (chat,) = body(ChatBody, **fields).prompts()
+        return chat.chat_template_kwargs
+
+    assert variables() == {}
+    assert variables(documents=[{"text": "x"}]) == {"documents": [{"text": "x"}]}
+    assert variables(reasoning_effort="low") == {"reasoning_effort": "low", "enable_thinking": True}
+    own = {"enable_thinking": True, "reasoning_effort": "high"}
+    wanted = {"enable_thinking": True, "reasoning_effort": "none"}
+    assert variables(reasoning_effort="none", chat_template_kwargs=own) == wanted
+    assert variables(reasoning_effort="none")["enable_thinking"] is False
+    assert refusal(ChatBody, reasoning_effort="much").param == "body.reasoning_effort"
+
+
+def test_the_last_message_is_echoed_where_its_speaker_goes_on() -> None:
+    def echoed(content: Any, **fields: Any) -> Any:
+        messages = [{"role": "assistant", "content": content}]
+        made = body(ChatBody, messages=messages, echo=True, **fields)
+        return made.role, made.echoed
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert echoed("a") == ("assistant", "a")
+    assert echoed(parts) == ("assistant", "a\nb")
+    assert body(ChatBody, echo=True).echoed == ""  # a user's
+    made = body(ChatBody, echo=True, add_generation_prompt=False)
+    assert (made.role, made.echoed) == ("user", "hello")
+    assert body(ChatBody, add_generation_prompt=False).echoed == ""
 
 
 @pytest.mark.parametrize(
@@ -259,6 +333,9 @@ def test_json_is_asked_for_in_openais_way_and_in_vllms(kind: type[AnswerBody]) -
     assert structure(kind, structured_outputs={"json": SCHEMA}) == wanted
     assert structure(kind, structured_outputs={"json": SCHEMA, "regex": None}) == wanted
     any_object = StructuredOutputsParams(json={"type": "object"})
+    assert structure(kind, structured_outputs={"json_object": True}) == any_object
+    plain = {"disable_any_whitespace": False, "whitespace_pattern": None, "regex": "a"}
+    assert structure(kind, structured_outputs=plain) == StructuredOutputsParams(regex="a")
     assert structure(kind, response_format={"type": "json_object"}) == any_object
     assert structure(kind, response_format={"type": "text"}) is None
     assert structure(kind, structured_outputs={}) is None
@@ -300,6 +377,11 @@ def test_a_choice_is_a_grammar_of_these_texts_and_no_other() -> None:
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"response_format": {}}, "body.response_format"),
         ({"structured_outputs": {"xml": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+            "structured_outputs",
+        ),
         ({"structured_outputs": {"json": SCHEMA, "regex": "x"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
@@ -337,6 +419,8 @@ def test_every_field_that_is_refused_or_passed_on_is_one_of_a_body() -> None:
         ),
         *(("tool_choice", "none", True), ("tool_choice", "auto", True)),
         *(("tool_choice", "required", False), ("tool_choice", {"type": "function"}, False)),
+        *(("modalities", ["text"], True), ("modalities", ["audio"], False)),
+        *(("thinking_token_budget", -1, True), ("thinking_token_budget", 0, False)),
         *(("prompt_embeds", None, True), ("prompt_embeds", "AAAA", False)),
     ],
 )

@@ -1,0 +1,148 @@
+"""RunningAnswer: the tokens of one HTTP request on their way to who asked."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from trt_lora.plugins.errors import (
+    AdapterError,
+    BackendError,
+    ConfigError,
+    LoRAError,
+    OutputError,
+    StateError,
+    UnknownAdapterError,
+)
+from trt_lora.runtime.generation.token import Token
+from trt_lora.runtime.server.admission import Ticket
+from trt_lora.runtime.server.answers.bodies import named_field
+from trt_lora.runtime.server.answers.choices import Choice
+from trt_lora.runtime.server.engine_process.engine_client import Answers
+from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.telemetry.metrics import ServerMetrics
+
+
+class RunningAnswer:
+    """The answers to one HTTP request on their way; it is closed however they end."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        ticket: Ticket,
+        choices: list[Choice],
+        metrics: ServerMetrics,
+        *,
+        field: str,
+        interval: int = 1,
+    ) -> None:
+        """Begin without tokens; `field` of the body names the adapter.
+
+        The first token of an answer comes at once, others `interval` or more at a time.
+        """
+        self.choices, self._left = choices, len(choices)
+        self._answers, self._ticket, self._metrics = answers, ticket, metrics
+        self._held: list[list[Token]] = [[] for _ in choices]  # of each, without text so far
+        self._field, self._interval = field, interval
+        self._start = self._last = time.perf_counter()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._left
+
+    async def take(self, within_s: float | None = None) -> dict[int, list[Token]]:
+        """Wait for tokens, and return them by choice; those without text come with the next.
+
+        Args:
+            within_s: return nothing after so many seconds.
+
+        Raises:
+            HttpError: a request has failed, or has waited too long for its first token.
+        """
+        found: dict[int, list[Token]] = {}
+        for index, given in await self._events(within_s):
+            if isinstance(given, LoRAError):
+                raise http_error(given, self._field) from given
+            now, held = time.perf_counter(), self._held[index]
+            self._note(now)
+            choice = self.choices[index]
+            choice.add(given, now)
+            held.append(given)
+            is_last = given.finish_reason is not None
+            self._left -= is_last
+            is_due = len(held) >= min(self._interval, len(choice.tokens))
+            if is_last or (given.text and is_due):
+                found[index] = found.get(index, []) + held
+                self._held[index] = []
+        return found
+
+    def close(self) -> None:
+        """Cancel what has not ended."""
+        reason = "abort" if self._left else self.choices[0].tokens[-1].finish_reason
+        if self._ticket.is_open:
+            made = sum(len(choice.tokens) for choice in self.choices)
+            self._metrics.ended(str(reason), time.perf_counter() - self._start, made)
+        self._answers.close()
+        self._ticket.close()
+
+    async def _events(self, within_s: float | None) -> list[tuple[int, Token | LoRAError]]:
+        left = self._ticket.seconds_left
+        if left is None and within_s is None:
+            return await self._answers.take()
+        bound = min(bound for bound in (left, within_s) if bound is not None)
+        try:
+            return await asyncio.wait_for(self._answers.take(), bound)
+        except TimeoutError as error:
+            if left is None or left > bound:
+                return []
+            raise late(await self._answers.waits_for()) from error
+
+    def _note(self, now: float) -> None:
+        if self._ticket.seconds_left is not None:
+            self._ticket.begin()
+            prompts = {id(choice.prompt): len(choice.prompt.ids) for choice in self.choices}
+            self._metrics.first_token(now - self._start, sum(prompts.values()))
+        elif len(self.choices) == 1:
+            self._metrics.next_token(now - self._last)
+        self._last = now
+
+
+class AnswerStream(StreamingResponse):
+    """A stream whose requests end with it, also where no chunk was ever asked for."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], running: RunningAnswer) -> None:
+        """Take the chunks, and what they come from."""
+        super().__init__(chunks, media_type="text/event-stream")
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the chunks."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._running.close()
+
+
+def late(what: str) -> HttpError:
+    """Return the error of a request that has waited too long for something."""
+    text = f"no token came in time: the request waited for {what}"
+    return HttpError(503, text, retry_after_s=1)
+
+
+def http_error(error: BaseException, field: str | None = None) -> HttpError:
+    """Return what a client is told of an error of the library; `field` names an adapter."""
+    if isinstance(error, UnknownAdapterError):
+        return HttpError(404, str(error), field)
+    if isinstance(error, ConfigError):
+        return HttpError(400, str(error), named_field(str(error)))
+    if isinstance(error, AdapterError):
+        # Of a blend it is the scale; of a model its files, which are not what they were.
+        return HttpError({"lora": 400, "model": 409}.get(field or "", 500), str(error), field)
+    if isinstance(error, OutputError):
+        return HttpError(500, str(error))
+    if isinstance(error, StateError | BackendError):
+        return HttpError(503, str(error))
+    return HttpError(500, "the engine has failed; its log says more")
