@@ -8,7 +8,9 @@ import msgspec
 from starlette.responses import Response
 
 _MOST = 200  # characters of a value that a message repeats
-_PATH = re.compile(r"(?<![\w/])/(?:[\w.@+-]+/)+[\w.@+-]*")
+# A folder's name may have blanks, and its slash behind it tells; the last name ends at one.
+_NAME = r"[^\s/:;,'\"]+"
+_PATH = re.compile(rf"(?<![\w/])/(?:{_NAME}(?: +{_NAME})*/)+(?:{_NAME})?")
 _TYPES: Mapping[int, str] = {
     400: "BadRequestError",
     404: "NotFoundError",
@@ -61,4 +63,4 @@ class HttpError(Exception):
 
 def public(message: str) -> str:
     """Return a message without paths of this machine, in a length that nobody can make large."""
-    return _PATH.sub("...", message)[: 10 * _MOST]
+    return _PATH.sub("...", message[: 20 * _MOST])[: 10 * _MOST]

@@ -207,7 +207,9 @@ def test_a_strength_is_an_argument_or_a_part_of_the_name(adapted: Engine) -> Non
         adapted.generate(PROMPTS[1], adapter="a", scale=float("inf"))
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"logprobs": 0}, {"prompt_logprobs": 0}])
+@pytest.mark.parametrize(
+    "fields", [{"n": 2}, {"logprobs": 0}, {"logprob_token_ids": [3]}, {"prompt_logprobs": 0}]
+)
 def test_a_stream_is_the_text_of_one_answer(engine: Engine, fields: dict[str, Any]) -> None:
     pieces = engine.stream(PROMPTS[0], sampling=SamplingParams(**fields))
     with pytest.raises(ConfigError, match="a stream is the text of one answer; call generate"):

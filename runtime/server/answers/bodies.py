@@ -90,6 +90,7 @@ class AnswerBody(RefusedFields, kw_only=True):
     truncate_prompt_tokens: int | None = None  # -1: as many as there is room for
     truncation_side: Literal["left", "right"] | None = None  # whose tokens go; None: left
     return_tokens_as_token_ids: bool | None = None  # None: as the server's flag says
+    use_beam_search: bool = False  # of one beam: the best token each time
     lora: list[AdapterPart] | None = None
     lora_path: str | None = None  # SGLang's
     lora_request: AdapterRequest | None = None  # trtllm-serve's
@@ -118,6 +119,8 @@ class AnswerBody(RefusedFields, kw_only=True):
         given |= {"logprobs": None if self.logprob_token_ids else self.wanted_logprobs}
         given |= {"logit_bias": self._biases(), "max_tokens": self.most_tokens()}
         given["structured_outputs"] = structure(self.response_format, self.structured_outputs)
+        if self.use_beam_search:
+            given["temperature"] = 0.0
         if self.echo and self.prompt_logprobs is None:
             given["prompt_logprobs"] = self._echoed_logprobs()
         try:
@@ -161,6 +164,8 @@ class AnswerBody(RefusedFields, kw_only=True):
         if salt is not None and (not 0 < len(salt) <= _LONGEST_SALT or set(salt) & _NOT_IN_SALT):
             text = f"cache_salt is empty, longer than {_LONGEST_SALT} or has one of @ / \\ NUL"
             raise HttpError(400, text, "cache_salt")
+        if self.use_beam_search and self.n not in (None, 1):
+            raise HttpError(400, "use_beam_search with n above 1 is not supported; pass n=1", "n")
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
             text = "stream_options is there, and stream is not true"
             raise HttpError(400, text, "stream_options")

@@ -21,12 +21,11 @@ _REFUSED = {
     "suffix": "an answer goes on from its prompt; put what follows into the prompt",
     "prompt_embeds": "an engine reads token ids",
     "best_of": "every answer that is made is returned; pass n",
-    "use_beam_search": "tokens are drawn, or the best; pass temperature 0 for the best",
     "watermarking": "answers carry no watermark",
     "repetition_detection": "no answer is ended for repeating; pass max_tokens or a penalty",
     "thinking_token_budget": "thinking is not told from answering; pass max_tokens",
     "vllm_xargs": "no extension reads it",
-    "return_weight_versions": "/v1/lora_adapters tells the version of an adapter",
+    "return_weight_versions": "the list of adapters tells their versions",
     "priority": "clients take turns; pass 0",
     "chat_template": "only the model's own is run; pass chat_template_kwargs",
     **dict.fromkeys(
@@ -60,7 +59,6 @@ class RefusedFields(msgspec.Struct, kw_only=True):
     suffix: Any = None
     prompt_embeds: Any = None
     best_of: Any = None
-    use_beam_search: Any = None
     watermarking: Any = None
     repetition_detection: Any = None
     thinking_token_budget: Any = None

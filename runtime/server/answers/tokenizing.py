@@ -27,11 +27,11 @@ class Function(msgspec.Struct):
     strict: bool | msgspec.UnsetType = msgspec.UNSET
 
 
-class Tool(msgspec.Struct):
+class Tool(msgspec.Struct, kw_only=True):
     """A tool, as OpenAI's chats have it; it is written into the prompt, and never called."""
 
-    function: Function
     type: Literal["function"] = "function"
+    function: Function
 
 
 class TokenizeBody(msgspec.Struct):

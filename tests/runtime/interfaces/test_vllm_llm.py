@@ -167,6 +167,12 @@ def test_log_probabilities_come_with_text_and_their_sum(opened: LLM) -> None:
         assert known[token].decoded_token == chr(ord("A") + token)
     chosen = [known[token].logprob for known, token in zip(answer.logprobs, answer.token_ids)]  # noqa: B905
     assert answer.cumulative_logprob == pytest.approx(sum(chosen))
+    (output,) = opened.generate("HEY", replace(GREEDY, logprob_token_ids=[3, 1]))
+    listed = output.outputs[0]
+    assert listed.token_ids == answer.token_ids
+    assert listed.logprobs is not None
+    for known, token in zip(listed.logprobs, listed.token_ids, strict=True):
+        assert list(known) == list(dict.fromkeys([token, 3, 1]))
     plain = opened.generate("HEY", GREEDY)[0].outputs[0]
     assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
 

@@ -158,5 +158,11 @@ def test_no_message_tells_a_path_or_is_long() -> None:
     for text in ("/home/me/a.json", "'/home/me/a.json'", f"{Path.home()}/x/y: no such file"):
         assert "me" not in public(text).replace("...: no such file", "")
         assert str(Path.home()) + "/" not in public(text)
-    assert public("text of /v1/models is json/or/none") == "text of ... is json/or/none"
+    assert public("text of /v1/models; it is json/or/none") == "text of ...; it is json/or/none"
+    for folder in ("My Models", "models (old)", "\u00e9 \u2603", "x=1 #2 $HOME"):
+        for file in ("adapter_config.json", "b", ""):
+            text = f"no adapter in /home/me/{folder}/{file}: it is missing"
+            assert public(text) == "no adapter in ...: it is missing"
+    assert public("/a/b is no folder, and /c d/e is") == "... is no folder, and ... is"
+    assert public(f"1/2 {'/a b' * 99_999}").startswith("1/2 ...")
     assert len(public("x" * 100_000)) <= 2000

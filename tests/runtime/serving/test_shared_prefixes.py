@@ -8,7 +8,7 @@ from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.token import StepAnswers
+from trt_lora.runtime.generation.token import StepAnswers, Token
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.store.store import AdapterStore
@@ -80,6 +80,28 @@ def test_a_prefix_is_shared_with_one_adapter_and_one_salt_alone(
     number = int(then.get("adapter", 0))
     assert answer(scheduler, prompt, **then) == expected_answer(prompt, number, GREEDY)
     assert scheduler.shared_tokens == (len(PROMPT) if shares else 0)
+
+
+def test_the_first_token_tells_what_was_shared_and_how_long_it_waited(
+    adapters: AdapterStore,
+) -> None:
+    """Of each answer by itself, also where a row is taken and given back meanwhile."""
+    scheduler = scheduler_of(CountingEngine(), adapters, rows=1)
+    answer(scheduler, PROMPT)
+    first, second = scheduler.submit([*PROMPT, 20], GREEDY), scheduler.submit([21, 22], GREEDY)
+    given: dict[int, list[Token]] = {first: [], second: []}
+    while scheduler:
+        for number, token in scheduler.step().tokens.items():
+            given[number].append(token)
+            if len(given[first]) == 1 and number == first:
+                scheduler.preempt(first)
+    began = {number: [token.began for token in tokens] for number, tokens in given.items()}
+    assert all(later is None for tokens in began.values() for later in tokens[1:])
+    of_first, of_second = began[first][0], began[second][0]
+    assert of_first is not None
+    assert of_second is not None
+    assert (of_first.cached_tokens, of_second.cached_tokens) == (len(PROMPT), 0)
+    assert 0 <= of_first.queued_s < of_second.queued_s
 
 
 def test_a_replaced_adapter_shares_nothing_with_the_one_before(

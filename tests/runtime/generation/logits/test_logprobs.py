@@ -64,6 +64,23 @@ def test_a_token_outside_the_best_has_a_rank(token: int) -> None:
     }
 
 
+@pytest.mark.parametrize("scale", [0.1, 3.0, 80.0])
+def test_tokens_that_are_named_are_listed_behind_the_chosen_one(scale: float) -> None:
+    logits = some_logits(scale)
+    named = [VOCABULARY - 1, 5, int(logits.argmin()), 7]
+    rows = np.stack([logits, logits[::-1]])
+    asked = [named, None]
+    for token in (0, 5, int(logits.argmax())):
+        found, nothing = logprobs_of(HostTopK(rows), np.array([token, 0]), asked)
+        assert nothing is None
+        assert found is not None
+        assert list(found) == list(dict.fromkeys([token, *named]))
+        of_all = logprobs_of_row(logits, token, -1)
+        for other, known in found.items():
+            assert known.rank == of_all[other].rank
+            assert known.logprob == pytest.approx(of_all[other].logprob, rel=0, abs=1e-6)
+
+
 class FewFound(HostTopK):
     """Candidates as a device finds them: so many, whatever is asked for, and -1 behind them."""
 

@@ -1,48 +1,14 @@
 """What a body asks for: as parameters, or refused by the name of the field."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from support.answer_bodies import KINDS, MODEL, body, look_at_all_of, refusal, sampling
 
-from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.chat_template import Chat
-from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.server.answers.bodies import AnswerBody, ChatBody, CompletionBody
-from trt_lora.runtime.server.errors import HttpError
-from trt_lora.runtime.server.json_body import decoded
-
-MODEL = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=99)  # what the model says
-SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
-KINDS: tuple[type[AnswerBody], ...] = (CompletionBody, ChatBody)
-
-
-def body(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> Any:
-    needed: Mapping[str, Any] = {"prompt": "hello"}
-    if kind is ChatBody:
-        needed = {"messages": [{"role": "user", "content": "hello"}]}
-    return decoded(json.dumps({**needed, **fields}).encode(), kind)
-
-
-def sampling(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> SamplingParams:
-    found: SamplingParams = body(kind, **fields).sampling(MODEL, 20)
-    return found
-
-
-def look_at_all_of(kind: type[AnswerBody], fields: Mapping[str, Any]) -> None:
-    made = body(kind, **fields)
-    made.sampling(MODEL, 20)
-    made.prompts()
-
-
-def refusal(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> HttpError:
-    with pytest.raises(HttpError) as raised:
-        look_at_all_of(kind, fields)
-    assert raised.value.status == 400
-    return raised.value
 
 
 def test_what_a_body_does_not_say_the_model_does() -> None:
@@ -183,7 +149,6 @@ REFUSED: dict[str, Any] = {
     "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
     "vllm_xargs": {"x": 1},
     "watermarking": True,
-    "use_beam_search": True,
     "return_weight_versions": True,
     "priority": 5,
     "guided_json": {"type": "object"},
@@ -204,13 +169,22 @@ def test_what_is_not_done_is_refused_by_name_and_nothing_is_not(
     assert sampling(kind, **{name: nothing}) == sampling(kind, **{name: None}) == sampling(kind)
 
 
+def test_one_beam_is_the_best_token_each_time() -> None:
+    assert sampling(use_beam_search=True, temperature=2) == sampling(temperature=0)
+    assert refusal(use_beam_search=True, n=2).param == "n"
+
+
 NULLS = ("stream", "n", "skip_special_tokens", "echo", "return_token_ids", "stream_interval")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_null_is_what_a_body_does_not_say(kind: type[AnswerBody]) -> None:
     assert sampling(kind, **dict.fromkeys(NULLS)) == sampling(kind)
-    nothing = {"logprobs": None, "stream_options": {}, "return_tokens_as_token_ids": None}
+    nothing: dict[str, Any] = {
+        "logprobs": None,
+        "stream_options": {},
+        "return_tokens_as_token_ids": None,
+    }
     assert sampling(kind, **nothing) == sampling(kind)
     asked = {"include_usage": None, "continuous_usage_stats": None}
     assert body(kind, stream=True, stream_options=asked).sampling(MODEL, 20) == sampling(kind)
@@ -315,92 +289,6 @@ def test_a_chat_is_one_conversation() -> None:
     ):
         assert refusal(ChatBody, messages=messages).param == "messages"
     assert refusal(ChatBody, chat_template_kwargs={"messages": []}).param == "messages"
-
-
-# ---------------------------------------------------------------------------- structured answers
-
-
-def structure(kind: type[AnswerBody] = CompletionBody, /, **fields: Any) -> Any:
-    return sampling(kind, **fields).structured_outputs
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_json_is_asked_for_in_openais_way_and_in_vllms(kind: type[AnswerBody]) -> None:
-    wanted = StructuredOutputsParams(json=SCHEMA)
-    named = {"name": "x", "schema": SCHEMA, "strict": True}
-    openais = {"type": "json_schema", "json_schema": named}
-    assert structure(kind, response_format=openais) == wanted
-    assert structure(kind, structured_outputs={"json": SCHEMA}) == wanted
-    assert structure(kind, structured_outputs={"json": SCHEMA, "regex": None}) == wanted
-    any_object = StructuredOutputsParams(json={"type": "object"})
-    assert structure(kind, structured_outputs={"json_object": True}) == any_object
-    plain = {"disable_any_whitespace": False, "whitespace_pattern": None, "regex": "a"}
-    assert structure(kind, structured_outputs=plain) == StructuredOutputsParams(regex="a")
-    assert structure(kind, response_format={"type": "json_object"}) == any_object
-    assert structure(kind, response_format={"type": "text"}) is None
-    assert structure(kind, structured_outputs={}) is None
-
-
-def test_a_regex_and_a_grammar_are_as_they_are() -> None:
-    regex, grammar = "a+", 'start: "x"'
-    assert structure(structured_outputs={"regex": regex}) == StructuredOutputsParams(regex=regex)
-    found = structure(structured_outputs={"grammar": grammar})
-    assert found == StructuredOutputsParams(grammar=grammar)
-
-
-CHOICES = ["yes", "no", 'a "quoted" one', "back\\slash", "two\nlines", "é ☃", "/x/", "a|b", ""]
-
-
-def test_a_choice_is_a_grammar_of_these_texts_and_no_other() -> None:
-    llguidance = pytest.importorskip("llguidance")
-    from llguidance import LLMatcher, LLTokenizer
-
-    grammar = structure(structured_outputs={"choice": CHOICES}).grammar
-    tokenizer = LLTokenizer("byte")
-    compiled = llguidance.grammar_from("lark", grammar)
-
-    def accepts(text: str) -> bool:
-        matcher = LLMatcher(tokenizer, compiled)
-        assert not matcher.get_error()
-        tokens = tokenizer.tokenize_str(text)
-        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
-
-    assert [text for text in CHOICES if not accepts(text)] == []
-    assert not any(map(accepts, ["yesno", "y", "maybe", "twolines", "start", "a"]))
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {}}, "body.response_format"),
-        ({"structured_outputs": {"xml": "x"}}, "structured_outputs"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
-        (
-            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
-            "structured_outputs",
-        ),
-        ({"structured_outputs": {"json": SCHEMA, "regex": "x"}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": 5}}, "structured_outputs"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
-        *(
-            ({"structured_outputs": {"choice": choice}}, "structured_outputs")
-            for choice in ([], "yes", [1], 5, {"yes": 1})
-        ),
-        (
-            {
-                "structured_outputs": {"regex": "x"},
-                "response_format": {"type": "json_object"},
-            },
-            "structured_outputs",
-        ),
-    ],
-)
-def test_other_structures_are_refused(fields: dict[str, Any], param: str) -> None:
-    for kind in KINDS:
-        assert refusal(kind, **fields).param == param
 
 
 def test_every_field_that_is_refused_or_passed_on_is_one_of_a_body() -> None:

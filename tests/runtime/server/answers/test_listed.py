@@ -108,7 +108,7 @@ def test_the_text_that_a_template_writes_may_be_asked_for(web: Web) -> None:
 def test_a_prompt_is_cut_to_what_leaves_room_for_an_answer(web: Web, manifest: Manifest) -> None:
     most = manifest.max_seq_len
     long = [4 + n % 90 for n in range(most + 20)]
-    kept = {"prompt": long, "return_token_ids": True, **GREEDY}
+    kept: dict[str, Any] = {"prompt": long, "return_token_ids": True, **GREEDY}
 
     def found(**fields: Any) -> Any:
         (choice,) = web.answer(COMPLETIONS, **kept, **fields)["choices"]

@@ -7,9 +7,12 @@ import pytest
 
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
-from trt_lora.runtime.server.answers.replies import Choice, Reply
+from trt_lora.runtime.server.answers.choices import Choice
+from trt_lora.runtime.server.answers.encoding import EncodedPrompt
+from trt_lora.runtime.server.answers.replies import Reply
 
 TEXTS = (" word", '"', '"text":""', "", "\n\\", "é€😀", "\x00</script>")
+PROMPT = EncodedPrompt([1])
 NO_TOKENIZER: Any = None  # nothing here is turned into text
 
 
@@ -20,7 +23,7 @@ def test_an_event_has_its_text_its_choice_and_no_more(
 ) -> None:
     reply = Reply(NO_TOKENIZER, model, body, request_id='id""')
     is_chat = isinstance(body, ChatBody)
-    choice = Choice([1], [Token(0, 1, text="first")])
+    choice = Choice(PROMPT, tokens=[Token(0, 1, text="first")])
     for index in (0, 2, 0):
         for text in TEXTS:
             new = [Token(0, 1, text=text), Token(0, 1, text="!")]
@@ -43,12 +46,12 @@ def test_an_event_has_its_text_its_choice_and_no_more(
 
 def test_what_has_more_than_text_is_told_in_full() -> None:
     new = [Token(0, 7, text=" word")]
-    choice, counted = Choice([1], [Token(0, 1), *new]), {"total_tokens": 3}
+    choice, counted = Choice(PROMPT, tokens=[Token(0, 1), *new]), {"total_tokens": 3}
     plain = Reply(NO_TOKENIZER, "base", CompletionBody(prompt="x"), request_id=None)
     with_ids = CompletionBody(prompt="x", return_token_ids=True)
     reply = Reply(NO_TOKENIZER, "base", with_ids, request_id=None)
     assert json.loads(plain.chunk(0, choice, new, counted)[6:])["usage"] == counted
     assert json.loads(reply.chunk(0, choice, new, None)[6:])["choices"][0]["token_ids"] == [7]
-    last = [Token(0, None, "stop")]
+    last = [Token(0, None, "stop", stop_token=2)]
     choice.tokens += last
     assert json.loads(plain.chunk(0, choice, last, None)[6:])["choices"][0]["stop_reason"] is None

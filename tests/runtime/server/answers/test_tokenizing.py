@@ -10,6 +10,7 @@ from support.models.tiny_sizes import POSITIONS, VOCABULARY
 from support.served_engines import Spoken
 from support.web_server import Web, web_server
 
+from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.server.answers.answering import AnswerOptions
 
 TALK = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": "w7"}]
@@ -70,7 +71,7 @@ CONFIG = {
 
 
 def test_a_tokenizer_is_told_with_its_template_and_without_its_places(
-    spoken: Spoken, tmp_path: Path
+    spoken: Spoken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What vLLM's route answers, of a tokenizer with all kinds of special tokens."""
     engine = tmp_path / "engine"
@@ -89,12 +90,20 @@ def test_a_tokenizer_is_told_with_its_template_and_without_its_places(
         }
         paths = web.client.get("/openapi.json").json()["paths"]
         assert "get" in paths["/tokenizer_info"]
-        tool = {"name": "f", "description": None, "parameters": {"type": "object"}}
-        text = json.dumps({"function": tool, "type": "function"})
-        plain = web.answer("/tokenize", prompt=f"{text} w5", add_special_tokens=False)
+        written: list[str] = []
+        encode = TextTokenizer.encode_text
+
+        def noted(tokenizer: TextTokenizer, text: str, **options: bool) -> list[int]:
+            written.append(text)
+            return encode(tokenizer, text, **options)
+
+        monkeypatch.setattr(TextTokenizer, "encode_text", noted)
         talk = [{"role": "user", "content": "w5"}]
-        assert web.answer("/tokenize", messages=talk, tools=[TOOL]) == plain
+        web.answer("/tokenize", messages=talk, tools=[TOOL])
         assert web.answer("/tokenize", messages=talk, tools=[])["tokens"] == [5]
+        function = {"name": "f", "description": None, "parameters": {"type": "object"}}
+        tool = json.dumps({"type": "function", "function": function})
+        assert written == [f"{tool} w5", "w5"]
 
 
 def test_a_tokenizer_is_told_where_a_flag_says_so_alone(web: Web) -> None:

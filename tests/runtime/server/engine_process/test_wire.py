@@ -15,7 +15,7 @@ from trt_lora.plugins import errors
 from trt_lora.plugins.errors import BackendError, LoRAError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
-from trt_lora.runtime.generation.token import Logprob, Token
+from trt_lora.runtime.generation.token import Beginning, Logprob, Token
 from trt_lora.runtime.server.engine_process import wire
 from trt_lora.runtime.server.engine_process.engine_client import _changed
 from trt_lora.runtime.server.engine_process.engine_side import _sampling
@@ -39,7 +39,8 @@ COMMANDS: list[wire.Command] = [
 TOKENS = [
     Token(1, 5, None, "Lis", {5: Logprob(-0.25, 1), 9: Logprob(-3.5, 2)}),
     Token(2, None, "stop", "", stop_reason="end"),
-    Token(3, None, "stop", "", stop_reason=6),
+    Token(3, None, "stop", "", {6: Logprob(-0.5, 1)}, stop_reason=6, stop_token=6),
+    Token(9, 7, began=Beginning(3, 0.25)),
     Token(4, 7, "length", "x", prompt_logprobs=(None, {2: Logprob(-1.0, 4)})),
 ]
 EVENTS: list[wire.Event] = [
