@@ -21,6 +21,7 @@ class Choice:
     began: Beginning = _AT_ONCE
     first_at: float = 0.0
     last_at: float = 0.0
+    told: int = 0  # tokens that are in an event
     listed: int = 0  # characters of the tokens that were told with their log probabilities
 
     def add(self, token: Token, at: float = 0.0) -> None:

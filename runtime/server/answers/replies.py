@@ -93,7 +93,7 @@ class Reply:
     ) -> bytes:
         """Return the event of the last tokens of a choice; `is_end`: its end is the stream's."""
         text, last = "".join([token.text for token in tokens]), tokens[-1]
-        is_first = len(tokens) == len(choice.tokens)
+        is_first, choice.told = not choice.told, choice.told + len(tokens)
         if self._is_plain and not is_first and last.finish_reason is None and counted is None:
             before, behind = self._frame(index)
             return before + _encode(text) + behind

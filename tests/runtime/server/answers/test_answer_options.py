@@ -2,6 +2,7 @@
 
 import json
 
+from support.models.tiny_sizes import VOCABULARY
 from support.served_engines import MakeGated, Spoken
 from support.web_server import CHATS, COMPLETIONS, web_server
 
@@ -36,6 +37,20 @@ def test_more_or_fewer_log_probabilities_may_be_asked_for(spoken: Spoken) -> Non
         assert web.answer(COMPLETIONS, prompt=PROMPT, logprobs=2, **GREEDY)
         message = web.refusal(COMPLETIONS, prompt=PROMPT, logprobs=3)["message"]
         assert message == "logprobs is 3, expected 0 to 2"
+    with web_server(spoken.config(answers=AnswerOptions(max_logprobs=-1))) as web:
+        asked = {"logprobs": -1, "prompt_logprobs": -1, "return_tokens_as_token_ids": True}
+        (choice,) = web.answer(COMPLETIONS, prompt=PROMPT, **asked, **GREEDY)["choices"]
+        of_all = {f"token_id:{token}" for token in range(VOCABULARY)}
+        assert all(set(step) == of_all for step in choice["logprobs"]["top_logprobs"])
+        assert all(len(step) == VOCABULARY for step in choice["prompt_logprobs"][1:])
+
+
+def test_a_flag_makes_events_longer_for_all(spoken: Spoken) -> None:
+    with web_server(spoken.config(answers=AnswerOptions(stream_interval=3))) as web:
+        events = web.events(COMPLETIONS, prompt=PROMPT, return_token_ids=True, **GREEDY)
+        assert len(events) <= 2  # the first token, and the other three
+        asked = {**GREEDY, "max_tokens": 8, "stream_interval": 1}  # no less than the flag says
+        assert len(web.events(COMPLETIONS, prompt=PROMPT, **asked)) <= 4
 
 
 def test_a_stream_that_has_nothing_to_say_says_that_it_lives(make_gated: MakeGated) -> None:

@@ -55,3 +55,13 @@ def test_what_has_more_than_text_is_told_in_full() -> None:
     last = [Token(0, None, "stop", stop_token=2)]
     choice.tokens += last
     assert json.loads(plain.chunk(0, choice, last, None)[6:])["choices"][0]["stop_reason"] is None
+
+
+def test_the_first_event_of_an_answer_is_that_though_more_tokens_have_come() -> None:
+    """They may have come with it, and have no text yet."""
+    body = CompletionBody(prompt="x", echo=True, return_token_ids=False)
+    reply = Reply(NO_TOKENIZER, "base", body, request_id=None)
+    new = [Token(0, 7, text=" a"), Token(0, 8), Token(0, 9, text=" b")]
+    choice = Choice(EncodedPrompt([1], "x"), tokens=new)
+    events = [reply.chunk(0, choice, some, None) for some in (new[:1], new[1:])]
+    assert [json.loads(e[6:])["choices"][0]["text"] for e in events] == ["x a", " b"]
