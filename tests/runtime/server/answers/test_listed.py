@@ -145,7 +145,7 @@ def test_usage_may_tell_what_was_not_run(spoken: Spoken) -> None:
     for shares in (True, False):
         config = spoken.config(
             answers=AnswerOptions(tells_cached_tokens=True),
-            serving=ServingConfig(shares_prefixes=shares),
+            serving=ServingConfig(rows=1, shares_prefixes=shares),
         )
         with web_server(config) as web:
 
@@ -160,6 +160,8 @@ def test_usage_may_tell_what_was_not_run(spoken: Spoken) -> None:
             *events, last = web.events(COMPLETIONS, prompt=prompt, stream_options=options, **GREEDY)
             assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 39 * shares}
             assert not any("prompt_tokens_details" in event["usage"] for event in events)
+            # The second answer begins with what the first has run.
+            assert cached(prompt=prompt[::-1], n=2, temperature=1) == {"cached_tokens": 0}
 
 
 TIMES = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms")
