@@ -1,0 +1,54 @@
+"""Tokens on their way to who asked: when they are told, and the times that they tell."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trt_lora.runtime.generation.token import Beginning, Token
+from trt_lora.runtime.server.answers.choices import Choice
+from trt_lora.runtime.server.answers.encoding import EncodedPrompt
+from trt_lora.runtime.server.answers.running_answer import RunningAnswer
+
+
+def test_times_begin_where_the_row_does() -> None:
+    choice = Choice(EncodedPrompt([5]), submitted_at=100.0)
+    choice.add(Token(0, 7, began=Beginning(0, 2.0)), 103.0)
+    assert choice.times() == {
+        "time_to_first_token_ms": 1000,
+        "generation_time_ms": 0,
+        "queue_time_ms": 2000,
+        "tokens_per_second": 1,
+    }
+    choice.add(Token(0, 8), 103.5)
+    choice.add(Token(0, 9, "length"), 104.0)
+    assert choice.times() == {
+        "time_to_first_token_ms": 1000,
+        "generation_time_ms": 1000,
+        "queue_time_ms": 2000,
+        "mean_itl_ms": 500,
+        "tokens_per_second": 1.5,
+    }
+
+
+@pytest.mark.parametrize(("interval", "sizes"), [(1, [1] * 8), (3, [1, 3, 3, 1]), (9, [1, 7])])
+def test_tokens_come_so_many_at_a_time(interval: int, sizes: list[int]) -> None:
+    tokens = [Token(0, n, "length" if n == 8 else None, text="x") for n in range(1, 9)]
+
+    async def take() -> list[tuple[int, Token]]:
+        return [(0, tokens.pop(0))]
+
+    nothing: Any = SimpleNamespace(
+        take=take, seconds_left=None, next_token=lambda seconds: None
+    )  # as answers, ticket and metrics
+    choice = Choice(EncodedPrompt([5]))
+    running = RunningAnswer(nothing, nothing, [choice], nothing, field="model", interval=interval)
+
+    async def all_sizes() -> list[int]:
+        found = []
+        while not running.is_over:
+            found += [len(some) for some in (await running.take()).values()]
+        return found
+
+    assert asyncio.run(all_sizes()) == sizes
