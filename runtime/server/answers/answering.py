@@ -172,6 +172,7 @@ class Answering:
         tokens = sum(map(len, prompts)) * sampling.n
         ticket = self.admission.admit(len(prompts) * sampling.n, tokens, client)
         try:
+            await self._ready(list(blend) or [*filter(None, [adapter])], ticket)
             submitting = self.client.submit(
                 prompts,
                 self._max_tokens(sampling, prompts),
@@ -252,6 +253,15 @@ class Answering:
                 )
             parts[adapter] = part.scale
         return None, parts
+
+    async def _ready(self, adapters: Sequence[str], ticket: Ticket) -> None:
+        """Let those that are used for the first time be read."""
+        offers = self.models.offers
+        try:
+            if not offers.are_read(adapters):
+                await asyncio.wait_for(offers.ready(adapters), ticket.seconds_left)
+        except TimeoutError as error:
+            raise _late("its adapter to be read") from error
 
     async def _encoded(self, body: CompletionBody | ChatBody) -> list[list[int]]:
         """The prompts as token ids, made in another thread: a long one takes milliseconds."""
