@@ -57,7 +57,8 @@ class AdapterFolder:
         place = home / name
         path = path_inside(place, [home, *self._roots])
         if path is None:
-            return Found(place, fault="is a link that leads out") if place.is_symlink() else None
+            fault = "is a link to nothing, or out of the folder"
+            return Found(place, fault=fault) if place.is_symlink() else None
         if not path.is_dir() and path.suffix not in ADAPTER_FILES:
             return None
         try:

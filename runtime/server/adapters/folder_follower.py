@@ -47,6 +47,7 @@ class FolderFollower:
         self._folder, self._offers = folder, offers
         self._manifest, self._refresh_s = manifest, refresh_s
         self._seen: dict[str, Found] = {}
+        self._taking: str | None = None  # what is offered at this moment
         self._is_away = False
         self._threads = ThreadPoolExecutor(2, "trt-lora-folder")
         self._following: asyncio.Task[None] | None = None
@@ -76,8 +77,10 @@ class FolderFollower:
             found = await self._run(self._folder.find, name)
         except OSError:
             return None
-        if found is None or found.fault or self._seen.get(name) == found:
+        if found is None or found.fault:
             return None
+        if self._seen.get(name) == found and name != self._taking:
+            return None  # it was refused, or unloaded
         self._seen[name] = found
         return found.path
 
@@ -119,6 +122,7 @@ class FolderFollower:
 
     async def _take(self, name: str, found: Found) -> None:
         """Offer what is new, or other than before."""
+        self._taking = name
         try:
             if found.fault:
                 await self._offers.withdraw(name, found.fault)
@@ -131,13 +135,16 @@ class FolderFollower:
                 self._offers.refuse(name, str(error))
         except StateError:  # a pin finds no slot now
             del self._seen[name]
+        finally:
+            self._taking = None
 
     async def _check(self, name: str, found: Found) -> None:
         """Look at the headers of what nobody has used yet: a bad adapter is known by then."""
         if not self._offers.is_unread(name):
             return
         fault = await self._run(_fault, found.path, self._manifest)
-        if fault and self._seen.get(name) == found:
+        # What was removed or replaced meanwhile is no bad adapter: the next look sees it.
+        if fault and await self._run(self._folder.find, name) == self._seen.get(name) == found:
             self._offers.refuse(name, fault)
 
     async def _run(self, do: Callable[..., T], *args: object) -> T:

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from trt_lora.plugins.errors import BackendError, ConfigError
 
 try:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
 except ImportError as error:
     raise BackendError(f"{error}; pip install 'trt-lora[hub]'") from error
 
@@ -38,6 +39,7 @@ class HubRepos:
         for repo in repos:
             if repo.count("/") != 1 or not all(repo.split("/")):
                 raise ConfigError(f"--lora-hub-repos has {repo!r}, expected ORG/REPO")
+        disable_progress_bars()  # among the lines of a log
         self._repos = tuple(repos)
         # What the hub has said of each, and until when that holds.
         self._answers: Mapping[str, tuple[float, Path | BackendError]] = {}
@@ -46,6 +48,9 @@ class HubRepos:
     async def resolve(self, base: str, name: str) -> Path | None:
         """See `Resolver`."""
         del base
+        # A place has one name: "a/." and "a//" would be as many adapters as somebody likes.
+        if str(PurePosixPath(name)) != name or ".." in name:
+            return None
         for repo in self._repos:
             if name == repo or name.startswith(f"{repo}/"):
                 loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trt_lora.plugins.errors import AdapterError, StateError
 from trt_lora.plugins.messages import shown
+from trt_lora.runtime.adapters.load import looks_like_adapter
 from trt_lora.runtime.server.adapters.names_and_paths import check_served_name
 from trt_lora.runtime.server.adapters.resolver import Resolver
 from trt_lora.runtime.server.adapters.served_names import Served, ServedNames
@@ -125,12 +126,14 @@ class OfferedAdapters:
         """Let the engine load what is offered under a name."""
         async with self._names.lock(name), self._reading:
             served = self._names.adapters.get(name)
-            if served is None:
-                raise self._names.unknown(name)
-            if served.is_read:
+            if served is not None and served.is_read:
                 return
+            path = Path(served.path if served else "")
+            if served is None or not await asyncio.to_thread(looks_like_adapter, path):
+                self._names.adapters.pop(name, None)  # it has gone since the last look
+                raise self._names.unknown(name)
             try:
-                await self._load(name, Path(served.path))
+                await self._load(name, path)
             except AdapterError as error:
                 self.refuse(name, str(error))
                 text = f"LoRA adapter '{name}' was found but could not be loaded."
