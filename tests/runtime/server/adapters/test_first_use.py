@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from support.adapter_routes import GREEDY, KNOWN, PROMPT, SAMPLING, load, names, said, unload
+from support.adapter_routes import refused_of_folder as faults
 from support.eventually import SECONDS, eventually
 from support.fakes.slot_engine import expected_answer, number_file
 from support.served_engines import MakeGated, Spoken, write_adapter
@@ -51,10 +52,6 @@ def web(spoken: Spoken, folder: Path) -> Iterator[Web]:
         yield running
 
 
-def faults(web: Web) -> dict[str, str]:
-    return {each["name"]: each["error"] for each in web.client.get(KNOWN).json()["refused"]}
-
-
 # ---------------------------------------------------------------------------- asked for by its name
 
 
@@ -78,7 +75,7 @@ def test_what_is_bad_is_told_in_vllms_words_to_who_asks_first(
     web: Web, folder: Path, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     for fields in ({"rank": 32}, {"use_dora": True}):
-        write_adapter(folder / "x", manifest, **fields)  # type: ignore[arg-type]
+        write_adapter(folder / "x", manifest, **fields)
         with caplog.at_level(logging.WARNING):
             error = web.refusal(COMPLETIONS, 400, prompt=PROMPT, model="x")
             assert (error["message"], error["param"]) == (FOUND_BAD, "model")

@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapter_routes import KNOWN, PROMPT, SAMPLING, load, loaded, names, said, unload
+from support.adapter_routes import (
+    KNOWN,
+    PROMPT,
+    SAMPLING,
+    is_newer,
+    load,
+    loaded,
+    names,
+    said,
+    unload,
+    version,
+)
+from support.adapter_routes import refused_of_folder as faults
 from support.eventually import eventually
 from support.served_engines import Spoken, write_adapter
 from support.web_server import COMPLETIONS, Web, refused, web_server
@@ -59,16 +71,6 @@ def _empty(folder: Path, request: pytest.FixtureRequest) -> Iterator[None]:
         assert eventually(lambda: names(web) == ["base"] and not faults(web))
 
 
-def faults(web: Web) -> dict[str, str]:
-    """What is in the folder and not taken, and why."""
-    return {each["name"]: each["error"] for each in web.client.get(KNOWN).json()["refused"]}
-
-
-def version(web: Web, name: str) -> int:
-    found: int = web.client.get(f"{KNOWN}/{name}").json()["version"]
-    return found
-
-
 def wait_for_a_look(web: Web, publish: Publish) -> None:
     """What comes after all that is there now has been seen, and so has that."""
     path = publish("~seen")
@@ -114,7 +116,7 @@ def test_what_is_replaced_is_another_generation(web: Web, twin: Engine, publish:
     for seed in (2, 3, 4):
         before = version(web, "x")
         path = publish("x", seed=seed)
-        assert eventually(lambda before=before: version(web, "x") > before)
+        assert is_newer(web, "x", before)
         assert answered(web, twin, path, "x")
     (path / "README.md").write_text("no file of the adapter")
     os.link(path / "adapter_model.safetensors", path.parent / "a-backup.bin")
@@ -150,7 +152,7 @@ def test_a_pin_is_kept_when_its_adapter_is_replaced(web: Web, publish: Publish) 
     assert web.client.post(f"{KNOWN}/x/pin").json()["level"] == "slot"  # that is its first use
     before = version(web, "x")
     publish("x", seed=2)
-    assert eventually(lambda: version(web, "x") > before)
+    assert is_newer(web, "x", before)
     known = web.client.get(f"{KNOWN}/x").json()
     assert (known["pinned"], known["level"]) == (True, "slot")
 
@@ -335,5 +337,5 @@ def test_a_link_that_is_moved_is_a_replacement(
     before = version(web, "x")
     (folder / ".link").symlink_to(".2")
     (folder / ".link").rename(folder / "x")
-    assert eventually(lambda: version(web, "x") > before)
+    assert is_newer(web, "x", before)
     assert answered(web, twin, paths[1], "x")

@@ -3,8 +3,10 @@
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub.constants as constants
 import pytest
@@ -43,6 +45,12 @@ def hub(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def found(repos: HubRepos, name: str) -> Path | None:
     return asyncio.run(repos.resolve("base", name))
+
+
+def later(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let so many seconds pass."""
+    now = time.monotonic() + seconds
+    patch.setattr(hub_repos, "time", SimpleNamespace(monotonic=lambda: now))
 
 
 @pytest.fixture
@@ -97,8 +105,7 @@ def test_a_new_commit_is_seen_after_a_while(
     write_adapter(hub.folder / REPO / "sql", manifest, seed=9)
     write_adapter(hub.folder / REPO / "new", manifest)
     assert (found(repos, f"{REPO}/new"), found(repos, f"{REPO}/sql")) == (None, old)
-    now = hub_repos.time.monotonic() + 61
-    monkeypatch.setattr(hub_repos.time, "monotonic", lambda: now)
+    later(monkeypatch, 61)
     assert found(repos, f"{REPO}/new") is not None
     assert found(repos, f"{REPO}/sql") not in (None, old)
 
@@ -116,8 +123,7 @@ def test_a_hub_that_fails_is_503_and_asked_again_after_a_while(
         assert len(hub.asked) == asked
         said(web, "base")
         hub.is_up = True
-        now = hub_repos.time.monotonic() + 6
-        monkeypatch.setattr(hub_repos.time, "monotonic", lambda: now)
+        later(monkeypatch, 6)
         said(web, f"{REPO}/sql")
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.adapter_routes import GREEDY, KNOWN, PROMPT, SAMPLING, names, said
+from support.adapter_routes import GREEDY, KNOWN, PROMPT, SAMPLING, is_newer, names, said, version
 from support.eventually import eventually
 from support.fakes.slot_engine import expected_answer, number_file
 from support.served_engines import Gated, MakeGated, Spoken, write_adapter
@@ -72,7 +72,7 @@ def test_who_runs_keeps_the_old_one_and_who_waits_has_the_new_one(
     publish(folder, 4)
     gated = make_gated(lora_modules=[], lora_dir=folder, lora_dir_refresh_s=SOON, rows=1)
     said(gated.web, X)
-    before = gated.web.client.get(f"{KNOWN}/{X}").json()["version"]
+    before = version(gated.web, X)
     gated.engine.shut()
     with ThreadPoolExecutor() as pool:
         first = pool.submit(said, gated.web, X)
@@ -80,8 +80,7 @@ def test_who_runs_keeps_the_old_one_and_who_waits_has_the_new_one(
         second = pool.submit(said, gated.web, X)
         assert eventually(lambda: gated.web.load == 2)
         publish(folder, 5)
-        known = f"{KNOWN}/{X}"
-        assert eventually(lambda: gated.web.client.get(known).json()["version"] > before)
+        assert is_newer(gated.web, X, before)
         gated.engine.let()
         assert first.result() == expected_answer(PROMPT, 4, SAMPLING)
         assert second.result() == expected_answer(PROMPT, 5, SAMPLING)
@@ -107,12 +106,9 @@ def test_no_answer_is_of_an_old_one_while_it_is_replaced_again_and_again(
         asking = [pool.submit(ask) for _ in "ab"]
         try:
             for number in range(5, 20):
-                before = gated.web.client.get(f"{KNOWN}/{X}").json()["version"]
+                before = version(gated.web, X)
                 publish(folder, number)
-                known = f"{KNOWN}/{X}"
-                assert eventually(
-                    lambda b=before, k=known: gated.web.client.get(k).json()["version"] > b
-                )
+                assert is_newer(gated.web, X, before)
                 assert said(gated.web, X) == answers[number - 4]
         finally:
             ends.set()
@@ -138,7 +134,7 @@ def test_what_is_not_in_memory_is_replaced_too(
         new = write_adapter(folder / ".x", manifest, seed=9, rank=16)
         (folder / "x").rename(folder / ".old")
         new.rename(folder / "x")
-        assert eventually(lambda: web.client.get(f"{KNOWN}/x").json()["version"] > known["version"])
+        assert is_newer(web, "x", known["version"])
         assert web.client.get(f"{KNOWN}/x").json()["level"] == "disk"
         assert said(web, "x") not in old.values()
         assert [said(web, name) for name in "yz"] == [old["y"], old["z"]]
@@ -154,22 +150,18 @@ def test_two_servers_follow_one_folder(spoken: Spoken, folder: Path, manifest: M
         both = (one, other)
         first = {str(said(web, "x")) for web in both}
         assert len(first) == 1
-        versions = [web.client.get(f"{KNOWN}/x").json()["version"] for web in both]
+        versions = [version(web, "x") for web in both]
         write_adapter(folder / ".new", manifest, seed=2)
         (folder / "x").rename(folder / ".old")
         (folder / ".new").rename(folder / "x")
-        for web, version in zip(both, versions, strict=True):
-            assert eventually(
-                lambda w=web, v=version: w.client.get(f"{KNOWN}/x").json().get("version", 0) > v
-            )
+        assert all(is_newer(web, "x", than) for web, than in zip(both, versions, strict=True))
         second = {str(said(web, "x")) for web in both}
         assert len(second) == 1
         assert second != first
         hashes = {web.client.get(f"{KNOWN}/x").json()["sha256"] for web in both}
         assert len(hashes) == 1
         (folder / "x").rename(folder / ".gone")
-        for web in both:
-            assert eventually(lambda w=web: names(w) == ["base"])
+        assert eventually(lambda: all(names(web) == ["base"] for web in both))
 
 
 # --------------------------------------------------------------------------------------------- away
