@@ -178,13 +178,8 @@ class AdapterStore:
     ) -> Coverage:
         """Check an adapter, and read its values when they are wanted for the first time.
 
-        Then its files have to be what they are now, by their sizes and a sample of their bytes.
-
-        Args:
-            name: what it is called from then on.
-            path: what `load_adapter` reads.
-            strict: as `load`.
-            replace: as `load`.
+        Then its files have to be what they are now, by their sizes and a sample of their bytes. The
+        arguments are those of `load`.
 
         Raises:
             AdapterError: as `load`.

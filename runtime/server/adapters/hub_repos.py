@@ -12,7 +12,7 @@ from trt_lora.plugins.errors import BackendError, ConfigError
 
 try:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 except ImportError as error:
     raise BackendError(f"{error}; pip install 'trt-lora[hub]'") from error
 

@@ -60,12 +60,12 @@ def fake_hub(folder: Path) -> Iterator[FakeHub]:
                 return self._send(b"{}", 404)
             content = found.read_bytes()
             tag = f'"{sha256(content).hexdigest()}"'
-            self._send(content, **{"X-Repo-Commit": hub.commit(repo), "ETag": tag})
+            self._send(content, 200, {"X-Repo-Commit": hub.commit(repo), "ETag": tag})
 
         def _of_repo(self, repo: str, rest: list[str]) -> None:
             files = hub.files(repo)
             if not files:
-                return self._send(b"{}", 404, **{"X-Error-Code": "RepoNotFound"})
+                return self._send(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
             if rest[:1] == ["tree"]:
                 entries = [
                     {
@@ -81,9 +81,11 @@ def fake_hub(folder: Path) -> Iterator[FakeHub]:
             known: dict[str, Any] = {"id": repo, "sha": hub.commit(repo), "siblings": siblings}
             self._send(json.dumps(known).encode())
 
-        def _send(self, content: bytes, status: int = 200, **headers: str) -> None:
+        def _send(
+            self, content: bytes, status: int = 200, headers: dict[str, str] | None = None
+        ) -> None:
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
