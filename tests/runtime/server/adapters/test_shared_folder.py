@@ -1,11 +1,13 @@
 """A folder of adapters under requests, under two servers, and away for a while."""
 
+import asyncio
 import logging
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 from support.adapter_routes import GREEDY, KNOWN, PROMPT, SAMPLING, is_newer, names, said, version
@@ -16,6 +18,8 @@ from support.web_server import COMPLETIONS, web_server
 
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.server.adapters.adapter_folder import AdapterFolder
+from trt_lora.runtime.server.adapters.folder_follower import FolderFollower
+from trt_lora.runtime.server.adapters.offered_adapters import OfferedAdapters
 
 SOON = 0.02  # seconds from one look to the next
 X = "x.safetensors"
@@ -224,3 +228,35 @@ def test_a_first_use_of_what_has_gone_is_told_so(
         shutil.rmtree(folder / "x")
         web.refusal(COMPLETIONS, 404, prompt=PROMPT, model="x", **GREEDY)
         assert names(web) == ["base"]
+
+
+class Offers:
+    """A request asks for a name at the moment in which it is offered."""
+
+    def __init__(self) -> None:
+        self.follower: FolderFollower | None = None
+        self.found: list[Path | None] = []
+
+    async def offer(self, name: str, path: Path) -> None:
+        assert self.follower is not None
+        self.found.append(await self.follower.resolve("base", name))
+
+    def is_unread(self, name: str) -> bool:
+        return False
+
+
+def test_what_is_offered_at_this_moment_is_found(folder: Path, manifest: Manifest) -> None:
+    """It is seen already, and has no name yet."""
+    path, offers = write_adapter(folder / "x", manifest), Offers()
+
+    async def follow() -> Path | None:
+        offers.follower = FolderFollower(
+            AdapterFolder(folder, []), cast("OfferedAdapters", offers), manifest, 3600.0
+        )
+        await offers.follower.start()
+        later = await offers.follower.resolve("base", "x")
+        await offers.follower.close()
+        return later
+
+    assert asyncio.run(follow()) is None  # then it is for who took its name away to say
+    assert offers.found == [path]
