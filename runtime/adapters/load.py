@@ -17,7 +17,8 @@ from trt_lora.runtime.files.file_record import sampled_sha256
 from trt_lora.runtime.files.untrusted_file import file_inside
 from trt_lora.runtime.manifest import Manifest
 
-_SUFFIXES = (".json", ".safetensors", ".npy", ".onnx_adapter")
+ADAPTER_FILES = (".safetensors", ".onnx_adapter")  # endings of files that are an adapter alone
+_SUFFIXES = (".json", ".npy", *ADAPTER_FILES)
 # One of these makes a directory an adapter. A .bin beside them is not looked at: that is how PEFT
 # reads a directory with both, and many have both.
 _WEIGHTS = (WEIGHTS_FILE, INDEX_FILE, PROCESSED_FILE, TRTLLM_WEIGHTS)
@@ -56,7 +57,7 @@ def looks_like_adapter(path: Path) -> bool:
     """
     if path.is_dir():
         return any((path / name).exists() for name in (*_WEIGHTS, CONFIG_FILE))
-    return path.suffix in (".safetensors", ".onnx_adapter")
+    return path.suffix in ADAPTER_FILES
 
 
 def _of_one_version(path: Path, manifest: Manifest | None) -> Adapter:
@@ -64,14 +65,14 @@ def _of_one_version(path: Path, manifest: Manifest | None) -> Adapter:
     for _ in range(2):  # once more, for a version that was put in place meanwhile
         # A link that leads elsewhere and back again between two files would mix their directories.
         target = Path(os.path.realpath(path)) if path.is_dir() else path
-        before = _versions(target)
+        before = file_versions(target)
         try:
             adapter = _load(target, manifest)
         except AdapterError:
-            if _versions(target) == before:
+            if file_versions(target) == before:
                 raise
         else:
-            if _versions(target) == before:
+            if file_versions(target) == before:
                 return adapter
     raise AdapterError(f"{path} was replaced or changed while it was read; load it again")
 
@@ -97,8 +98,12 @@ def _files(path: Path) -> list[Path]:
     return [file for file in files if file.suffix in _SUFFIXES]
 
 
-def _versions(path: Path) -> dict[str, tuple[int, ...]]:
-    """Inode, size and times of each of an adapter's files, to detect a replacement."""
+def file_versions(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return inode, size and times (mtime, ctime; ns) of an adapter's files, by their names.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
     found: dict[str, tuple[int, ...]] = {}
     for file in _files(path):
         with contextlib.suppress(OSError, ValueError):  # it has gone, or never was there

@@ -93,6 +93,7 @@ class Server:
             Route("/v1/models", self._list),
             Route("/v1/lora_adapters", self._known),
             Route("/v1/lora_adapters/{name:path}", self._known_one),
+            Route("/v1/lora_adapters/{name:path}/{what}", self._pin, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/invocations", self._invoke, methods=["POST"]),
@@ -107,7 +108,6 @@ class Server:
             routes += [
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
-                Route("/v1/lora_adapters/{name:path}/{what}", self._pin, methods=["POST"]),
                 Route("/adapters", self._add, methods=["POST"]),
                 Route("/adapters/{name:path}", self._remove, methods=["DELETE"]),
             ]
@@ -203,7 +203,8 @@ class Server:
         self, body: TokenizeBody | DetokenizeBody, make: Callable[..., dict[str, Any]]
     ) -> Response:
         running = self._open()
-        running.models.adapter(body.model)
+        adapter = running.models.adapter(body.model)
+        await running.models.offers.ready([adapter] if adapter else [])
         model = running.answering.model
         return JSONResponse(await asyncio.to_thread(make, model.tokenizer, model.manifest, body))
 
@@ -211,7 +212,9 @@ class Server:
 
     async def _known(self, request: Request) -> Response:
         del request
-        return JSONResponse({"object": "list", "data": await self._open().known_adapters()})
+        running = self._open()
+        data, refused = await running.known_adapters(), running.models.offers.refused
+        return JSONResponse({"object": "list", "data": data, "refused": refused})
 
     async def _known_one(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -219,7 +222,8 @@ class Server:
 
     async def _pin(self, request: Request) -> Response:
         name, what = request.path_params["name"], request.path_params["what"]
-        if what not in ("pin", "unpin"):
+        # Else it would be 405: a path of that shape may name an adapter that can be looked at.
+        if what not in ("pin", "unpin") or not self._allows_updates:
             raise HttpError(404, "Not Found")
         return JSONResponse(await self._open().known_adapter(what, name))
 

@@ -13,6 +13,9 @@ from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_
 from trt_lora.runtime.generation.parameters.sampling_params import GREEDY, SamplingParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.runtime.server.adapters.adapter_folder import AdapterFolder
+from trt_lora.runtime.server.adapters.folder_follower import FolderFollower
+from trt_lora.runtime.server.adapters.offered_adapters import OfferedAdapters
 from trt_lora.runtime.server.adapters.served_models import ServedModels, load_at_start
 from trt_lora.runtime.server.admission import Admission, AdmissionConfig
 from trt_lora.runtime.server.answers.answering import Answering, AnswerOptions, Model
@@ -44,6 +47,9 @@ class ServerConfig:
     answers: AnswerOptions = field(default_factory=AnswerOptions)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     max_loras: int | None = None  # adapters that a step can use; None: the engine's
+    lora_dir: Path | None = None  # whose adapters are offered, and followed
+    lora_dir_refresh_s: float = 5.0  # from one look at it to the next
+    hub_repos: Sequence[str] = ()  # of the Hugging Face hub, whose adapters are offered
     max_cpu_loras: int | None = None  # of the largest rank that memory has room for; None: all
     serving: ServingConfig = field(default_factory=ServingConfig)
 
@@ -77,6 +83,7 @@ class RunningServer:
 
     async def close(self) -> None:
         """End the engine, and wait until it has; a process that does not is killed."""
+        await self.models.offers.close()
         if not await self.client.close(_LAST_S):
             self.kill()
         await _ended(self.engine)
@@ -108,7 +115,7 @@ async def started(config: ServerConfig) -> RunningServer:
 
     Raises:
         LoRAError: as `open_engine` and `AdapterStore.load`; ConfigError: a limit is above the
-            engine's.
+            engine's, or there is no `lora_dir`.
     """
     engine_manifest = read_manifest(config.directory)
     manifest = _limited(config, engine_manifest)
@@ -126,9 +133,8 @@ async def started(config: ServerConfig) -> RunningServer:
         await _ended(engine)
         raise
     names = config.names or [str(config.directory)]
-    models = ServedModels(
-        client, names, config.lora_roots, root=str(config.directory), manifest=manifest
-    )
+    roots = [*config.lora_roots, *([config.lora_dir] if config.lora_dir else [])]
+    models = ServedModels(client, names, roots, root=str(config.directory), manifest=manifest)
     admission = Admission(config.admission, client.rows)
     metrics = ServerMetrics(client, admission, names[0])
     model = Model(manifest, tokenizer, sampling)
@@ -136,11 +142,25 @@ async def started(config: ServerConfig) -> RunningServer:
     running = RunningServer(client, models, admission, metrics, answering, engine)
     try:
         await load_at_start(models, config.lora_modules)
+        await _offer(config, models.offers, manifest)
         await _first_step(client)
     except BaseException:
         await running.close()
         raise
     return running
+
+
+async def _offer(config: ServerConfig, offers: OfferedAdapters, manifest: Manifest) -> None:
+    """Offer the adapters of a folder, and those of repositories."""
+    if config.lora_dir is not None:
+        folder = AdapterFolder(config.lora_dir, config.lora_roots)
+        follower = FolderFollower(folder, offers, manifest, config.lora_dir_refresh_s)
+        offers.resolvers.append(follower)
+        await follower.start()
+    if config.hub_repos:
+        from trt_lora.runtime.server.adapters.hub_repos import HubRepos  # of an extra
+
+        offers.resolvers.append(HubRepos(config.hub_repos))
 
 
 async def _first_step(client: EngineClient) -> None:

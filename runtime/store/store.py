@@ -173,15 +173,18 @@ class AdapterStore:
         return self._come(entry, lambda: self._levels.loaded(entry, read(), stream))
 
     @checked
-    def register(self, name: str, path: str | Path, *, strict: bool = True) -> Coverage:
+    def register(
+        self, name: str, path: str | Path, *, strict: bool = True, replace: bool = False
+    ) -> Coverage:
         """Check an adapter, and read its values when they are wanted for the first time.
 
-        Then its files have to be what they are now, by their sizes and a sample of their bytes.
+        Then its files have to be what they are now, by their sizes and a sample of their bytes. The
+        arguments are those of `load`.
 
         Raises:
             AdapterError: as `load`.
         """
-        claim = self._claim(name)
+        claim = self._claim(name, replace)
         path = Path(path).absolute()
         fingerprint = files_fingerprint(path)  # before it is opened: a change after it is seen
         source = FileSource(self._fit, path, strict, fingerprint)
@@ -329,8 +332,7 @@ class AdapterStore:
             if not allow_last and slots == len(others) + 1:
                 raise StateError(
                     f"adapter {name!r} would be pinned in the last of {slots} slots, and no other "
-                    f"adapter could be used; pinned are {sorted(others)}; unpin one, or pass "
-                    "allow_last=True"
+                    f"adapter could be used; pinned are {sorted(others)}; unpin one first"
                 )
             self._levels.pin(entry)
         try:

@@ -120,6 +120,26 @@ def _add_adapters(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="below which adapters may lie that are loaded over HTTP",
     )
+    add(
+        "--lora-dir",
+        type=Path,
+        metavar="DIR",
+        help="whose adapters are served, and followed as they come, change and go",
+    )
+    add(
+        "--lora-dir-refresh",
+        dest="lora_dir_refresh_s",
+        type=float,
+        default=argparse.SUPPRESS,
+        metavar="S",
+        help="seconds from one look at it to the next (5)",
+    )
+    add(
+        "--lora-hub-repos",
+        nargs="+",
+        metavar="ORG/REPO",
+        help="of the Hugging Face hub, whose adapters are loaded when a request names them",
+    )
     add("--max-loras", type=int, metavar="N", help="adapters that a step can use; the engine's")
     add("--max-lora-rank", type=int, metavar="N", help="largest rank; the engine's")
     add("--max-cpu-loras", type=int, metavar="N", help="adapters in memory; no limit")
@@ -239,7 +259,9 @@ def _serve(args: argparse.Namespace) -> None:
         returns_ids=args.enable_request_id_headers,
     )
     shows = not args.disable_fastapi_docs
-    server = Server(_config(args), guard, allows_updates=updates, shows_openapi=shows)
+    server = Server(
+        _config(args, updates=updates), guard, allows_updates=updates, shows_openapi=shows
+    )
     if status := serve(server, web):
         raise SystemExit(status)
 
@@ -264,7 +286,7 @@ def _check_safety(
         )
 
 
-def _config(args: argparse.Namespace) -> "ServerConfig":
+def _config(args: argparse.Namespace, *, updates: bool) -> "ServerConfig":
     from trt_lora.runtime.server.admission import AdmissionConfig
     from trt_lora.runtime.server.answers.answering import AnswerOptions
     from trt_lora.runtime.server.running_server import ServerConfig
@@ -275,6 +297,7 @@ def _config(args: argparse.Namespace) -> "ServerConfig":
         "names": args.served_model_name or [str(args.engine)],
         "lora_roots": [*args.lora_root, *(Path(path) for _, path in modules)],
         "lora_modules": modules,
+        **_resolvers(args, updates=updates),
         "generation_config": {"auto": args.engine, "vllm": None}.get(
             args.generation_config, Path(args.generation_config)
         ),
@@ -292,6 +315,22 @@ def _config(args: argparse.Namespace) -> "ServerConfig":
         ),
     }
     return ServerConfig(**_given(ServerConfig, args) | own)
+
+
+def _resolvers(args: argparse.Namespace, *, updates: bool) -> dict[str, Any]:
+    """Where adapters are looked for by name: as options say, or as vLLM's variables do."""
+
+    def by_variable(variable: str, plugin: str) -> str:
+        plugins = os.environ.get("VLLM_PLUGINS")  # unset: all of them
+        is_asked = updates and (plugins is None or plugin in plugins.split(","))
+        return os.environ.get(variable, "") if is_asked else ""
+
+    folder = by_variable("VLLM_LORA_RESOLVER_CACHE_DIR", "lora_filesystem_resolver")
+    repos = by_variable("VLLM_LORA_RESOLVER_HF_REPO_LIST", "lora_hf_hub_resolver")
+    return {
+        "lora_dir": args.lora_dir or (Path(folder) if folder else None),
+        "hub_repos": args.lora_hub_repos or [*filter(None, map(str.strip, repos.split(",")))],
+    }
 
 
 def _dtype(text: str) -> str | None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support.eventually import eventually
 from support.web_server import COMPLETIONS, Web
 
 from trt_lora.runtime import SamplingParams
@@ -41,3 +42,18 @@ def said(web: Web, model: str) -> Any:
     """The tokens that a model answers."""
     body = {"prompt": PROMPT, "model": model, "return_token_ids": True, **GREEDY}
     return web.answer(COMPLETIONS, **body)["choices"][0]["token_ids"]
+
+
+def version(web: Web, name: str) -> int:
+    """The version that a name means; 0 where it was not read yet, or is none."""
+    return int(web.client.get(f"{KNOWN}/{name}").json().get("version", 0))
+
+
+def is_newer(web: Web, name: str, than: int) -> bool:
+    """Whether a name means a later version, after a while."""
+    return eventually(lambda: version(web, name) > than)
+
+
+def refused_of_folder(web: Web) -> dict[str, str]:
+    """What is offered and not taken, and why."""
+    return {each["name"]: each["error"] for each in web.client.get(KNOWN).json()["refused"]}

@@ -14,7 +14,7 @@ from trt_lora.runtime.generation.parameters.sampling_params import SamplingParam
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.server.adapters.served_models import ServedModels
-from trt_lora.runtime.server.admission import Admission
+from trt_lora.runtime.server.admission import Admission, Ticket
 from trt_lora.runtime.server.answers.bodies import AnswerBody, ChatBody, CompletionBody
 from trt_lora.runtime.server.answers.choices import Choice, usage
 from trt_lora.runtime.server.answers.encoding import EncodedPrompt, encoded
@@ -87,6 +87,7 @@ class Answering:
         submitted_at = time.perf_counter()
         ticket = self.admission.admit(len(prompts) * sampling.n, tokens, client)
         try:
+            await self._ready(list(blend) or [*filter(None, [adapter])], ticket)
             submitting = self.client.submit(
                 [prompt.ids for prompt in prompts],
                 self._max_tokens(sampling, prompts),
@@ -186,6 +187,15 @@ class Answering:
                 )
             parts[adapter] = part.scale
         return None, parts
+
+    async def _ready(self, adapters: Sequence[str], ticket: Ticket) -> None:
+        """Let those that are used for the first time be read."""
+        offers = self.models.offers
+        try:
+            if not offers.are_read(adapters):
+                await asyncio.wait_for(offers.ready(adapters), ticket.seconds_left)
+        except TimeoutError as error:
+            raise late("its adapter to be read") from error
 
     def _max_tokens(self, sampling: SamplingParams, prompts: Sequence[EncodedPrompt]) -> list[int]:
         """How long the answers to each prompt may be: they end where `--max-model-len` does."""

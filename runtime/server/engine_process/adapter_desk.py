@@ -69,7 +69,13 @@ class AdapterDesk:
             self._adapters.unload(blend)
 
     def _load(
-        self, name: str, path: str, replace: bool, expected_version: int | None, max_rank: int
+        self,
+        name: str,
+        path: str,
+        max_rank: int,
+        replace: bool = False,
+        expected_version: int | None = None,
+        lazily: bool = False,
     ) -> dict[str, Any]:
         start = time.perf_counter()
         manifest = self._adapters.manifest
@@ -77,9 +83,12 @@ class AdapterDesk:
             rank = max(load_adapter(path, manifest).ranks.values(), default=0)
             if rank > max_rank:
                 raise AdapterError(f"{path} has rank {rank}, --max-lora-rank is {max_rank}")
-        coverage = self._adapters.load(
-            name, path, replace=replace, expected_version=expected_version
-        )
+        if lazily:  # its values are read when a request's turn has come
+            coverage = self._adapters.register(name, path, replace=replace)
+        else:
+            coverage = self._adapters.load(
+                name, path, replace=replace, expected_version=expected_version
+            )
         self._coverage[name] = self._adapters.info(name).version, coverage
         return {
             **self._adapter(name),

@@ -23,7 +23,7 @@ from support.spoken_engine import spoken_engine
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.manifest import read_manifest
-from trt_lora.scripts.commands.serve import _count, _module, add_options
+from trt_lora.scripts.commands.serve import _config, _count, _module, add_options
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
@@ -266,3 +266,45 @@ def test_no_option_is_abbreviated() -> None:
     add_options(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(["engine", "--max-num-seq", "3"])
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "updates", "folder", "repos"),
+    [
+        ([], {}, True, None, []),
+        (["--lora-dir", "x", "--lora-hub-repos", "o/a", "o/b"], {}, False, "x", ["o/a", "o/b"]),
+        ([], {"VLLM_PLUGINS": "other"}, True, None, []),
+        ([], {"VLLM_PLUGINS": "lora_filesystem_resolver"}, True, "v", []),
+        ([], {"VLLM_PLUGINS": "a,lora_hf_hub_resolver"}, True, None, ["o/v", "o/w"]),
+        ([], {}, True, "v", ["o/v", "o/w"]),  # all plugins
+        ([], {}, False, None, []),  # vLLM does not ask them either
+        (["--lora-dir", "x"], {}, True, "x", ["o/v", "o/w"]),
+    ],
+)
+def test_where_adapters_are_looked_for_is_said_by_options_or_as_for_vllm(
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    environment: dict[str, str],
+    updates: bool,
+    folder: str | None,
+    repos: list[str],
+) -> None:
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if words != [] or environment or not updates or folder:
+        monkeypatch.setenv("VLLM_LORA_RESOLVER_CACHE_DIR", "v")
+        monkeypatch.setenv("VLLM_LORA_RESOLVER_HF_REPO_LIST", "o/v, o/w")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    config = _config(parser.parse_args(["engine", *words]), updates=updates)
+    assert config.lora_dir == (Path(folder) if folder else None)
+    assert list(config.hub_repos) == repos
+    assert config.lora_dir_refresh_s == 5.0
+
+
+def test_how_often_a_folder_is_looked_at_is_an_option() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    args = parser.parse_args(["engine", "--lora-dir", "x", "--lora-dir-refresh", "0.5"])
+    assert _config(args, updates=False).lora_dir_refresh_s == 0.5

@@ -29,7 +29,7 @@ def asked(gated: Gated, pool: ThreadPoolExecutor, model: str) -> Any:
 
 
 def test_unloading_waits_for_those_that_still_answer_where_that_is_asked_for(
-    make_gated: MakeGated,
+    make_gated: MakeGated, tmp_path: Path
 ) -> None:
     gated = make_gated()
     with ThreadPoolExecutor() as pool:
@@ -42,6 +42,12 @@ def test_unloading_waits_for_those_that_still_answer_where_that_is_asked_for(
         assert unload(gated.web, "2").status_code == 200  # without a wait
         assert eventually(lambda: names(gated.web) == ["base", "3"])
         assert not freed.done()
+        path = number_file(tmp_path, 4)
+        error = refused(load(gated.web, "1", path), 409)  # at once
+        assert "'1' is being unloaded" in error["message"]
+        refused(unload(gated.web, "1"), 404)
+        assert load(gated.web, "2", path).status_code == 200
+        assert unload(gated.web, "2").status_code == 200
         gated.engine.let()
         assert freed.result().status_code == 200
         for number, answer in zip((1, 2), answers, strict=True):  # who runs ends as it began
@@ -49,6 +55,7 @@ def test_unloading_waits_for_those_that_still_answer_where_that_is_asked_for(
             ids = answer.result().json()["choices"][0]["token_ids"]
             assert ids == expected_answer(PROMPT, number, SAMPLING)
         assert names(gated.web) == ["base", "3"]
+        assert load(gated.web, "1", path).status_code == 200
 
 
 def test_who_waits_for_an_adapter_that_is_unloaded_is_told_so(make_gated: MakeGated) -> None:

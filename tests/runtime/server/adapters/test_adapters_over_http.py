@@ -301,6 +301,7 @@ def test_a_pinned_adapter_has_a_slot_until_it_is_unpinned(web: Web, spoken: Spok
     assert web.client.get(f"{KNOWN}/x").json() == known
     error = refused(web.client.post(f"{KNOWN}/a/pin"), 409)  # of the last slot
     assert error["type"] == "ConflictError"
+    assert error["message"].endswith("pinned are ['x']; unpin one first")
     assert web.client.post(f"{KNOWN}/x/unpin").json()["pinned"] is False
     for name in "abab":
         said(web, name)
@@ -330,7 +331,8 @@ def test_the_routes_that_change_adapters_are_not_there_unless_enabled(spoken: Sp
             body = {"lora_name": "a", "lora_path": "/x", "name": "a", "src": "/x"}
             response = web.client.request(method, path, json=body)
             refused(response, 404)
-        refused(web.client.post(f"{KNOWN}/a/pin"), 405)  # such a name could be looked at
+        for what in ("pin", "unpin", "turn"):
+            assert refused(web.client.post(f"{KNOWN}/a/{what}"), 404)["message"] == "Not Found"
         assert names(web) == ["base", "a"]
         assert "/v1/load_lora_adapter" not in web.client.get("/openapi.json").text
         assert web.client.get(f"{KNOWN}/a").json()["name"] == "a"
