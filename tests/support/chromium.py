@@ -60,8 +60,10 @@ class Tab:
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript in the page; None for undefined."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """Return the value of an expression of JavaScript, or what it promises; undefined is None."""
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 

@@ -64,11 +64,12 @@ export class Panel {
   fill(part) {
     const select = find("select", part);
     const isFirst = part === this.parts()[0];
-    const names = [...(isFirst ? [this.models.base] : []), ...this.models.adapters];
+    const { base, adapters } = this.models;
+    const names = isFirst && base ? [base, ...adapters] : adapters;
     const chosen = select.value;
     select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
     if (names.includes(chosen)) select.value = chosen;
-    this.add.disabled = !this.models.adapters.length;
+    this.add.disabled = !adapters.length;
     this.show(part);
   }
 

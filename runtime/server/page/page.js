@@ -40,9 +40,10 @@ async function readModels() {
 async function look() {
   try {
     if (!server.isMet) await meet();
+    if (!server.base) await readModels();
     const names = await live.look(server);
     const isKnown = String(names) === String([...server.adapters].sort()); // no name has a comma
-    if (!server.base || !isKnown) await readModels();
+    if (!isKnown) await readModels();
     trouble("");
   } catch (error) {
     isLocked = error instanceof Refused && error.status === 401;
