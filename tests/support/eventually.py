@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-SECONDS = 6.0  # no machine is that slow
+SECONDS = 60.0  # no machine is that slow
 _PAUSE = 0.01  # seconds between two looks
 
 

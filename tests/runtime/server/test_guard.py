@@ -1,7 +1,7 @@
 """What a request has to pass: keys, the Host header, the size of a body; and its number."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 

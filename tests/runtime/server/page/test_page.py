@@ -142,5 +142,13 @@ def test_a_script_says_its_idea_first_and_writes_no_html(name: str) -> None:
     assert re.fullmatch(r"// [A-Z].{20,}\.", first)
     assert second == "// @ts-check"
     text = (FOLDER / name).read_text(encoding="utf-8")
-    for word in ("HTML =", "HTML(", "eval", "document.write", "localStorage", "cookie", "Function("):
+    for word in (
+        "HTML =",
+        "HTML(",
+        "eval",
+        "document.write",
+        "localStorage",
+        "cookie",
+        "Function(",
+    ):
         assert word not in text

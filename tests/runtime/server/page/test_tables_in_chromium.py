@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from support.web_server import CHATS, COMPLETIONS, Web, web_server
 from trt_lora.runtime.server.guard import GuardConfig
 
 ROWS = "#adapter-rows tr"
-CELLS = """[...document.querySelectorAll('%s tr')].map(row => [...row.cells].map(c => c.innerText))"""
+CELLS = (
+    """[...document.querySelectorAll('%s tr')].map(row => [...row.cells].map(c => c.innerText))"""
+)
 
 
 def table(page: Page, body: str) -> list[list[str]]:
@@ -51,7 +54,10 @@ def test_the_tables_tell_slots_leases_rows_and_what_is_waited_for(
         told = {item["name"]: item for item in known}
         for slot, name, generation, rank, nbytes, level, leases, pinned, _ in found:
             item = told[name]
-            assert (slot, level) == (str("-" if item["slot"] is None else item["slot"]), item["level"])
+            assert (slot, level) == (
+                str("-" if item["slot"] is None else item["slot"]),
+                item["level"],
+            )
             assert (generation, rank) == (str(item["version"]), str(item["rank"] or "-"))
             assert (leases, pinned) == (str(item["leases"]), "yes" if item["pinned"] else "no")
             assert float(nbytes) == pytest.approx(item["bytes"] / 1e6, abs=0.05)
@@ -73,14 +79,19 @@ def test_the_tables_tell_slots_leases_rows_and_what_is_waited_for(
 
 def test_the_lines_tell_first_tokens_and_gaps_as_they_come(page: Page) -> None:
     assert page.text("#gap p") == "no token yet"
-    drawn = "[...document.querySelectorAll('%s path')].map(e => e.getAttribute('d'))"
-    assert page.tab.evaluate(drawn % "#first") == ["", ""]
+    assert not is_drawn(page, "#first")
     page.web.answer(COMPLETIONS, prompt=[1, 2], max_tokens=8, ignore_eos=True)
     for chart in ("#first", "#gap"):
-        assert page.shows(lambda chart=chart: all(page.tab.evaluate(drawn % chart)))
+        assert page.shows(partial(is_drawn, page, chart))
         assert "last: mean " in page.text(f"{chart} p")
         label = page.tab.evaluate(f"document.querySelector('{chart} svg').ariaLabel")
         assert label.endswith(page.text(f"{chart} p"))
+
+
+def is_drawn(page: Page, chart: str) -> bool:
+    """Whether both lines of a chart have a point."""
+    paths = f"[...document.querySelectorAll('{chart} path')].map(e => e.getAttribute('d'))"
+    return all(page.tab.evaluate(paths))
 
 
 def test_what_is_paused_is_not_asked_for(page: Page) -> None:
@@ -142,8 +153,14 @@ STREAM = r"""
 @pytest.mark.parametrize(
     ("sent", "found"),
     [
-        ('data: {"a": "é😀"}\\n\\n: keep-alive\\n\\ndata: {"a": 2}\\n\\ndata: [DONE]\\n\\n', ["é😀", 2]),
-        ('data: {"a": 1}\\n\\ndata: {"error": {"message": "gone", "code": 503}}\\n\\n', [1, "gone"]),
+        (
+            'data: {"a": "é😀"}\\n\\n: keep-alive\\n\\ndata: {"a": 2}\\n\\ndata: [DONE]\\n\\n',
+            ["é😀", 2],
+        ),
+        (
+            'data: {"a": 1}\\n\\ndata: {"error": {"message": "gone", "code": 503}}\\n\\n',
+            [1, "gone"],
+        ),
         ('data: {"a": 1}\\n\\n', [1, "the answer has broken off"]),
     ],
 )
