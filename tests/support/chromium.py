@@ -60,7 +60,7 @@ class Tab:
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript, or what it promises; None if undefined."""
+        """Return the value of an expression of JavaScript or of its promise; None if undefined."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )

@@ -93,6 +93,7 @@ class Page:
 
     def requests(self, path: str = "") -> list[dict[str, Any]]:
         """The requests to a route since the page was opened; without one, all."""
+        self.tab.evaluate("0")  # until now
         sent = [event["request"] for event in self.tab.happened("Network.requestWillBeSent")]
         return [r for r in sent if not path or r["url"] == f"{self.url.rstrip('/')}{path}"]
 

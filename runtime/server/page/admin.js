@@ -48,7 +48,7 @@ export function changes(changed) {
   };
 }
 
-/** A button that asks before it acts: the first press changes its words, leaving it takes that back. */
+/** A button that asks first: one press changes its words, the next acts, leaving takes it back. */
 function twice(button, act) {
   const [text, label] = [button.textContent, button.getAttribute("aria-label")];
   const ask = (prefix) => {

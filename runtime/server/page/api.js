@@ -12,29 +12,42 @@ export class Refused extends Error {
   }
 }
 
-/** @returns {{api: string, admin: string}} */
-export function keys() {
-  return { api: "", admin: "", ...JSON.parse(sessionStorage.getItem(KEPT) ?? "{}") };
+let kept = { api: "", admin: "" };
+try {
+  kept = { ...kept, ...JSON.parse(sessionStorage.getItem(KEPT) ?? "{}") };
+} catch {
+  // A browser may have no storage: then a reload forgets them.
 }
 
-export const keepKeys = (/** @type {object} */ given) =>
-  sessionStorage.setItem(KEPT, JSON.stringify(given));
+export const keys = () => kept;
+
+/** @param {{api: string, admin: string}} given */
+export function keepKeys(given) {
+  kept = given;
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify(given));
+  } catch {
+    // See above.
+  }
+}
 
 /**
  * @param {string} path relative to the page, which may lie behind a proxy's prefix
- * @param {{body?: object, signal?: AbortSignal, admin?: boolean, method?: string}} [options]
+ * @param {{body?: object, signal?: AbortSignal, admin?: boolean}} [options]
  * @returns {Promise<Response>} none of a refusal
  */
-export async function ask(path, { body, signal, admin = false, method } = {}) {
-  const { api, admin: adminKey } = keys();
-  const key = (admin && adminKey) || api;
-  const headers = { Accept: "application/json" };
-  if (key) headers.Authorization = `Bearer ${key}`;
-  if (body) headers["Content-Type"] = "application/json";
-  method ??= body ? "POST" : "GET";
-  const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
-  if (!response.ok) throw new Refused(response.status, said(await response.text(), response.status));
-  return response;
+export async function ask(path, { body, signal, admin = false } = {}) {
+  const key = (admin && kept.admin) || kept.api;
+  const headers = new Headers({ Accept: "application/json" });
+  if (key) headers.set("Authorization", `Bearer ${key}`);
+  if (body) headers.set("Content-Type", "application/json");
+  const method = body ? "POST" : "GET";
+  const sent = { method, headers, signal, body: body && JSON.stringify(body) };
+  const response = await fetch(path, sent).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error("the server does not answer");
+  });
+  if (response.ok) return response;
+  throw new Refused(response.status, said(await response.text(), response.status));
 }
 
 /**

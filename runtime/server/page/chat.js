@@ -6,6 +6,8 @@ import { copy, find, make, say } from "./dom.js";
 
 /** @typedef {{base: string, adapters: string[]}} Models */
 
+const STREAMED = { stream: true, stream_options: { include_usage: true } };
+
 export class Panel {
   /** @param {string} label that tells it from another one @param {Models} models */
   constructor(label, models) {
@@ -98,8 +100,8 @@ export class Panel {
   }
 
   who() {
-    const parts = this.chosen().map(({ name, scale }) => (scale === 1 ? name : `${name} × ${scale}`));
-    return parts.join(" + ") || this.models.base;
+    const told = ({ name, scale }) => (scale === 1 ? name : `${name} × ${scale}`);
+    return this.chosen().map(told).join(" + ") || this.models.base;
   }
 
   /**
@@ -111,12 +113,12 @@ export class Panel {
     const { text, told } = this.begin(prompt, this.who());
     const question = { role: "user", content: prompt };
     const input = isChat ? { messages: [...this.messages, question] } : { prompt };
-    const body = { ...this.asked(), ...input, ...options, stream: true };
+    const body = { ...this.asked(), ...input, ...options, ...STREAMED };
     const path = isChat ? "v1/chat/completions" : "v1/completions";
     const times = { start: performance.now(), first: 0, tokens: 0, end: "stopped" };
     this.log.setAttribute("aria-busy", "true"); // it is read out when it is whole
     try {
-      for await (const event of stream(path, withUsage(body), signal)) this.take(event, text, times);
+      for await (const event of stream(path, body, signal)) this.take(event, text, times);
       say(told, summary(times));
     } catch (error) {
       if (error.name === "AbortError") say(told, summary(times));
@@ -153,12 +155,10 @@ export class Panel {
   }
 }
 
-const withUsage = (body) => ({ ...body, stream_options: { include_usage: true } });
-
 function summary({ start, first, tokens, end }) {
   if (!first) return `${end} without text`;
   const seconds = (performance.now() - first) / 1000;
-  const speed = tokens > 1 ? `, ${Math.round((tokens - 1) / seconds)} tokens/s` : "";
+  const speed = tokens > 1 && seconds > 0.01 ? `, ${Math.round((tokens - 1) / seconds)} tokens/s` : "";
   const count = tokens ? `${tokens} tokens, ` : "";
   return `${count}the first after ${Math.round(first - start)} ms${speed}; ${end}`;
 }

@@ -1,4 +1,4 @@
-// A chart of seconds over the last minutes: the mean as a line, the 99th percentile as a dashed one.
+// A chart of seconds over the last minutes: the mean, and the 99th percentile as a dashed line.
 // @ts-check
 
 import { make, say } from "./dom.js";

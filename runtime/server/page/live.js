@@ -1,4 +1,4 @@
-// What the server says of itself, asked again and again: tables of adapters and requests, and lines.
+// What the server says of itself, asked again and again: tables of adapters, requests, and lines.
 // @ts-check
 
 import { ask } from "./api.js";

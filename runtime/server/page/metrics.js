@@ -1,4 +1,4 @@
-// Prometheus' text format, as far as the page reads it: sums over labels, and what two times differ by.
+// Prometheus' text format, as far as the page reads it: sums, and what two times differ by.
 // @ts-check
 
 /** @typedef {{name: string, labels: Record<string, string>, value: number}} Sample */

@@ -1,4 +1,4 @@
-// The page as a whole: finds out what the server has, sends prompts, and looks at it every two seconds.
+// The page as a whole: finds out what the server has, sends prompts, and looks at it again and again.
 // @ts-check
 
 import { changes } from "./admin.js";
@@ -116,7 +116,8 @@ composer.elements.compare.addEventListener("change", compare);
 const keyForm = find("#keys form");
 keyForm.addEventListener("submit", (event) => {
   event.preventDefault();
-  keepKeys(Object.fromEntries(new FormData(keyForm)));
+  const { api, admin } = keyForm.elements;
+  keepKeys({ api: api.value, admin: admin.value });
   isLocked = false;
   look();
 });
