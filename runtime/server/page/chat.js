@@ -79,7 +79,7 @@ export class Panel {
   show(part) {
     const slider = find("input", part);
     slider.disabled = find("select", part).value === this.models.base;
-    say(find("output", part), slider.disabled ? "" : Number(slider.value).toFixed(2));
+    say(find(".value", part), slider.disabled ? "" : Number(slider.value).toFixed(2));
   }
 
   /** @returns {{name: string, scale: number}[]} none is the base model */

@@ -126,11 +126,11 @@ def test_the_sliders_are_the_strength_of_an_adapter_and_of_a_blend(page: Page, w
 def test_the_strength_is_beside_its_slider_and_the_base_model_has_none(page: Page) -> None:
     slider = "document.querySelector('input[type=range]')"
     assert page.tab.evaluate(f"{slider}.disabled")
-    assert page.text(".part output") == ""
+    assert page.text(".part .value") == ""
     page.choose(0, "a")
     page.focus("input[type=range]")
     page.tab.press("ArrowLeft")
-    assert page.text(".part output") == "0.95"
+    assert page.text(".part .value") == "0.95"
 
 
 def test_what_is_left_empty_is_the_servers_to_choose(page: Page) -> None:
