@@ -29,6 +29,7 @@ from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.guard import Guard, GuardConfig
 from trt_lora.runtime.server.json_body import decoded, read_body
 from trt_lora.runtime.server.openapi import openapi
+from trt_lora.runtime.server.page.page import page_routes
 from trt_lora.runtime.server.running_server import RunningServer, ServerConfig, started
 
 _ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
@@ -47,6 +48,7 @@ class Server:
         *,
         allows_updates: bool,
         shows_openapi: bool = True,
+        shows_page: bool = True,
     ) -> None:
         """Take what is served, and to whom.
 
@@ -55,9 +57,10 @@ class Server:
             guard: who may ask.
             allows_updates: routes that load, unload and pin adapters exist.
             shows_openapi: `/openapi.json` exists.
+            shows_page: `/` exists, the page for a browser.
         """
         self._config, self._allows_updates = config, allows_updates
-        self._shows_openapi = shows_openapi
+        self._shows_openapi, self._shows_page = shows_openapi, shows_page
         self.running: RunningServer | None = None
         self.is_draining = False
         starlette = Starlette(
@@ -104,6 +107,8 @@ class Server:
             routes.append(Route("/tokenizer_info", self._tokenizer_info))
         if self._shows_openapi:
             routes.append(Route("/openapi.json", self._openapi))
+        if self._shows_page:
+            routes += page_routes()
         if self._allows_updates:
             routes += [
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),

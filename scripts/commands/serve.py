@@ -54,6 +54,7 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     add("--port", type=int, help="port to listen at (8000)")
     add("--uds", metavar="PATH", help="Unix socket to listen at instead")
     add("--disable-fastapi-docs", action="store_true", default=False, help="no /openapi.json")
+    add("--no-page", dest="shows_page", action="store_false", default=True, help="no page at /")
     add(
         "--uvicorn-log-level",
         dest="log_level",
@@ -258,9 +259,12 @@ def _serve(args: argparse.Namespace) -> None:
         allowed_hosts=("*",) if is_any_host else (*_LOOPBACK, "[::1]", *args.allowed_host),
         returns_ids=args.enable_request_id_headers,
     )
-    shows = not args.disable_fastapi_docs
     server = Server(
-        _config(args, updates=updates), guard, allows_updates=updates, shows_openapi=shows
+        _config(args, updates=updates),
+        guard,
+        allows_updates=updates,
+        shows_openapi=not args.disable_fastapi_docs,
+        shows_page=args.shows_page,
     )
     if status := serve(server, web):
         raise SystemExit(status)

@@ -3,6 +3,7 @@
 A message is JSON and ends with a zero byte; Chromium reads descriptor 3 and writes descriptor 4.
 """
 
+import base64
 import fcntl
 import json
 import os
@@ -51,16 +52,18 @@ class Tab:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, page: Path) -> None:
-        """Show a file, and wait until all of it is there; forget what happened before."""
+    def open(self, page: Path | str) -> None:
+        """Show a file or an address until all of it is there; forget what happened before."""
         self.events.clear()
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=page.as_uri() if isinstance(page, Path) else page)
         while not self.happened("Page.loadEventFired"):
             self.events.append(self._read())
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript in the page; None for undefined."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """Return the value of an expression of JavaScript or of its promise; None if undefined."""
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -74,6 +77,21 @@ class Tab:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
+
+    def press(self, key: str, text: str = "", *, modifiers: int = 0) -> None:
+        """Press and release a key by its name, as `KeyboardEvent.key`; 8 is Shift."""
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowLeft": 37, "ArrowDown": 40}
+        pressed = {"key": key, "windowsVirtualKeyCode": codes[key], "modifiers": modifiers}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **pressed)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+    def write(self, text: str) -> None:
+        """Write into what has the focus."""
+        self.call("Input.insertText", text=text)
+
+    def picture(self) -> bytes:
+        """Return what is shown, as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._unread:

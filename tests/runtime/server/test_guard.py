@@ -1,12 +1,13 @@
 """What a request has to pass: keys, the Host header, the size of a body; and its number."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support.unopened_server import asked
 from support.web_server import COMPLETIONS, refused
 
 from trt_lora.runtime.server.app import Server
@@ -38,25 +39,6 @@ OPEN = [
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
 ]
-
-
-def asked(
-    guard: GuardConfig,
-    method: str,
-    path: str,
-    headers: Mapping[str, str] | None = None,
-    body: bytes | AsyncIterator[bytes] | None = None,
-) -> httpx.Response:
-    """The response of a server that has not opened its engine: 503, where nothing was refused."""
-    app = Server(ServerConfig(Path("nowhere")), guard, allows_updates=True).app
-
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            request = client.build_request(method, path, headers=headers, content=body)
-            return await client.send(request)
-
-    return asyncio.run(ask())
 
 
 def status(guard: GuardConfig, method: str, path: str, key: str | None = None) -> int:
@@ -113,7 +95,7 @@ def test_no_other_spelling_of_a_path_gets_by_without_the_admins_key(method: str,
     """Either it is refused, or it is no route."""
     for spelling in (f"{path}%0A", f"{path}/", f"/{path}", path.upper(), path.replace("/", "//")):
         assert status(ADMIN, method, spelling, "one") in (401, 404, 405, 307)
-        assert status(ADMIN, method, spelling) in (401, 404)
+        assert status(ADMIN, method, spelling) in (401, 404, 405)  # //adapters is a host's `/`
 
 
 def test_a_proxys_prefix_hides_no_path() -> None:

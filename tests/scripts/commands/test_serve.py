@@ -23,6 +23,9 @@ from support.spoken_engine import spoken_engine
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.manifest import read_manifest
+from trt_lora.runtime.server import draining_server
+from trt_lora.runtime.server.app import Server
+from trt_lora.runtime.server.draining_server import WebConfig
 from trt_lora.scripts.commands.serve import _config, _count, _module, add_options
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -308,3 +311,20 @@ def test_how_often_a_folder_is_looked_at_is_an_option() -> None:
     add_options(parser)
     args = parser.parse_args(["engine", "--lora-dir", "x", "--lora-dir-refresh", "0.5"])
     assert _config(args, updates=False).lora_dir_refresh_s == 0.5
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_the_page_is_left_out_where_that_is_asked_for(
+    spoken: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shows: bool
+) -> None:
+    paths = set[str]()
+
+    def serve(server: Server, web: WebConfig) -> int:
+        del web
+        paths.update(route.path for route in server._routes())
+        return 0
+
+    monkeypatch.setattr(draining_server, "serve", serve)
+    trt_lora(capsys, "serve", spoken, *([] if shows else ["--no-page"]))
+    assert "/v1/models" in paths
+    assert (("/" in paths), ("/page/page.js" in paths)) == (shows, shows)

@@ -7,6 +7,7 @@ from support.benchmarks import BENCHMARK
 from support.chromium import Tab, chromium_program, chromium_tab
 from support.doc_blocks import ROOT
 from support.fakes.fake_engine import make_manifest
+from support.readable import CONTRAST, SMALLEST, WIDEST
 
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
@@ -14,16 +15,6 @@ from trt_lora.scripts.report.bars import Bar, Chart
 from trt_lora.scripts.report.page import page_of
 from trt_lora.scripts.report.speed_charts import peer_charts
 
-SMALLEST = """
-Math.min(...[...document.querySelectorAll('body *')]
-  .filter(e => [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim()))
-  .map(e => parseFloat(getComputedStyle(e).fontSize)))
-"""
-# What sticks out on the right, but for what scrolls by itself.
-WIDEST = """
-Math.max(...[...document.querySelectorAll('body *')]
-  .filter(e => !e.closest('.scroll')).map(e => e.getBoundingClientRect().right))
-"""
 # Of each chart, how far from its share of the longest bar is any bar, in pixels?
 UNEVEN = """
 Math.max(...[...document.querySelectorAll('figure')].map(figure => {
@@ -33,23 +24,6 @@ Math.max(...[...document.querySelectorAll('figure')].map(figure => {
   const longest = Math.max(...bars.map(width));
   return Math.max(...bars.map(bar => Math.abs(width(bar) - share(bar) * longest)));
 }))
-"""
-# By WCAG's formula, of every colour of text to the page's own.
-CONTRAST = """
-(() => {
-  const numbers = c => c.match(/[\\d.]+/g).map(Number);
-  const light = c => numbers(c).slice(0, 3).map(v => v / 255)
-    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const back = e => {
-    const own = getComputedStyle(e).backgroundColor;
-    return numbers(own)[3] === 0 && e.parentElement ? back(e.parentElement) : own;
-  };
-  return Math.min(...[...document.querySelectorAll('main, main *')]
-    .filter(e => [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim()))
-    .map(e => [light(getComputedStyle(e).color), light(back(e))])
-    .map(([a, b]) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)));
-})()
 """
 
 
