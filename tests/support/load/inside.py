@@ -1,14 +1,11 @@
-"""What servers of this process have opened: their stores and schedulers, and what memory they take.
+"""What servers of this process have opened: their stores and schedulers.
 
 Nothing of it is asked over HTTP, so that a test can compare it with what HTTP says.
 """
 
-import gc
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,8 +14,6 @@ from support.eventually import eventually
 from trt_lora.runtime import Engine
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.store.store import AdapterStore
-
-_PAGE = 4096  # bytes
 
 
 @dataclass
@@ -54,22 +49,3 @@ def inside() -> Iterator[Inside]:
 
     with patch.object(Engine, "serve", served):
         yield found
-
-
-@dataclass(frozen=True)
-class Used:
-    """Memory of this process."""
-
-    blocks: int  # that Python has allocated: a leak of one object each time is seen
-    resident: int  # bytes
-
-    def grew(self, before: "Used") -> float:
-        """The larger growth of the two, as a share of what was used before."""
-        return max(self.blocks / before.blocks, self.resident / before.resident) - 1
-
-
-def used() -> Used:
-    """Return what is used now, garbage left out."""
-    gc.collect()
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
-    return Used(sys.getallocatedblocks(), resident)
