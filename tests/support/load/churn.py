@@ -1,4 +1,4 @@
-"""Churn: adapters come, change and go while requests are asked, cancelled and dropped; none is wrong.
+"""Churn: adapters come, change and go under requests that end, are cancelled or dropped.
 
     PYTHONPATH=tests:src python -m support.load.churn ENGINE --seconds 3600
 
@@ -124,8 +124,8 @@ class Churn:
                     self._take_back(meanings)
             elif what == "unload":
                 with meanings.change(None):
-                    body = {"lora_name": name, "wait": rng.random() < 0.5}
-                    response = client.post(UNLOAD, json=body)
+                    asked = {"lora_name": name, "wait": rng.random() < 0.5}
+                    response = client.post(UNLOAD, json=asked)
             else:
                 response = client.post(f"{KNOWN}/{name}/{what}")
         self.counts[f"{what} {response.status_code}"] += 1

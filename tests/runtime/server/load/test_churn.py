@@ -1,4 +1,4 @@
-"""Ten seconds of what a server does for hours: see `support.load.churn`, which does it for longer."""
+"""Ten seconds of churn; `support.load.churn` goes on for hours."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who floods the server takes neither the slot nor the rows from others for longer than is stated."""
+"""Who floods the server takes slot and rows from others for no longer than is stated."""
 
 from collections import Counter
 from collections.abc import Iterator

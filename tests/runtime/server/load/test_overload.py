@@ -88,7 +88,8 @@ def test_memory_under_ten_thousand_refused_requests_is_flat(spoken: Spoken) -> N
             refused.sendall(request() * AT_ONCE)
             found = b""
             while found.count(b"HTTP/1.1 503") < AT_ONCE or not found.endswith(b"}}"):
-                assert (data := refused.recv(1 << 20))
+                data = refused.recv(1 << 20)
+                assert data
                 found += data
         assert most_growth(before, resident(processes)) < MOST_GROWTH
 

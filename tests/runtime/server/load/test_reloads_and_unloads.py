@@ -1,11 +1,10 @@
-"""Adapters that are replaced and unloaded under load: nothing stale, nothing reused, nothing left."""
+"""Adapters replaced and unloaded under load: nothing stale, nothing reused, nothing left."""
 
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
