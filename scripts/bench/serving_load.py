@@ -185,7 +185,8 @@ async def flood_row(client: Client, name: str) -> ResultRow:
     for _ in range(ROUNDS):
         alone.append(await client.first(name, key="b"))
         async with meanwhile(*(client.times(name, SHORT) for _ in range(FLOOD))):
-            turns.append((await client.times(name, SHORT, "c"))[-1][1])  # behind it is the flood
+            events = await client.times(name, SHORT, "c")  # behind which the flood is there
+            turns.append(events[-1][1] - events[0][1])
             beside.append(await client.first(name, key="b"))
     medians = {"alone": alone, "beside a flood": beside, "a turn": turns}
     values = {what: float(np.median(each)) * 1e3 for what, each in medians.items()}
