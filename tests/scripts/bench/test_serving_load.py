@@ -16,7 +16,7 @@ from trt_lora.scripts.bench.http_serving import web
 from trt_lora.scripts.bench.serving_load import LOADS, QUIET, RESIDENT, SPREAD
 from trt_lora.scripts.measuring.worker import WrongResultError
 
-SIZES = {"ROUNDS": 2, "ROWS": 2, "TOKENS": 12, "LONG": 40, "ZIPF": 8, "SHORT": 4, "FLOOD": 20}
+SIZES = {"ROUNDS": 2, "ROWS": 2, "TOKENS": 40, "LONG": 40, "ZIPF": 8, "SHORT": 4, "FLOOD": 20}
 
 
 @pytest.mark.slow

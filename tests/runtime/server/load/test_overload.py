@@ -22,7 +22,7 @@ from support.web_server import COMPLETIONS, web_server
 from trt_lora.runtime.server.running_server import ServerConfig
 
 SILENT, SOFT = 10_000, 256  # connections; the soft limit of open files that a server starts with
-REFUSED, WARM, AT_ONCE = 10_000, 2_000, 100  # requests; before memory is measured; on their way
+REFUSED, WARM, AT_ONCE = 10_000, 1_000, 100  # requests; before memory is measured; on their way
 MOST_GROWTH = 0.01
 DEAF, WORD = 16, 2_000  # answers that are not read; characters of a word
 
