@@ -26,7 +26,7 @@ class Admission:
         """Take the bounds, and how many requests the engine runs at a time."""
         self.config = config
         queued = 8 * rows if config.max_num_queued_reqs is None else config.max_num_queued_reqs
-        self._most = rows + queued
+        self._most, self._kept = rows + queued, rows
         self.requests = self.tokens = 0  # of those that have not ended; that have no token yet
         self.rejections = Counter[str]()  # by reason
         self._clients = Counter[str | None]()
@@ -35,13 +35,17 @@ class Admission:
     def admit(self, requests: int, tokens: int, client: str | None) -> "Ticket":
         """Let requests of one body wait or run; close what is returned when they end.
 
+        A place for each row is kept for clients that have nothing under way: whoever fills the
+        queue keeps nobody else out.
+
         Raises:
             HttpError: 503 with a Retry-After, or 429 where the client itself has too many.
         """
         config = self.config
         if self.refuses:
             raise self._refusal("draining", "this server is ending; ask another one")
-        if self.requests + requests > self._most and self.requests:
+        kept = 0 if client in self._clients else self._kept
+        if self.requests + requests > self._most + kept and self.requests:
             text = f"{self.requests} requests wait or run, {self._most} may"
             raise self._refusal("max_num_queued_reqs", text)
         most = config.max_num_queued_tokens

@@ -312,6 +312,8 @@ async def _unless_gone(request: Request, answer: Awaitable[Response]) -> Respons
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # it may fail at the same time
         return Response(status_code=499)  # nobody reads it
     finally:
         gone.cancel()

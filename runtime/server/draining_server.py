@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import signal
 import socket
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from trt_lora.runtime.server.http_protocol import TimedHttp
 _LAST_WORDS_S = 2.0  # for error events to leave
 _LOOK_S = 0.05  # between two looks at what is under way
 _GRACEFUL_S = 3  # for responses to leave, once everything has ended
+_OPEN_FILES = 1 << 16  # connections among them: a shell's own limit is 1,024
 _NOT_STARTED = 3  # exit status: the address is taken, say; as uvicorn's
 DEAD_ENGINE = 70  # exit status: the engine's process is gone (EX_SOFTWARE)
 
@@ -59,9 +61,18 @@ def serve(server: Server, web: WebConfig) -> int:
         ssl_ca_certs=web.ssl_ca_certs,
         ssl_cert_reqs=web.ssl_cert_reqs,
     )
+    _allow_open_files()
     draining = DrainingServer(config, server, web)
     draining.run()
     return draining.exit_status if draining.started or draining.force_exit else _NOT_STARTED
+
+
+def _allow_open_files() -> None:
+    """Let as many files be open as may be: beyond them no connection is accepted."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class DrainingServer(uvicorn.Server):

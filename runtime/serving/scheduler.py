@@ -84,7 +84,7 @@ class Scheduler:
         config = config or ServingConfig()
         self._manifest, self._tokenizer, self._adapters = engine.manifest, tokenizer, adapters
         count = row_count(config, self._manifest)
-        self._budget = prompt_budget(config, engine.memory)
+        self._budget = partial(prompt_budget, config, engine.memory)
         self._rows = Rows(engine, adapters, count, shares_prefixes=config.shares_prefixes)
         policy = AdmissionPolicy(adapters, config)
         self._active = ActiveSequences(policy, self._rows, adapters)
@@ -317,16 +317,21 @@ class Scheduler:
         self.progress.clear()
         changed = self._active.schedule()
         self.is_stalled = not changed and not self._active.running and len(self) > 0
-        self._take(self._rows.decode, self._rows.launch_next)
+        beside_rows = self._take(self._rows.decode, self._rows.launch_next)
         if self._rows.waits_for_prompts:
             if deliver is not None:
                 answers = self._answers()
                 self._held, self._active.failed = [], {}
                 deliver(answers)
-            self._take(partial(self._rows.prefill, self._budget))
+            budget = self._budget(beside_rows=beside_rows)
+            self._take(partial(self._rows.prefill, budget))
 
-    def _take(self, run: _Run, go_on: _GoOn | None = None) -> None:
-        """Run something of a step, and choose what sequences are given; `go_on` is told first."""
+    def _take(self, run: _Run, go_on: _GoOn | None = None) -> bool:
+        """Run something of a step, and choose what sequences are given; `go_on` is told first.
+
+        Returns:
+            Whether there were any.
+        """
         self._is_torn = True
         chosen, wrong = choose_tokens(run())
         if go_on is not None:
@@ -337,6 +342,7 @@ class Scheduler:
         if wrong:
             self._active.end(wrong, non_finite_logits(wrong), clear=True)
         self._is_torn = False
+        return bool(chosen)
 
     def _settle(self) -> None:
         """Keep what a run has chosen, and let go of the sequences that have ended."""

@@ -11,8 +11,9 @@ from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import HOST
 
 # Tokens of prompts in a step: on a GPU, about as many as take it as long as a token of each row; on
-# the host, where fewer cost more than they are worth, a piece of one prompt (see `StaticDecoder`).
-_HOST_BUDGET, _GPU_BUDGET = 256, 512
+# the host a piece of one prompt (see `StaticDecoder`), and where rows wait for their next token no
+# more than makes a step two or three times as long. A piece would make it eight times as long.
+_HOST_BUDGET, _HOST_BESIDE_ROWS, _GPU_BUDGET = 256, 32, 512
 _LEAST = {"max_wait_steps": 0, "max_wait_s": 0, "preempt_after": 0}  # of the others 1
 
 
@@ -23,8 +24,9 @@ class ServingConfig:
 
     rows: int | None = None  # sequences at a time, most; None: the engine's largest batch
     cache_bytes: int | None = None  # instead of `rows`: as many as a KV cache of this size holds
-    # Of prompts in one step, over all rows, but never less than one chunk of one. None: 256 on the
-    # host and 512 on a GPU, about what a decode step of full rows costs.
+    # Of prompts in one step, over all rows, but never less than one chunk of one. None: 512 on a
+    # GPU, about what a decode step of full rows costs; on the host 256, and 32 beside rows that are
+    # decoded.
     max_num_batched_tokens: int | None = None
     shares_prefixes: bool = True  # run a prefix that another request had only once
     max_wait_steps: int = 32  # that a request waits for a slot before an adapter is drained for it
@@ -72,7 +74,11 @@ def row_count(config: ServingConfig, manifest: Manifest) -> int:
     return rows
 
 
-def prompt_budget(config: ServingConfig, memory: Memory) -> int:
-    """Return how many tokens of prompts a step runs, most: by default what suits the device."""
-    default = _HOST_BUDGET if memory.device == HOST else _GPU_BUDGET
+def prompt_budget(config: ServingConfig, memory: Memory, *, beside_rows: bool) -> int:
+    """Return how many tokens of prompts a step runs, most: by default what suits the device.
+
+    `beside_rows`: other rows are given tokens in it.
+    """
+    host = _HOST_BESIDE_ROWS if beside_rows else _HOST_BUDGET
+    default = host if memory.device == HOST else _GPU_BUDGET
     return config.max_num_batched_tokens or default

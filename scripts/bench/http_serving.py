@@ -51,10 +51,16 @@ WAYS: dict[str, dict[str, Any]] = {
     },
 }
 _HEAD = (
-    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    "POST {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {}\r\n"
     "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}"
 )
-_USAGE = re.compile(rb'"completion_tokens":(\d+)')
+USAGE = re.compile(rb'"completion_tokens":(\d+)')
+
+
+def request(body: Mapping[str, Any], key: str = "a", path: str = "/v1/completions") -> bytes:
+    """Return a request of HTTP of the client with a key, which does not matter to the server."""
+    text = json.dumps(body)
+    return _HEAD.format(path, key, len(text), text).encode()
 
 
 @dataclass(frozen=True)
@@ -70,16 +76,16 @@ class WebProcess:
         Raises:
             WrongResultError: it is refused.
         """
-        text, answer, first = json.dumps(body), bytearray(), 0.0
+        answer, first = bytearray(), 0.0
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         start = time.perf_counter()
-        writer.write(_HEAD.format(len(text), text).encode())
+        writer.write(request(body))
         while data := await reader.read(1 << 16):
             answer += data
             if not first and b"data: " in answer:
                 first = time.perf_counter() - start
         writer.close()
-        if not (found := _USAGE.search(answer)):
+        if not (found := USAGE.search(answer)):
             raise WrongResultError(f"the server says {bytes(answer[:300])!r}")
         return first, int(found[1])
 
@@ -142,7 +148,7 @@ class Sides:
             times = self._alone(prompts, names, TOKENS)
             return STREAMS * TOKENS / (times.first_token + times.decode)
         asked = zip(prompts, names, strict=True)
-        bodies = [_body(prompt, name, TOKENS) | WAYS[way] for prompt, name in asked]
+        bodies = [body_of(prompt, name, TOKENS) | WAYS[way] for prompt, name in asked]
         return asyncio.run(self._server.rate(bodies))
 
     def first_token_ms(self, way: str) -> float:
@@ -156,7 +162,7 @@ class Sides:
         prompt, name = self._prompt(), self._adapters[0]
         if way == ALONE:
             return self._alone([prompt], [name], FEW).first_token * 1e3
-        return asyncio.run(self._server.ask(_body(prompt, name, FEW) | WAYS[way]))[0] * 1e3
+        return asyncio.run(self._server.ask(body_of(prompt, name, FEW) | WAYS[way]))[0] * 1e3
 
     def _alone(self, prompts: Sequence[str], names: Sequence[str], tokens: int) -> AnswerTimes:
         ids = [self._tokenizer.encode_text(text, special_tokens=True) for text in prompts]
@@ -166,7 +172,7 @@ class Sides:
         return f"{next(self._numbers)} people ask for a fruit:"
 
 
-def _body(prompt: str, model: str, tokens: int) -> dict[str, Any]:
+def body_of(prompt: str | Sequence[int], model: str, tokens: int) -> dict[str, Any]:
     sampling = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0}
     return {"model": model, "prompt": prompt, **sampling}
 
@@ -224,7 +230,7 @@ def beside_scheduler(directory: Path) -> Iterator[ResultRow]:
 def web_part(directory: Path, streams: int, step_ms: float) -> ResultRow:
     """Measure the web's processor time where the engine computes nothing."""
     words = ("trt_lora.scripts.bench.stub_server", streams, step_ms, "serve", directory)
-    bodies = [_body("Name a fruit.", "base", STUB_TOKENS) | WAYS[STREAMED]] * streams
+    bodies = [body_of("Name a fruit.", "base", STUB_TOKENS) | WAYS[STREAMED]] * streams
     used, rates = [], []
     with web(*words) as server:
         for _ in range(STUB_ROUNDS + 1):

@@ -113,8 +113,10 @@ def web_server(
         except BaseException as error:
             errors.append(error)
 
-    log, handler = logging.getLogger("uvicorn.error"), _Failures()
-    log.addHandler(handler)
+    logs = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
+    handler = _Failures()
+    for log in logs:
+        log.addHandler(handler)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         thread = threading.Thread(target=run, args=(listener,), name="web")
@@ -129,6 +131,7 @@ def web_server(
         finally:
             draining.should_exit = True
             thread.join()
-            log.removeHandler(handler)
+            for log in logs:
+                log.removeHandler(handler)
     assert len(handler.found) == len(failures), handler.found
     assert all(text in found for text, found in zip(failures, handler.found, strict=True))

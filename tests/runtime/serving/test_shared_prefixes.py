@@ -10,6 +10,7 @@ from support.steps import step_of
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.token import StepAnswers, Token
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+from trt_lora.runtime.serving import serving_config
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.store.store import AdapterStore
 
@@ -158,6 +159,25 @@ def test_a_step_runs_no_more_tokens_of_prompts_than_its_budget(budget: int) -> N
         assert sum(engine.prompts) <= budget
     assert first == numbers  # the oldest first
     assert list(found.values()) == [expected_answer(prompt, 0, GREEDY) for prompt in asked]
+
+
+def test_rows_that_wait_for_a_token_wait_for_few_tokens_of_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving_config, "_HOST_BESIDE_ROWS", 4)
+    engine = CountingEngine()
+    scheduler = scheduler_of(engine, AdapterStore(engine))
+    alone, beside = [1, *range(20, 30)], [2, *range(20, 30)]
+    scheduler.submit(alone, GREEDY)
+    scheduler.step()
+    assert sum(engine.prompts) == len(alone)
+    number = scheduler.submit(beside, GREEDY)
+    for _ in range(3):
+        engine.prompts.clear()
+        given = scheduler.step()
+        assert 0 < sum(engine.prompts) <= 4
+        assert len(given.tokens) >= 1
+    assert number in given.tokens
 
 
 def test_what_was_decoded_is_delivered_before_prompts_are_run() -> None:

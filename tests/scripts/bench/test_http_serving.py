@@ -54,11 +54,11 @@ def test_the_webs_own_cost_is_that_of_its_process(engine: Path) -> None:
 def test_every_way_has_all_its_tokens_and_a_refusal_is_no_result(engine: Path) -> None:
     with http_serving.web(STUB, 2, 1.0, "serve", engine) as server:
         for way, asked in WAYS.items():
-            first, tokens = asyncio.run(server.ask(http_serving._body("w1", "base", 6) | asked))
+            first, tokens = asyncio.run(server.ask(http_serving.body_of("w1", "base", 6) | asked))
             assert (first > 0) == (way != WHOLE)
             assert tokens == 6
         with pytest.raises(WrongResultError, match="404 Not Found"):
-            asyncio.run(server.ask(http_serving._body("w1", "nobody", 6)))
+            asyncio.run(server.ask(http_serving.body_of("w1", "nobody", 6)))
 
 
 def test_the_engine_is_that_of_the_page_about_many_adapters(
