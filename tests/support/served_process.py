@@ -1,0 +1,59 @@
+"""`trt-lora serve` in processes of its own, and a client of it."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server in processes of its own."""
+
+    process: subprocess.Popen[str]
+    client: httpx.Client
+
+    @property
+    def engine(self) -> int:
+        """The process of the engine."""
+        (child,) = children(self.process.pid)
+        return child
+
+    def is_ready(self) -> bool:
+        """Whether it has answered so."""
+        try:
+            return self.client.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process's first thread has started."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+@contextmanager
+def started(*words: object, **environment: str) -> Iterator[Started]:
+    """Run the command; kill what is left of it."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    command = [sys.executable, "-m", "trt_lora.scripts.trt_lora_command", "serve"]
+    with (
+        subprocess.Popen(
+            [*command, *map(str, words), "--port", port],
+            env=os.environ | environment,
+            text=True,
+            stderr=subprocess.PIPE,
+        ) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        try:
+            yield Started(process, client)
+        finally:
+            process.kill()
