@@ -2,6 +2,7 @@
 
 # pyright: reportMissingImports=false
 import asyncio
+from typing import Any
 
 import openai
 from agents import (
@@ -12,16 +13,18 @@ from agents import (
     set_tracing_disabled,
 )
 from clients.fruit import Fruit
-from clients.served import MOST_TOKENS, PROMPT, Served, told
+from clients.served import FEW, PROMPT, TYPED, Served, told
 
 
 async def runs(served: Served) -> None:
     """An agent of every model; without instructions it sends the message alone."""
     client = openai.AsyncOpenAI(base_url=served.url, api_key="x", max_retries=0)
 
-    def agent(name: str, most: int = MOST_TOKENS, **fields: object) -> Agent:
+    def agent(name: str, sampling: dict[str, Any] = FEW, **fields: object) -> Agent:
         model = OpenAIChatCompletionsModel(model=name, openai_client=client)
-        settings = ModelSettings(temperature=0, max_tokens=most, include_usage=True)
+        known = {name: sampling[name] for name in ("temperature", "max_tokens")}
+        more = {"seed": sampling.get("seed")}
+        settings = ModelSettings(include_usage=True, extra_body=more, **known)
         return Agent(name=name, model=model, model_settings=settings, **fields)
 
     for name, expected in served.answers.items():
@@ -33,7 +36,7 @@ async def runs(served: Served) -> None:
         kinds = {event.type async for event in streamed.stream_events()}
         assert streamed.final_output == expected.chat
         assert "raw_response_event" in kinds
-        result = await Runner.run(agent(name, 100, output_type=Fruit), PROMPT)
+        result = await Runner.run(agent(name, TYPED, output_type=Fruit), PROMPT)
         assert isinstance(result.final_output, Fruit)
     try:
         await Runner.run(agent("nobody"), PROMPT)

@@ -3,13 +3,13 @@
 # pyright: reportMissingImports=false
 import openai
 from clients.fruit import Fruit
-from clients.served import FEW, MESSAGES, PROMPT, Answer, Served, told
+from clients.served import FEW, MESSAGES, PROMPT, TYPED, Answer, Served, told
 from langchain_openai import ChatOpenAI
 
 
-def chat_model(served: Served, name: str) -> ChatOpenAI:
+def chat_model(served: Served, name: str, **options: object) -> ChatOpenAI:
     """A model of LangChain, as its documentation says for servers of others."""
-    return ChatOpenAI(model=name, base_url=served.url, api_key="x", max_retries=0, **FEW)
+    return ChatOpenAI(model=name, base_url=served.url, api_key="x", max_retries=0, **options)
 
 
 def asks_and_streams(model: ChatOpenAI, expected: Answer) -> None:
@@ -27,16 +27,15 @@ def asks_and_streams(model: ChatOpenAI, expected: Answer) -> None:
 
 def structured(model: ChatOpenAI) -> None:
     """An answer of a type, by its JSON schema."""
-    asked = model.model_copy(update={"max_tokens": 100})
-    fruit = asked.with_structured_output(Fruit, method="json_schema").invoke(PROMPT)
+    fruit = model.with_structured_output(Fruit, method="json_schema").invoke(PROMPT)
     assert isinstance(fruit, Fruit)
 
 
 if __name__ == "__main__":
     its = told()
     for model_name, answered in its.answers.items():
-        asks_and_streams(chat_model(its, model_name), answered)
-        structured(chat_model(its, model_name))
+        asks_and_streams(chat_model(its, model_name, **FEW), answered)
+        structured(chat_model(its, model_name, **TYPED))
     try:
         chat_model(its, "nobody").invoke(PROMPT)
     except openai.NotFoundError as error:

@@ -9,6 +9,8 @@ PROMPT = "Name a fruit."
 MESSAGES = [{"role": "user", "content": PROMPT}]
 MOST_TOKENS = 12
 FEW = {"max_tokens": MOST_TOKENS, "temperature": 0}
+# Of an answer that follows a schema: a random model at temperature 0 would write blanks for ever.
+TYPED = {"max_tokens": 400, "temperature": 1, "seed": 2}
 
 
 @dataclass(frozen=True)
