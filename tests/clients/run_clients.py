@@ -34,7 +34,7 @@ def test_a_client_is_answered_as_it_expects(client: str, letters: Served, tmp_pa
 
 def run(client: str, served: Served, folder: Path) -> None:
     """Run the file of a client in its environment; it fails where its answers are wrong."""
-    served.write(folder / "served.json")
+    served.write(folder)
     environment = os.environ | {
         "PYTHONPATH": str(ROOT / "tests"),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -42,7 +42,7 @@ def run(client: str, served: Served, folder: Path) -> None:
         "HF_HUB_OFFLINE": "1",
         "NO_PROXY": "127.0.0.1,localhost",
     }
-    command = [python_of(client), "-m", f"clients.{client}_client", "served.json"]
+    command = [python_of(client), "-m", f"clients.{client}_client"]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

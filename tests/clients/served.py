@@ -5,6 +5,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+FILE = "served.json"
 PROMPT = "Name a fruit."
 MESSAGES = [{"role": "user", "content": PROMPT}]
 MOST_TOKENS = 12
@@ -43,14 +44,14 @@ class Served:
         """The name of the base model."""
         return next(iter(self.answers))
 
-    def write(self, path: Path) -> None:
-        """Write it where a client reads it."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+    def write(self, folder: Path) -> None:
+        """Write it where a client that runs in this folder reads it."""
+        (folder / FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def told() -> Served:
-    """Return what this process was told by the file that its command line names."""
-    found = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    """Return what this process was told by the file in its folder."""
+    found = json.loads(Path(FILE).read_text(encoding="utf-8"))
     answers = {name: Answer(**answer) for name, answer in found.pop("answers").items()}
     return Served(answers=answers, **found)
 
