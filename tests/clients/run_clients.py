@@ -6,6 +6,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,26 @@ REAL = ("aiperf", "lm_eval")  # they measure and compare the demo's model
 
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of the tiny engine that speaks bytes."""
+    """Two servers of the tiny engine that speaks bytes."""
     folder = tmp_path_factory.mktemp("letters")
-    adapters = build_letters(folder)
-    with serving(folder, folder / "engine", folder / "model", adapters) as served:
+    what = (folder / "engine", folder / "model", build_letters(folder))
+    with serving(folder, *what) as served, serving(folder / "model", *what) as other:
+        yield replace(served, others=(other.address,))
+
+
+@pytest.fixture(scope="session")
+def smollm2(
+    readme_folder: Path, demo_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A server of the real model's engine with a slot for each of the trained adapters."""
+    engine, model = readme_folder / "engines" / "many", readme_folder / "build" / "smollm2"
+    with serving(tmp_path_factory.mktemp("smollm2"), engine, model, demo_adapters) as served:
         yield served
+
+
+@pytest.mark.parametrize("client", REAL)
+def test_a_client_measures_as_it_expects(client: str, smollm2: Served, tmp_path: Path) -> None:
+    run(client, smollm2, tmp_path)
 
 
 @pytest.mark.parametrize("client", [name for name in PINS if name not in REAL])
@@ -39,7 +55,6 @@ def run(client: str, served: Served, folder: Path) -> None:
         "PYTHONPATH": str(ROOT / "tests"),
         "PYTHONDONTWRITEBYTECODE": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it is fetched
-        "HF_HUB_OFFLINE": "1",
         "NO_PROXY": "127.0.0.1,localhost",
     }
     command = [python_of(client), "-m", f"clients.{client}_client"]

@@ -33,6 +33,7 @@ class Served:
     engine: str  # its directory, in which the tokenizer lies, too
     model: str  # the checkpoint
     adapters: dict[str, str]  # the directories, by name
+    others: tuple[str, ...] = ()  # addresses of servers of the same
 
     @property
     def url(self) -> str:
