@@ -5,13 +5,7 @@ import asyncio
 from typing import Any
 
 import openai
-from agents import (
-    Agent,
-    ModelSettings,
-    OpenAIChatCompletionsModel,
-    Runner,
-    set_tracing_disabled,
-)
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
 from clients.fruit import Fruit
 from clients.served import FEW, PROMPT, TYPED, Served, told
 

@@ -20,10 +20,10 @@ def python_of(client: str) -> Path:
     folder, pins = FOLDER / client, "\n".join(PINS[client])
     python, done = folder / "bin" / "python", folder / "pins.txt"
     if not done.is_file() or done.read_text(encoding="utf-8") != pins:
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         if client in SHARES:
             _share_packages(python)
-        install = [python, "-m", "pip", "install", "--quiet", "--no-compile", *PINS[client]]
+        install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *PINS[client]]
         subprocess.run(install, check=True)
         done.write_text(pins, encoding="utf-8")
     return python

@@ -1,4 +1,4 @@
-"""lm-eval: `local-completions` against `hf` with `peft=`, a task of its own, to 1e-3 of each metric."""
+"""lm-eval: `local-completions` against `hf` with `peft=`, on a task of its own, to 1e-3."""
 
 import json
 import math

@@ -2,6 +2,7 @@
 
 # pyright: reportMissingImports=false
 import asyncio
+from typing import Any
 
 import openai
 from clients.served import FEW, MESSAGES, PROMPT, Answer, Served, told
@@ -62,7 +63,7 @@ async def asks_all_at_once(served: Served) -> None:
     assert texts == [answer.chat for answer in served.answers.values()]
 
 
-def is_refused(client: openai.OpenAI, kind: type[openai.APIStatusError], **body: object) -> str:
+def is_refused(client: openai.OpenAI, kind: Any, **body: object) -> str:
     """Return the text of an error, which is of the class and the shape that it should have."""
     asked = {"messages": MESSAGES, **body}
     try:

@@ -24,17 +24,15 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two servers of the tiny engine that speaks bytes."""
     folder = tmp_path_factory.mktemp("letters")
     what = (folder / "engine", folder / "model", build_letters(folder))
-    with serving(folder, *what) as served, serving(folder / "model", *what) as other:
+    with serving(*what) as served, serving(*what) as other:
         yield replace(served, others=(other.address,))
 
 
 @pytest.fixture(scope="session")
-def smollm2(
-    readme_folder: Path, demo_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+def smollm2(readme_folder: Path, demo_adapters: dict[str, Path]) -> Iterator[Served]:
     """A server of the real model's engine with a slot for each of the trained adapters."""
     engine, model = readme_folder / "engines" / "many", readme_folder / "build" / "smollm2"
-    with serving(tmp_path_factory.mktemp("smollm2"), engine, model, demo_adapters) as served:
+    with serving(engine, model, demo_adapters) as served:
         yield served
 
 
@@ -57,7 +55,7 @@ def run(client: str, served: Served, folder: Path) -> None:
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it is fetched
         "NO_PROXY": "127.0.0.1,localhost",
     }
-    command = [python_of(client), "-m", f"clients.{client}_client"]
+    command = [str(python_of(client)), "-m", f"clients.{client}_client"]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""schemathesis: a thousand bodies by `/openapi.json`; no 5xx, every answer of the documented shape."""
+"""schemathesis: a thousand bodies by `/openapi.json`; no 5xx, every answer as documented."""
 
 import re
 import subprocess

@@ -14,30 +14,28 @@ BASE = "base"
 
 
 @contextmanager
-def serving(folder: Path, engine: Path, model: Path, adapters: Mapping[str, Path]) -> Iterator[Served]:
+def serving(engine: Path, model: Path, adapters: Mapping[str, Path]) -> Iterator[Served]:
     """Serve until the end of the block, in processes; the server must not have failed.
 
     Args:
-        folder: the log of the server goes there.
         engine: the directory of an engine.
         model: the checkpoint that it was built from.
         adapters: directories by name, from whose common root others may be loaded.
     """
     answers = _answers(engine, adapters)
     modules = [f"{name}={path}" for name, path in adapters.items()]
-    log = folder / "server.log"
     words = [engine, "--served-model-name", BASE, "--lora-modules", *modules]
     words += ["--allow-runtime-lora-updating", "--drain-grace", "0"]
-    with log.open("w", encoding="utf-8") as stderr, started(*words, stderr=stderr) as server:
+    with started(*words) as server:
         assert eventually(lambda: server.is_ready() or server.process.poll() is not None)
-        assert server.process.poll() is None, log.read_text(encoding="utf-8")
         address = str(server.client.base_url).rstrip("/")
         paths = {name: str(path) for name, path in adapters.items()}
         yield Served(address, answers, str(engine), str(model), paths)
         assert server.is_ready()
         server.process.terminate()
-        assert server.process.wait(60) == 0
-    assert "Traceback" not in log.read_text(encoding="utf-8"), log.read_text(encoding="utf-8")
+        _, log = server.process.communicate(timeout=60)
+        assert server.process.returncode == 0
+        assert "Traceback" not in log, log
 
 
 def _answers(engine: Path, adapters: Mapping[str, Path]) -> dict[str, Answer]:
@@ -52,6 +50,4 @@ def _answer(engine: Engine, adapter: str | None) -> Answer:
     sampling = SamplingParams(temperature=0, max_tokens=MOST_TOKENS)
     ids = engine.tokenizer.encode_text(PROMPT, special_tokens=True)
     completion, chat = engine.generate([ids, MESSAGES], adapter=adapter, sampling=sampling)
-    return Answer(
-        completion.text, chat.text, len(completion.token_ids), len(chat.token_ids)
-    )
+    return Answer(completion.text, chat.text, len(completion.token_ids), len(chat.token_ids))
