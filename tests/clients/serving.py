@@ -28,6 +28,8 @@ def serving(engine: Path, model: Path, adapters: Mapping[str, Path]) -> Iterator
     words += ["--allow-runtime-lora-updating", "--drain-grace", "0"]
     with started(*words) as server:
         assert eventually(lambda: server.is_ready() or server.process.poll() is not None)
+        if server.process.poll() is not None:
+            raise AssertionError(server.process.communicate()[1])
         address = str(server.client.base_url).rstrip("/")
         paths = {name: str(path) for name, path in adapters.items()}
         yield Served(address, answers, str(engine), str(model), paths)
