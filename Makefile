@@ -1,6 +1,6 @@
 # The words a person types: demo, test, test-fast, test-lean, notebook, architectures, lint, types,
-# docs, fuzz, bench, docker. Each installs what it needs first; gpu installs nothing.
-.PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz bench gpu docker dev
+# docs, fuzz, clients, bench, docker. Each installs what it needs first; gpu installs nothing.
+.PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz clients bench gpu docker dev
 PYTHON ?= python3
 comma := ,
 VENV := .venv
@@ -71,6 +71,11 @@ docs: $(VENV)/ready        ## the pages as a site in build/site; a page or link 
 
 fuzz: $(VENV)/ready        ## throw damaged files at every reader, then stress threads and rewritten files
 	$(BIN)/python tests/hostile/fuzz.py
+
+# Each in an environment of its own below build/clients, by the pins of tests/clients/clients.toml.
+# Some of them: make clients CLIENTS='openai or litellm'.
+clients: $(VENV)/ready     ## clients that nobody here wrote ask `trt-lora serve`
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(if $(CLIENTS),-k '$(CLIENTS)') -rP tests/clients/run_clients.py
 
 # Options for it: make bench BENCH='--only plan host-step'.
 bench: $(VENV)/ready       ## measure on the CPU, write docs/benchmarks/cpu-*.json

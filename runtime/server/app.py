@@ -339,7 +339,10 @@ async def _refused_by_library(request: Request, error: Exception) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     del request
     status = getattr(error, "status_code", 404)
-    return HttpError(status, "Method Not Allowed" if status == 405 else "Not Found").response()
+    text = "Method Not Allowed" if status == 405 else "Not Found"
+    response = HttpError(status, text).response()
+    response.headers.update(getattr(error, "headers", None) or {})  # Allow, of RFC 9110
+    return response
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ import msgspec
 
 import trt_lora
 from trt_lora.runtime.server.adapters.adapter_bodies import AddBody, LoadBody, UnloadBody
+from trt_lora.runtime.server.answer_shapes import OTHER_KINDS, SHAPES
 from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
 from trt_lora.runtime.server.answers.tokenizing import DetokenizeBody, TokenizeBody
 
@@ -40,10 +41,10 @@ def openapi(*, allows_updates: bool, shows_tokenizer: bool = False) -> bytes:
     schemas, components = msgspec.json.schema_components(
         posts.values(), ref_template="#/components/schemas/{name}"
     )
-    paths: dict[str, Any] = {path: {"get": _operation(text)} for path, text in gets.items()}
+    paths: dict[str, Any] = {path: {"get": _operation(path, text)} for path, text in gets.items()}
     for (path, kind), schema in zip(posts.items(), schemas, strict=True):
         content = {"application/json": {"schema": schema}}
-        operation = _operation((kind.__doc__ or "").strip())
+        operation = _operation(path, (kind.__doc__ or "").strip())
         paths[path] = {"post": operation | {"requestBody": {"required": True, "content": content}}}
     document = {
         "openapi": "3.1.0",
@@ -77,7 +78,12 @@ _ERROR: dict[str, Any] = {
 }
 
 
-def _operation(text: str) -> dict[str, Any]:
+def _operation(path: str, text: str) -> dict[str, Any]:
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     refusals = {str(s): {"description": "refused", "content": content} for s in _STATUSES}
-    return {"summary": text, "responses": {"200": {"description": text}, **refusals}}
+    answered: dict[str, Any] = {"description": text}
+    if path in SHAPES:
+        answered["content"] = {"application/json": {"schema": SHAPES[path]}}
+    if path in OTHER_KINDS:
+        answered.setdefault("content", {})[OTHER_KINDS[path]] = {"schema": {"type": "string"}}
+    return {"summary": text, "responses": {"200": answered, **refusals}}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from architecture.sources import product_files
 from conftest import TinyEngine
+from support.curl_transcript import exchanges, has_shape
 from support.doc_blocks import ROOT, Block, blocks, run_block
 from support.eventually import eventually
 from support.page_checkout import make_checkout, run_in
@@ -100,6 +101,7 @@ def test_the_server_of_the_page_about_serving_answers_what_the_page_asks(checkou
         port = str(free.getsockname()[1])
     found = [b for b in blocks("docs/serving.md") if b.language == "bash"]
     start, *asks = [Block(b.language, b.text.replace("8000", port)) for b in found]
+    (told,) = [b for b in blocks("docs/serving.md") if b.text.startswith("$ curl")]
     program = Path(sys.executable).with_name("trt-lora")
     words = shlex.split(start.text.replace("\\\n", " "))[1:]
     with subprocess.Popen([program, *words], cwd=checkout) as server:
@@ -109,6 +111,9 @@ def test_the_server_of_the_page_about_serving_answers_what_the_page_asks(checkou
             assert server.poll() is None
             for block, expected in zip(asks, SERVED, strict=True):
                 assert expected in run_block(block, checkout), block.text
+            for command, shown in exchanges(told):
+                answer = run_block(Block("bash", command.replace("8000", port)), checkout)
+                assert has_shape(answer, shown), answer
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0
