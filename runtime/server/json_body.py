@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from trt_lora.runtime.server.errors import HttpError
 
 BodyT = TypeVar("BodyT")
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # that MessagePack has
 
 _DEEPEST = 64  # lists and objects in each other
 _TIMEOUT_S = 30.0  # for a whole body

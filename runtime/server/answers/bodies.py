@@ -12,6 +12,7 @@ from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.server.answers.refused_fields import RefusedFields
 from trt_lora.runtime.server.answers.structures import ResponseFormat, structure
 from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.json_body import Number
 
 LONGEST_ID, MOST_SCALE = 256, 1e4
 MOST_PROMPTS, MOST_ANSWERS, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 64, 16, 16, 1000, 1024
@@ -19,7 +20,6 @@ MOST_PROMPTS, MOST_ANSWERS, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 64, 16, 16, 
 _MOST_BIAS = 100.0  # of a token, as in vLLM
 _LONGEST_SALT, _NOT_IN_SALT = 128, frozenset("@/\\\0")
 
-Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # that MessagePack has
 
 # Fields of `SamplingParams` that a body has under the same name; None leaves the default.
 _SAME = (
