@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 13850, "builder": 3600, "scripts": 7600}
-TESTS = 43_000
+BUDGET = {"plugins": 3250, "runtime": 14750, "builder": 3600, "scripts": 7850}
+TESTS = 46_700
 
 
 def code_lines(path: Path) -> int:
