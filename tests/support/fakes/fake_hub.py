@@ -91,7 +91,7 @@ def fake_hub(folder: Path) -> Iterator[FakeHub]:
             if self.command == "GET":
                 self.wfile.write(content)
 
-        def log_message(self, *words: object) -> None:
+        def log_message(self, format: str, *words: object) -> None:
             """Print nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
