@@ -46,7 +46,10 @@ class Sequence:
     client: str | None = None  # who shares the rows with others
     salt: str | None = None  # prefixes are shared among those of one salt
     arrival: int = 0  # the step before which it came
-    arrived_at: float = 0.0  # the same on a monotonic clock, seconds
+    arrived_at: float = 0.0  # the same on a monotonic clock, seconds, as those that follow
+    ready_at: float = 0.0  # when its adapter had come, where that had to be waited for
+    joined_at: float = 0.0  # when it had a row for the first time
+    answered_by: int | None = None  # the version of its adapter, once it has a row
     lease: Lease | None = None  # of its adapter, as long as it has a row or came with it
     answer: list[int] = field(default_factory=list)
     settled: int = 0  # tokens of the answer that whole steps have made

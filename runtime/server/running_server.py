@@ -22,7 +22,7 @@ from trt_lora.runtime.server.answers.answering import Answering, AnswerOptions, 
 from trt_lora.runtime.server.engine_process import wire
 from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.engine_process.start import start_process, start_thread
-from trt_lora.runtime.server.telemetry.metrics import ServerMetrics
+from trt_lora.runtime.server.telemetry.metrics import Cache, ServerMetrics
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.slot_stacks import slot_nbytes
 
@@ -136,7 +136,8 @@ async def started(config: ServerConfig) -> RunningServer:
     roots = [*config.lora_roots, *([config.lora_dir] if config.lora_dir else [])]
     models = ServedModels(client, names, roots, root=str(config.directory), manifest=manifest)
     admission = Admission(config.admission, client.rows)
-    metrics = ServerMetrics(client, admission, names[0])
+    cache = Cache(engine_manifest.max_seq_len, manifest.max_seq_len, config.serving.shares_prefixes)
+    metrics = ServerMetrics(client, admission, names[0], cache)
     model = Model(manifest, tokenizer, sampling)
     answering = Answering(client, model, models, admission, metrics, config.answers)
     running = RunningServer(client, models, admission, metrics, answering, engine)
@@ -164,11 +165,15 @@ async def _offer(config: ServerConfig, offers: OfferedAdapters, manifest: Manife
 
 
 async def _first_step(client: EngineClient) -> None:
-    """Run one token: what is compiled or captured at the first step is there then."""
+    """Run one token: what is compiled or captured at the first step is there then.
+
+    It is counted nowhere.
+    """
     answers = await client.submit([[0]], [1], GREEDY, adapter=None)
     for _, event in await answers.take():
         if isinstance(event, LoRAError):
             raise event
+    await client.ask("restart")
 
 
 def _limited(config: ServerConfig, manifest: Manifest) -> Manifest:

@@ -69,7 +69,7 @@ class ActiveSequences:
                 self.rows.add(sequence)
                 if sequence.began is None:
                     shared = len(sequence.tokens) - len(sequence.pending)
-                    sequence.began = Beginning(shared, self.policy.waited_s(sequence))
+                    sequence.began = Beginning(shared, sequence.joined_at - sequence.arrived_at)
                 self.policy.charge(sequence, len(sequence.pending))
         return bool(step.failed or step.joined or step.preempted)
 
@@ -154,6 +154,7 @@ class ActiveSequences:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.rows.remove(sequence)
+        self.rows.counts.preempted += 1
         self.policy.preempt(sequence)
         sequence.leader = None
         self._release(sequence)

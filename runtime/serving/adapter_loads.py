@@ -75,13 +75,14 @@ class AdapterLoads:
             self._loads[name] = self._store.prefetch(name)
         return on_its_way
 
-    def end(self) -> dict[str, BaseException]:
-        """Forget the loads that are done, and return why others failed.
+    def end(self) -> tuple[list[str], dict[str, BaseException]]:
+        """Forget the loads that are done; return whose they were, and why some failed.
 
-        One that found no room on the host is not among them: it is tried again after `make_room`.
+        Who found no room on the host is not among those: it is tried again after `make_room`.
         """
         failed: dict[str, BaseException] = {}
-        for name, load in [(name, load) for name, load in self._loads.items() if load.done()]:
+        ended = [(name, load) for name, load in self._loads.items() if load.done()]
+        for name, load in ended:
             del self._loads[name]
             self._without_room.pop(name, None)
             error = None if load.cancelled() else load.exception()
@@ -89,7 +90,7 @@ class AdapterLoads:
                 self._without_room[name] = error
             elif error is not None:
                 failed[name] = error
-        return failed
+        return [name for name, _ in ended], failed
 
     def make_room(self) -> None:
         """Try again what found no room on the host: an adapter is not held any more."""

@@ -114,10 +114,6 @@ class AdmissionPolicy:
         sequence.arrival, sequence.arrived_at = self.steps, self._clock()
         self._wait(sequence)
 
-    def waited_s(self, sequence: Sequence) -> float:
-        """Return how many seconds ago a request was submitted."""
-        return self._clock() - sequence.arrived_at
-
     def charge(self, sequence: Sequence, tokens: int) -> None:
         """Count tokens of its prompt or answer as received by the request's client."""
         self._service[sequence.client] += tokens
@@ -187,7 +183,10 @@ class AdmissionPolicy:
         """Fail the requests whose adapter could not be read, and those alone."""
         if not self._loads.have_ended():
             return
-        failed = self._loads.end()
+        ended, failed = self._loads.end()
+        for name in ended:
+            for sequence in self._waiting.of(name):
+                sequence.ready_at = self._clock()
         if not self._in_use and not self._loads.reserved:
             failed |= self._loads.give_up()
         for name, error in failed.items():
@@ -282,6 +281,9 @@ class AdmissionPolicy:
                 return False
         self._leave(sequence)
         self._running[sequence] = self.steps + sequence.left
+        sequence.joined_at = sequence.joined_at or self._clock()
+        if sequence.lease is not None:
+            sequence.answered_by = sequence.lease.version
         if sequence.adapter is not None:
             self._in_use[sequence.adapter] += 1
         step.joined.append(sequence)

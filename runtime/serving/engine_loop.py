@@ -36,7 +36,12 @@ class EngineLoop:
 
     @checked
     def __init__(
-        self, scheduler: Scheduler, on_events: OnEvents, *, freezes_garbage: bool = True
+        self,
+        scheduler: Scheduler,
+        on_events: OnEvents,
+        *,
+        on_step: abc.Callable[[float], None] | None = None,
+        freezes_garbage: bool = True,
     ) -> None:
         """Start the thread.
 
@@ -44,12 +49,13 @@ class EngineLoop:
             scheduler: from now on the thread's alone.
             on_events: takes what a step gave, in the loop's thread: it had better be quick. What it
                 raises is logged, and others go on; what it was given does not come again.
+            on_step: is told behind each step how many seconds it took; as quick, and never raises.
             freezes_garbage: keep what is alive out of Python's garbage collections, which take
                 longer than a step where many adapters are loaded, and collect what is new between
                 steps and when idle instead; see `StepGarbage`. It holds for the whole process.
         """
         scheduler.prepare()
-        self._scheduler, self._on_events = scheduler, on_events
+        self._scheduler, self._on_events, self._on_step = scheduler, on_events, on_step
         self._commands: deque[Sequence | int] = deque()  # a number is to be cancelled
         self._garbage = StepGarbage() if freezes_garbage else None
         self._is_collected = False
@@ -77,12 +83,12 @@ class EngineLoop:
         adapter: Lease | str | None = None,
         client: str | None = None,
         salt: str | None = None,
-        on_numbers: abc.Callable[[tuple[int, ...]], None] | None = None,
+        on_requests: abc.Callable[[abc.Sequence[Sequence]], None] | None = None,
     ) -> tuple[int, ...]:
         """Submit `sampling.n` requests of one prompt from any thread; return their numbers.
 
         The prompt is encoded and checked in the caller's thread. Arguments are those of
-        `Scheduler.submit`; `on_numbers` is told the numbers before any event of them can come.
+        `Scheduler.submit`; `on_requests` is told the requests before any event of them can come.
 
         Raises:
             ConfigError, BackendError, UnknownAdapterError: as `Scheduler.submit`.
@@ -92,14 +98,13 @@ class EngineLoop:
         requests = self._scheduler.requests(
             prompt, sampling, adapter=adapter, client=client, salt=salt
         )
-        numbers = tuple(request.id for request in requests)
         with self._lock:
             self._check_open()
-            if on_numbers is not None:
-                on_numbers(numbers)
+            if on_requests is not None:
+                on_requests(requests)
             self._commands.extend(requests)
         self._scheduler.progress.set()
-        return numbers
+        return tuple(request.id for request in requests)
 
     @checked
     def cancel(self, request: int) -> None:
@@ -182,11 +187,15 @@ class EngineLoop:
         self._is_collected = False
         if self._garbage is not None:
             self._garbage.before_step()
+        start = monotonic()
         try:
             self._deliver(self._scheduler.step(self._deliver))
         except Exception as error:
             self._errors.append(error)
             self._deliver(self._scheduler.fail_running(error))
+        else:
+            if self._on_step is not None:
+                self._on_step(monotonic() - start)
 
     def _deliver(self, answers: StepAnswers) -> None:
         if not answers.tokens and not answers.failed:

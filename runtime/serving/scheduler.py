@@ -16,7 +16,7 @@ from trt_lora.runtime.generation.chosen_tokens import (
     grammar_exhausted,
     non_finite_logits,
 )
-from trt_lora.runtime.generation.decoding.rows import Rows
+from trt_lora.runtime.generation.decoding.rows import RowCounts, Rows
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence, prepare_grammars
 from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
@@ -118,7 +118,12 @@ class Scheduler:
     @property
     def shared_tokens(self) -> int:
         """How many tokens of prompts were not run: other requests had begun with them."""
-        return self._rows.shared_tokens
+        return self._rows.counts.shared
+
+    @property
+    def counts(self) -> RowCounts:
+        """What its steps have run so far; it is the scheduler's own."""
+        return self._rows.counts
 
     @checked
     def tokens(self, request: int) -> tuple[int, ...]:

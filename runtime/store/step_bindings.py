@@ -28,6 +28,12 @@ class StepBindings:
             return {entry.name for entry in self._levels.names if self._levels.is_resident(entry)}
 
     @property
+    def loaded(self) -> AbstractSet[str]:
+        """The names whose adapters are in memory."""
+        with self._levels.lock:
+            return {entry.name for entry in self._levels.names if entry.is_loaded}
+
+    @property
     def slots(self) -> Mapping[str, int]:
         """The slot of every name that has one."""
         with self._levels.lock:

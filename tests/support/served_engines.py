@@ -1,18 +1,19 @@
 """What a server is tested with: the tiny engine with words, and one that waits to be let."""
 
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.eventually import SECONDS
+from support.eventually import SECONDS, eventually
 from support.fakes.fake_engine import write_peft
 from support.fakes.gated_engine import GatedEngine
 from support.fakes.slot_engine import number_file
-from support.web_server import Web, web_server
+from support.web_server import COMPLETIONS, Web, web_server
 
 from trt_lora.runtime import Engine
 from trt_lora.runtime.manifest import Manifest
@@ -62,6 +63,16 @@ class Gated:
 
     web: Web
     engine: GatedEngine
+
+
+@contextmanager
+def waiting(gated: Gated, **body: Any) -> Iterator[None]:
+    """A stream that has no token yet, its step at the gate or behind the one that is there."""
+    gated.engine.shut()
+    asked = {"prompt": [1, 2, 3], "stream": True, "max_tokens": 1, **body}
+    with gated.web.client.stream("POST", COMPLETIONS, json=asked):
+        assert eventually(lambda: gated.engine.waits)
+        yield
 
 
 def hold_submits(patch: pytest.MonkeyPatch) -> threading.Event:

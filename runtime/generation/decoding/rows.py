@@ -1,6 +1,7 @@
 """Sequences in rows of the KV cache: prompts in chunks, then one token each at every step."""
 
 from collections import abc
+from dataclasses import dataclass
 from itertools import starmap
 
 import numpy as np
@@ -27,6 +28,17 @@ _LEAST_SHARED = 8
 _MOST_KEPT = 64
 
 _Chunk = tuple[Sequence, int]  # and how many of its tokens are run
+
+
+@dataclass
+class RowCounts:
+    """What has happened in rows so far, in tokens."""
+
+    asked: int = 0  # that sequences began with
+    shared: int = 0  # of those that were not run: other sequences had begun with them
+    prompts: int = 0  # of those that were
+    decoded: int = 0  # of answers, that were run
+    preempted: int = 0  # times that a sequence has lost its row
 
 
 class Rows:
@@ -61,7 +73,7 @@ class Rows:
         self._most_tokens = executor.manifest.max_input_len
         self._adapters, self._shares = adapters, shares_prefixes
         self._bound: TensorMap | None = None  # of the last step
-        self.shared_tokens = 0  # of prompts, that were not run
+        self.counts = RowCounts()
         self._executor = executor
         self._has_slots = adapters.bindings.slot_count is not None
         # On a GPU every step binds all slots, and a sequence keeps its own.
@@ -91,7 +103,8 @@ class Rows:
         is_run = is_asked or sequence.leader is not None
         source, common = (None, 0) if is_run else self._longest_prefix(sequence)
         self.cache.admit(sequence, source, common)
-        self.shared_tokens += common
+        self.counts.asked += len(sequence.tokens)
+        self.counts.shared += common
         sequence.pending = list(sequence.tokens[common:])
 
     def decode(self) -> list[StepOutput]:
@@ -107,6 +120,7 @@ class Rows:
         found = steps.run([*map(self._group, self._by_adapter(tokens))], ahead=ahead)
         for sequence in tokens:
             sequence.pending = []
+        self.counts.decoded += len(tokens)
         return found
 
     def launch_next(self, chosen: abc.Sequence[ChosenToken]) -> None:
@@ -197,7 +211,7 @@ class Rows:
             rows = self.cache.row_of(sequence), self.cache.row_of(follower)
             self.cache.copy_row(*rows)
             self.cache.lengths[rows[1]] = len(follower.tokens) - 1
-            self.shared_tokens += len(follower.tokens) - 1
+            self.counts.shared += len(follower.tokens) - 1
             follower.leader, follower.pending = None, [follower.tokens[-1]]
             if follower.prompt_logprobs is not None:
                 follower.prompt_logprobs = sequence.prompt_logprobs
@@ -288,6 +302,7 @@ class Rows:
     def _advance(self, sequence: Sequence, count: int) -> None:
         """Note that tokens of a prompt were run."""
         del sequence.pending[:count]
+        self.counts.prompts += count
         if len(sequence.pending) <= 1:
             self._lead(sequence)
 

@@ -77,6 +77,7 @@ class Answering:
         Raises:
             HttpError: it is refused.
         """
+        start = time.perf_counter()
         adapter, blend = self._adapter(body)
         field = "lora" if blend else "model"
         sampling = body.sampling(self.model.sampling, self.options.max_logprobs)
@@ -84,13 +85,13 @@ class Answering:
         # In another thread: a long one takes milliseconds.
         prompts = await asyncio.to_thread(encoded, tokenizer, manifest, body)
         tokens = sum(len(prompt.ids) for prompt in prompts) * sampling.n
-        submitted_at = time.perf_counter()
+        submitted_at, most = time.perf_counter(), self._max_tokens(sampling, prompts)
         ticket = self.admission.admit(len(prompts) * sampling.n, tokens, client)
         try:
             await self._ready(list(blend) or [*filter(None, [adapter])], ticket)
             submitting = self.client.submit(
                 [prompt.ids for prompt in prompts],
-                self._max_tokens(sampling, prompts),
+                most,
                 sampling,
                 adapter=adapter,
                 blend=blend,
@@ -105,13 +106,15 @@ class Answering:
             if isinstance(error, LoRAError):
                 raise http_error(error, field) from error
             raise
-        choices = [Choice(prompt, submitted_at) for prompt in prompts for _ in range(sampling.n)]
+        pairs = zip(prompts, most, strict=True)
+        choices = [Choice(p, submitted_at, m) for p, m in pairs for _ in range(sampling.n)]
         running = RunningAnswer(
             answers,
             ticket,
             choices,
             self.metrics,
             field=field,
+            start=start,
             interval=max(body.stream_interval or 1, self.options.stream_interval),
         )
         reply = Reply(

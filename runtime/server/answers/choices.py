@@ -16,6 +16,7 @@ class Choice:
 
     prompt: EncodedPrompt
     submitted_at: float = 0.0
+    max_tokens: int = 0  # that it may have
     tokens: list[Token] = field(default_factory=list)  # a stop token, without an id, is the last
     prompt_logprobs: PromptLogprobs | None = None
     began: Beginning = _AT_ONCE

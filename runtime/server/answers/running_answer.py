@@ -22,6 +22,7 @@ from trt_lora.runtime.server.answers.bodies import named_field
 from trt_lora.runtime.server.answers.choices import Choice
 from trt_lora.runtime.server.engine_process.engine_client import Answers
 from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.telemetry.answer_end import AnswerEnd
 from trt_lora.runtime.server.telemetry.metrics import ServerMetrics
 
 
@@ -36,17 +37,25 @@ class RunningAnswer:
         metrics: ServerMetrics,
         *,
         field: str,
+        start: float,
         interval: int = 1,
     ) -> None:
-        """Begin without tokens; `field` of the body names the adapter.
+        """Begin without tokens.
 
-        The first token of an answer comes at once, others `interval` or more at a time.
+        Args:
+            answers: from the engine.
+            ticket: of those that are admitted.
+            choices: an answer each.
+            metrics: are told of beginnings and ends.
+            field: of the body, that names the adapter.
+            start: when the request came, by the clock of `time.perf_counter`.
+            interval: the first token of an answer comes at once, others so many or more at a time.
         """
         self.choices, self._left = choices, len(choices)
         self._answers, self._ticket, self._metrics = answers, ticket, metrics
         self._held: list[list[Token]] = [[] for _ in choices]  # of each, without text so far
-        self._field, self._interval = field, interval
-        self._start = self._last = time.perf_counter()
+        self._field, self._interval, self._start = field, interval, start
+        self._failed: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -65,10 +74,12 @@ class RunningAnswer:
         found: dict[int, list[Token]] = {}
         for index, given in await self._events(within_s):
             if isinstance(given, LoRAError):
+                self._failed = index
                 raise http_error(given, self._field) from given
-            now, held = time.perf_counter(), self._held[index]
-            self._note(now)
-            choice = self.choices[index]
+            now, held, choice = time.perf_counter(), self._held[index], self.choices[index]
+            if not choice.tokens:
+                self._ticket.begin()
+                self._metrics.first_token(now - self._start, len(choice.prompt.ids))
             choice.add(given, now)
             held.append(given)
             is_last = given.finish_reason is not None
@@ -81,10 +92,11 @@ class RunningAnswer:
 
     def close(self) -> None:
         """Cancel what has not ended."""
-        reason = "abort" if self._left else self.choices[0].tokens[-1].finish_reason
         if self._ticket.is_open:
-            made = sum(len(choice.tokens) for choice in self.choices)
-            self._metrics.ended(str(reason), time.perf_counter() - self._start, made)
+            prompts = len({id(choice.prompt) for choice in self.choices})
+            ends = [self._end(index, choice) for index, choice in enumerate(self.choices)]
+            uses_adapter = bool(self._answers.adapters)
+            self._metrics.ended(ends, len(ends) // prompts, uses_adapter=uses_adapter)
         self._answers.close()
         self._ticket.close()
 
@@ -100,14 +112,18 @@ class RunningAnswer:
                 return []
             raise late(await self._answers.waits_for()) from error
 
-    def _note(self, now: float) -> None:
-        if self._ticket.seconds_left is not None:
-            self._ticket.begin()
-            prompts = {id(choice.prompt): len(choice.prompt.ids) for choice in self.choices}
-            self._metrics.first_token(now - self._start, sum(prompts.values()))
-        elif len(self.choices) == 1:
-            self._metrics.next_token(now - self._last)
-        self._last = now
+    def _end(self, index: int, choice: Choice) -> AnswerEnd:
+        reason = choice.tokens[-1].finish_reason if choice.tokens else None
+        ended_at = time.perf_counter() if reason is None else choice.last_at
+        return AnswerEnd(
+            reason or ("error" if index == self._failed else "abort"),
+            ended_at - self._start,
+            choice.first_at - self._start if choice.tokens else None,
+            len(choice.prompt.ids),
+            len(choice.tokens),
+            choice.max_tokens,
+            self._answers.times.get(index),
+        )
 
 
 class AnswerStream(StreamingResponse):

@@ -2,8 +2,8 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
@@ -12,6 +12,7 @@ from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.store.names import strength_name
 from trt_lora.runtime.store.store import AdapterStore
 
+_LEVELS = ("disk", "memory", "slot")
 _KEPT_BLENDS = 16  # that requests have made; another one takes the place of the oldest
 
 
@@ -123,9 +124,8 @@ class AdapterDesk:
         info = self._adapters.info(name)
         version, coverage = self._coverage.get(name, (0, None))
         sites = coverage.sites if coverage is not None and version == info.version else ()
-        bindings = self._adapters.bindings
-        slot = bindings.slots.get(name) if bindings.slot_count else None
-        level = "slot" if slot is not None else "memory" if info.is_loaded else "disk"
+        slot = self._adapters.bindings.slots.get(name)
+        level = _LEVELS[(slot is not None) + info.is_loaded]
         return {
             "name": name,
             "version": info.version,
@@ -139,5 +139,14 @@ class AdapterDesk:
         }
 
     def _stats(self) -> dict[str, Any]:
-        resident = self._adapters.bindings.resident - self._blends.keys()
-        return {**asdict(self._adapters.stats), "resident": sorted(resident)}
+        """What was loaded under a name, by level; what requests blend comes and goes."""
+        adapters, stats = self._adapters, self._adapters.stats
+        loaded = [name for name in adapters.names if name not in self._blends]
+        in_slots, in_memory = adapters.bindings.slots, adapters.bindings.loaded
+        levels = Counter(_LEVELS[(name in in_slots) + (name in in_memory)] for name in loaded)
+        return {
+            "slots": stats.slots,
+            "resident": sorted(adapters.bindings.resident & set(loaded)),
+            "levels": {level: levels[level] for level in _LEVELS},
+            "loads": {"memory": stats.reads, "slot": stats.copies},
+        }

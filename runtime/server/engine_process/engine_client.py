@@ -65,13 +65,13 @@ class EngineClient:
 
     @property
     def waiting_adapters(self) -> set[str]:
-        """The adapters of requests that have no token yet."""
+        """The adapters of requests that have no token yet, and what their blends are made of."""
         waiting = (answers for answers, _ in self._answers.values() if not answers.has_begun)
-        return {answers.adapter for answers in waiting if answers.adapter is not None}
+        return {adapter for answers in waiting for adapter in answers.adapters}
 
     def requests_of(self, adapter: str) -> tuple[int, int]:
-        """Return how many requests of an adapter have tokens, and how many have none yet."""
-        found = [a.has_begun for a, _ in self._answers.values() if a.adapter == adapter]
+        """Return how many requests use an adapter and have tokens, and how many have none yet."""
+        found = [a.has_begun for a, _ in self._answers.values() if adapter in a.adapters]
         return sum(found), len(found) - sum(found)
 
     async def submit(
@@ -92,7 +92,8 @@ class EngineClient:
         Raises:
             LoRAError: as `EngineLoop.submit`; BackendError: the engine is gone.
         """
-        call, answers = next(self._calls), Answers(self, adapter)
+        adapters = tuple(blend or ()) if adapter is None else (adapter,)
+        call, answers = next(self._calls), Answers(self, adapters)
         self._submitted[call] = answers
         command = wire.Submit(
             call,
@@ -175,6 +176,10 @@ class EngineClient:
     def _take(self, event: wire.Event) -> None:
         if isinstance(event, wire.Step):
             self._last_step = event
+            for number, times in event.times.items():
+                if number in self._answers:
+                    answers, index = self._answers[number]
+                    answers.times[index] = times
             for token in event.tokens:
                 self._give(token.sequence_id, token)
             for number, error in event.failed.items():
@@ -224,10 +229,11 @@ class EngineClient:
 class Answers:
     """The answers to one HTTP request, as they come; a reader that is slow finds more at a time."""
 
-    def __init__(self, client: EngineClient, adapter: str | None) -> None:
-        """Begin without requests."""
+    def __init__(self, client: EngineClient, adapters: Sequence[str]) -> None:
+        """Begin without requests; they use an adapter, several in a blend, or none."""
         self.numbers: list[int] = []
-        self.adapter = adapter
+        self.times: dict[int, wire.RequestTimes] = {}  # so far, by answer
+        self.adapters = adapters
         self.is_closed = self.has_begun = False
         self._client = client
         self._events: list[tuple[int, Token | LoRAError]] = []
@@ -250,13 +256,14 @@ class Answers:
 
     async def waits_for(self) -> str:
         """Return what keeps them waiting: a row, a slot, or an adapter that is read."""
-        if self.adapter is None:
-            return "a row"
         try:
-            level = (await self._client.ask("adapter", name=self.adapter))["level"]
+            known = [await self._client.ask("adapter", name=name) for name in self.adapters]
         except LoRAError as error:
             return str(error)
-        return {"slot": "a row", "memory": "a slot"}.get(level, "its adapter to be read")
+        levels = {each["level"] for each in known}
+        if "disk" in levels:
+            return "its adapter to be read"
+        return "a slot" if "memory" in levels else "a row"
 
     def close(self) -> None:
         """Cancel what has not ended: the client is gone, or has its answer."""

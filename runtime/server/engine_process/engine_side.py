@@ -2,17 +2,20 @@
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.engine import Engine, open_engine
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sequence import Sequence as Request
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
 from trt_lora.runtime.generation.token import StepAnswers
 from trt_lora.runtime.server.engine_process import wire
 from trt_lora.runtime.server.engine_process.adapter_desk import AdapterDesk
+from trt_lora.runtime.server.engine_process.step_meter import StepMeter
 from trt_lora.runtime.serving.engine_loop import EngineLoop
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.config import StoreConfig
@@ -57,7 +60,12 @@ class EngineSide:
         self._channel, self._desk = channel, AdapterDesk(engine.adapters)
         self._scheduler = engine.serve(config)
         self.rows = config.rows or engine.manifest.max_batch_size
-        self._loop = EngineLoop(self._scheduler, self._deliver)
+        self._meter = StepMeter(self._scheduler.counts)
+        self._loop = EngineLoop(self._scheduler, self._deliver, on_step=self._meter.step)
+        self._steps: Mapping[str, Callable[[], Any]] = {
+            "steps": self._meter.values,
+            "restart": self._meter.restart,
+        }
         self._desk_threads = ThreadPoolExecutor(_AT_DESK, "trt-lora-desk")
         self._submit_threads = ThreadPoolExecutor(_SUBMITTING, "trt-lora-submit")
 
@@ -66,7 +74,7 @@ class EngineSide:
         if isinstance(command, wire.Ask):
             self._desk_threads.submit(self._ask, command)
         elif isinstance(command, wire.Cancel):
-            self._cancel(command)
+            self._cancel(command.numbers)
         elif isinstance(command, wire.Submit):
             if "structured_outputs" in command.sampling or command.blend:
                 self._submit_threads.submit(self._submit, command)
@@ -82,7 +90,9 @@ class EngineSide:
     def _submit(self, command: wire.Submit) -> None:
         numbers: list[int] = []
 
-        def accepted(found: tuple[int, ...]) -> None:
+        def accepted(requests: Sequence[Request]) -> None:
+            self._meter.add(requests)
+            found = tuple(request.id for request in requests)
             numbers.extend(found)
             self._channel.send(wire.Accepted(command.call, found))
 
@@ -96,28 +106,31 @@ class EngineSide:
                         adapter=adapter,
                         client=command.client,
                         salt=command.salt,
-                        on_numbers=accepted,
+                        on_requests=accepted,
                     )
             except BaseException:
-                for number in numbers:
-                    self._loop.cancel(number)
+                self._cancel(numbers)
                 raise
             self._channel.send(wire.Answer(command.call))
 
     def _ask(self, command: wire.Ask) -> None:
         with _reported(self._channel, command.call):
-            value = self._desk.answer(command.what, command.options)
+            asked = self._steps.get(command.what)
+            value = asked() if asked else self._desk.answer(command.what, command.options)
             self._channel.send(wire.Answer(command.call, value))
 
-    def _cancel(self, command: wire.Cancel) -> None:
-        for number in command.numbers:
+    def _cancel(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._meter.drop(number)
             self._loop.cancel(number)
 
     def _deliver(self, answers: StepAnswers) -> None:
         failed = {number: wire.WireError.of(error) for number, error in answers.failed.items()}
         running = self._scheduler.running
         waiting = len(self._scheduler) - running
-        self._channel.send(wire.Step(list(answers.tokens.values()), failed, running, waiting))
+        times = self._meter.times(answers)
+        tokens = list(answers.tokens.values())
+        self._channel.send(wire.Step(tokens, failed, running, waiting, times))
 
 
 def _sampling(given: dict[str, object], max_tokens: int) -> SamplingParams:

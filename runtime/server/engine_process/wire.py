@@ -101,6 +101,16 @@ class Failed(msgspec.Struct, array_like=True, tag=True):
     error: WireError
 
 
+class RequestTimes(msgspec.Struct, array_like=True):
+    """How long a request took so far, measured where its tokens are made; in seconds."""
+
+    version: int | None  # of its adapter, once it has a row
+    queue_s: float  # until it had a row
+    load_s: float  # of those, until its adapter had come
+    prefill_s: float  # from its row to its first token
+    decode_s: float  # from that one to its last
+
+
 class Step(msgspec.Struct, array_like=True, tag=True):
     """What one step has given, and how many requests have a row and wait for one."""
 
@@ -108,6 +118,7 @@ class Step(msgspec.Struct, array_like=True, tag=True):
     failed: dict[int, WireError]
     running: int = 0
     waiting: int = 0
+    times: dict[int, RequestTimes] = {}  # of those that have their first token, or have ended
 
 
 Event = Accepted | Answer | Failed | Step

@@ -328,3 +328,36 @@ def test_who_waits_is_late_after_a_time_too() -> None:
     served.now += 2.5
     served.step(20)
     assert number in served.waits
+
+
+def test_a_request_is_marked_when_its_adapter_has_come_and_when_it_has_a_row() -> None:
+    served = PolicySteps("AB", slots=2, rows=1, is_instant=False)
+    served.submit("A", tokens=2)
+    served.now = 1.0
+    served.step()
+    served.cache.end_loads()
+    served.now = 4.0
+    served.submit("A", "A", tokens=2)
+    assert served.joined() == [0]
+    first, second, third = served.sequences.values()
+    assert (third.joined_at, third.answered_by) == (0.0, None)
+    assert (first.arrived_at, first.ready_at, first.joined_at) == (0.0, 4.0, 4.0)
+    assert first.answered_by == 1
+    served.now = 7.0
+    served.step(2)
+    # It came when its adapter was there: it has waited for a row alone.
+    assert (second.arrived_at, second.joined_at) == (4.0, 7.0)
+    assert second.ready_at <= second.arrived_at
+    served.preempt(second.id)
+    served.now = 9.0
+    served.step(2)
+    assert second.joined_at == 7.0  # the first time
+
+
+def test_a_request_of_the_base_model_has_waited_for_no_adapter() -> None:
+    served = PolicySteps()
+    served.now = 3.0
+    served.submit(None)
+    served.step()
+    (request,) = served.sequences.values()
+    assert (request.ready_at, request.joined_at, request.answered_by) == (0.0, 3.0, None)

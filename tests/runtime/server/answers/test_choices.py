@@ -43,7 +43,9 @@ def test_tokens_come_so_many_at_a_time(interval: int, sizes: list[int]) -> None:
         take=take, seconds_left=None, next_token=lambda seconds: None
     )  # as answers, ticket and metrics
     choice = Choice(EncodedPrompt([5]))
-    running = RunningAnswer(nothing, nothing, [choice], nothing, field="model", interval=interval)
+    running = RunningAnswer(
+        nothing, nothing, [choice], nothing, field="model", start=0.0, interval=interval
+    )
 
     async def all_sizes() -> list[int]:
         found = []

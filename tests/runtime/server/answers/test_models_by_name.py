@@ -10,6 +10,7 @@ from support.web_server import CHATS, COMPLETIONS, Web, web_server
 
 from trt_lora.runtime import Engine, SamplingParams
 from trt_lora.runtime.manifest import read_manifest
+from trt_lora.runtime.server.engine_process.adapter_desk import AdapterDesk
 
 PROMPT = [5, 6, 7, 8]
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_tokens": 8}
@@ -85,11 +86,19 @@ def test_blends_beyond_those_that_are_kept_answer_as_well(web: Web, twin: Engine
         lora = [{"name": "a", "scale": step / 10}, {"name": "b", "scale": 0.5}]
         said(web, lora=lora)
     known = re.findall(r"^trt_lora:adapters{.*} (\S+)$", web.client.get("/metrics").text, re.M)
-    assert sum(map(float, known)) == 2 + 16
+    assert sum(map(float, known)) == 2  # none of which is a blend
     twin.adapters.blend("first", {"a": 0.0, "b": 0.5})
     lora = [{"name": "a", "scale": 0}, {"name": "b", "scale": 0.5}]
     assert said(web, lora=lora) == expected(twin, "first")
     twin.adapters.unload("first")
+
+
+def test_the_oldest_blends_go_when_there_are_many(twin: Engine) -> None:
+    desk, loaded = AdapterDesk(twin.adapters), set(twin.adapters.names)
+    made = [desk.blended({"a": step, "b": 0.5}) for step in range(20)]
+    assert set(twin.adapters.names) - loaded == set(made[4:])
+    for name in made[4:]:
+        twin.adapters.unload(name)
 
 
 @pytest.mark.parametrize(
