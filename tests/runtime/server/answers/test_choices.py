@@ -39,9 +39,9 @@ def test_tokens_come_so_many_at_a_time(interval: int, sizes: list[int]) -> None:
     async def take() -> list[tuple[int, Token]]:
         return [(0, tokens.pop(0))]
 
-    nothing: Any = SimpleNamespace(
-        take=take, seconds_left=None, next_token=lambda seconds: None
-    )  # as answers, ticket and metrics
+    nothing: Any = SimpleNamespace(  # as answers, ticket and metrics
+        take=take, seconds_left=None, begin=lambda: None, first_token=lambda seconds, tokens: None
+    )
     choice = Choice(EncodedPrompt([5]))
     running = RunningAnswer(
         nothing, nothing, [choice], nothing, field="model", start=0.0, interval=interval
