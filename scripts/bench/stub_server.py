@@ -18,6 +18,7 @@ from trt_lora.runtime.server import running_server
 from trt_lora.runtime.server.engine_process import wire
 from trt_lora.scripts.trt_lora_command import main as trt_lora
 
+_TIMES = wire.RequestTimes(None, 0.0, 0.0, 0.0, 0.0)
 Left = dict[int, int]  # tokens of each request that are to come, by its number
 
 
@@ -56,6 +57,8 @@ def serve_stub(connection: socket.socket, rows: int, seconds: float) -> None:
             channel.send(wire.Accepted(command.call, (command.call,)))
             channel.send(wire.Answer(command.call))
             left[command.call] = command.max_tokens[0]
+        elif isinstance(command, wire.Ask):
+            channel.send(wire.Answer(command.call))
         elif isinstance(command, wire.Close):
             break
     channel.close()
@@ -66,7 +69,8 @@ def _run(channel: wire.EngineChannel, left: Left, seconds: float) -> None:
         time.sleep(seconds)
         if numbers := list(left):
             tokens = [_token(number, left) for number in numbers]
-            channel.send(wire.Step(tokens, {}, len(numbers)))
+            ended = (token.sequence_id for token in tokens if token.finish_reason)
+            channel.send(wire.Step(tokens, {}, len(numbers), times=dict.fromkeys(ended, _TIMES)))
 
 
 def _token(number: int, left: Left) -> Token:
