@@ -70,9 +70,7 @@ def append_tokens(chosen: Sequence[ChosenToken]) -> list[Token]:
         if token == NO_TOKEN:
             sequence.failure = "its parameters forbid every token that could come next"
         else:
-            is_first = not sequence.answer
-            made = sequence.append(token, logprobs)
-            results.append(_with_prompt(sequence, made) if is_first else made)
+            results.append(_with_prompt(sequence, sequence.append(token, logprobs)))
     return results
 
 
@@ -99,10 +97,9 @@ def grammar_exhausted(sequence: Request) -> OutputError:
 
 
 def _with_prompt(sequence: Request, token: Token) -> Token:
-    """The first token of an answer brings what is known of its prompt."""
+    """The first token of an answer brings the log probabilities of its prompt."""
     found, sequence.prompt_logprobs = sequence.prompt_logprobs, None
-    known = None if found is None else tuple(found)
-    return replace(token, prompt_logprobs=known, began=sequence.began)
+    return token if found is None else replace(token, prompt_logprobs=tuple(found))
 
 
 def _choose(sequences: Sequence[Request], topk: TopK) -> Tokens:

@@ -20,7 +20,7 @@ from trt_lora.runtime.generation.text.answer_text import AnswerText
 from trt_lora.runtime.generation.text.structured import Constraint
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.generation.token import Beginning, FinishReason, Logprobs, Token
+from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.store.entry import Lease
 
@@ -58,7 +58,7 @@ class Sequence:
     key: abc.Hashable = None  # of adapter and salt: rows of one key may share prefixes
     slot: int = BASE_SLOT  # of its adapter, once its prompt was run
     failure: str = ""  # why no token could be chosen
-    began: Beginning | None = None  # once it has had a row
+    cached_tokens: int | None = None  # of its prompt, not run when it had a row for the first time
     prompt_logprobs: list[Logprobs | None] | None = None  # so far, where they are asked for
     draws: np.random.Generator = field(init=False)
     text: AnswerText | None = field(init=False)

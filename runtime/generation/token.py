@@ -23,13 +23,6 @@ Logprobs = Mapping[int, Logprob]  # by token id: the chosen token, then the most
 PromptLogprobs = tuple[Logprobs | None, ...]
 
 
-class Beginning(NamedTuple):
-    """How an answer came to begin."""
-
-    cached_tokens: int  # of its prompt, that were not run: other requests had begun with them
-    queued_s: float  # from its submission to its row
-
-
 @dataclass(frozen=True)
 class Token:
     """What a step made of one sequence."""
@@ -44,7 +37,6 @@ class Token:
     # token, which nothing precedes, None.
     prompt_logprobs: PromptLogprobs | None = None
     stop_token: int | None = None  # where it is one
-    began: Beginning | None = None  # with the first token of an answer
 
 
 @short_repr

@@ -6,7 +6,6 @@ from contextlib import contextmanager, suppress
 from trt_lora.plugins.errors import LoRAError, StateError
 from trt_lora.runtime.generation.decoding.rows import Rows
 from trt_lora.runtime.generation.sequence import Sequence
-from trt_lora.runtime.generation.token import Beginning
 from trt_lora.runtime.serving.admission import AdmissionPolicy
 from trt_lora.runtime.store.store import AdapterStore
 
@@ -67,9 +66,8 @@ class ActiveSequences:
                 self._preempt(sequence)
             for sequence in step.joined:
                 self.rows.add(sequence)
-                if sequence.began is None:
-                    shared = len(sequence.tokens) - len(sequence.pending)
-                    sequence.began = Beginning(shared, sequence.joined_at - sequence.arrived_at)
+                if sequence.cached_tokens is None:
+                    sequence.cached_tokens = len(sequence.tokens) - len(sequence.pending)
                 self.policy.charge(sequence, len(sequence.pending))
         return bool(step.failed or step.joined or step.preempted)
 

@@ -18,7 +18,7 @@ from trt_lora.runtime.server import running_server
 from trt_lora.runtime.server.engine_process import wire
 from trt_lora.scripts.trt_lora_command import main as trt_lora
 
-_TIMES = wire.RequestTimes(None, 0.0, 0.0, 0.0, 0.0)
+_TIMES = wire.RequestTimes(None, 0, 0.0, 0.0, 0.0, 0.0)
 Left = dict[int, int]  # tokens of each request that are to come, by its number
 
 

@@ -2,17 +2,17 @@
 
 import json
 import re
-import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from clients.served import FEW, MESSAGES, PROMPT, Served, command, told
+from support.eventually import eventually
+from support.ports import free_port, is_answered
 
-ROUNDS, LONGEST_S = 6, 60
+ROUNDS = 6
 
 
 @contextmanager
@@ -23,29 +23,12 @@ def routed(served: Served) -> Iterator[str]:
     words += ["--worker-urls", served.address, *served.others, "--prometheus-port", str(metrics)]
     with subprocess.Popen([command("vllm-router"), *words]) as router:
         try:
-            address, end = f"http://127.0.0.1:{port}", time.monotonic() + LONGEST_S
-            while not is_answered(f"{address}/health"):
-                assert router.poll() is None
-                assert time.monotonic() < end
-                time.sleep(0.1)
+            address = f"http://127.0.0.1:{port}"
+            assert eventually(lambda: is_answered(f"{address}/health") or router.poll() is not None)
+            assert router.poll() is None
             yield address
         finally:
             router.terminate()
-
-
-def free_port() -> int:
-    """Return one that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def is_answered(url: str) -> bool:
-    """Whether there is a server yet."""
-    try:
-        with urllib.request.urlopen(url) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def posted(url: str, **body: object) -> str:

@@ -3,11 +3,9 @@
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from support.curl_transcript import exchanges, has_shape
 from support.doc_blocks import ROOT, Block, blocks, run_block
 from support.eventually import eventually
 from support.page_checkout import make_checkout, run_in
+from support.ports import free_port, is_answered
 from support.provoked_errors import PROVOKED
 
 from trt_lora.plugins.errors import LoRAError
@@ -96,9 +95,7 @@ def test_the_blocks_run_in_their_order_and_print_what_the_reader_expects(
 
 @pytest.mark.slow
 def test_the_server_of_the_page_about_serving_answers_what_the_page_asks(checkout: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     found = [b for b in blocks("docs/serving.md") if b.language == "bash"]
     start, *asks = [Block(b.language, b.text.replace("8000", port)) for b in found]
     (told,) = [b for b in blocks("docs/serving.md") if b.text.startswith("$ curl")]
@@ -117,14 +114,6 @@ def test_the_server_of_the_page_about_serving_answers_what_the_page_asks(checkou
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0
-
-
-def is_answered(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("name", PROVOKED)

@@ -1,7 +1,6 @@
 """`trt-lora serve` in processes of its own, and a client of it."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from support.ports import free_port
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ def children(pid: int) -> list[int]:
 @contextmanager
 def started(*words: object, **environment: str) -> Iterator[Started]:
     """Run the command; kill what is left of it."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-m", "trt_lora.scripts.trt_lora_command", "serve"]
     with (
         subprocess.Popen(

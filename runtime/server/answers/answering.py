@@ -85,7 +85,7 @@ class Answering:
         # In another thread: a long one takes milliseconds.
         prompts = await asyncio.to_thread(encoded, tokenizer, manifest, body)
         tokens = sum(len(prompt.ids) for prompt in prompts) * sampling.n
-        submitted_at, most = time.perf_counter(), self._max_tokens(sampling, prompts)
+        most = self._max_tokens(sampling, prompts)
         ticket = self.admission.admit(len(prompts) * sampling.n, tokens, client)
         try:
             await self._ready(list(blend) or [*filter(None, [adapter])], ticket)
@@ -107,7 +107,7 @@ class Answering:
                 raise http_error(error, field) from error
             raise
         pairs = zip(prompts, most, strict=True)
-        choices = [Choice(p, submitted_at, m) for p, m in pairs for _ in range(sampling.n)]
+        choices = [Choice(p, m) for p, m in pairs for _ in range(sampling.n)]
         running = RunningAnswer(
             answers,
             ticket,
@@ -166,7 +166,7 @@ class Answering:
     def _times(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Those of a request that is one answer, where they are to be told."""
         is_told = self.options.tells_times and len(choices) == 1
-        return {"metrics": choices[0].times()} if is_told else {}
+        return {"metrics": choices[0].told_times()} if is_told else {}
 
     def _adapter(self, body: AnswerBody) -> tuple[str | None, dict[str, float]]:
         """The adapter that a request means by name, or the parts of a blend."""

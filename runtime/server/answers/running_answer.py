@@ -81,6 +81,7 @@ class RunningAnswer:
                 self._ticket.begin()
                 self._metrics.first_token(now - self._start, len(choice.prompt.ids))
             choice.add(given, now)
+            choice.times = self._answers.times.get(index)
             held.append(given)
             is_last = given.finish_reason is not None
             self._left -= is_last

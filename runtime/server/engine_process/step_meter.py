@@ -64,6 +64,7 @@ class _Running:
         joined, ready = request.joined_at or now, request.ready_at or request.arrived_at
         return RequestTimes(
             request.answered_by,
+            request.cached_tokens or 0,
             joined - request.arrived_at,
             max(ready - request.arrived_at, 0.0),
             (self.first_at or now) - joined,

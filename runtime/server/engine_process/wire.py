@@ -105,6 +105,7 @@ class RequestTimes(msgspec.Struct, array_like=True):
     """How long a request took so far, measured where its tokens are made; in seconds."""
 
     version: int | None  # of its adapter, once it has a row
+    cached_tokens: int  # of its prompt, that were not run: other requests had begun with them
     queue_s: float  # until it had a row
     load_s: float  # of those, until its adapter had come
     prefill_s: float  # from its row to its first token

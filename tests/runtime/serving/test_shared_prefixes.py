@@ -8,7 +8,7 @@ from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.generation.token import StepAnswers, Token
+from trt_lora.runtime.generation.token import StepAnswers
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 from trt_lora.runtime.serving import serving_config
 from trt_lora.runtime.serving.scheduler import Scheduler
@@ -83,26 +83,22 @@ def test_a_prefix_is_shared_with_one_adapter_and_one_salt_alone(
     assert scheduler.shared_tokens == (len(PROMPT) if shares else 0)
 
 
-def test_the_first_token_tells_what_was_shared_and_how_long_it_waited(
-    adapters: AdapterStore,
-) -> None:
-    """Of each answer by itself, also where a row is taken and given back meanwhile."""
+def test_a_request_knows_what_was_shared_and_when_it_joined(adapters: AdapterStore) -> None:
+    """Each by itself, also where a row is taken and given back meanwhile."""
     scheduler = scheduler_of(CountingEngine(), adapters, rows=1)
     answer(scheduler, PROMPT)
-    first, second = scheduler.submit([*PROMPT, 20], GREEDY), scheduler.submit([21, 22], GREEDY)
-    given: dict[int, list[Token]] = {first: [], second: []}
+    first, second = ([*PROMPT, 20], [21, 22])
+    requests = [scheduler.requests(prompt, GREEDY)[0] for prompt in (first, second)]
+    for request in requests:
+        scheduler.add(request)
+    scheduler.step()
+    joined = requests[0].joined_at
+    scheduler.preempt(requests[0].id)
     while scheduler:
-        for number, token in scheduler.step().tokens.items():
-            given[number].append(token)
-            if len(given[first]) == 1 and number == first:
-                scheduler.preempt(first)
-    began = {number: [token.began for token in tokens] for number, tokens in given.items()}
-    assert all(later is None for tokens in began.values() for later in tokens[1:])
-    of_first, of_second = began[first][0], began[second][0]
-    assert of_first is not None
-    assert of_second is not None
-    assert (of_first.cached_tokens, of_second.cached_tokens) == (len(PROMPT), 0)
-    assert 0 <= of_first.queued_s < of_second.queued_s
+        scheduler.step()
+    assert [request.cached_tokens for request in requests] == [len(PROMPT), 0]
+    assert requests[0].joined_at == joined
+    assert 0 <= joined - requests[0].arrived_at < requests[1].joined_at - requests[1].arrived_at
 
 
 def test_a_replaced_adapter_shares_nothing_with_the_one_before(

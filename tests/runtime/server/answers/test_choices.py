@@ -6,24 +6,28 @@ from typing import Any
 
 import pytest
 
-from trt_lora.runtime.generation.token import Beginning, Token
+from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.server.answers.choices import Choice
 from trt_lora.runtime.server.answers.encoding import EncodedPrompt
 from trt_lora.runtime.server.answers.running_answer import RunningAnswer
+from trt_lora.runtime.server.engine_process.wire import RequestTimes
 
 
-def test_times_begin_where_the_row_does() -> None:
-    choice = Choice(EncodedPrompt([5]), submitted_at=100.0)
-    choice.add(Token(0, 7, began=Beginning(0, 2.0)), 103.0)
-    assert choice.times() == {
+def test_times_are_those_that_the_engine_has_measured() -> None:
+    choice = Choice(EncodedPrompt([5]))
+    assert choice.told_times() == {}
+    choice.add(Token(0, 7))
+    choice.times = RequestTimes(None, 0, 2.0, 1.5, 1.0, 0.0)
+    assert choice.told_times() == {
         "time_to_first_token_ms": 1000,
         "generation_time_ms": 0,
         "queue_time_ms": 2000,
         "tokens_per_second": 1,
     }
-    choice.add(Token(0, 8), 103.5)
-    choice.add(Token(0, 9, "length"), 104.0)
-    assert choice.times() == {
+    choice.add(Token(0, 8))
+    choice.add(Token(0, 9, "length"))
+    choice.times = RequestTimes(None, 0, 2.0, 1.5, 1.0, 1.0)
+    assert choice.told_times() == {
         "time_to_first_token_ms": 1000,
         "generation_time_ms": 1000,
         "queue_time_ms": 2000,
@@ -40,7 +44,11 @@ def test_tokens_come_so_many_at_a_time(interval: int, sizes: list[int]) -> None:
         return [(0, tokens.pop(0))]
 
     nothing: Any = SimpleNamespace(  # as answers, ticket and metrics
-        take=take, seconds_left=None, begin=lambda: None, first_token=lambda seconds, tokens: None
+        take=take,
+        times={},
+        seconds_left=None,
+        begin=lambda: None,
+        first_token=lambda seconds, tokens: None,
     )
     choice = Choice(EncodedPrompt([5]))
     running = RunningAnswer(

@@ -85,13 +85,13 @@ def test_a_request_is_timed_once_at_its_first_token_and_once_at_its_end(
     (request,) = scheduler.requests([1], LONG)
     number = request.id
     request.arrived_at, request.ready_at, request.joined_at = 90.0, 93.0, 95.0
-    request.answered_by = 7
+    request.answered_by, request.cached_tokens = 7, 2
     meter.add([request])
-    assert meter.times(token(number)) == {number: RequestTimes(7, 5.0, 3.0, 5.0, 0.0)}
+    assert meter.times(token(number)) == {number: RequestTimes(7, 2, 5.0, 3.0, 5.0, 0.0)}
     for clock.now in (100.25, 101.0):
         assert meter.times(token(number)) == {}
     clock.now = 103.0
-    assert meter.times(token(number, "length")) == {number: RequestTimes(7, 5.0, 3.0, 5.0, 3.0)}
+    assert meter.times(token(number, "length")) == {number: RequestTimes(7, 2, 5.0, 3.0, 5.0, 3.0)}
     counts, total = meter.values()["gaps"]
     assert {b: n for b, n in zip(SECONDS, counts, strict=False) if n} == {0.3: 1, 0.75: 1, 2.5: 1}
     assert total == pytest.approx(3.0)
@@ -106,7 +106,7 @@ def test_what_fails_is_timed_and_what_is_cancelled_is_not(scheduler: Scheduler) 
     meter.add([waiting, gone])
     meter.drop(gone.id)
     failed = StepAnswers({}, dict.fromkeys((waiting.id, gone.id), ValueError()))
-    assert meter.times(failed) == {waiting.id: RequestTimes(None, 2.0, 0.0, 0.0, 0.0)}
+    assert meter.times(failed) == {waiting.id: RequestTimes(None, 0, 2.0, 0.0, 0.0, 0.0)}
     assert meter.times(token(gone.id)) == meter.times(token(waiting.id)) == {}
 
 

@@ -15,7 +15,7 @@ from trt_lora.plugins import errors
 from trt_lora.plugins.errors import BackendError, LoRAError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.structured import StructuredOutputsParams
-from trt_lora.runtime.generation.token import Beginning, Logprob, Token
+from trt_lora.runtime.generation.token import Logprob, Token
 from trt_lora.runtime.server.engine_process import wire
 from trt_lora.runtime.server.engine_process.engine_client import _changed
 from trt_lora.runtime.server.engine_process.engine_side import _sampling
@@ -40,7 +40,6 @@ TOKENS = [
     Token(1, 5, None, "Lis", {5: Logprob(-0.25, 1), 9: Logprob(-3.5, 2)}),
     Token(2, None, "stop", "", stop_reason="end"),
     Token(3, None, "stop", "", {6: Logprob(-0.5, 1)}, stop_reason=6, stop_token=6),
-    Token(9, 7, began=Beginning(3, 0.25)),
     Token(4, 7, "length", "x", prompt_logprobs=(None, {2: Logprob(-1.0, 4)})),
 ]
 EVENTS: list[wire.Event] = [
@@ -48,7 +47,16 @@ EVENTS: list[wire.Event] = [
     wire.Answer(7),
     wire.Answer(9, {"name": "a", "bytes": 1 << 40, "warnings": ["w"]}),
     wire.Failed(8, wire.WireError("ConfigError", "n is 0")),
-    wire.Step(TOKENS, {5: wire.WireError("OutputError", "NaN")}, running=2, waiting=9),
+    wire.Step(
+        TOKENS,
+        {5: wire.WireError("OutputError", "NaN")},
+        running=2,
+        waiting=9,
+        times={
+            4: wire.RequestTimes(3, 2, 0.5, 0.25, 1.0, 0.0),
+            5: wire.RequestTimes(None, 0, 1, 0, 0, 0),
+        },
+    ),
 ]
 LORA_ERRORS = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, LoRAError)
