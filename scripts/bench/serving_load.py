@@ -212,8 +212,8 @@ async def slot_row(client: Client, often: str, once: str) -> ResultRow:
         for _ in range(ROUNDS):
             await client.times(often, TOKENS, "c")
             waits.append(await client.first(once, key="b"))
-    step, first = float(np.median(gaps)), float(np.median(waits))
-    most = ServingConfig.max_wait_steps + ServingConfig.preempt_after
+    step, first = float(np.mean(gaps)), float(np.median(waits))
+    most = ServingConfig.max_wait_steps + ServingConfig.preempt_after + 2  # its prompt, its token
     return ResultRow(
         "one slot, and another adapter in it",
         {"rows": ROWS, "tokens": TOKENS, "steps, most": most, "rounds": ROUNDS},
