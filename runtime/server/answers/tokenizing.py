@@ -12,6 +12,7 @@ from trt_lora.runtime.generation.text.chat_template import CONFIG_FILE, TEMPLATE
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.server.answers.encoding import encoded_text
 from trt_lora.runtime.server.errors import HttpError
 
 # Of a tokenizer's configuration what tells where its files lie.
@@ -67,20 +68,8 @@ def tokenized(tokenizer: TextTokenizer, manifest: Manifest, body: TokenizeBody) 
         text = "chat_template is not supported: only the model's own is run"
         raise HttpError(400, text, "chat_template")
     try:
-        if body.prompt is not None:
-            special = body.add_special_tokens is not False
-            ids = tokenizer.encode_text(body.prompt, special_tokens=special)
-        elif body.messages is not None:
-            chat = Chat(
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
-                chat_template_kwargs=_variables(body),
-            )
-            special = body.add_special_tokens is True
-            ids = tokenizer.encode_text(tokenizer.render(chat), special_tokens=special)
-        else:
-            raise HttpError(400, "there is no prompt, and there are no messages", "prompt")
+        given = _conversation(body) if body.prompt is None else body.prompt
+        ids = encoded_text(tokenizer, given, special_tokens=body.add_special_tokens).ids
     except ConfigError as error:
         raise HttpError(400, str(error)) from error
     return {
@@ -127,6 +116,13 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _variables(body: TokenizeBody) -> dict[str, Any]:
+def _conversation(body: TokenizeBody) -> Chat:
+    if body.messages is None:
+        raise HttpError(400, "there is no prompt, and there are no messages", "prompt")
     tools = {} if body.tools is None else {"tools": msgspec.to_builtins(body.tools)}
-    return {**(body.chat_template_kwargs or {}), **tools}
+    return Chat(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs={**(body.chat_template_kwargs or {}), **tools},
+    )
