@@ -322,20 +322,20 @@ class Scheduler:
         self.progress.clear()
         changed = self._active.schedule()
         self.is_stalled = not changed and not self._active.running and len(self) > 0
-        beside_rows = self._take(self._rows.decode, self._rows.launch_next)
-        if self._rows.waits_for_prompts:
+        decoded = self._take(self._rows.decode, self._rows.launch_next)
+        if waiting := self._rows.waiting:
             if deliver is not None:
                 answers = self._answers()
                 self._held, self._active.failed = [], {}
                 deliver(answers)
-            budget = self._budget(beside_rows=beside_rows)
+            budget = self._budget(decoded=decoded, waiting=waiting)
             self._take(partial(self._rows.prefill, budget))
 
-    def _take(self, run: _Run, go_on: _GoOn | None = None) -> bool:
+    def _take(self, run: _Run, go_on: _GoOn | None = None) -> int:
         """Run something of a step, and choose what sequences are given; `go_on` is told first.
 
         Returns:
-            Whether there were any.
+            How many there were.
         """
         self._is_torn = True
         chosen, wrong = choose_tokens(run())
@@ -347,7 +347,7 @@ class Scheduler:
         if wrong:
             self._active.end(wrong, non_finite_logits(wrong), clear=True)
         self._is_torn = False
-        return bool(chosen)
+        return len(chosen)
 
     def _settle(self) -> None:
         """Keep what a run has chosen, and let go of the sequences that have ended."""

@@ -1,5 +1,6 @@
 """ServingConfig: rows and budgets of a `Scheduler`, and the bounds of waits for a slot."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trt_lora.plugins.checked import check_fields
@@ -26,7 +27,7 @@ class ServingConfig:
     cache_bytes: int | None = None  # instead of `rows`: as many as a KV cache of this size holds
     # Of prompts in one step, over all rows, but never less than one chunk of one. None: 512 on a
     # GPU, about what a decode step of full rows costs; on the host 256, and 32 beside rows that are
-    # decoded.
+    # decoded, unless more than those can have their first token in this step.
     max_num_batched_tokens: int | None = None
     shares_prefixes: bool = True  # run a prefix that another request had only once
     max_wait_steps: int = 32  # that a request waits for a slot before an adapter is drained for it
@@ -74,11 +75,18 @@ def row_count(config: ServingConfig, manifest: Manifest) -> int:
     return rows
 
 
-def prompt_budget(config: ServingConfig, memory: Memory, *, beside_rows: bool) -> int:
+def prompt_budget(
+    config: ServingConfig, memory: Memory, *, decoded: int, waiting: Sequence[int]
+) -> int:
     """Return how many tokens of prompts a step runs, most: by default what suits the device.
 
-    `beside_rows`: other rows are given tokens in it.
+    Args:
+        config: may say so.
+        memory: of the device.
+        decoded: how many rows are given their next token in it.
+        waiting: tokens that are to be run of each prompt.
     """
-    host = _HOST_BESIDE_ROWS if beside_rows else _HOST_BUDGET
+    ends_them = len(waiting) > decoded and sum(waiting) <= _HOST_BUDGET
+    host = _HOST_BUDGET if ends_them or not decoded else _HOST_BESIDE_ROWS
     default = host if memory.device == HOST else _GPU_BUDGET
     return config.max_num_batched_tokens or default

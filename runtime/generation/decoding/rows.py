@@ -2,7 +2,6 @@
 
 from collections import abc
 from dataclasses import dataclass
-from itertools import starmap
 
 import numpy as np
 
@@ -85,9 +84,10 @@ class Rows:
         return [owner for owner in self.cache.owners if isinstance(owner, Sequence)]
 
     @property
-    def waits_for_prompts(self) -> bool:
-        """Whether a prompt is not run to its end."""
-        return any(starmap(_waits, self._filled()))
+    def waiting(self) -> list[int]:
+        """How many tokens are to be run of each prompt that is not run to its end."""
+        waiting = [s for s, length in self._filled() if _waits(s, length)]
+        return [len(s.pending) if s.leader is None else 1 for s in waiting]
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in.

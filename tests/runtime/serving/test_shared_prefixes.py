@@ -177,6 +177,22 @@ def test_rows_that_wait_for_a_token_wait_for_few_tokens_of_prompts(
     assert number in steps[-1]
 
 
+@pytest.mark.parametrize(
+    ("newcomers", "budget", "is_one"), [(2, 30, True), (1, 30, False), (2, 20, False)]
+)
+def test_more_newcomers_than_rows_have_their_first_tokens_in_one_step_where_that_is_enough(
+    newcomers: int, budget: int, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_config, "_HOST_BESIDE_ROWS", 4)
+    monkeypatch.setattr(serving_config, "_HOST_BUDGET", budget)
+    engine = CountingEngine()
+    scheduler = scheduler_of(engine, AdapterStore(engine))
+    scheduler.submit([1, *range(20, 30)], GREEDY)
+    scheduler.step()
+    numbers = {scheduler.submit([seed, *range(20, 30)], GREEDY) for seed in range(2, 2 + newcomers)}
+    assert (numbers <= scheduler.step().tokens.keys()) == is_one
+
+
 def test_what_was_decoded_is_delivered_before_prompts_are_run() -> None:
     engine = CountingEngine()
     scheduler = scheduler_of(engine, AdapterStore(engine))
