@@ -39,7 +39,7 @@ test-lean: $(VENV)/ready $(LEAN)/tiny
 	cd $(LEAN)/sdist && tar -xzf trt_lora-*.tar.gz --strip-components=1
 	$(PYTHON) -m venv $(LEAN_VENV)
 	$(LEAN_VENV)/bin/pip install --quiet \
-	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests,serve,structured,hub]" $(LEAN_TOOLS)
+	  "$$(ls $(LEAN)/sdist/trt_lora-*.tar.gz)[cpu,text,requests,serve,structured,hub,otel]" $(LEAN_TOOLS)
 	cd $(LEAN)/sdist && $(LEAN_VENV)/bin/pytest -n $(WORKERS) --dist loadfile \
 	  -m "not needs_torch" --rootdir=. --tiny-engine=$(LEAN)/tiny $(LEAN_TESTS)
 

@@ -1,7 +1,6 @@
 """The application: vLLM 0.33's routes over an engine, for any ASGI server."""
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,15 +24,16 @@ from trt_lora.runtime.server.answers.tokenizing import (
     tokenized,
     tokenizer_info,
 )
-from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.errors import GONE, HttpError
 from trt_lora.runtime.server.guard import Guard, GuardConfig
 from trt_lora.runtime.server.json_body import decoded, read_body
 from trt_lora.runtime.server.openapi import openapi
 from trt_lora.runtime.server.page.page import page_routes
 from trt_lora.runtime.server.running_server import RunningServer, ServerConfig, started
+from trt_lora.runtime.server.telemetry.request_log import RequestLog, RequestLogConfig
+from trt_lora.runtime.server.telemetry.request_record import record_of
 
 _ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
-_LONGEST_ID = 256
 _LOAD_HEADER = "endpoint-load-metrics"
 _SUCCESS = "Success: LoRA adapter '{}' {} successfully."
 
@@ -45,6 +45,7 @@ class Server:
         self,
         config: ServerConfig,
         guard: GuardConfig,
+        requests: RequestLogConfig | None = None,
         *,
         allows_updates: bool,
         shows_openapi: bool = True,
@@ -55,6 +56,7 @@ class Server:
         Args:
             config: the engine, and its limits.
             guard: who may ask.
+            requests: what is told of them.
             allows_updates: routes that load, unload and pin adapters exist.
             shows_openapi: `/openapi.json` exists.
             shows_page: `/` exists, the page for a browser.
@@ -68,13 +70,14 @@ class Server:
             lifespan=self._lifespan,
             exception_handlers={
                 HttpError: _refused,
-                LoRAError: _refused_by_library,
+                LoRAError: _refused,
                 404: _no_route,
                 405: _no_route,
                 500: _failed,
             },
         )
-        self.app: ASGIApp = Guard(starlette, guard)
+        self._log = RequestLog(Guard(starlette, guard), requests or RequestLogConfig())
+        self.app: ASGIApp = self._log
 
     async def start(self) -> None:
         """Open the engine, if that is not done.
@@ -128,6 +131,7 @@ class Server:
             running, self.running = self.running, None
             if running is not None:
                 await running.close()
+            await asyncio.to_thread(self._log.close)
 
     # ------------------------------------------------------------------ what is said of the server
 
@@ -182,11 +186,7 @@ class Server:
 
     async def _answer(self, request: Request, body: CompletionBody | ChatBody) -> Response:
         running = self._open()
-        answer = running.answering.answer(
-            body,
-            request_id=request.headers.get("x-request-id", "")[:_LONGEST_ID],
-            client=_client(request),
-        )
+        answer = running.answering.answer(body, record_of(request.scope))
         response = await _unless_gone(request, answer)
         kind = request.headers.get("endpoint-load-metrics-format", "").upper()
         if kind in ("TEXT", "JSON") and not body.stream:
@@ -291,13 +291,6 @@ def _told(request: Request, text: str, known: dict[str, Any]) -> Response:
     return PlainTextResponse(text)
 
 
-def _client(request: Request) -> str | None:
-    """Whose request it is: by the key, of which no more than a hash is kept, or the address."""
-    if key := request.headers.get("authorization"):
-        return hashlib.sha256(key.encode()).hexdigest()[:16]
-    return request.client.host if request.client else None
-
-
 def _load_report(kind: str, load: dict[str, float]) -> str:
     """An ORCA report, as vLLM writes it."""
     if kind == "JSON":
@@ -314,7 +307,7 @@ async def _unless_gone(request: Request, answer: Awaitable[Response]) -> Respons
             return task.result()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)  # it may fail at the same time
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=GONE)  # nobody reads it
     finally:
         gone.cancel()
         task.cancel()
@@ -326,26 +319,20 @@ async def _disconnect(request: Request) -> None:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    del request
-    assert isinstance(error, HttpError)
-    return error.response()
-
-
-async def _refused_by_library(request: Request, error: Exception) -> Response:
-    del request
-    return http_error(error).response()
+    refusal = error if isinstance(error, HttpError) else http_error(error)
+    record_of(request.scope).refused(refusal)
+    return refusal.response()
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    del request
     status = getattr(error, "status_code", 404)
     text = "Method Not Allowed" if status == 405 else "Not Found"
-    response = HttpError(status, text).response()
+    response = await _refused(request, HttpError(status, text))
     response.headers.update(getattr(error, "headers", None) or {})  # Allow, of RFC 9110
     return response
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """What no handler has foreseen: the ASGI server logs it, the client is told no more."""
-    del request, error
-    return HttpError(500, "the server has failed; its log says more").response()
+    del error
+    return await _refused(request, HttpError(500, "the server has failed; its log says more"))

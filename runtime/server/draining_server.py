@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import signal
@@ -14,7 +15,9 @@ import uvicorn
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.server.app import Server
 from trt_lora.runtime.server.http_protocol import TimedHttp
+from trt_lora.runtime.server.log_lines import LogConfig
 
+_LOG = logging.getLogger(__name__)
 _LAST_WORDS_S = 2.0  # for error events to leave
 _LOOK_S = 0.05  # between two looks at what is under way
 _GRACEFUL_S = 3  # for responses to leave, once everything has ended
@@ -31,7 +34,7 @@ class WebConfig:
     port: int = 8000
     uds: str | None = None  # path of a Unix socket, instead of host and port
     root_path: str = ""  # that a proxy in front strips
-    log_level: str = "warning"  # of uvicorn
+    uvicorn_log_level: str = "warning"
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None  # HTTPS instead of HTTP
     ssl_ca_certs: str | None = None
@@ -39,9 +42,16 @@ class WebConfig:
     drain_grace_s: float = 5.0  # after SIGTERM, in which requests are still taken
     shutdown_timeout_s: float = 30.0  # that answers then have to end
 
+    @property
+    def address(self) -> str:
+        """Where it listens, as a client calls it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        scheme = "https" if self.ssl_certfile else "http"
+        return self.uds or f"{scheme}://{host}:{self.port}{self.root_path}"
 
-def serve(server: Server, web: WebConfig) -> int:
-    """Serve until a signal ends it; return the exit status.
+
+def serve(server: Server, web: WebConfig, log: LogConfig) -> int:
+    """Serve until a signal ends it, with the process's log set up; return the exit status.
 
     Raises:
         LoRAError: as `started`.
@@ -53,7 +63,8 @@ def serve(server: Server, web: WebConfig) -> int:
         uds=web.uds,
         root_path=web.root_path,
         http=TimedHttp,
-        log_level=web.log_level,
+        log_level=web.uvicorn_log_level,
+        log_config=None,  # that is its own
         access_log=False,
         timeout_graceful_shutdown=_GRACEFUL_S,
         ssl_keyfile=web.ssl_keyfile,
@@ -61,6 +72,7 @@ def serve(server: Server, web: WebConfig) -> int:
         ssl_ca_certs=web.ssl_ca_certs,
         ssl_cert_reqs=web.ssl_cert_reqs,
     )
+    log.set_up()
     _allow_open_files()
     draining = DrainingServer(config, server, web)
     draining.run()
@@ -105,6 +117,7 @@ class DrainingServer(uvicorn.Server):
             gc.freeze()  # a collection looks through what requests leave, not through all modules
             self._watch = asyncio.create_task(self._end_with_engine())
             notify("READY=1")
+            _LOG.info("listens at %s", self._web.address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close what is open, where the end is forced too: uvicorn leaves the lifespan out."""

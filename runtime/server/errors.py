@@ -7,6 +7,7 @@ from http import HTTPStatus
 import msgspec
 from starlette.responses import Response
 
+GONE = 499  # nginx's status of a client that has left before its response began
 _MOST = 200  # characters of a value that a message repeats
 # A folder's name may have blanks, and its slash behind it tells; the last name ends at one.
 _NAME = r"[^\s/:;,'\"]+"

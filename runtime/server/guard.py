@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +26,6 @@ class GuardConfig:
     api_keys: Sequence[str] = ()  # none: everybody who reaches the port
     admin_key: str | None = None  # the only one that changes adapters; None: the others do
     allowed_hosts: Sequence[str] = ("127.0.0.1", "localhost", "[::1]")  # of the header; "*": any
-    returns_ids: bool = False  # X-Request-Id comes back, made where there is none
 
 
 class Guard:
@@ -44,8 +42,6 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
-        if self._config.returns_ids:
-            send = _with_id(send, headers.get(b"x-request-id") or uuid.uuid4().hex.encode())
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             return await refusal(scope, receive, send)
@@ -99,13 +95,3 @@ def _too_large() -> HttpError:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def _with_id(send: Send, identity: bytes) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = [*message["headers"], (b"x-request-id", identity)]
-            message = {**message, "headers": headers}
-        await send(message)
-
-    return sending

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.errors import GONE, HttpError
 
 BodyT = TypeVar("BodyT")
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # that MessagePack has
@@ -34,7 +34,7 @@ async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
     except TimeoutError as error:
         raise HttpError(408, f"the body has not come within {_TIMEOUT_S:.0f} s") from error
     except ClientDisconnect as error:
-        raise HttpError(499, "the client is gone") from error
+        raise HttpError(GONE, "the client is gone") from error
 
 
 def decoded(raw: bytes, kind: type[BodyT]) -> BodyT:

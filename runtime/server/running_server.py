@@ -22,6 +22,7 @@ from trt_lora.runtime.server.answers.answering import Answering, AnswerOptions, 
 from trt_lora.runtime.server.engine_process import wire
 from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.engine_process.start import start_process, start_thread
+from trt_lora.runtime.server.log_lines import LogConfig
 from trt_lora.runtime.server.telemetry.metrics import Cache, ServerMetrics
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.slot_stacks import slot_nbytes
@@ -52,6 +53,7 @@ class ServerConfig:
     hub_repos: Sequence[str] = ()  # of the Hugging Face hub, whose adapters are offered
     max_cpu_loras: int | None = None  # of the largest rank that memory has room for; None: all
     serving: ServingConfig = field(default_factory=ServingConfig)
+    log: LogConfig = field(default_factory=LogConfig)  # of the process of the engine
 
 
 @dataclass
@@ -122,7 +124,7 @@ async def started(config: ServerConfig) -> RunningServer:
     tokenizer = TextTokenizer(config.directory)
     folder = config.generation_config
     sampling = SamplingParams() if folder is None else sampling_of_model(folder)
-    connection, engine = start_thread() if config.in_process else start_process()
+    connection, engine = start_thread() if config.in_process else start_process(config.log)
     store = _store(config, engine_manifest)
     opening = wire.Open(str(config.directory), config.backend, asdict(config.serving), store)
     try:

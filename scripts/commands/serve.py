@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trt_lora.plugins.errors import BackendError, ConfigError
 from trt_lora.runtime import ServingConfig
 from trt_lora.runtime.engines.open_executor import BACKENDS
+from trt_lora.runtime.server.log_lines import FORMATS, LEVELS, LogConfig
 from trt_lora.scripts.commands.vllm_flags import add_vllm_flags, check_vllm_flags, normalised
 
 __all__ = ["add_options", "normalised"]
@@ -33,6 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--in-process", action="store_true", help="run the engine in this process, to debug")
     _add_address(parser)
     _add_safety(parser)
+    _add_log(parser)
     _add_adapters(parser)
     _add_limits(parser)
     _add_answers(parser)
@@ -55,12 +57,6 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     add("--uds", metavar="PATH", help="Unix socket to listen at instead")
     add("--disable-fastapi-docs", action="store_true", default=False, help="no /openapi.json")
     add("--no-page", dest="shows_page", action="store_false", default=True, help="no page at /")
-    add(
-        "--uvicorn-log-level",
-        dest="log_level",
-        metavar="LEVEL",
-        help="of the web server's log (warning)",
-    )
     add("--root-path", metavar="PATH", help="behind a proxy that strips it")
     add("--ssl-keyfile", metavar="FILE", help="key of the certificate")
     add("--ssl-certfile", metavar="FILE", help="certificate: HTTPS instead of HTTP")
@@ -105,7 +101,33 @@ def _add_safety(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of the header Host, beside loopback",
     )
-    add("--enable-request-id-headers", action="store_true", help="X-Request-Id comes back")
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    add = _group(parser, "what is told of requests")
+    add("--log-format", choices=FORMATS, help="of the log on standard error (text)")
+    add("--log-level", type=str.lower, choices=LEVELS, help="of the server's log (info)")
+    add("--uvicorn-log-level", type=str.lower, metavar="LEVEL", help="of uvicorn's (warning)")
+    add(
+        "--disable-uvicorn-access-log",
+        action="store_true",
+        default=False,
+        help="no line of each request",
+    )
+    add(
+        "--disable-access-log-for-endpoints",
+        dest="quiet_paths",
+        type=lambda text: text.split(","),
+        metavar="PATHS",
+        help="comma-separated, without such lines",
+    )
+    add("--otlp-traces-endpoint", metavar="URL", help="to which OpenTelemetry's spans are sent")
+    add(
+        "--enable-request-id-headers",
+        action="store_true",
+        default=False,
+        help="X-Request-Id comes back",
+    )
 
 
 def _add_adapters(parser: argparse.ArgumentParser) -> None:
@@ -242,6 +264,7 @@ def _serve(args: argparse.Namespace) -> None:
         from trt_lora.runtime.server.app import Server
         from trt_lora.runtime.server.draining_server import WebConfig, serve
         from trt_lora.runtime.server.guard import GuardConfig
+        from trt_lora.runtime.server.telemetry.request_log import RequestLogConfig
     except ImportError as error:
         raise BackendError(f"{error}; pip install 'trt-lora[serve]'") from error
     for line in check_vllm_flags(args):
@@ -257,16 +280,21 @@ def _serve(args: argparse.Namespace) -> None:
         api_keys=keys,
         admin_key=args.admin_api_key,
         allowed_hosts=("*",) if is_any_host else (*_LOOPBACK, "[::1]", *args.allowed_host),
-        returns_ids=args.enable_request_id_headers,
     )
+    config = _config(args, updates=updates)
     server = Server(
-        _config(args, updates=updates),
+        config,
         guard,
+        RequestLogConfig(
+            returns_ids=args.enable_request_id_headers,
+            has_lines=not args.disable_uvicorn_access_log,
+            **_given(RequestLogConfig, args),
+        ),
         allows_updates=updates,
         shows_openapi=not args.disable_fastapi_docs,
         shows_page=args.shows_page,
     )
-    if status := serve(server, web):
+    if status := serve(server, web, config.log):
         raise SystemExit(status)
 
 
@@ -317,6 +345,7 @@ def _config(args: argparse.Namespace, *, updates: bool) -> "ServerConfig":
         "serving": ServingConfig(
             shares_prefixes=args.enable_prefix_caching, **_given(ServingConfig, args)
         ),
+        "log": LogConfig(**_given(LogConfig, args)),
     }
     return ServerConfig(**_given(ServerConfig, args) | own)
 

@@ -29,15 +29,14 @@ def serving(engine: Path, model: Path, adapters: Mapping[str, Path]) -> Iterator
     with started(*words) as server:
         assert eventually(lambda: server.is_ready() or server.process.poll() is not None)
         if server.process.poll() is not None:
-            raise AssertionError(server.process.communicate()[1])
+            raise AssertionError(server.log)
         address = str(server.client.base_url).rstrip("/")
         paths = {name: str(path) for name, path in adapters.items()}
         yield Served(address, answers, str(engine), str(model), paths)
         assert server.is_ready()
         server.process.terminate()
-        _, log = server.process.communicate(timeout=60)
-        assert server.process.returncode == 0
-        assert "Traceback" not in log, log
+        assert server.process.wait(60) == 0
+        assert "Traceback" not in server.log, server.log
 
 
 def _answers(engine: Path, adapters: Mapping[str, Path]) -> dict[str, Answer]:

@@ -21,6 +21,7 @@ from trt_lora.runtime.server.draining_server import WebConfig
 from trt_lora.runtime.server.engine_process import engine_side, wire
 from trt_lora.runtime.server.guard import GuardConfig
 from trt_lora.runtime.server.running_server import ServerConfig
+from trt_lora.runtime.server.telemetry.request_log import RequestLogConfig
 from trt_lora.runtime.store.config import StoreConfig
 
 
@@ -99,6 +100,7 @@ class MakeGated:
         rows: int = 2,
         guard: GuardConfig | None = None,
         web: WebConfig | None = None,
+        requests: RequestLogConfig | None = None,
         **fields: Any,
     ) -> Gated:
         """Return a server of an engine with two slots, free to run."""
@@ -113,6 +115,6 @@ class MakeGated:
         options: dict[str, Any] = {"lora_roots": [self._folder], "lora_modules": modules}
         fields = {"names": ["base"], **options, **fields}
         config = ServerConfig(engine.directory, in_process=True, **fields)
-        running = self.ends.enter_context(web_server(config, guard, web=web))
+        running = self.ends.enter_context(web_server(config, guard, web=web, requests=requests))
         self.ends.callback(engine.let)
         return Gated(running, engine)

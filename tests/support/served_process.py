@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,14 @@ from support.ports import free_port
 class Started:
     """A server in processes of its own."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     client: httpx.Client
+    _log: Path
+
+    @property
+    def log(self) -> str:
+        """What it has written on standard error so far."""
+        return self._log.read_text()
 
     @property
     def engine(self) -> int:
@@ -44,15 +51,16 @@ def started(*words: object, **environment: str) -> Iterator[Started]:
     port = str(free_port())
     command = [sys.executable, "-m", "trt_lora.scripts.trt_lora_command", "serve"]
     with (
+        # No pipe: nobody would read it while requests write their lines.
+        tempfile.NamedTemporaryFile() as log,
         subprocess.Popen(
             [*command, *map(str, words), "--port", port],
             env=os.environ | environment,
-            text=True,
-            stderr=subprocess.PIPE,
+            stderr=log,
         ) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         try:
-            yield Started(process, client)
+            yield Started(process, client, Path(log.name))
         finally:
             process.kill()

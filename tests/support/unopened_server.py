@@ -9,6 +9,7 @@ import httpx
 from trt_lora.runtime.server.app import Server
 from trt_lora.runtime.server.guard import GuardConfig
 from trt_lora.runtime.server.running_server import ServerConfig
+from trt_lora.runtime.server.telemetry.request_log import RequestLogConfig
 
 
 def asked(
@@ -20,10 +21,11 @@ def asked(
     *,
     shows_page: bool = True,
     root_path: str = "",
+    requests: RequestLogConfig | None = None,
 ) -> httpx.Response:
     """The response of a server that has not opened its engine: 503, where nothing was refused."""
     config = ServerConfig(Path("nowhere"))
-    app = Server(config, guard, allows_updates=True, shows_page=shows_page).app
+    app = Server(config, guard, requests, allows_updates=True, shows_page=shows_page).app
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app, root_path=root_path)

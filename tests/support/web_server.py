@@ -18,6 +18,7 @@ from trt_lora.runtime.server.draining_server import DrainingServer, WebConfig
 from trt_lora.runtime.server.guard import GuardConfig
 from trt_lora.runtime.server.http_protocol import TimedHttp
 from trt_lora.runtime.server.running_server import RunningServer, ServerConfig
+from trt_lora.runtime.server.telemetry.request_log import RequestLogConfig
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
@@ -96,10 +97,11 @@ def web_server(
     *,
     allows_updates: bool = True,
     web: WebConfig | None = None,
+    requests: RequestLogConfig | None = None,
     failures: Sequence[str] = (),
 ) -> Iterator[Web]:
     """Serve, and end; no handler may have failed, unless with a log that has all of `failures`."""
-    server = Server(config, guard or GuardConfig(), allows_updates=allows_updates)
+    server = Server(config, guard or GuardConfig(), requests, allows_updates=allows_updates)
     draining = DrainingServer(
         uvicorn.Config(server.app, http=TimedHttp, log_config=None, timeout_graceful_shutdown=3),
         server,

@@ -28,6 +28,7 @@ from trt_lora.runtime.server.answers.running_answer import (
 from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.telemetry.metrics import ServerMetrics
+from trt_lora.runtime.server.telemetry.request_record import LONGEST, RequestRecord
 
 
 @dataclass(frozen=True)
@@ -69,33 +70,35 @@ class Answering:
     metrics: ServerMetrics
     options: AnswerOptions
 
-    async def answer(
-        self, body: CompletionBody | ChatBody, *, request_id: str | None, client: str | None
-    ) -> Response:
-        """Return the response to a request.
+    async def answer(self, body: CompletionBody | ChatBody, record: RequestRecord) -> Response:
+        """Return the response to a request, of which a record tells.
 
         Raises:
             HttpError: it is refused.
         """
         start = time.perf_counter()
+        record.operation = "chat" if isinstance(body, ChatBody) else "text_completion"
+        record.model = (body.model or self.models.base[0])[:LONGEST]
         adapter, blend = self._adapter(body)
+        record.adapters = list(blend) or [*filter(None, [adapter])]
         field = "lora" if blend else "model"
         sampling = body.sampling(self.model.sampling, self.options.max_logprobs)
+        record.sampling = sampling
         tokenizer, manifest = self.model.tokenizer, self.model.manifest
         # In another thread: a long one takes milliseconds.
         prompts = await asyncio.to_thread(encoded, tokenizer, manifest, body)
         tokens = sum(len(prompt.ids) for prompt in prompts) * sampling.n
         most = self._max_tokens(sampling, prompts)
-        ticket = self.admission.admit(len(prompts) * sampling.n, tokens, client)
+        ticket = self.admission.admit(len(prompts) * sampling.n, tokens, record.client)
         try:
-            await self._ready(list(blend) or [*filter(None, [adapter])], ticket)
+            await self._ready(record.adapters, ticket)
             submitting = self.client.submit(
                 [prompt.ids for prompt in prompts],
                 most,
                 sampling,
                 adapter=adapter,
                 blend=blend,
-                client=client,
+                client=record.client,
                 salt=body.cache_salt,
             )
             answers = await asyncio.wait_for(submitting, ticket.seconds_left)
@@ -115,18 +118,20 @@ class Answering:
             self.metrics,
             field=field,
             start=start,
+            record=record,
             interval=max(body.stream_interval or 1, self.options.stream_interval),
         )
         reply = Reply(
             tokenizer,
             body.model or self.models.base[0],
             body,
-            request_id=body.request_id or request_id,
+            request_id=body.request_id or record.id,
             tokens_as_ids=self.options.tokens_as_ids,
             fingerprint=self.model.fingerprint,
         )
+        record.id = reply.id
         if body.stream:
-            return AnswerStream(self._stream(body, running, reply), running)
+            return AnswerStream(self._stream(body, running, reply, record), running)
         try:
             while not running.is_over:
                 await running.take()
@@ -136,7 +141,7 @@ class Answering:
         return Response(told, media_type="application/json")
 
     async def _stream(
-        self, body: AnswerBody, running: RunningAnswer, reply: Reply
+        self, body: AnswerBody, running: RunningAnswer, reply: Reply, record: RequestRecord
     ) -> AsyncIterator[bytes]:
         asked, choices = body.stream_options, running.choices
         forces = self.options.forces_usage
@@ -157,6 +162,7 @@ class Answering:
             if counts:
                 yield reply.last(self._usage(choices), **self._times(choices))
         except HttpError as error:
+            record.refused(error)
             yield b"data: " + error.body() + b"\n\n"
         yield DONE
 

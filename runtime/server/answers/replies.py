@@ -1,7 +1,6 @@
 """Reply: the objects of completions and chats as vLLM 0.33 writes them, encoded once."""
 
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ class Reply:
         model: str,
         body: CompletionBody | ChatBody,
         *,
-        request_id: str | None,
+        request_id: str,
         tokens_as_ids: bool = False,
         fingerprint: str | None = None,
     ) -> None:
@@ -36,14 +35,14 @@ class Reply:
             tokenizer: turns tokens with log probabilities into text.
             model: as the request calls it.
             body: what is asked for.
-            request_id: that the client has given.
+            request_id: that the client has given, or another one.
             tokens_as_ids: tokens with log probabilities are called "token_id:7".
             fingerprint: of the model and what serves it.
         """
         self._is_chat = isinstance(body, ChatBody)
         prefix = "chatcmpl-" if self._is_chat else "cmpl-"
-        identity = prefix + (request_id or uuid.uuid4().hex)
-        self._head = {"id": identity, "created": int(time.time()), "model": model}
+        self.id = prefix + request_id
+        self._head = {"id": self.id, "created": int(time.time()), "model": model}
         self._tokenizer, self._body, self._fingerprint = tokenizer, body, fingerprint
         as_ids = body.return_tokens_as_token_ids
         as_ids = tokens_as_ids if as_ids is None else as_ids

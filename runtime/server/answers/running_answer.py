@@ -19,11 +19,12 @@ from trt_lora.plugins.errors import (
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.server.admission import Ticket
 from trt_lora.runtime.server.answers.bodies import named_field
-from trt_lora.runtime.server.answers.choices import Choice
+from trt_lora.runtime.server.answers.choices import Choice, usage
 from trt_lora.runtime.server.engine_process.engine_client import Answers
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.telemetry.answer_end import AnswerEnd
 from trt_lora.runtime.server.telemetry.metrics import ServerMetrics
+from trt_lora.runtime.server.telemetry.request_record import RequestRecord
 
 
 class RunningAnswer:
@@ -38,6 +39,7 @@ class RunningAnswer:
         *,
         field: str,
         start: float,
+        record: RequestRecord,
         interval: int = 1,
     ) -> None:
         """Begin without tokens.
@@ -48,7 +50,8 @@ class RunningAnswer:
             choices: an answer each.
             metrics: are told of beginnings and ends.
             field: of the body, that names the adapter.
-            start: when the request came, by the clock of `time.perf_counter`.
+            start: when the request was whole, by the clock of `time.perf_counter`.
+            record: is told of the ends, too.
             interval: the first token of an answer comes at once, others so many or more at a time.
         """
         self.choices, self._left = choices, len(choices)
@@ -56,6 +59,7 @@ class RunningAnswer:
         self._held: list[list[Token]] = [[] for _ in choices]  # of each, without text so far
         self._field, self._interval, self._start = field, interval, start
         self._failed: int | None = None
+        self._record = record
 
     @property
     def is_over(self) -> bool:
@@ -98,6 +102,7 @@ class RunningAnswer:
             ends = [self._end(index, choice) for index, choice in enumerate(self.choices)]
             uses_adapter = bool(self._answers.adapters)
             self._metrics.ended(ends, len(ends) // prompts, uses_adapter=uses_adapter)
+            self._record.ends, self._record.usage = ends, usage(self.choices, details=True)
         self._answers.close()
         self._ticket.close()
 

@@ -7,12 +7,18 @@ import sys
 import threading
 
 from trt_lora.runtime.server.engine_process.engine_side import serve_engine
+from trt_lora.runtime.server.log_lines import LogConfig
 
 
-def start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start a process; return the socket that commands it, and the process, which ends with it."""
+def start_process(log: LogConfig) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a process that logs so.
+
+    Returns:
+        The socket that commands it, and the process, which ends with it.
+    """
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
+    words = (str(theirs.fileno()), log.log_format, log.log_level)
+    command = [sys.executable, "-P", "-m", __name__, *words]
     # In a group of its own: what a terminal sends to the web's group is the web's to follow.
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)
     theirs.close()
@@ -30,9 +36,11 @@ def start_thread() -> tuple[socket.socket, threading.Thread]:
 
 def main() -> None:
     """Run an engine for the process that has the other end of a socket, and end when that does."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    serve_engine(socket.socket(fileno=int(sys.argv[1])))
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.SIG_IGN)
+    number, log_format, log_level = sys.argv[1:]
+    LogConfig(log_format, log_level).set_up()
+    serve_engine(socket.socket(fileno=int(number)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`trt-lora serve` as a command: how it starts, what it refuses, and how its processes end."""
 
 import argparse
+import json
 import os
 import signal
 import ssl
@@ -24,6 +25,7 @@ from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.server import draining_server
 from trt_lora.runtime.server.app import Server
 from trt_lora.runtime.server.draining_server import WebConfig
+from trt_lora.runtime.server.log_lines import LogConfig
 from trt_lora.scripts.commands.serve import _config, _count, _module, add_options
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -58,16 +60,17 @@ def test_it_answers_and_a_signal_ends_it_with_its_engine(spoken: Path) -> None:
         server.process.terminate()
         assert server.process.wait(60) == 0
         assert not Path(f"/proc/{engine}").exists()
-        assert server.process.stderr is not None
-        lines = server.process.stderr.read().splitlines()
-        assert [line.split(" ")[:2] for line in lines if "model.layers" not in line] == [
-            ["warning:", "--enforce-eager"]
-        ]
+        lines = server.log.splitlines()
+        warned, *told = [line for line in lines if "model.layers" not in line]
+        assert warned.startswith("warning: --enforce-eager has no effect")
+        assert [line.split(" ")[1] == "INFO" for line in told] == [True] * 5
+        assert f" listens at {str(server.client.base_url).rstrip('/')}" in told[1]
+        assert [line.count(" status=200 ") for line in lines if " path=/v1/comp" in line] == [1, 1]
 
 
 @pytest.mark.slow
 def test_an_engine_that_is_killed_ends_every_answer_and_the_server(spoken: Path) -> None:
-    with started(spoken) as server:
+    with started(spoken, "--log-format", "json", "--log-level", "DEBUG") as server:
         assert eventually(server.is_ready)
         engine = server.engine
         os.kill(engine, signal.SIGSTOP)
@@ -78,6 +81,12 @@ def test_an_engine_that_is_killed_ends_every_answer_and_the_server(spoken: Path)
             assert answer.result().status_code == 503
         assert server.client.get("/health").status_code == 503
         assert server.process.wait(60) == 70
+        lines = [json.loads(line) for line in server.log.splitlines()]
+        (told,) = [line for line in lines if line.get("path") == "/v1/completions"]
+        assert (told["message"], told["status"]) == ("request", 503)
+        assert told["error"] == "ServiceUnavailableError"
+        assert any(" runs on ONNX Runtime (CPU)" in line["message"] for line in lines)
+        assert {"/ready", "/load", "/health"} <= {line.get("path") for line in lines}  # DEBUG's
 
 
 @contextmanager
@@ -129,8 +138,7 @@ def test_a_signal_ends_it_though_its_engine_hangs(
             assert eventually(lambda: not server.is_ready())  # it has noticed
         assert server.process.wait(30) == 0
         assert '"code":503' in stream.result()
-        assert server.process.stderr is not None
-        assert "Traceback" not in server.process.stderr.read()
+        assert "Traceback" not in server.log
 
 
 def runs_engine(pid: int) -> bool:
@@ -147,8 +155,7 @@ def test_a_signal_ends_it_while_its_engine_is_opened(spoken: Path) -> None:
         server.process.terminate()
         assert server.process.wait(30) == 0
         assert not Path(f"/proc/{engine}").exists()
-        assert server.process.stderr is not None
-        assert server.process.stderr.read() == ""
+        assert all(" INFO " in line for line in server.log.splitlines())
 
 
 @pytest.mark.slow
@@ -174,11 +181,10 @@ def test_https_behind_a_proxy_that_strips_a_path(spoken: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_keeps_it_from_starting_is_one_line(spoken: Path, tmp_path: Path) -> None:
+def test_what_keeps_it_from_starting_is_the_last_line(spoken: Path, tmp_path: Path) -> None:
     with started(spoken, "--lora-modules", f"x={tmp_path}", "--drain-grace", "0") as server:
         assert server.process.wait(60) == 2
-        assert server.process.stderr is not None
-        (line,) = server.process.stderr.read().splitlines()
+        *_, line = server.log.splitlines()
         assert line.startswith("error: --lora-modules x: ")
 
 
@@ -275,8 +281,8 @@ def test_the_page_is_left_out_where_that_is_asked_for(
 ) -> None:
     paths = set[str]()
 
-    def serve(server: Server, web: WebConfig) -> int:
-        del web
+    def serve(server: Server, web: WebConfig, log: LogConfig) -> int:
+        del web, log
         paths.update(route.path for route in server._routes())
         return 0
 

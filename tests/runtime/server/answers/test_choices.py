@@ -52,7 +52,14 @@ def test_tokens_come_so_many_at_a_time(interval: int, sizes: list[int]) -> None:
     )
     choice = Choice(EncodedPrompt([5]))
     running = RunningAnswer(
-        nothing, nothing, [choice], nothing, field="model", start=0.0, interval=interval
+        nothing,
+        nothing,
+        [choice],
+        nothing,
+        field="model",
+        start=0.0,
+        record=nothing,
+        interval=interval,
     )
 
     async def all_sizes() -> list[int]:

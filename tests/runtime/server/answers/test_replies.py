@@ -47,9 +47,9 @@ def test_an_event_has_its_text_its_choice_and_no_more(
 def test_what_has_more_than_text_is_told_in_full() -> None:
     new = [Token(0, 7, text=" word")]
     choice, counted = Choice(PROMPT, tokens=[Token(0, 1), *new]), {"total_tokens": 3}
-    plain = Reply(NO_TOKENIZER, "base", CompletionBody(prompt="x"), request_id=None)
+    plain = Reply(NO_TOKENIZER, "base", CompletionBody(prompt="x"), request_id="1")
     with_ids = CompletionBody(prompt="x", return_token_ids=True)
-    reply = Reply(NO_TOKENIZER, "base", with_ids, request_id=None)
+    reply = Reply(NO_TOKENIZER, "base", with_ids, request_id="1")
     assert json.loads(plain.chunk(0, choice, new, counted)[6:])["usage"] == counted
     assert json.loads(reply.chunk(0, choice, new, None)[6:])["choices"][0]["token_ids"] == [7]
     last = [Token(0, None, "stop", stop_token=2)]
@@ -60,7 +60,7 @@ def test_what_has_more_than_text_is_told_in_full() -> None:
 def test_the_first_event_of_an_answer_is_that_though_more_tokens_have_come() -> None:
     """They may have come with it, and have no text yet."""
     body = CompletionBody(prompt="x", echo=True, return_token_ids=False)
-    reply = Reply(NO_TOKENIZER, "base", body, request_id=None)
+    reply = Reply(NO_TOKENIZER, "base", body, request_id="1")
     new = [Token(0, 7, text=" a"), Token(0, 8), Token(0, 9, text=" b")]
     choice = Choice(EncodedPrompt([1], "x"), tokens=new)
     events = [reply.chunk(0, choice, some, None) for some in (new[:1], new[1:])]
