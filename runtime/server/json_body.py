@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from trt_lora.runtime.server.errors import GONE, HttpError
+from trt_lora.runtime.server.telemetry.request_record import record_of
 
 BodyT = TypeVar("BodyT")
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]  # that MessagePack has
@@ -30,7 +31,9 @@ async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
     if given != "application/json":
         raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
     try:
-        return decoded(await asyncio.wait_for(request.body(), _TIMEOUT_S), kind)
+        raw = await asyncio.wait_for(request.body(), _TIMEOUT_S)
+        record_of(request.scope).body_bytes = len(raw)
+        return decoded(raw, kind)
     except TimeoutError as error:
         raise HttpError(408, f"the body has not come within {_TIMEOUT_S:.0f} s") from error
     except ClientDisconnect as error:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 
 from trt_lora.runtime.generation.token import Token
 from trt_lora.runtime.server import running_server
@@ -28,7 +27,7 @@ def main() -> None:
     if first.isdigit():
         serve_stub(socket.socket(fileno=int(first)), int(rows), float(milliseconds) / 1e3)
     else:
-        running_server.__dict__["start_process"] = partial(_start, rows, milliseconds)
+        running_server.__dict__["start_process"] = lambda _: _start(rows, milliseconds)
         trt_lora([first, *words])
 
 

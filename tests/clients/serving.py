@@ -20,11 +20,11 @@ def serving(engine: Path, model: Path, adapters: Mapping[str, Path]) -> Iterator
     Args:
         engine: the directory of an engine.
         model: the checkpoint that it was built from.
-        adapters: directories by name, from whose common root others may be loaded.
+        adapters: all directories of one folder, which servers share, by name.
     """
     answers = _answers(engine, adapters)
-    modules = [f"{name}={path}" for name, path in adapters.items()]
-    words = [engine, "--served-model-name", BASE, "--lora-modules", *modules]
+    (folder,) = {path.parent for path in adapters.values()}
+    words = [engine, "--served-model-name", BASE, "--lora-dir", folder]
     words += ["--allow-runtime-lora-updating", "--drain-grace", "0"]
     with started(*words) as server:
         assert eventually(lambda: server.is_ready() or server.process.poll() is not None)

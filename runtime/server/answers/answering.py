@@ -30,6 +30,10 @@ from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.telemetry.metrics import ServerMetrics
 from trt_lora.runtime.server.telemetry.request_record import LONGEST, RequestRecord
 
+# Bytes of a body whose prompts take less time to encode than to hand to another thread and back;
+# those of a long one take milliseconds, in which other answers would wait.
+_SHORT = 2048
+
 
 @dataclass(frozen=True)
 class Model:
@@ -85,8 +89,10 @@ class Answering:
         sampling = body.sampling(self.model.sampling, self.options.max_logprobs)
         record.sampling = sampling
         tokenizer, manifest = self.model.tokenizer, self.model.manifest
-        # In another thread: a long one takes milliseconds.
-        prompts = await asyncio.to_thread(encoded, tokenizer, manifest, body)
+        if record.body_bytes <= _SHORT:
+            prompts = encoded(tokenizer, manifest, body)
+        else:
+            prompts = await asyncio.to_thread(encoded, tokenizer, manifest, body)
         tokens = sum(len(prompt.ids) for prompt in prompts) * sampling.n
         most = self._max_tokens(sampling, prompts)
         ticket = self.admission.admit(len(prompts) * sampling.n, tokens, record.client)

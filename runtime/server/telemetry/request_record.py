@@ -33,6 +33,7 @@ class RequestRecord:
     start: float = field(default_factory=time.perf_counter)
     total_s: float = 0.0
     status: int = GONE  # until a response begins
+    body_bytes: int = 0
     error: str | None = None  # the kind of a refusal or a failure
     param: str | None = None  # the field of the body that it is about
     operation: str | None = None  # of an answer: chat or text_completion

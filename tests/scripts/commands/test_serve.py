@@ -1,6 +1,7 @@
 """`trt-lora serve` as a command: how it starts, what it refuses, and how its processes end."""
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -172,7 +173,7 @@ def test_https_behind_a_proxy_that_strips_a_path(spoken: Path, tmp_path: Path) -
         url = str(plain.client.base_url).replace("http:", "https:")
         trust = ssl.create_default_context(cafile=certificate)
         with httpx.Client(base_url=url, verify=trust, timeout=60) as client:
-            server = Started(plain.process, client)
+            server = dataclasses.replace(plain, client=client)
             assert eventually(server.is_ready)
             assert client.get("/v1/models").status_code == 401
             headers = {"Authorization": "Bearer planted"}
