@@ -50,6 +50,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return NEEDS_TORCH in collection_path.read_text(encoding="utf-8") or None
 
 
+@pytest.fixture(autouse=True)
+def _log_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that runs in this process leaves the log as pytest needs it."""
+    from trt_lora.runtime.server.log_lines import LogConfig
+
+    monkeypatch.setattr(LogConfig, "set_up", lambda _: None)
+
+
 @pytest.fixture(scope="session")
 def tensorrt_includes(request: pytest.FixtureRequest) -> list[Path]:
     """Folders of the headers of TensorRT or TensorRT-RTX and CUDA; skips where there are none."""

@@ -32,12 +32,6 @@ from trt_lora.scripts.commands.serve import _config, _count, _module, add_option
 BODY = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture(autouse=True)
-def _log_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that runs in this process leaves the log as pytest needs it."""
-    monkeypatch.setattr(LogConfig, "set_up", lambda _: None)
-
-
 @pytest.fixture(scope="module")
 def spoken(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine with slots and words, an adapter beside it."""
