@@ -4,8 +4,9 @@ Each is measured beside the same without it, in turns, on the clock of the clien
 """
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import count, pairwise
 from pathlib import Path
@@ -28,6 +29,8 @@ FLOOD = 1000  # requests of one client
 QUIET, LOADS, PROMPTS = "alone", "while adapters load", f"while prompts of {LONG} tokens come"
 RESIDENT, SPREAD = "all adapters resident", "adapters of twice the slots"
 _LOAD = "/v1/load_lora_adapter"
+_LOOK = b"GET /load HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_LOOK_S = 0.2  # from one to the next
 _USAGE_OF_EACH = {"include_usage": True, "continuous_usage_stats": True}
 
 
@@ -76,6 +79,17 @@ class Client:
         lines = [line async for line in self._lines(request(body, path=_LOAD))]
         if b" 200 " not in lines[0]:
             raise WrongResultError(f"the server says {lines[-1]!r}")
+
+    async def until(self, done: Callable[[int, int], bool]) -> None:
+        """Wait until the numbers of requests under way, at the last look and now, are as wanted."""
+        before: int | None = None
+        while True:
+            *_, body = [line async for line in self._lines(_LOOK)]
+            now = int(json.loads(body)["server_load"])
+            if before is not None and done(before, now):
+                return
+            before = now
+            await asyncio.sleep(_LOOK_S)
 
     async def _lines(self, asked: bytes) -> AsyncIterator[bytes]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -184,10 +198,12 @@ async def flood_row(client: Client, name: str) -> ResultRow:
     """The first token of a client beside another one's flood, over twice its own and a turn."""
     alone, beside, turns = list[float](), list[float](), list[float]()
     for _ in range(ROUNDS):
+        await client.until(lambda _, now: now == 0)  # the flood before it is gone
         alone.append(await client.first(name, key="b"))
         async with meanwhile(*(client.times(name, SHORT) for _ in range(FLOOD))):
-            events = await client.times(name, SHORT, "c")  # behind which the flood is there
+            events = await client.times(name, SHORT, "c")  # behind which the flood has begun
             turns.append(events[-1][1] - events[0][1])
+            await client.until(lambda before, now: now <= before)  # all of it has come
             beside.append(await client.first(name, key="b"))
     medians = {"alone": alone, "beside a flood": beside, "a turn": turns}
     values = {what: float(np.median(each)) * 1e3 for what, each in medians.items()}

@@ -81,6 +81,7 @@ class Answering:
             HttpError: it is refused.
         """
         start = time.perf_counter()
+        record.body_s = start - record.start
         record.operation = "chat" if isinstance(body, ChatBody) else "text_completion"
         record.model = (body.model or self.models.base[0])[:LONGEST]
         adapter, blend = self._adapter(body)

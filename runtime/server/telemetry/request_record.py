@@ -34,6 +34,7 @@ class RequestRecord:
     total_s: float = 0.0
     status: int = GONE  # until a response begins
     body_bytes: int = 0
+    body_s: float = 0.0  # until it had come, from where times of answers are counted
     error: str | None = None  # the kind of a refusal or a failure
     param: str | None = None  # the field of the body that it is about
     operation: str | None = None  # of an answer: chat or text_completion

@@ -92,7 +92,7 @@ class RequestTraces:
         assert end.times is not None
         assert end.first_s is not None
         times, last = end.times, record.began_at + record.total_s
-        first = record.began_at + end.first_s
+        first = record.began_at + record.body_s + end.first_s
         row = first - times.prefill_s
         submitted = row - times.queue_s
         for name, begin, seconds in (

@@ -1,14 +1,19 @@
 """A client that is gone holds nothing: no row, no lease, wherever its request was."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from support.eventually import eventually
 from support.served_engines import Gated, MakeGated, hold_submits
 from support.web_server import CHATS, COMPLETIONS
+
+from trt_lora.runtime.server import app
+from trt_lora.runtime.server.engine_process.engine_client import Answers, EngineClient
 
 PROMPT = [1, 2, 3]
 
@@ -112,3 +117,42 @@ def test_a_client_that_reads_nothing_holds_up_no_step_of_others(make_gated: Make
         assert gated.web.answer(COMPLETIONS, prompt=PROMPT, max_tokens=4)["choices"]
     made.close()
     assert eventually(lambda: holds_nothing(gated))
+
+
+@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("method", [(EngineClient, "submit"), (Answers, "take")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_as_something_comes_holds_nothing(
+    make_gated: MakeGated,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
+    method: tuple[type, str],
+    turns: int,
+) -> None:
+    """The server notices it so many turns of its event loop before who waits does."""
+    original, leaves = getattr(*method), list[asyncio.Event]()
+
+    async def comes(*args: Any, **options: Any) -> Any:
+        found = await original(*args, **options)
+        leaves[0].set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return found
+
+    async def gone(request: Request) -> None:
+        del request
+        leaves.append(asyncio.Event())
+        await leaves[0].wait()
+
+    gated = make_gated()
+    if method[1] == "submit":
+        gated.engine.shut()
+    monkeypatch.setattr(*method, comes)
+    monkeypatch.setattr(app, "_disconnect", gone)
+    made = connection(gated, COMPLETIONS, stream=stream)
+    assert eventually(lambda: leaves and leaves[0].is_set())
+    made.close()
+    if stream or method[1] == "take":
+        gated.engine.let()
+    assert eventually(lambda: holds_nothing(gated))
+    gated.engine.let()

@@ -169,6 +169,28 @@ def names_below(collector: Collector, top: Span) -> list[str]:
     ]
 
 
+def test_a_body_that_comes_slowly_is_no_part_of_the_queue(
+    spoken: Spoken, collected: tuple[Collector, RequestLogConfig]
+) -> None:
+    collector, config = collected
+
+    def parts() -> Iterator[bytes]:
+        yield b'{"prompt": [1, 2], '
+        time.sleep(0.5)
+        yield b'"max_tokens": 1}'
+
+    with web_server(spoken.config(), requests=config) as web:
+        headers = {"content-type": "application/json"}
+        response = web.client.post(COMPLETIONS, content=parts(), headers=headers)
+        assert response.status_code == 200
+    (top,) = (span for span in collector.spans if not span.parent_span_id)
+    begins = {
+        span.start_time_unix_nano - top.start_time_unix_nano for span in below(collector, top)
+    }
+    assert len(below(collector, top)) == 3
+    assert min(begins) >= 0.5e9
+
+
 def test_what_a_client_does_not_sample_is_not_sent_and_a_bad_header_begins_a_trace(
     spoken: Spoken, collected: tuple[Collector, RequestLogConfig]
 ) -> None:
