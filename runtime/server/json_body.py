@@ -31,7 +31,8 @@ async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
     if given != "application/json":
         raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
     try:
-        raw = await asyncio.wait_for(request.body(), _TIMEOUT_S)
+        async with asyncio.timeout(_TIMEOUT_S):
+            raw = await request.body()
         record_of(request.scope).body_bytes = len(raw)
         return decoded(raw, kind)
     except TimeoutError as error:

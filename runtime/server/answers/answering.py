@@ -99,16 +99,17 @@ class Answering:
         ticket = self.admission.admit(len(prompts) * sampling.n, tokens, record.client)
         try:
             await self._ready(record.adapters, ticket)
-            submitting = self.client.submit(
-                [prompt.ids for prompt in prompts],
-                most,
-                sampling,
-                adapter=adapter,
-                blend=blend,
-                client=record.client,
-                salt=body.cache_salt,
-            )
-            answers = await asyncio.wait_for(submitting, ticket.seconds_left)
+            # Not `wait_for`, which before Python 3.12 loses a cancellation as its result comes.
+            async with asyncio.timeout(ticket.seconds_left):
+                answers = await self.client.submit(
+                    [prompt.ids for prompt in prompts],
+                    most,
+                    sampling,
+                    adapter=adapter,
+                    blend=blend,
+                    client=record.client,
+                    salt=body.cache_salt,
+                )
         except BaseException as error:
             ticket.close()
             if isinstance(error, TimeoutError):
@@ -209,7 +210,8 @@ class Answering:
         offers = self.models.offers
         try:
             if not offers.are_read(adapters):
-                await asyncio.wait_for(offers.ready(adapters), ticket.seconds_left)
+                async with asyncio.timeout(ticket.seconds_left):
+                    await offers.ready(adapters)
         except TimeoutError as error:
             raise late("its adapter to be read") from error
 

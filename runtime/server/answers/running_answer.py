@@ -112,7 +112,8 @@ class RunningAnswer:
             return await self._answers.take()
         bound = min(bound for bound in (left, within_s) if bound is not None)
         try:
-            return await asyncio.wait_for(self._answers.take(), bound)
+            async with asyncio.timeout(bound):
+                return await self._answers.take()
         except TimeoutError as error:
             if left is None or left > bound:
                 return []
