@@ -85,7 +85,7 @@ def check_range(what: str, value: float | None, low: int, high: int | None = Non
     Raises:
         ConfigError: it is out of range.
     """
-    if value is not None and (value < low or (high is not None and value > high)):
+    if value is not None and not (low <= value and (high is None or value <= high)):  # NaN too
         allowed = f"from {low} to {high}" if high is not None else f"{low} or more"
         raise ConfigError(f"{what} is {value}, expected a whole number {allowed}")
 

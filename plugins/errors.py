@@ -35,6 +35,10 @@ class AdapterError(LoRAError, ValueError):
     """An adapter cannot be read, asks for what is not supported, or does not fit the engine."""
 
 
+class ChangedAdapterError(AdapterError):
+    """The files of an adapter are not what they were when it was given its name."""
+
+
 class TensorError(LoRAError, ValueError):
     """A tensor has a wrong shape, dtype, device or layout."""
 

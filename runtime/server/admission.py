@@ -4,9 +4,11 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
+from trt_lora.plugins.checked import check_range
 from trt_lora.runtime.server.errors import HttpError
 
 _RETRY_S = 1  # of the header Retry-After
+_REASONS = ("draining", "max_num_queued_reqs", "max_num_queued_tokens", "max_client_requests")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,17 @@ class AdmissionConfig:
     max_client_requests: int | None = None  # of one API key, or address
     queue_timeout_s: float = 60.0  # until the first token
 
+    def __post_init__(self) -> None:
+        """Refuse numbers without a meaning.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        check_range("--max-num-queued-reqs", self.max_num_queued_reqs, 0)
+        check_range("--max-num-queued-tokens", self.max_num_queued_tokens, 0)
+        check_range("--max-client-requests", self.max_client_requests, 1)
+        check_range("--queue-timeout", self.queue_timeout_s, 0)
+
 
 class Admission:
     """Refuses requests that would wait behind too many others."""
@@ -28,7 +41,7 @@ class Admission:
         queued = 8 * rows if config.max_num_queued_reqs is None else config.max_num_queued_reqs
         self._most, self._kept = rows + queued, rows
         self.requests = self.tokens = 0  # of those that have not ended; that have no token yet
-        self.rejections = Counter[str]()  # by reason
+        self.rejections = Counter[str](dict.fromkeys(_REASONS, 0))
         self._clients = Counter[str | None]()
         self.refuses = False  # the server is ending
 
@@ -42,8 +55,7 @@ class Admission:
             HttpError: 503 with a Retry-After, or 429 where the client itself has too many.
         """
         config = self.config
-        if self.refuses:
-            raise self._refusal("draining", "this server is ending; ask another one")
+        self.check_open()
         kept = 0 if client in self._clients else self._kept
         if self.requests + requests > self._most + kept and self.requests:
             text = f"{self.requests} requests wait or run, {self._most} may"
@@ -57,6 +69,15 @@ class Admission:
             text = f"this client has {self._clients[client]} requests under way, {most} may be"
             raise self._refusal("max_client_requests", text, 429)
         return Ticket(self, requests, tokens, client)
+
+    def check_open(self) -> None:
+        """Take nothing more where the server ends.
+
+        Raises:
+            HttpError: 503 with a Retry-After.
+        """
+        if self.refuses:
+            raise self._refusal("draining", "this server is ending; ask another one")
 
     def count(self, requests: int, tokens: int, client: str | None) -> None:
         """Add to what waits or runs, or take from it."""

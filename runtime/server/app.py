@@ -234,6 +234,9 @@ class Server:
 
     async def _load(self, request: Request) -> Response:
         body = await read_body(request, LoadBody)
+        if body.is_3d_lora_weight:
+            text = "is_3d_lora_weight is not supported: an engine takes no weights of experts"
+            raise HttpError(400, text, "is_3d_lora_weight")
         expected = body.expected_version
         return await self._loaded(
             request,
@@ -259,6 +262,7 @@ class Server:
         if not name or not path:
             text = "Both 'lora_name' and 'lora_path' must be provided."
             raise HttpError(400, text, kind="InvalidUserInput")
+        self._open().admission.check_open()
         known = await self._open().models.load(
             name, path, replace=replace, expected_version=expected_version
         )

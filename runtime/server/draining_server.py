@@ -12,6 +12,7 @@ from types import FrameType
 
 import uvicorn
 
+from trt_lora.plugins.checked import check_range
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.server.app import Server
 from trt_lora.runtime.server.http_protocol import TimedHttp
@@ -42,6 +43,16 @@ class WebConfig:
     drain_grace_s: float = 5.0  # after SIGTERM, in which requests are still taken
     shutdown_timeout_s: float = 30.0  # that answers then have to end
 
+    def __post_init__(self) -> None:
+        """Refuse numbers without a meaning.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        check_range("--port", self.port, 0, 65_535)
+        check_range("--drain-grace", self.drain_grace_s, 0)
+        check_range("--shutdown-timeout", self.shutdown_timeout_s, 0)
+
     @property
     def address(self) -> str:
         """Where it listens, as a client calls it."""
@@ -61,7 +72,6 @@ def serve(server: Server, web: WebConfig, log: LogConfig) -> int:
         host=web.host,
         port=web.port,
         uds=web.uds,
-        root_path=web.root_path,
         http=TimedHttp,
         log_level=web.uvicorn_log_level,
         log_config=None,  # that is its own

@@ -9,6 +9,10 @@ from starlette.responses import Response
 
 GONE = 499  # nginx's status of a client that has left before its response began
 _MOST = 200  # characters of a value that a message repeats
+# What a message may repeat of a request: what stands in quotes, or has no blank in it.
+_REPEATED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|[^\s'"`]+""", re.DOTALL)
+_QUOTES = "'\"`"
+_UNREAD = (408, 413)  # there is more to come, which nobody reads
 # A folder's name may have blanks, and its slash behind it tells; the last name ends at one.
 _NAME = r"[^\s/:;,'\"]+"
 _PATH = re.compile(rf"(?<![\w/])/(?:{_NAME}(?: +{_NAME})*/)+(?:{_NAME})?")
@@ -16,6 +20,7 @@ _TYPES: Mapping[int, str] = {
     400: "BadRequestError",
     404: "NotFoundError",
     409: "ConflictError",
+    GONE: "ClientClosedRequest",
     422: "UnprocessableEntityError",
     500: "InternalServerError",
     501: "NotImplementedError",
@@ -47,6 +52,8 @@ class HttpError(Exception):
         super().__init__(message)
         self.status, self.param = status, param
         self.headers = {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
+        if status in _UNREAD:
+            self.headers["connection"] = "close"
         self.kind = kind or _TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "")
 
     def response(self) -> Response:
@@ -63,5 +70,13 @@ class HttpError(Exception):
 
 
 def public(message: str) -> str:
-    """Return a message without paths of this machine, in a length that nobody can make large."""
-    return _PATH.sub("...", message[: 20 * _MOST])[: 10 * _MOST]
+    """Return a message without paths of this machine, and with little of what was asked."""
+    told = _REPEATED.sub(_clipped, message[: 20 * _MOST])
+    return _PATH.sub("...", told)[: 10 * _MOST]
+
+
+def _clipped(repeated: re.Match[str]) -> str:
+    text = repeated[0]
+    if len(text) <= _MOST + 2 * (text[0] in _QUOTES):
+        return text
+    return f"{text[: _MOST - 4]}...{text[-1]}"

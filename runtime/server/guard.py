@@ -4,18 +4,22 @@ import hashlib
 import hmac
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trt_lora.runtime.server.errors import HttpError
+from trt_lora.runtime.server.telemetry.request_record import record_of
 
 _GUARDED = ("/v1", "/v2", "/inference", "/adapters", "/invocations")
 _ADMIN = re.compile(
     r"(/v1/(un)?load_lora_adapter|/v1/lora_adapters/.+/(un)?pin|/adapters(/.*)?)\n?",  # as routes
     re.DOTALL,
 )
+_LOOKS = ("GET", "HEAD", "OPTIONS")
 MOST_BYTES = 4 << 20  # of a body
 
 
@@ -25,7 +29,10 @@ class GuardConfig:
 
     api_keys: Sequence[str] = ()  # none: everybody who reaches the port
     admin_key: str | None = None  # the only one that changes adapters; None: the others do
-    allowed_hosts: Sequence[str] = ("127.0.0.1", "localhost", "[::1]")  # of the header; "*": any
+    # Of the header Host, so that no page of another name is let in. "*": any.
+    allowed_hosts: Sequence[str] = ("127.0.0.1", "localhost", "[::1]")
+    allows_addresses: bool = False  # any that is an IP address, too: a page's name is none
+    root_path: str = ""  # that a proxy in front may leave before the path
 
 
 class Guard:
@@ -41,22 +48,35 @@ class Guard:
         """Answer a request, or pass it on."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers = dict(scope["headers"])
-        refusal = self._refusal(scope, headers)
-        if refusal is not None:
-            return await refusal(scope, receive, send)
+        scope["root_path"] = self._config.root_path
+        error = self._refusal(scope)
+        if error is not None:
+            record_of(scope).refused(error)
+            return await _response(error)(scope, receive, send)
         await self._app(scope, _bounded(receive), send)
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        if not self._is_host_allowed(headers.get(b"host", b"")):
-            text = "the Host header names another machine; see --allowed-host"
-            return HttpError(400, text).response()
+    def _refusal(self, scope: Scope) -> HttpError | None:
+        headers = dict(scope["headers"])
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        is_named = len(hosts) == 1 or (not hosts and scope["http_version"] == "1.0")
+        if not is_named or not all(map(self._is_host_allowed, hosts)):
+            text = "the Host header is missing, or names another machine; see --allowed-host"
+            return HttpError(400, text)
+        if not self._is_own_page(scope, headers.get(b"origin", b"")):
+            return HttpError(403, "a page of another site asks; see --allowed-host")
         if not self._has_key(scope, headers.get(b"authorization", b"")):
-            return JSONResponse({"error": "Unauthorized"}, 401)
+            return HttpError(401, "Unauthorized")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > MOST_BYTES:
-            return _too_large().response()
+            return _too_large()
         return None
+
+    def _is_own_page(self, scope: Scope, origin: bytes) -> bool:
+        """Whether no foreign page changes something: its browser says where it comes from."""
+        if scope["method"] in _LOOKS or not origin:
+            return True
+        _, is_site, host = origin.partition(b"://")
+        return "*" in self._config.allowed_hosts or bool(is_site and self._is_host_allowed(host))
 
     def _has_key(self, scope: Scope, header: bytes) -> bool:
         """Whether a request has the key that its path needs."""
@@ -71,7 +91,7 @@ class Guard:
     def _is_host_allowed(self, header: bytes) -> bool:
         name = re.sub(r":\d*$", "", header.decode("latin-1")).lower()
         allowed = self._config.allowed_hosts
-        return "*" in allowed or not name or name in allowed
+        return "*" in allowed or name in allowed or (self._config.allows_addresses and _is_ip(name))
 
 
 def _bounded(receive: Receive) -> Receive:
@@ -87,6 +107,19 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return receiving
+
+
+def _response(error: HttpError) -> Response:
+    """What a refusal looks like: vLLM has words of its own for a missing key."""
+    if error.status == 401:
+        return JSONResponse({"error": "Unauthorized"}, 401)
+    return error.response()
+
+
+def _is_ip(name: str) -> bool:
+    with suppress(ValueError):
+        return bool(ip_address(name.removeprefix("[").removesuffix("]")))
+    return False
 
 
 def _too_large() -> HttpError:

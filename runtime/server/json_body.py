@@ -1,7 +1,9 @@
 """Read the JSON body of a request into a msgspec Struct, or refuse it as vLLM does."""
 
 import asyncio
+import json
 import re
+from contextlib import suppress
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -20,6 +22,14 @@ _OTHER = bytes(set(range(256)) - set(b"[]{}"))
 _PLACE, _MISSING = re.compile(r"`\$\.(\w+)"), re.compile(r"missing required field `(\w+)`")
 
 
+class NoNumber:
+    """`NaN` or `Infinity`, which Python writes where JSON has no word; messages tell the name."""
+
+    def __init__(self, text: str) -> None:
+        """Take the word."""
+        self.text = text
+
+
 async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
     """Return the body of a request.
 
@@ -27,7 +37,7 @@ async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
         HttpError: 400; it is no JSON of that kind, or is deeper than 64. 408; it takes longer than
             30 s. 413; see `Guard`. As in vLLM, fields that are unknown are ignored.
     """
-    given = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    given = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if given != "application/json":
         raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
     try:
@@ -49,7 +59,7 @@ def decoded(raw: bytes, kind: type[BodyT]) -> BodyT:
     """
     try:
         raw.decode()  # msgspec does not look at fields that are unknown
-        body = msgspec.json.decode(raw, type=kind)
+        body = _body(raw, kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         found = _PLACE.search(str(error)) or _MISSING.search(str(error))
         param = f"body.{found[1]}" if found else None
@@ -58,6 +68,21 @@ def decoded(raw: bytes, kind: type[BodyT]) -> BodyT:
     if _is_deeper(raw):
         raise HttpError(400, f"the body is deeper than {_DEEPEST} lists and objects")
     return body
+
+
+def _body(raw: bytes, kind: type[BodyT]) -> BodyT:
+    """A body, or an error that names the field which has a number that JSON has not."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        read: object = None
+        with suppress(ValueError):
+            read = json.loads(raw, parse_constant=NoNumber)
+        if read is not None:
+            msgspec.convert(read, kind)
+        raise
 
 
 def _is_deeper(raw: bytes) -> bool:

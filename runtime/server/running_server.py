@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.checked import check_range
 from trt_lora.plugins.errors import ConfigError, LoRAError
 from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
 from trt_lora.runtime.generation.parameters.sampling_params import GREEDY, SamplingParams
@@ -16,7 +17,7 @@ from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.server.adapters.adapter_folder import AdapterFolder
 from trt_lora.runtime.server.adapters.folder_follower import FolderFollower
 from trt_lora.runtime.server.adapters.offered_adapters import OfferedAdapters
-from trt_lora.runtime.server.adapters.served_models import ServedModels, load_at_start
+from trt_lora.runtime.server.adapters.served_models import NamedPath, ServedModels, load_at_start
 from trt_lora.runtime.server.admission import Admission, AdmissionConfig
 from trt_lora.runtime.server.answers.answering import Answering, AnswerOptions, Model
 from trt_lora.runtime.server.engine_process import wire
@@ -40,7 +41,7 @@ class ServerConfig:
     in_process: bool = False  # the engine runs in a thread of this process
     names: Sequence[str] = ()  # of the base model; the first is the adapters' parent
     lora_roots: Sequence[Path] = ()  # folders below which adapters may lie
-    lora_modules: Sequence[tuple[str, str]] = ()  # name and path, loaded at the start
+    lora_modules: Sequence[NamedPath | tuple[str, str]] = ()  # loaded at the start
     max_model_len: int | None = None  # tokens of prompt and answer; None: the engine's
     max_lora_rank: int | None = None  # of an adapter; None: the engine's
     dtype: str | None = None  # that the engine must have, where a client insists
@@ -197,6 +198,8 @@ def _limited(config: ServerConfig, manifest: Manifest) -> Manifest:
     ):
         if wanted is not None and not 1 <= wanted <= most:
             raise ConfigError(f"{flag} is {wanted}, expected 1 to {most}, which the engine takes")
+    # In memory there are those of slots as well, as in vLLM.
+    check_range("--max-cpu-loras", config.max_cpu_loras, config.max_loras or 1)
     return replace(
         manifest,
         max_seq_len=config.max_model_len or manifest.max_seq_len,

@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.errors import ChangedAdapterError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.runtime.store.source import Source
@@ -139,12 +139,12 @@ def check_unchanged(entry: Entry, fitted: Fitted, digest: str) -> None:
     """Refuse files that hold another adapter than they did when they were last looked at.
 
     Raises:
-        AdapterError: they do.
+        ChangedAdapterError: they do.
     """
     if entry.parts:
         return  # made of versions that do not change
     if fitted.coverage.nbytes != entry.nbytes or entry.content_hash not in ("", digest):
-        raise AdapterError(
+        raise ChangedAdapterError(
             f"{fitted.coverage.source} changed since it was loaded as adapter {entry.name!r}, "
             f"version {entry.version}; load it again with replace=True"
         )

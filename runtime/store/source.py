@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.errors import ChangedAdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.fit import Fitted, fit_adapter, preview_adapter
@@ -87,7 +87,7 @@ class FileSource:
         """See `Source`."""
         del keep
         if self.fingerprint and files_fingerprint(self.path) != self.fingerprint:
-            raise AdapterError(
+            raise ChangedAdapterError(
                 f"{self.path} changed since it was registered; load it with replace=True, or "
                 "unload it and register it again"
             )

@@ -1,7 +1,6 @@
 """`trt-lora serve`: vLLM's HTTP server for LoRA adapters, over an engine."""
 
 import argparse
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -275,11 +274,13 @@ def _serve(args: argparse.Namespace) -> None:
     is_local = web.uds is not None or web.host in _LOOPBACK
     if not is_local:
         _check_safety(args, web.host, keys, updates=updates)
-    is_any_host = web.uds is not None or (not is_local and not args.allowed_host)
+    is_any_host = web.uds is not None or (bool(keys) and not is_local and not args.allowed_host)
     guard = GuardConfig(
         api_keys=keys,
         admin_key=args.admin_api_key,
         allowed_hosts=("*",) if is_any_host else (*_LOOPBACK, "[::1]", *args.allowed_host),
+        allows_addresses=not is_local,
+        root_path=web.root_path,
     )
     config = _config(args, updates=updates)
     server = Server(
@@ -319,15 +320,16 @@ def _check_safety(
 
 
 def _config(args: argparse.Namespace, *, updates: bool) -> "ServerConfig":
+    from trt_lora.runtime.server.adapters.served_models import NamedPath
     from trt_lora.runtime.server.admission import AdmissionConfig
     from trt_lora.runtime.server.answers.answering import AnswerOptions
     from trt_lora.runtime.server.running_server import ServerConfig
 
-    modules = [_module(item) for item in args.lora_modules]
+    modules = list(map(NamedPath.of, args.lora_modules))
     own: dict[str, Any] = {
         "directory": args.engine,
         "names": args.served_model_name or [str(args.engine)],
-        "lora_roots": [*args.lora_root, *(Path(path) for _, path in modules)],
+        "lora_roots": [*args.lora_root, *(Path(module.path) for module in modules)],
         "lora_modules": modules,
         **_resolvers(args, updates=updates),
         "generation_config": {"auto": args.engine, "vllm": None}.get(
@@ -376,20 +378,6 @@ def _count(text: str) -> int | None:
         return None
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
     return int(float(number) * _UNITS.get(unit, 1))
-
-
-def _module(item: str) -> tuple[str, str]:
-    """The name and the path of `NAME=PATH`, or of vLLM's JSON."""
-    try:
-        if item.startswith("{"):
-            given = json.loads(item)
-            return given["name"], given["path"]
-        name, path = item.split("=", 1)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"--lora-modules has {item!r}, expected NAME=PATH, or JSON with name and path"
-        ) from error
-    return name, path
 
 
 def _is_true(variable: str) -> bool:

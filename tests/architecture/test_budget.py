@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_300, "builder": 3600, "scripts": 7850}
-TESTS = 47_500
+BUDGET = {"plugins": 3250, "runtime": 15_500, "builder": 3600, "scripts": 7850}
+TESTS = 47_800
 
 
 def code_lines(path: Path) -> int:

@@ -1,5 +1,6 @@
 """A call for each error of the package that raises it, in the folder of `page_checkout`."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def _engine() -> None:
 def _adapter() -> None:
     with open_engine("engines/many") as engine:
         _manager(engine).load_weights("other", "tests/adapters/other")
+
+
+def _changed() -> None:
+    path = Path(shutil.copytree(_JSON, "changed/json"))
+    try:
+        with open_engine("engines/many") as engine:
+            engine.adapters.register("json", path)
+            config = path / "adapter_config.json"
+            config.write_text(f"{config.read_text()} ")
+            engine.adapters.release(engine.adapters.lease("json"))
+    finally:
+        shutil.rmtree("changed")
 
 
 def _tensor() -> None:
@@ -101,6 +114,7 @@ PROVOKED: dict[str, Callable[[], None]] = {
     "ModelError": _model,
     "ManifestError": _engine,
     "AdapterError": _adapter,
+    "ChangedAdapterError": _changed,
     "TensorError": _tensor,
     "UnknownAdapterError": _unknown_adapter,
     "EvictedAdapterError": _evicted,

@@ -20,7 +20,6 @@ def asked(
     body: bytes | AsyncIterator[bytes] | None = None,
     *,
     shows_page: bool = True,
-    root_path: str = "",
     requests: RequestLogConfig | None = None,
 ) -> httpx.Response:
     """The response of a server that has not opened its engine: 503, where nothing was refused."""
@@ -28,7 +27,7 @@ def asked(
     app = Server(config, guard, requests, allows_updates=True, shows_page=shows_page).app
 
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(app, root_path=root_path)
+        transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             request = client.build_request(method, path, headers=headers, content=body)
             return await client.send(request)

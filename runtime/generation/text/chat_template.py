@@ -130,7 +130,8 @@ class ChatTemplate:
             return _joined(self._template.generate(variables))
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(f"{error or type(error).__name__}".split())
-            raise ConfigError(f"the model's chat template refuses the prompt: {reason}") from error
+            text = f"the model's chat template refuses the prompt: {reason:.200}"
+            raise ConfigError(text) from error
 
 
 def read_chat_template(directory: Path) -> ChatTemplate | None:
@@ -187,15 +188,15 @@ def _check_messages(messages: Sequence[object]) -> None:
             kind = part.get("type") if isinstance(part, Mapping) else part
             if kind != "text":
                 raise ConfigError(
-                    f"message {index} has a part of type {shown(kind)}, and an engine reads text; "
-                    "expected {'type': 'text', 'text': ...}"
+                    f"message {index} has a part of type {shown(kind):.80}, and an engine reads "
+                    "text; expected {'type': 'text', 'text': ...}"
                 )
         texts = [("role", fields.get("role"))]
         texts += [("content", part.get("text")) for part in parts or [{}]]
         for name, text in texts:
             if not isinstance(text, str):
                 raise ConfigError(
-                    f"message {index} is {message!r:.80}: its {name} is no string; "
+                    f"message {index}: its {name} is a {type(text).__name__} and no string; "
                     "expected {'role': 'user', 'content': 'text'}"
                 )
             check_characters(text, f"the {name} of message {index}")

@@ -28,9 +28,9 @@ def token_ids(label: str, values: object, vocabulary: int | None = None) -> tupl
 def _token_id(label: str, value: object, vocabulary: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         kind = type(value).__name__
-        raise ConfigError(
-            f"{label} holds {value!r:.80} ({kind}), expected token ids: whole numbers"
-        )
+        # What is no number may be a prompt, which nobody wants to read in an error.
+        told = f"{value!r:.80} ({kind})" if isinstance(value, float | bool) else f"a {kind}"
+        raise ConfigError(f"{label} holds {told}, expected token ids: whole numbers")
     if value < 0 or (vocabulary is not None and value >= vocabulary):
         most = f"to {vocabulary - 1}" if vocabulary is not None else "or more"
         raise ConfigError(f"{label} holds token id {value}, expected 0 {most}: the vocabulary")

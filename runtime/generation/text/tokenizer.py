@@ -20,6 +20,7 @@ from trt_lora.runtime.generation.text.structured import Grammars
 
 TOKENIZER_FILE = "tokenizer.json"
 _A_PROMPT = "the text of a prompt"
+_SHORT = 4096  # characters; `encode` keeps all other threads of Python waiting, `encode_batch` none
 
 
 class TextTokenizer:
@@ -83,7 +84,10 @@ class TextTokenizer:
             ConfigError: the text holds half a character.
         """
         check_characters(text, _A_PROMPT)
-        return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        if len(text) <= _SHORT:
+            return list(self._tokenizer.encode(text, add_special_tokens=special_tokens).ids)
+        (found,) = self._tokenizer.encode_batch([text], add_special_tokens=special_tokens)
+        return list(found.ids)
 
     @checked
     def render(self, chat: Sequence[Message] | Chat) -> str:

@@ -11,6 +11,7 @@ class LoadBody(msgspec.Struct):
     lora_name: str
     lora_path: str
     load_inplace: bool = False
+    is_3d_lora_weight: bool = False  # of experts: refused
     expected_version: Number | None = None  # replace this version and no other; 0 is none
     expected_generation: Number | None = None  # the same, as mistral.rs calls it
 

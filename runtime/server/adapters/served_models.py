@@ -1,12 +1,22 @@
 """ServedModels: the models that requests may call: the base model, and adapters by their names."""
 
 import asyncio
+import itertools
+import json
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-from trt_lora.plugins.errors import AdapterError, LoRAError, StateError, UnknownAdapterError
+from trt_lora.plugins.errors import (
+    AdapterError,
+    BackendError,
+    ConfigError,
+    LoRAError,
+    StateError,
+    UnknownAdapterError,
+)
 from trt_lora.runtime.adapters.load import looks_like_adapter
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.server.adapters.names_and_paths import check_served_name, path_inside
@@ -16,6 +26,34 @@ from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.errors import HttpError
 
 _WAIT_S = 60.0  # for those that still use an adapter that is unloaded
+
+
+class NamedPath(NamedTuple):
+    """An adapter that is loaded at the start."""
+
+    name: str
+    path: str
+    parent: str | None = None  # what `/v1/models` says; None: the base model
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read `NAME=PATH`, or vLLM's JSON.
+
+        Raises:
+            ConfigError: it is neither, or says that the weights are those of experts.
+        """
+        try:
+            if not text.startswith("{"):
+                return cls(*text.split("=", 1))
+            given = json.loads(text)
+            made = cls(given["name"], given["path"], given.get("base_model_name"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"--lora-modules has {text!r}, expected NAME=PATH, or JSON with name and path"
+            ) from error
+        if given.get("is_3d_lora_weight"):
+            raise ConfigError(f"--lora-modules has {text!r}: no weights of experts are taken")
+        return made
 
 
 class ServedModels:
@@ -72,19 +110,26 @@ class ServedModels:
         """Return what `/v1/models` lists: the base model first."""
         base = [_card(name, self._started, self._root, None, max_model_len) for name in self.base]
         adapters = [
-            _card(name, served.created, served.path, self.base[0], None)
+            _card(name, served.created, served.path, served.parent or self.base[0], None)
             for name, served in self._adapters.items()
         ]
         return base + adapters
 
     async def load(
-        self, name: str, path: str, *, replace: bool = False, expected_version: int | None = None
+        self,
+        name: str,
+        path: str,
+        *,
+        replace: bool = False,
+        expected_version: int | None = None,
+        parent: str | None = None,
     ) -> dict[str, Any]:
         """Check an adapter, read it, give it its name, and return what is known of it.
 
         Raises:
             HttpError: as vLLM's: 400 for names, 404 where there is nothing, 500 for what cannot be
-                taken; 409 where the name means another version, or is being unloaded.
+                taken; 409 where the name means another version, or is being unloaded; 503 where
+                the engine is gone.
         """
         check_served_name(name, self.base)
         async with self._names.lock(name):
@@ -98,7 +143,7 @@ class ServedModels:
                 )
             found = await asyncio.to_thread(self._inside, path)
             if found is None:
-                text = f"Loading lora {name} failed: No adapter found for {Path(path).name}"
+                text = f"Loading lora {name} failed: No adapter found for {Path(path).name:.200}"
                 raise HttpError(404, text)
             try:
                 known = await self._names.load(
@@ -107,8 +152,9 @@ class ServedModels:
             except StateError as error:
                 raise HttpError(409, str(error)) from error
             except LoRAError as error:
-                raise HttpError(500, str(error)) from error
-            self._adapters[name] = Served(path)
+                status = 503 if isinstance(error, BackendError) else 500
+                raise HttpError(status, str(error)) from error
+            self._adapters[name] = Served(path, parent=parent)
             return known
 
     async def unload(self, name: str, *, wait: bool = False) -> int:
@@ -166,9 +212,8 @@ class ServedModels:
     def _unread(self, name: str) -> dict[str, Any]:
         """What is known of an adapter that the engine does not have yet."""
         nothing = {"version": 0, "sha256": "", "rank": 0, "bytes": 0, "level": "disk"}
-        return self._with_path(
-            {"name": name, **nothing, "slot": None, "leases": 0, "pinned": False}
-        )
+        nothing |= {"slot": None, "leases": 0, "pinned": False, "milliseconds": 0.0}
+        return self._with_path({"name": name, **nothing, "warnings": []})
 
     def _inside(self, path: str) -> Path | None:
         """The path of an adapter below a root; None if there is none."""
@@ -183,22 +228,42 @@ def _card(
         "id": name,
         "object": "model",
         "created": created,
-        "owned_by": "trt-lora",
+        "owned_by": "vllm",
         "root": root,
         "parent": parent,
         "max_model_len": max_model_len,
-        "permission": [],
+        "permission": [_permission(created)],
     }
 
 
-async def load_at_start(models: ServedModels, modules: Sequence[tuple[str, str]]) -> None:
+def _permission(created: int) -> dict[str, Any]:
+    """What OpenAI's first clients looked for; as vLLM has it."""
+    return {
+        "id": f"modelperm-{uuid.uuid4().hex}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+
+
+async def load_at_start(
+    models: ServedModels, modules: Sequence[NamedPath | tuple[str, str]]
+) -> None:
     """Load the adapters of `--lora-modules`.
 
     Raises:
         AdapterError: one cannot be loaded.
     """
-    for name, path in modules:
+    for module in itertools.starmap(NamedPath, modules):
         try:
-            await models.load(name, path)
+            await models.load(module.name, module.path, parent=module.parent)
         except HttpError as error:
-            raise AdapterError(f"--lora-modules {name}: {error}") from error
+            raise AdapterError(f"--lora-modules {module.name}: {error}") from error

@@ -22,6 +22,7 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))  # unix time
     is_offered: bool = False  # by a folder or a hub; else somebody has loaded it
     is_read: bool = True  # the engine has it; else from its first use on
+    parent: str | None = None  # that `/v1/models` says; None: the base model
 
 
 class ServedNames:

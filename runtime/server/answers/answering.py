@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 import trt_lora
+from trt_lora.plugins.checked import check_range
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
@@ -61,6 +62,16 @@ class AnswerOptions:
     tells_times: bool = False  # of the only answer to a request
     stream_interval: int = 1  # tokens that an event of a stream has, least
     keep_alive_s: float | None = None  # between comments of a stream that has nothing to say
+
+    def __post_init__(self) -> None:
+        """Refuse numbers without a meaning.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        check_range("--max-logprobs", self.max_logprobs, -1)
+        check_range("--stream-interval", self.stream_interval, 1)
+        check_range("--sse-keep-alive-interval", self.keep_alive_s, 0)
 
 
 @dataclass
@@ -185,8 +196,7 @@ class Answering:
     def _adapter(self, body: AnswerBody) -> tuple[str | None, dict[str, float]]:
         """The adapter that a request means by name, or the parts of a blend."""
         name = self.models.adapter(body.model)
-        asked = body.lora_request.lora_name if body.lora_request else None
-        for other in filter(None, (body.lora_path, asked)):
+        for other in body.named_adapters():
             found = self.models.adapter(other)
             if name not in (None, found):
                 raise HttpError(400, f"model is {name!r}, and the body asks for {found!r}", "model")
@@ -196,8 +206,12 @@ class Answering:
         if name is not None:
             raise HttpError(400, f"lora is given, and model is {name!r}; expected a base", "lora")
         parts: dict[str, float] = {}
-        for part in body.lora:
-            adapter = self.models.adapter(part.name)
+        for part in body.parts():
+            try:
+                adapter = self.models.adapter(part.name)
+            except HttpError as error:
+                text = f"lora has {part.name!r:.200}, and no adapter has that name"
+                raise HttpError(400, text, "lora") from error
             if adapter is None or adapter in parts:
                 raise HttpError(
                     400, f"lora has {part.name!r}: it is there twice, or a base", "lora"

@@ -1,5 +1,6 @@
 """Bodies of requests, decoded by msgspec: vLLM 0.33's fields, those that are not done refused."""
 
+import re
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -91,14 +92,19 @@ class AnswerBody(RefusedFields, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None  # whose tokens go; None: left
     return_tokens_as_token_ids: bool | None = None  # None: as the server's flag says
     use_beam_search: bool = False  # of one beam: the best token each time
-    lora: list[AdapterPart] | None = None
-    lora_path: str | None = None  # SGLang's
+    lora: list[AdapterPart] | AdapterPart | None = None
+    lora_path: str | list[str | None] | None = None  # SGLang's; of several prompts one each
     lora_request: AdapterRequest | None = None  # trtllm-serve's
 
     @property
     def wanted_logprobs(self) -> int | None:
         """How many tokens are listed beside each of the answer; None is no list."""
         raise NotImplementedError
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        """What a body calls fields of `SamplingParams` that it has under another name."""
+        return {}
 
     def sampling(self, default: SamplingParams, max_logprobs: int) -> SamplingParams:
         """Return parameters: those of the body, and where it has none those of the model.
@@ -126,11 +132,32 @@ class AnswerBody(RefusedFields, kw_only=True):
         try:
             return replace(default, **given)
         except ConfigError as error:
-            raise HttpError(400, str(error), named_field(str(error))) from error
+            text = str(error)
+            for ours, theirs in self.other_names.items():
+                text = re.sub(rf"^{ours}\b", theirs, text)
+            raise HttpError(400, text, named_field(text)) from error
 
     def most_tokens(self) -> int | None:
         """Return how long the answer may be; None is as long as there is room."""
         return self.max_tokens
+
+    def parts(self) -> list[AdapterPart]:
+        """Return the adapters of a blend."""
+        return [self.lora] if isinstance(self.lora, AdapterPart) else self.lora or []
+
+    def named_adapters(self) -> list[str]:
+        """Return what names an adapter beside `model`.
+
+        Raises:
+            HttpError: 400; a list has another adapter for each prompt.
+        """
+        path, asked = self.lora_path, self.lora_request
+        if isinstance(path, list):
+            if len(set(path)) > 1:
+                text = "lora_path names several adapters; send a request for each"
+                raise HttpError(400, text, "lora_path")
+            path = path[0] if path else None
+        return [*filter(None, (path, asked.lora_name if asked else None))]
 
     def _echoed_logprobs(self) -> int | None:
         """How many tokens are listed beside each of the prompt, where that is echoed."""
@@ -147,7 +174,7 @@ class AnswerBody(RefusedFields, kw_only=True):
             if count > most:
                 raise HttpError(400, f"{name} is {count}, expected 0 to {most}", name)
         for name, wanted in (
-            ("logprobs", self.wanted_logprobs),
+            (self.other_names.get("logprobs", "logprobs"), self.wanted_logprobs),
             ("prompt_logprobs", self.prompt_logprobs),
         ):
             if max_logprobs != -1 and not 0 <= (wanted or 0) <= max_logprobs:
@@ -266,6 +293,12 @@ class ChatBody(AnswerBody, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def other_names(self) -> dict[str, str]:
+        """See `AnswerBody`."""
+        newer = {"max_tokens": "max_completion_tokens"}
+        return {"logprobs": "top_logprobs"} | ({} if self.max_completion_tokens is None else newer)
+
+    @property
     def role(self) -> str:
         """Who speaks in the answer."""
         return "assistant" if self.add_generation_prompt else str(self.messages[-1]["role"])
@@ -324,4 +357,5 @@ def _are_ids(prompt: list[Any]) -> bool:
 def named_field(message: str) -> str | None:
     """Return the field of a body that a message begins with."""
     word = message.split(" ", 1)[0].rstrip(":,")
-    return word if word in CompletionBody.__struct_fields__ else None
+    known = CompletionBody.__struct_fields__, ChatBody.__struct_fields__
+    return word if any(word in fields for fields in known) else None

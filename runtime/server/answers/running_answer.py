@@ -4,12 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from trt_lora.plugins.errors import (
     AdapterError,
     BackendError,
+    ChangedAdapterError,
     ConfigError,
     LoRAError,
     OutputError,
@@ -122,6 +124,9 @@ class RunningAnswer:
     def _end(self, index: int, choice: Choice) -> AnswerEnd:
         reason = choice.tokens[-1].finish_reason if choice.tokens else None
         ended_at = time.perf_counter() if reason is None else choice.last_at
+        times = self._answers.times.get(index)
+        if times is not None and reason is None:  # they are those of the first token
+            times = msgspec.structs.replace(times, decode_s=choice.last_at - choice.first_at)
         return AnswerEnd(
             reason or ("error" if index == self._failed else "abort"),
             ended_at - self._start,
@@ -129,7 +134,7 @@ class RunningAnswer:
             len(choice.prompt.ids),
             len(choice.tokens),
             choice.max_tokens,
-            self._answers.times.get(index),
+            times,
         )
 
 
@@ -161,6 +166,8 @@ def http_error(error: BaseException, field: str | None = None) -> HttpError:
         return HttpError(404, str(error), field)
     if isinstance(error, ConfigError):
         return HttpError(400, str(error), named_field(str(error)))
+    if isinstance(error, ChangedAdapterError):
+        return HttpError(409, str(error), field)
     if isinstance(error, AdapterError):
         # Of a blend it is the scale; of a model its files, which are not what they were.
         return HttpError({"lora": 400, "model": 409}.get(field or "", 500), str(error), field)

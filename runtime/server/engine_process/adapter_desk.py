@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
@@ -16,6 +16,14 @@ _LEVELS = ("disk", "memory", "slot")
 _KEPT_BLENDS = 16  # that requests have made; another one takes the place of the oldest
 
 
+class _Loaded(NamedTuple):
+    """How an adapter was loaded."""
+
+    version: int
+    coverage: Coverage
+    milliseconds: float
+
+
 class AdapterDesk:
     """Loads, unloads, pins and lists adapters, and blends them for requests; any thread may ask."""
 
@@ -23,7 +31,7 @@ class AdapterDesk:
         """Take the engine's adapters."""
         self._adapters, self._lock = adapters, threading.Lock()
         self._blends: dict[str, None] = {}  # the oldest first
-        self._coverage: dict[str, tuple[int, Coverage]] = {}  # with the version, by name
+        self._loaded: dict[str, _Loaded] = {}  # by name
         self._answers: Mapping[str, Callable[..., Any]] = {
             "load": self._load,
             "unload": self._unload,
@@ -90,15 +98,12 @@ class AdapterDesk:
             coverage = self._adapters.load(
                 name, path, replace=replace, expected_version=expected_version
             )
-        self._coverage[name] = self._adapters.info(name).version, coverage
-        return {
-            **self._adapter(name),
-            "milliseconds": round(1000 * (time.perf_counter() - start), 3),
-            "warnings": list(coverage.warnings),
-        }
+        taken = round(1000 * (time.perf_counter() - start), 3)
+        self._loaded[name] = _Loaded(self._adapters.info(name).version, coverage, taken)
+        return self._adapter(name)
 
     def _unload(self, name: str, wait_s: float) -> int:
-        self._coverage.pop(name, None)
+        self._loaded.pop(name, None)
         return self._adapters.unload(name, wait_s=wait_s)
 
     def _pin(self, name: str) -> dict[str, Any]:
@@ -122,8 +127,10 @@ class AdapterDesk:
 
     def _adapter(self, name: str) -> dict[str, Any]:
         info = self._adapters.info(name)
-        version, coverage = self._coverage.get(name, (0, None))
-        sites = coverage.sites if coverage is not None and version == info.version else ()
+        loaded = self._loaded.get(name)
+        if loaded is not None and loaded.version != info.version:
+            loaded = None  # another thread has just loaded the next one
+        sites, warnings = (loaded.coverage.sites, loaded.coverage.warnings) if loaded else ((), ())
         slot = self._adapters.bindings.slots.get(name)
         level = _LEVELS[(slot is not None) + info.is_loaded]
         return {
@@ -136,6 +143,8 @@ class AdapterDesk:
             "slot": slot,
             "leases": info.leases,
             "pinned": info.is_pinned,
+            "milliseconds": loaded.milliseconds if loaded else 0.0,
+            "warnings": list(warnings),
         }
 
     def _stats(self) -> dict[str, Any]:

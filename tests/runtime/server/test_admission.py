@@ -153,7 +153,10 @@ def test_a_server_that_ends_refuses_and_says_so(make_gated: MakeGated) -> None:
     gated = make_gated()
     gated.web.running.admission.refuses = True
     assert "is ending" in gated.web.refusal(COMPLETIONS, 503, prompt=PROMPT)["message"]
-    assert gated.web.running.admission.rejections == {"draining": 1}
+    assert gated.web.running.admission.rejections.total() == 1
+    assert gated.web.running.admission.rejections["draining"] == 1
+    body = {"lora_name": "x", "lora_path": "x"}
+    assert "is ending" in gated.web.refusal("/v1/load_lora_adapter", 503, **body)["message"]
 
 
 def test_a_request_that_is_refused_leaves_nothing_behind(make_gated: MakeGated) -> None:

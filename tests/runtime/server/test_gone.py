@@ -22,8 +22,8 @@ def connection(gated: Gated, path: str, **body: Any) -> socket.socket:
     """A connection on which a request was sent."""
     content = json.dumps({"prompt": PROMPT, "max_tokens": 20, "temperature": 0, **body})
     made = socket.create_connection(gated.web.address, timeout=60)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
-    made.sendall((head + content).encode())
+    head = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    made.sendall("\r\n".join((*head, f"Content-Length: {len(content)}", "", content)).encode())
     return made
 
 
@@ -105,7 +105,8 @@ def test_a_client_that_is_gone_before_its_body_is_whole_has_asked_for_nothing(
 ) -> None:
     gated = make_gated()
     with socket.create_connection(gated.web.address) as made:
-        made.sendall(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{" % CHATS.encode())
+        head = (f"POST {CHATS} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+        made.sendall("\r\n".join((*head, "Content-Length: 99", "", "{")).encode())
     assert gated.web.answer(COMPLETIONS, prompt=PROMPT)["choices"]
     assert holds_nothing(gated)
 

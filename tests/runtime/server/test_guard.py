@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from starlette.types import Message
 from support.unopened_server import asked
 from support.web_server import COMPLETIONS, refused
 
@@ -99,15 +100,66 @@ def test_no_other_spelling_of_a_path_gets_by_without_the_admins_key(method: str,
 
 
 def test_a_proxys_prefix_hides_no_path() -> None:
-    async def ask(path: str) -> int:
-        app = Server(ServerConfig(Path("nowhere")), ADMIN, allows_updates=True).app
-        transport = httpx.ASGITransport(app, root_path="/api")
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            headers = {"authorization": "Bearer one"}
-            return (await client.post(f"/api{path}", headers=headers)).status_code
+    """Whether the proxy strips it or not."""
+    guard = replace(ADMIN, root_path="/api")
+    for prefix in ("/api", ""):
+        assert status(guard, "POST", f"{prefix}{LOAD}", "one") == 401
+        assert status(guard, "POST", f"{prefix}{COMPLETIONS}", "one") == 400  # it has no body
+        assert status(guard, "GET", f"{prefix}/version") == 200
+    assert status(guard, "GET", "/other/version") == 404
 
-    assert asyncio.run(ask(LOAD)) == 401
-    assert asyncio.run(ask(COMPLETIONS)) == 400  # it has no body
+
+@pytest.mark.parametrize(
+    ("headers", "is_allowed"),
+    [
+        ([], False),
+        ([(b"host", b"")], False),
+        ([(b"host", b"localhost")], True),
+        ([(b"host", b"evil.example"), (b"host", b"localhost")], False),
+        ([(b"host", b"localhost"), (b"host", b"localhost")], False),
+    ],
+)
+def test_a_request_of_http_1_1_names_one_machine(
+    headers: list[tuple[bytes, bytes]], is_allowed: bool
+) -> None:
+    app = Server(ServerConfig(Path("nowhere")), GuardConfig(), allows_updates=True).app
+    found = list[int]()
+
+    async def send(message: Message) -> None:
+        found.append(message.get("status", 0))
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "GET"}
+    scope |= {"path": "/version", "query_string": b"", "client": None, "scheme": "http"}
+
+    async def ask() -> None:
+        await app({**scope, "headers": headers}, receive, send)
+
+    asyncio.run(ask())
+    assert found[0] == (200 if is_allowed else 400)
+
+
+def test_an_address_is_no_name_of_a_page() -> None:
+    """Beyond loopback a Host may be an address that is not known here; a name is another's."""
+    guard = GuardConfig(allows_addresses=True)
+    for host in ("10.1.2.3:8000", "[fe80::1]:8000", "localhost"):
+        assert asked(guard, "GET", "/version", {"host": host}).status_code == 200
+    for host in ("evil.example", "10.1.2.3.evil.example", "10.1.2", ""):
+        assert asked(guard, "GET", "/version", {"host": host}).status_code == 400
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+def test_a_page_of_another_site_changes_nothing(method: str, path: str) -> None:
+    for origin in ("https://evil.example", "null", "localhost", "http://localhost.evil.example"):
+        for kind in ({}, {"content-type": "text/plain"}):
+            response = asked(GuardConfig(), method, path, {"origin": origin, **kind})
+            assert refused(response, 403)["type"] == "Forbidden"
+    for origin in ("http://localhost:8000", "http://127.0.0.1"):
+        assert asked(GuardConfig(), method, path, {"origin": origin}).status_code != 403
+    anybody = GuardConfig(allowed_hosts=("*",))
+    assert asked(anybody, method, path, {"origin": "https://a.example"}).status_code != 403
 
 
 @pytest.mark.parametrize(
@@ -144,15 +196,17 @@ async def chunks(sizes: Iterable[int]) -> AsyncIterator[bytes]:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, LOAD, "/invocations", "/tokenize"])
 def test_a_body_is_refused_as_soon_as_it_is_too_large(path: str) -> None:
+    json = {"content-type": "application/json"}
+
     def told(body: Any) -> dict[str, Any]:
-        return refused(asked(GuardConfig(), "POST", path, None, body), 413)
+        return refused(asked(GuardConfig(), "POST", path, json, body), 413)
 
     assert told(b" " * (MOST_BYTES + 1))["message"] == f"a body has at most {MOST_BYTES} bytes"
     halves = MOST_BYTES // 2
     for sizes in ([MOST_BYTES + 1], [halves, halves, 1], [halves] * 1000):
         assert told(chunks(sizes))["type"] == "RequestEntityTooLarge"
     for body in (b" " * MOST_BYTES, chunks([halves, halves])):
-        assert asked(GuardConfig(), "POST", path, None, body).status_code == 400  # it is no JSON
+        assert asked(GuardConfig(), "POST", path, json, body).status_code == 400  # it is none
 
 
 def test_a_stated_length_is_refused_before_the_body_comes() -> None:

@@ -1,15 +1,19 @@
 """Connections whose client is slow, or says nothing at all."""
 
 import socket
+from contextlib import suppress
 
 import pytest
-from support.served_engines import Spoken
+from support.served_engines import MakeGated, Spoken
 from support.web_server import COMPLETIONS, Web, web_server
 
 from trt_lora.runtime.server import http_protocol, json_body
 
 SOON = 0.3
-POST = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n".encode()
+TOO_LARGE = "431 Request Header Fields Too Large"
+POST = (
+    f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+).encode()
 
 
 def answer_to(web: Web, sent: bytes) -> bytes:
@@ -38,6 +42,63 @@ def test_headers_that_do_not_come_in_time_are_waited_for_no_longer(
         assert found.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert b"connection: close\r\n" in found
         assert web.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("more", [b"G", b"\r\n", b"GET /health HTTP/1.1\r\nX:"])
+def test_the_headers_of_later_requests_have_no_longer(
+    spoken: Spoken, monkeypatch: pytest.MonkeyPatch, more: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "_TIMEOUT_S", SOON)
+    with web_server(spoken.config()) as web, socket.create_connection(web.address) as made:
+        made.settimeout(60)
+        for _ in range(2):
+            made.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert made.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+        made.sendall(more)
+        assert made.recv(1 << 16).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert made.recv(1) == b""
+
+
+def test_a_next_request_that_begins_early_ends_no_answer(
+    make_gated: MakeGated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "_TIMEOUT_S", SOON)
+    gated, body = make_gated(), b'{"prompt": [5], "max_tokens": 1}'
+    head = POST + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(gated.web.address) as made:
+        gated.engine.shut()
+        made.sendall(head + body + b"GET")
+        made.settimeout(4 * SOON)
+        with pytest.raises(TimeoutError):
+            made.recv(1)
+        gated.engine.let()
+        made.settimeout(60)
+        assert made.recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_body_that_is_refused_by_its_length_ends_the_connection(web: Web) -> None:
+    found = answer_to(web, POST + b"Content-Length: 5000000\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close\r\n" in found
+
+
+@pytest.mark.parametrize("line", [b"X: " + b"y" * 1000, b"X: y\r\n"], ids=["long", "many"])
+def test_a_header_that_is_too_large_ends_the_connection(web: Web, line: bytes) -> None:
+    """A stream of a megabyte, of one line or of many."""
+    with socket.create_connection(web.address, timeout=60) as made:
+        made.sendall(POST)
+        with suppress(ConnectionError):
+            for _ in range(1_000_000 // len(line)):
+                made.sendall(line if line.endswith(b"\n") else line[3:])
+        found = b""
+        with suppress(ConnectionError):
+            found = made.recv(1 << 16)
+    assert found in (b"", http_protocol._REFUSAL.format(TOO_LARGE).encode())
+    assert web.client.get("/health").status_code == 200
+
+
+def test_a_large_body_behind_a_small_header_is_read(web: Web) -> None:
+    assert web.answer(COMPLETIONS, prompt=[5], max_tokens=1, user="x" * 200_000)["choices"]
 
 
 def test_a_body_that_does_not_come_in_time_is_waited_for_no_longer(

@@ -102,16 +102,17 @@ def test_unknown_fields_are_ignored() -> None:
     assert decoded(b'{"prompt": "x", "new_in_vllm": {"a": [1]}}', CompletionBody).prompt == "x"
 
 
-def test_a_body_says_that_it_is_json_or_nothing(web: Web) -> None:
+def test_a_body_says_that_it_is_json(web: Web) -> None:
     def asked(kind: str | None) -> httpx.Response:
         headers = {} if kind is None else {"content-type": kind}
         body = b'{"prompt": "w5", "max_tokens": 1}'
         return web.client.post(COMPLETIONS, content=body, headers=headers)
 
-    for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON", None):
+    for kind in ("application/json", "application/json; charset=utf-8", "Application/JSON"):
         assert asked(kind).status_code == 200
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonl", ""):
-        error = refused(asked(kind), 400)
+    others = ("text/plain", "application/x-www-form-urlencoded", "application/jsonl", "", None)
+    for other in others:
+        error = refused(asked(other), 400)
         assert error["message"] == "Unsupported Media Type: Only 'application/json' is allowed"
 
 
@@ -144,7 +145,8 @@ def test_a_number_of_71_bits_is_refused_by_name(web: Web, name: str, sign: int) 
     ids=["seed", "logit_bias", "temperature", "scale"],
 )
 def test_a_number_that_is_too_long_is_refused_by_name(web: Web, raw: bytes, param: str) -> None:
-    error = refused(web.client.post(COMPLETIONS, content=raw), 400)
+    headers = {"content-type": "application/json"}
+    error = refused(web.client.post(COMPLETIONS, content=raw, headers=headers), 400)
     assert error["param"] == param
     assert len(error["message"]) < 300
 
@@ -166,3 +168,20 @@ def test_no_message_tells_a_path_or_is_long() -> None:
     assert public("/a/b is no folder, and /c d/e is") == "... is no folder, and ... is"
     assert public(f"1/2 {'/a b' * 99_999}").startswith("1/2 ...")
     assert len(public("x" * 100_000)) <= 2000
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty"])
+def test_what_is_no_number_is_refused_by_the_name_of_its_field(
+    web: Web, name: str, number: str
+) -> None:
+    content = f'{{"prompt": "w5", "{name}": {number}}}'.encode()
+    headers = {"content-type": "application/json"}
+    error = refused(web.client.post(COMPLETIONS, content=content, headers=headers), 400)
+    assert error["param"] == f"body.{name}"
+
+
+def test_a_number_that_json_lacks_makes_no_json_of_what_is_none() -> None:
+    for raw in (b'{"prompt": NaN', b'{"prompt": "x", "seed": NaN}', b"NaN"):
+        assert refusal(raw, CompletionBody).status == 400
+    assert decoded(b'{"prompt": "NaN"}', CompletionBody).prompt == "NaN"

@@ -24,10 +24,11 @@ from support.spoken_engine import spoken_engine
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.server import draining_server
+from trt_lora.runtime.server.adapters.served_models import NamedPath
 from trt_lora.runtime.server.app import Server
 from trt_lora.runtime.server.draining_server import WebConfig
 from trt_lora.runtime.server.log_lines import LogConfig
-from trt_lora.scripts.commands.serve import _config, _count, _module, add_options
+from trt_lora.scripts.commands.serve import _config, _count, add_options
 
 BODY = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
@@ -220,11 +221,11 @@ def test_numbers_and_adapters_are_spelled_as_in_vllm() -> None:
         None,
         None,
     ]
-    assert _module("a=b=c") == ("a", "b=c")
-    assert _module('{"name": "a", "path": "b", "base_model_name": "m"}') == ("a", "b")
+    assert NamedPath.of("a=b=c") == ("a", "b=c", None)
+    assert NamedPath.of('{"name": "a", "path": "b", "base_model_name": "m"}') == ("a", "b", "m")
     for wrong in ("a", "{", '{"name": "a"}', "{}"):
         with pytest.raises(ConfigError, match="expected NAME=PATH"):
-            _module(wrong)
+            NamedPath.of(wrong)
 
 
 def test_no_option_is_abbreviated() -> None:

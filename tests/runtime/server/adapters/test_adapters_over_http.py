@@ -228,9 +228,9 @@ def test_damaged_files_are_the_adapters_fault_and_told_without_a_path(
 
 def test_json_tells_what_was_loaded(web: Web, spoken: Spoken) -> None:
     known = loaded(web, "x", spoken.adapters["b"])
-    assert known.pop("milliseconds") > 0
+    assert known["milliseconds"] > 0
     assert known.pop("message") == "Success: LoRA adapter 'x' added successfully."
-    assert known.pop("warnings") == []
+    assert known["warnings"] == []
     assert known.keys() >= {"name", "version", "sha256", "rank", "bytes", "level", "slot"}
     assert (known["name"], known["rank"], known["level"]) == ("x", 8, "memory")
     assert (known["leases"], known["pinned"]) == (0, False)

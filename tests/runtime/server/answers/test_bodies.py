@@ -97,7 +97,7 @@ def test_a_field_has_a_most(kind: type[AnswerBody], name: str, most: Any, more: 
 
 def test_log_probabilities_have_a_most_that_the_server_says() -> None:
     assert refusal(logprobs=21).param == "logprobs"
-    assert str(refusal(ChatBody, logprobs=True, top_logprobs=21)).startswith("logprobs is 21")
+    assert str(refusal(ChatBody, logprobs=True, top_logprobs=21)).startswith("top_logprobs is 21")
     assert body(logprobs=30).sampling(MODEL, 30).logprobs == 30
 
 

@@ -1,5 +1,6 @@
 """Which adapter a request means: by its model, and by other clients' ways to say so."""
 
+import json
 import re
 from typing import Any
 
@@ -8,8 +9,10 @@ from support.models.tiny_sizes import POSITIONS
 from support.served_engines import Spoken, write_adapter
 from support.web_server import CHATS, COMPLETIONS, Web, web_server
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import Engine, SamplingParams
 from trt_lora.runtime.manifest import read_manifest
+from trt_lora.runtime.server.adapters.served_models import NamedPath
 from trt_lora.runtime.server.engine_process.adapter_desk import AdapterDesk
 
 PROMPT = [5, 6, 7, 8]
@@ -116,6 +119,11 @@ def test_the_oldest_blends_go_when_there_are_many(twin: Engine) -> None:
         ({"lora_path": "a", "lora": [{"name": "b"}]}, 400, "lora"),
         ({"lora": [{"name": "a"}, {"name": "a", "scale": 2}]}, 400, "lora"),
         ({"lora": [{"name": "base"}]}, 400, "lora"),
+        ({"lora": [{"name": "x"}]}, 400, "lora"),
+        ({"lora": {"name": "x"}}, 400, "lora"),
+        ({"lora_path": ["a", "b"]}, 400, "lora_path"),
+        ({"lora_path": ["a", None]}, 400, "lora_path"),
+        ({"lora_path": ["x"]}, 404, "model"),
         ({"lora": [{"name": "a", "scale": 1e300}]}, 400, "body.lora"),
         ({"lora": [{"name": "a"}, {"name": "b", "scale": -1e30}]}, 400, "body.lora"),
     ],
@@ -136,8 +144,8 @@ def test_what_names_no_adapter_or_two_is_refused(
 
 
 def test_an_unknown_adapter_of_a_blend_is_refused(web: Web) -> None:
-    error = web.refusal(COMPLETIONS, 404, prompt=PROMPT, lora=[{"name": "a"}, {"name": "x"}])
-    assert "`x`" in error["message"]
+    error = web.refusal(COMPLETIONS, 400, prompt=PROMPT, lora=[{"name": "a"}, {"name": "x"}])
+    assert "'x'" in error["message"]
 
 
 def test_a_blend_of_more_ranks_than_the_engine_takes_is_refused(spoken: Spoken) -> None:
@@ -171,3 +179,41 @@ def test_several_names_of_the_base_model_are_all_its_own(spoken: Spoken) -> None
         assert answer["usage"]["total_tokens"] == 8
         assert "9 tokens" in web.refusal(COMPLETIONS, prompt=[5] * 9)["message"]
         assert POSITIONS > 9
+
+
+def test_one_adapter_may_be_an_object_or_a_list(web: Web) -> None:
+    for name in ("a", "b"):
+        for body in ({"lora": {"name": name}}, {"lora_path": [name]}, {"lora_path": [name] * 2}):
+            assert said(web, **body) == said(web, model=name)
+    half = {"name": "a", "scale": 0.5}
+    assert said(web, lora=half) == said(web, lora=[half]) != said(web, model="a")
+    assert said(web, lora_path=[]) == said(web, lora_path=[None]) == said(web)
+
+
+def test_a_card_is_as_vllms(spoken: Spoken) -> None:
+    module = NamedPath.of(json.dumps({"name": "a", "path": str(spoken.root / "a")}))
+    child = module._replace(name="child", parent="a")
+    with web_server(spoken.config(lora_modules=[module, child])) as web:
+        cards = web.client.get("/v1/models").json()["data"]
+    assert [(card["id"], card["parent"]) for card in cards] == [
+        ("base", None),
+        ("a", "base"),
+        ("child", "a"),
+    ]
+    for card in cards:
+        (permission,) = card["permission"]
+        assert card["owned_by"] == "vllm"
+        assert permission["id"].startswith("modelperm-")
+        assert (permission["object"], permission["organization"]) == ("model_permission", "*")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a", "{}", '{"name": "a"}', "[]", '{"name": "a", "path": "b"', "{1: 2}"),
+        '{"name": "a", "path": "b", "is_3d_lora_weight": true}',
+    ],
+)
+def test_what_is_no_module_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--lora-modules has"):
+        NamedPath.of(text)

@@ -29,8 +29,8 @@ DEAF, WORD = 16, 2_000  # answers that are not read; characters of a word
 
 def request(**fields: object) -> bytes:
     body = json.dumps({"prompt": [1, 2, 3], "temperature": 0, **fields})
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    head = (f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    return "\r\n".join((*head, f"Content-Length: {len(body)}", "", body)).encode()
 
 
 @contextmanager

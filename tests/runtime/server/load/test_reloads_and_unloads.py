@@ -148,9 +148,10 @@ def stream(web: Web, model: str) -> Iterator[socket.socket]:
     """A stream of 16 answers that has begun."""
     fields: dict[str, Any] = {**BODY, "model": model, "n": 16, "temperature": 1, "max_tokens": 30}
     body = json.dumps({**fields, "stream": True})
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head = (f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    more = ("Connection: close", f"Content-Length: {len(body)}", "", body)
     with socket.create_connection(web.address, timeout=60) as made:
-        made.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        made.sendall("\r\n".join((*head, *more)).encode())
         while b"data: " not in (data := made.recv(1 << 16)):
             assert data
             assert b" 200 OK" in data, data

@@ -62,6 +62,22 @@ def lines(log: Kept, count: int) -> Sequence[Mapping[str, Any]]:
     return log.facts
 
 
+def test_who_is_refused_at_the_door_and_who_leaves_are_told_as_such(
+    spoken: Spoken, log: Kept
+) -> None:
+    with web_server(spoken.config(), GuardConfig(api_keys=("k",))) as web:
+        web.client.get("/v1/models")
+        web.client.get("/v1/models", headers={"host": "evil.example"})
+        with socket.create_connection(web.address) as made:
+            head = (f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", "Authorization: Bearer k")
+            more = ("Content-Type: application/json", "Content-Length: 9", "", "{")
+            made.sendall("\r\n".join((*head, *more)).encode())
+            assert eventually(lambda: web.draining.server_state.tasks)
+        found = [(line["status"], line["error"]) for line in lines(log, 3)]
+    assert found == [(401, "Unauthorized"), (400, "BadRequestError"), (499, "ClientClosedRequest")]
+    assert "Traceback" not in log.text
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_answer_tells_who_asked_what_came_of_it_and_how_long_it_took(
     spoken: Spoken, log: Kept, streamed: bool
@@ -103,7 +119,7 @@ def test_what_is_refused_tells_why_and_what_only_looks_is_told_to_who_debugs(
     assert [each["client"] for each in found] == ["127.0.0.1", *[key] * 4]
     names = ("status", "error", "param", "model")
     assert [tuple(map(each.get, names)) for each in found] == [
-        (401, None, None, None),
+        (401, "Unauthorized", None, None),
         (404, "NotFoundError", "model", "no such"),
         (400, "Bad Request", "body.messages", None),
         (400, "BadRequestError", "top_p", "base"),
@@ -121,8 +137,8 @@ def test_an_answer_that_nobody_waits_for_and_one_that_fails_are_told_as_such(
     gated.engine.shut()
     made = socket.create_connection(gated.web.address, timeout=60)
     content = json.dumps({"prompt": PROMPT, **GREEDY})
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
-    made.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+    head = (f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    made.sendall("\r\n".join((*head, f"Content-Length: {len(content)}", "", content)).encode())
     assert eventually(lambda: gated.engine.waits)
     made.close()
     found = lines(log, 3)
@@ -143,10 +159,12 @@ def test_no_prompt_no_answer_and_no_key_is_told_anywhere(spoken: Spoken, log: Ke
     bad: list[dict[str, Any]] = [
         {"prompt": secret, "stop": [secret] * 17},
         {"prompt": [secret, 7]},
+        {"prompt": [1, secret]},
         {"prompt": secret * 10_000},
         {"prompt": secret, "max_tokens": secret},
         {"prompt": secret, "echo": 7},
         {"messages": [{"role": secret, "content": secret}]},
+        {"messages": [{"role": 7, "content": secret}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "text": secret}]}]},
     ]
     with web_server(spoken.config(), guard) as web:
@@ -162,7 +180,8 @@ def test_no_prompt_no_answer_and_no_key_is_told_anywhere(spoken: Spoken, log: Ke
                 f'{{"prompt": "{secret}\udc00"}}',
             ):
                 content = raw.encode(errors="surrogatepass")
-                errors += web.client.post(COMPLETIONS, content=content, headers=headers).text
+                kind = {"content-type": "application/json", **headers}
+                errors += web.client.post(COMPLETIONS, content=content, headers=kind).text
             for path in ("/v1/load_lora_adapter", "/v1/lora_adapters/x/pin", "/nowhere"):
                 errors += web.client.post(path, json={"lora_name": 7}, headers=headers).text
         web.client.headers["authorization"] = f"Bearer {keys[0]}"
