@@ -196,8 +196,8 @@ def _check_messages(messages: Sequence[object]) -> None:
         for name, text in texts:
             if not isinstance(text, str):
                 raise ConfigError(
-                    f"message {index}: its {name} is a {type(text).__name__} and no string; "
-                    "expected {'role': 'user', 'content': 'text'}"
+                    f"message {index}: its {name} is {type(text).__name__}, expected a string: "
+                    "{'role': 'user', 'content': 'text'}"
                 )
             check_characters(text, f"the {name} of message {index}")
 

@@ -218,7 +218,7 @@ def test_the_adapter_asked_for_least_recently_is_unloaded(
         (lambda made, _: made.generate("A", [5]), "sampling_params has 5, expected SamplingParams"),
         (lambda made, _: made.generate("A", GREEDY, lora_request="x"), "lora_request is 'x'; give"),
         (lambda made, _: made.generate("A", GREEDY, lora_request=[5]), "lora_request is 5, expect"),
-        (lambda made, _: made.generate(["A", [5, "x"]], GREEDY), r"holds 'x' \(str\)"),
+        (lambda made, _: made.generate(["A", [5, "x"]], GREEDY), "holds a str"),
         (lambda made, _: made.chat([]), r"messages is \[\], expected a conversation"),
     ],
 )
