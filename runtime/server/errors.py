@@ -10,7 +10,11 @@ from starlette.responses import Response
 GONE = 499  # nginx's status of a client that has left before its response began
 _MOST = 200  # characters of a value that a message repeats
 # What a message may repeat of a request: what stands in quotes, or has no blank in it.
-_REPEATED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|[^\s'"`]+""", re.DOTALL)
+# Where a message ends first, so does what is in quotes; an apostrophe inside of a word is none.
+_REPEATED = re.compile(
+    r"""(?<!\w)'(?:[^'\\]|\\.)*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z)|`[^`]*(?:`|\Z)|[^\s'"`]+""",
+    re.DOTALL,
+)
 _QUOTES = "'\"`"
 _UNREAD = (408, 413)  # there is more to come, which nobody reads
 # A folder's name may have blanks, and its slash behind it tells; the last name ends at one.

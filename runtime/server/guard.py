@@ -48,7 +48,8 @@ class Guard:
         """Answer a request, or pass it on."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        scope["root_path"] = self._config.root_path
+        if self._config.root_path:  # else another ASGI server's own
+            scope["root_path"] = self._config.root_path
         error = self._refusal(scope)
         if error is not None:
             record_of(scope).refused(error)

@@ -9,10 +9,10 @@ from trt_lora.runtime.server.errors import GONE, HttpError, public
 
 LONG = "Q" * 1500
 SPACED = "Q q" * 500
-FORMATS = "response_format", "structured_outputs"
+ENDLESS = "Q q" * 5000
 
 
-@pytest.mark.parametrize("value", [LONG, SPACED], ids=["one word", "many"])
+@pytest.mark.parametrize("value", [LONG, SPACED, ENDLESS], ids=["one word", "many", "more"])
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -58,6 +58,8 @@ def test_an_error_repeats_little_of_a_number(web: Web) -> None:
 
 def test_short_words_stay_as_they_are() -> None:
     text = "top_p is 2, expected `a` or 'b c'; see --help"
+    assert public(text) == text
+    text = f"the model's prompt is 1, and that is what it's for: {'word ' * 100}."
     assert public(text) == text
     assert public(f"it is {'x' * 300!r}, expected 1") == f"it is '{'x' * 195}...', expected 1"
 
