@@ -162,9 +162,11 @@ class SchedulerLife(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             answers = self.scheduler.step()
-            for request in running_of(self.scheduler) | answers.tokens.keys():
-                asked = self.asked[request]
-                if asked.number is None:
+            seen = running_of(self.scheduler) | answers.tokens.keys()
+            for request, asked in self.asked.items():
+                if request not in seen and not asked.tokens:
+                    asked.number = None  # if it was preempted, it begins anew
+                elif request in seen and asked.number is None:
                     asked.number = self.numbers[asked.name] if asked.name else 0
             for request, token in answers.tokens.items():
                 self.asked[request].tokens.append(token.token_id)
