@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -63,7 +63,7 @@ class Guard:
         if not is_named or not all(map(self._is_host_allowed, hosts)):
             text = "the Host header is missing, or names another machine; see --allowed-host"
             return HttpError(400, text)
-        if not self._is_own_page(scope, headers.get(b"origin", b"")):
+        if scope["method"] not in _LOOKS and not self._is_own_page(headers):
             return HttpError(403, "a page of another site asks; see --allowed-host")
         if not self._has_key(scope, headers.get(b"authorization", b"")):
             return HttpError(401, "Unauthorized")
@@ -72,12 +72,13 @@ class Guard:
             return _too_large()
         return None
 
-    def _is_own_page(self, scope: Scope, origin: bytes) -> bool:
-        """Whether no foreign page changes something: its browser says where it comes from."""
-        if scope["method"] in _LOOKS or not origin:
+    def _is_own_page(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether no foreign page asks: its browser says where it comes from."""
+        origin, allowed = headers.get(b"origin", b""), self._config.allowed_hosts
+        if not origin or "*" in allowed:
             return True
-        _, is_site, host = origin.partition(b"://")
-        return "*" in self._config.allowed_hosts or bool(is_site and self._is_host_allowed(host))
+        site = origin.partition(b"://")[2]
+        return bool(site) and (site == headers.get(b"host") or _name(site) in allowed)
 
     def _has_key(self, scope: Scope, header: bytes) -> bool:
         """Whether a request has the key that its path needs."""
@@ -90,8 +91,7 @@ class Guard:
         return not keys or (scheme.lower() == b"bearer" and any(found))
 
     def _is_host_allowed(self, header: bytes) -> bool:
-        name = re.sub(r":\d*$", "", header.decode("latin-1")).lower()
-        allowed = self._config.allowed_hosts
+        name, allowed = _name(header), self._config.allowed_hosts
         return "*" in allowed or name in allowed or (self._config.allows_addresses and _is_ip(name))
 
 
@@ -115,6 +115,11 @@ def _response(error: HttpError) -> Response:
     if error.status == 401:
         return JSONResponse({"error": "Unauthorized"}, 401)
     return error.response()
+
+
+def _name(header: bytes) -> str:
+    """The name of a host, without its port."""
+    return re.sub(r":\d*$", "", header.decode("latin-1")).lower()
 
 
 def _is_ip(name: str) -> bool:

@@ -25,10 +25,6 @@ _PLACE, _MISSING = re.compile(r"`\$\.(\w+)"), re.compile(r"missing required fiel
 class NoNumber:
     """`NaN` or `Infinity`, which Python writes where JSON has no word; messages tell the name."""
 
-    def __init__(self, text: str) -> None:
-        """Take the word."""
-        self.text = text
-
 
 async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
     """Return the body of a request.
@@ -77,11 +73,9 @@ def _body(raw: bytes, kind: type[BodyT]) -> BodyT:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        read: object = None
-        with suppress(ValueError):
-            read = json.loads(raw, parse_constant=NoNumber)
-        if read is not None:
-            msgspec.convert(read, kind)
+        if b"NaN" in raw or b"Infinity" in raw:
+            with suppress(json.JSONDecodeError):
+                msgspec.convert(json.loads(raw, parse_constant=lambda _: NoNumber()), kind)
         raise
 
 

@@ -23,6 +23,13 @@ from trt_lora.runtime.server.telemetry.request_log import RequestLogConfig
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 
+def posted(path: str, content: str, *headers: str, length: int | None = None) -> bytes:
+    """A request with a body of JSON, or with its beginning where it says to be longer."""
+    size = len(content) if length is None else length
+    head = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
+    return "\r\n".join((*head, *headers, f"Content-Length: {size}", "", content)).encode()
+
+
 @dataclass
 class Web:
     """A server that runs."""

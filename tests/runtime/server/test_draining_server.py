@@ -5,11 +5,13 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.eventually import eventually
+from support.fakes.slot_engine import number_file
 from support.served_engines import Gated, MakeGated
 from support.web_server import COMPLETIONS, Web
 
@@ -86,7 +88,9 @@ def test_a_second_signal_ends_at_once(make_gated: MakeGated) -> None:
     gated.web.draining.force_exit = False  # the test ends it in peace
 
 
-def test_an_engine_that_is_gone_ends_every_answer_and_the_server(make_gated: MakeGated) -> None:
+def test_an_engine_that_is_gone_ends_every_answer_and_the_server(
+    make_gated: MakeGated, tmp_path: Path
+) -> None:
     gated = make_gated(web=WebConfig(drain_grace_s=600))
     with under_way(gated) as stream, ThreadPoolExecutor() as pool:
         whole = pool.submit(gated.web.post, COMPLETIONS, **BODY)
@@ -97,6 +101,8 @@ def test_an_engine_that_is_gone_ends_every_answer_and_the_server(make_gated: Mak
         assert event["error"]["code"] == 503
         assert whole.result().status_code == 503
         assert gated.web.client.get("/health").status_code == 503
+        body = {"lora_name": "x", "lora_path": str(number_file(tmp_path, 4))}
+        assert gated.web.refusal("/v1/load_lora_adapter", 503, **body)
     assert eventually(lambda: gated.web.draining.should_exit)
     assert gated.web.draining.exit_status == 70
 

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from support.web_server import CHATS, COMPLETIONS, Web
 
+from trt_lora.plugins.errors import AdapterError, ChangedAdapterError
+from trt_lora.runtime.server.answers.running_answer import http_error
 from trt_lora.runtime.server.errors import GONE, HttpError, public
 
 LONG = "Q" * 1500
@@ -62,6 +64,12 @@ def test_short_words_stay_as_they_are() -> None:
     text = f"the model's prompt is 1, and that is what it's for: {'word ' * 100}."
     assert public(text) == text
     assert public(f"it is {'x' * 300!r}, expected 1") == f"it is '{'x' * 195}...', expected 1"
+
+
+def test_files_that_have_changed_are_a_conflict_whatever_names_them() -> None:
+    for field in ("lora", "model", None):
+        assert http_error(ChangedAdapterError("x"), field).status == 409
+    assert http_error(AdapterError("x"), "lora").status == 400
 
 
 def test_a_client_that_is_gone_has_a_kind_of_its_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 from support.eventually import eventually
 from support.served_engines import Gated, MakeGated, hold_submits
-from support.web_server import CHATS, COMPLETIONS
+from support.web_server import CHATS, COMPLETIONS, posted
 
 from trt_lora.runtime.server import app
 from trt_lora.runtime.server.engine_process.engine_client import Answers, EngineClient
@@ -22,8 +22,7 @@ def connection(gated: Gated, path: str, **body: Any) -> socket.socket:
     """A connection on which a request was sent."""
     content = json.dumps({"prompt": PROMPT, "max_tokens": 20, "temperature": 0, **body})
     made = socket.create_connection(gated.web.address, timeout=60)
-    head = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
-    made.sendall("\r\n".join((*head, f"Content-Length: {len(content)}", "", content)).encode())
+    made.sendall(posted(path, content))
     return made
 
 
@@ -105,8 +104,7 @@ def test_a_client_that_is_gone_before_its_body_is_whole_has_asked_for_nothing(
 ) -> None:
     gated = make_gated()
     with socket.create_connection(gated.web.address) as made:
-        head = (f"POST {CHATS} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
-        made.sendall("\r\n".join((*head, "Content-Length: 99", "", "{")).encode())
+        made.sendall(posted(CHATS, "{", length=99))
     assert gated.web.answer(COMPLETIONS, prompt=PROMPT)["choices"]
     assert holds_nothing(gated)
 

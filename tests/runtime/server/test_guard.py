@@ -158,6 +158,12 @@ def test_a_page_of_another_site_changes_nothing(method: str, path: str) -> None:
             assert refused(response, 403)["type"] == "Forbidden"
     for origin in ("http://localhost:8000", "http://127.0.0.1"):
         assert asked(GuardConfig(), method, path, {"origin": origin}).status_code != 403
+    beyond = GuardConfig(allows_addresses=True)
+    for host, status in (("10.1.2.3", 403), ("10.1.2.3:80", 403), ("10.1.2.4:8000", 403)):
+        headers = {"host": "10.1.2.3:8000", "origin": f"http://{host}"}
+        assert asked(beyond, method, path, headers).status_code == status
+    own = {"host": "10.1.2.3:8000", "origin": "http://10.1.2.3:8000"}
+    assert asked(beyond, method, path, own).status_code != 403
     anybody = GuardConfig(allowed_hosts=("*",))
     assert asked(anybody, method, path, {"origin": "https://a.example"}).status_code != 403
 

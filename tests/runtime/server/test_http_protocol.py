@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 from support.served_engines import MakeGated, Spoken
-from support.web_server import COMPLETIONS, Web, web_server
+from support.web_server import COMPLETIONS, Web, posted, web_server
 
 from trt_lora.runtime.server import http_protocol, json_body
 
@@ -63,11 +63,10 @@ def test_a_next_request_that_begins_early_ends_no_answer(
     make_gated: MakeGated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "_TIMEOUT_S", SOON)
-    gated, body = make_gated(), b'{"prompt": [5], "max_tokens": 1}'
-    head = POST + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    gated = make_gated()
     with socket.create_connection(gated.web.address) as made:
         gated.engine.shut()
-        made.sendall(head + body + b"GET")
+        made.sendall(posted(COMPLETIONS, '{"prompt": [5], "max_tokens": 1}') + b"GET")
         made.settimeout(4 * SOON)
         with pytest.raises(TimeoutError):
             made.recv(1)

@@ -204,6 +204,18 @@ def test_what_keeps_it_from_starting_is_the_last_line(spoken: Path, tmp_path: Pa
         (["--max-loras", "3"], "--max-loras is 3, expected 1 to 2"),
         (["--dtype", "half"], "--dtype is half, and the engine was built for float32"),
         (["--lora-modules", "a"], "--lora-modules has 'a', expected NAME=PATH"),
+        *(
+            ([option, value], f"{option} is {value}")
+            for option, value in (
+                *(("--max-num-queued-reqs", "-5"), ("--max-num-queued-tokens", "-2")),
+                *(("--queue-timeout", "-1.0"), ("--queue-timeout", "nan")),
+                *(("--max-client-requests", "0"), ("--drain-grace", "-1.0")),
+                *(("--shutdown-timeout", "nan"), ("--max-logprobs", "-5")),
+                *(("--stream-interval", "0"), ("--sse-keep-alive-interval", "-1.0")),
+                *(("--port", "99999"), ("--max-cpu-loras", "0")),
+            )
+        ),
+        (["--max-loras", "2", "--max-cpu-loras", "1"], "--max-cpu-loras is 1, expected"),
         (["-tp", "2"], "--tensor-parallel-size 2 is not supported"),
     ],
 )

@@ -1,6 +1,7 @@
 """Text to tokens and back."""
 
 import builtins
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,23 @@ def test_a_missing_library_is_named_with_what_to_install(
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(BackendError, match=rf"{missing}.*pip install 'trt-lora\[text\]'"):
         TextTokenizer(tmp_path)
+
+
+def test_a_long_text_keeps_no_other_thread_waiting(tmp_path: Path) -> None:
+    """`Tokenizer.encode` would: the thread beside it had a turn or two."""
+    text = "hello " * 200_000
+    tokenizer, turns, is_over = TextTokenizer(word_engine(tmp_path)), [0], threading.Event()
+
+    def count() -> None:
+        while not is_over.wait(0.001):
+            turns.append(0)
+
+    with ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count)
+        before = len(turns)
+        ids = tokenizer.encode_text(text)
+        between = len(turns) - before
+        is_over.set()
+        counting.result()
+    assert between > 20
+    assert ids == tokenizer._tokenizer.encode(text).ids

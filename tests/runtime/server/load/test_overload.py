@@ -17,7 +17,7 @@ from support.load.memory import most_growth, resident
 from support.served_engines import Spoken
 from support.served_process import started
 from support.spoken_engine import spoken_engine
-from support.web_server import COMPLETIONS, web_server
+from support.web_server import COMPLETIONS, posted, web_server
 
 from trt_lora.runtime.server.running_server import ServerConfig
 
@@ -28,9 +28,7 @@ DEAF, WORD = 16, 2_000  # answers that are not read; characters of a word
 
 
 def request(**fields: object) -> bytes:
-    body = json.dumps({"prompt": [1, 2, 3], "temperature": 0, **fields})
-    head = (f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
-    return "\r\n".join((*head, f"Content-Length: {len(body)}", "", body)).encode()
+    return posted(COMPLETIONS, json.dumps({"prompt": [1, 2, 3], "temperature": 0, **fields}))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from support.load.memory import most_growth, resident
 from support.load.said import ASKED, Said, said_alone, said_over_http
 from support.served_engines import Spoken, write_adapter
 from support.served_process import started
-from support.web_server import COMPLETIONS, Web, web_server
+from support.web_server import COMPLETIONS, Web, posted, web_server
 
 from trt_lora.runtime import open_engine
 from trt_lora.runtime.manifest import Manifest
@@ -148,10 +148,8 @@ def stream(web: Web, model: str) -> Iterator[socket.socket]:
     """A stream of 16 answers that has begun."""
     fields: dict[str, Any] = {**BODY, "model": model, "n": 16, "temperature": 1, "max_tokens": 30}
     body = json.dumps({**fields, "stream": True})
-    head = (f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
-    more = ("Connection: close", f"Content-Length: {len(body)}", "", body)
     with socket.create_connection(web.address, timeout=60) as made:
-        made.sendall("\r\n".join((*head, *more)).encode())
+        made.sendall(posted(COMPLETIONS, body, "Connection: close"))
         while b"data: " not in (data := made.recv(1 << 16)):
             assert data
             assert b" 200 OK" in data, data

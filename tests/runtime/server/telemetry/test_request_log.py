@@ -15,7 +15,7 @@ from support.eventually import eventually
 from support.fakes.slot_engine import POISON, number_file
 from support.served_engines import MakeGated, Spoken
 from support.unopened_server import asked
-from support.web_server import CHATS, COMPLETIONS, Web, web_server
+from support.web_server import CHATS, COMPLETIONS, Web, posted, web_server
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.server import log_lines
@@ -69,9 +69,7 @@ def test_who_is_refused_at_the_door_and_who_leaves_are_told_as_such(
         web.client.get("/v1/models")
         web.client.get("/v1/models", headers={"host": "evil.example"})
         with socket.create_connection(web.address) as made:
-            head = (f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", "Authorization: Bearer k")
-            more = ("Content-Type: application/json", "Content-Length: 9", "", "{")
-            made.sendall("\r\n".join((*head, *more)).encode())
+            made.sendall(posted(COMPLETIONS, "{", "Authorization: Bearer k", length=9))
             assert eventually(lambda: web.draining.server_state.tasks)
         found = [(line["status"], line["error"]) for line in lines(log, 3)]
     assert found == [(401, "Unauthorized"), (400, "BadRequestError"), (499, "ClientClosedRequest")]
@@ -136,9 +134,7 @@ def test_an_answer_that_nobody_waits_for_and_one_that_fails_are_told_as_such(
     gated.web.events(COMPLETIONS, prompt=PROMPT, model="nan", **GREEDY)
     gated.engine.shut()
     made = socket.create_connection(gated.web.address, timeout=60)
-    content = json.dumps({"prompt": PROMPT, **GREEDY})
-    head = (f"POST {COMPLETIONS} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
-    made.sendall("\r\n".join((*head, f"Content-Length: {len(content)}", "", content)).encode())
+    made.sendall(posted(COMPLETIONS, json.dumps({"prompt": PROMPT, **GREEDY})))
     assert eventually(lambda: gated.engine.waits)
     made.close()
     found = lines(log, 3)
