@@ -108,6 +108,9 @@ def _check_room(config: BuildConfig, weight_bytes: int, *, has_plan: bool) -> No
 def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
     if config.flavour == "none":
         return None
+    if config.quantize != "none":
+        progress.note("--quantize makes the ONNX files only (as --flavour none)")
+        return None
     if config.flavour != "auto":
         flavour = flavour_named(config.flavour)
         flavour.load()  # fail before the export, which takes minutes

@@ -17,6 +17,9 @@ DEFAULT_MAX_INPUT_LEN = 1024
 DEFAULT_MAX_SEQ_LEN = 2048
 DEFAULT_MAX_LORAS = 8  # of --lora-mode slots
 LORA_MODE_CHOICES = ("auto", *LORA_MODES)
+QUANTIZED_BITS = {"none": 0, "int8": 8, "int4": 4}  # of a code
+QUANTIZE_BLOCKS = (16, 32, 64, 128, 256)
+QUANTIZE_LEVELS = ("fast", "exact")
 
 
 @short_repr
@@ -43,6 +46,11 @@ class BuildConfig:
     lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
     binding_names: BindingNames = BindingNames.LORA  # spelling of the LoRA inputs
     timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
+    quantize: str = "none"  # codes of the linears' weights, one of QUANTIZED_BITS
+    quantize_head: str = "int8"  # of the output head's, where the linears have codes
+    quantize_block: int = 32  # values along k that share a scale, one of QUANTIZE_BLOCKS
+    quantize_level: str = "fast"  # on a CPU, x in 8 bits; exact: x as it is
+    calibration: Path | None = None  # a text for 4 bits; None: the package's own
     force: bool = False  # replace an engine that stands at `output`
 
     def __post_init__(self) -> None:
@@ -64,6 +72,7 @@ class BuildConfig:
         check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
         self._check_that_plugin_takes_slots()
+        self._check_codes()
 
     def _choose_slots(self) -> None:
         check_choice("--lora-mode", self.lora_mode, LORA_MODE_CHOICES)
@@ -88,4 +97,26 @@ class BuildConfig:
             raise ConfigError(
                 f"--lora-plugin aot takes one adapter at a time, and --max-loras is "
                 f"{self.max_loras}; pass --lora-plugin plugin, or leave out --max-loras"
+            )
+
+    def _check_codes(self) -> None:
+        check_choice("--quantize", self.quantize, tuple(QUANTIZED_BITS))
+        check_choice("--quantize-head", self.quantize_head, tuple(QUANTIZED_BITS))
+        check_choice("--quantize-block", str(self.quantize_block), tuple(map(str, QUANTIZE_BLOCKS)))
+        check_choice("--quantize-level", self.quantize_level, QUANTIZE_LEVELS)
+        if self.calibration is not None and self.quantize != "int4":
+            raise ConfigError(
+                f"--calibration is a text for --quantize int4, and --quantize is {self.quantize}; "
+                "leave out one of them"
+            )
+        if self.quantize == "none":
+            return
+        if self.dtype == "bfloat16":
+            raise ConfigError(
+                f"--quantize {self.quantize} takes --dtype float16 or float32; it is bfloat16"
+            )
+        if self.flavour not in ("auto", "none"):
+            raise ConfigError(
+                f"--quantize {self.quantize} makes no plan yet, and --flavour is {self.flavour}; "
+                "pass --flavour none, which answers on a CPU"
             )

@@ -4,44 +4,68 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.lowering.disable_attention_tiling import DisableAttentionTiling
 from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
 from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
 from trt_lora.builder.passes.lowering.gather_logit_tokens import GatherLogitTokens
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
+from trt_lora.builder.passes.lowering.multiply_codes import MultiplyCodes
 from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
 
 
-def save_graphs(model: ir.Model, work: Path) -> None:
+def save_graphs(model: ir.Model, work: Path, level: str) -> None:
     """Write the files of an exported graph into the directory `work`.
 
-    `ONNX_CPU_FILE` is written where ONNX Runtime has an operator for the graph's attention; it
-    names the weights of `ONNX_FILE`.
+    `ONNX_CPU_FILE` is written where ONNX Runtime has an operator for the graph's attention or its
+    codes; it names the weights of `ONNX_FILE`.
 
     Args:
         model: with LoRA inputs; its attention is lowered in place.
         work: an engine directory in the making.
+        level: of products by codes, one of `multiply_codes.LEVELS`.
     """
     own = model.clone()
     has_own = GroupQueryAttention()(own).modified
     StandardAttention()(model)
     ir.save(model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
-    if has_own:
+    if has_own or any(node.op_type == "DequantizeLinear" for node in own.graph):
         StandardAttention()(own)  # of layers that the operator cannot express
         DisableAttentionTiling()(own)
         OptionalLoRA()(own)
-        if FlattenBatch()(own).modified:
-            GatherLogitTokens()(own)
-            FuseAddIntoGemm()(own)
+        _lower_products(own, level)
         _share_weights(own, ir.load(work / ONNX_FILE))
         ir.save(own, work / ONNX_CPU_FILE)
 
 
+def _lower_products(model: ir.Model, level: str) -> None:
+    is_flat = FlattenBatch()(model).modified
+    if is_flat:
+        GatherLogitTokens()(model)
+    MultiplyCodes(level)(model)
+    if is_flat:
+        FuseAddIntoGemm()(model)
+
+
 def _share_weights(model: ir.Model, saved: ir.Model) -> None:
-    """Let initializers refer to the file that those of `saved` lie in."""
+    """Let initializers refer to the file that those of `saved` lie in, where the bytes are equal.
+
+    Codes keep the dtype and shape that they have in `model`.
+    """
     for name, value in model.graph.initializers.items():
         other = saved.graph.initializers.get(name)
-        if other is not None and isinstance(other.const_value, ir.ExternalTensor):
-            value.const_value = other.const_value
+        if other is None or not isinstance(there := other.const_value, ir.ExternalTensor):
+            continue
+        tensor = gv.present(value.const_value)
+        if tensor.nbytes == there.nbytes:
+            value.const_value = ir.ExternalTensor(
+                there.location,
+                there.offset,
+                there.length,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=name,
+                base_dir=there.base_dir,
+            )

@@ -5,20 +5,25 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from trt_lora.builder.checkpoint.base_model import describe, load_model, output_widths
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
+from trt_lora.builder.checkpoint.loaded_weights import check_finite
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, TEXT_FILES
 from trt_lora.builder.checks.check_model import CheckedModel
-from trt_lora.builder.checks.meta_model import head_path
+from trt_lora.builder.checks.meta_model import head_path, usable_positions
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
+from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress
+from trt_lora.builder.quantising.quantise import QuantisedLinear, Quantiser
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.save_graphs import save_graphs
@@ -37,6 +42,7 @@ from trt_lora.runtime.generation.parameters.default_sampling import (
     default_sampling,
 )
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Binding, Manifest
+from trt_lora.runtime.weight_format import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Graph:
     model: ir.Model
     inserted: InsertLoRAResult
     embeddings: Mapping[str, BaseWeight]
+    weights: Mapping[str, WeightFormat]  # of the linears that are read as codes
 
 
 def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manifest:
@@ -59,8 +66,8 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     """
     config, model = build.config, build.model
     graph = make_graph(config, build.lora, model, progress)
-    embeddings = graph.embeddings
-    sites, inputs, outputs = _save(graph, work, progress)
+    embeddings, weights = graph.embeddings, graph.weights
+    sites, inputs, outputs = _save(graph, work, config.quantize_level, progress)
     del graph
     gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
     profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs)
@@ -83,6 +90,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         dtype=config.dtype,
         flavour=build.flavour.name if build.flavour else "none",
         lora_plugin=build.lora_plugin,
+        weights=weights,
         versions=versions,
         files={path.name: file_record(path) for path in sorted(work.iterdir())},
     )
@@ -93,12 +101,12 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
 
 
 def _save(
-    graph: Graph, work: Path, progress: Progress
+    graph: Graph, work: Path, level: str, progress: Progress
 ) -> tuple[tuple[Site, ...], tuple[Binding, ...], tuple[Binding, ...]]:
     """Write the ONNX file; return its sites, inputs and outputs."""
     progress.stage("save")
     ClearMetadata()(graph.model)
-    save_graphs(graph.model, work)
+    save_graphs(graph.model, work, level)
     values = graph.model.graph
     inputs, outputs = map(_binding, values.inputs), map(_binding, values.outputs)
     return graph.inserted.sites, tuple(inputs), tuple(outputs)
@@ -114,8 +122,7 @@ def make_graph(
         ConfigError: a target matches no linear of the model.
         AdapterError: an adapter of the options has trained copies of base weights.
     """
-    progress.stage("load")
-    model = load_model(checked.checkpoint, config.dtype)
+    model, codes = _load(config, checked, progress)
     embeddings = embedding_hashes(checked.checkpoint, model)
     for adapter in lora.adapters:
         for name, reason in compare_copies(adapter, embeddings)[1].items():
@@ -127,7 +134,29 @@ def make_graph(
     insert = InsertLoRA(lora.targets, config.binding_names, head, linears, lora.stack_rank)
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
-    return Graph(exported.model, inserted, embeddings)
+    QuantiseLinears({path: linear.weight for path, linear in codes.items()})(exported.model)
+    coded = {path for path in codes if f"{path}.codes" in exported.model.graph.initializers}
+    for path in codes.keys() - coded:
+        if linears.get(path):  # else the logits do not need it
+            progress.note(f"{path} keeps its weight in {config.dtype}: the graph computes it")
+    level = config.quantize_level
+    formats = {path: linear.format(level) for path, linear in codes.items() if path in coded}
+    return Graph(exported.model, inserted, embeddings, formats)
+
+
+def _load(
+    config: BuildConfig, checked: CheckedModel, progress: Progress
+) -> tuple[Any, dict[str, QuantisedLinear]]:
+    """The model in the engine's dtype, and the linears that are to be read as codes."""
+    progress.stage("load")
+    if config.quantize == "none":
+        return load_model(checked.checkpoint, config.dtype), {}
+    model = load_model(checked.checkpoint, "float32")  # codes are of the checkpoint's own values
+    quantiser = Quantiser(model, config, head_path(model), usable_positions(model), progress)
+    codes = quantiser.quantised()
+    model.to(getattr(torch, config.dtype))
+    check_finite(checked.checkpoint.directory, model)
+    return model, codes
 
 
 def _binding(value: ir.Value) -> Binding:

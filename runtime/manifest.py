@@ -17,6 +17,7 @@ from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
 from trt_lora.runtime.files.json_file import read_json
+from trt_lora.runtime.weight_format import WeightFormat
 
 SCHEMA_VERSION = 2  # 1: engines built before 0.3, some with a KV cache that grows
 _MAX_BYTES = 32 << 20  # of 20 thousand sites
@@ -95,6 +96,8 @@ class Manifest:
     schema_version: int = SCHEMA_VERSION
     lora_plugin: str = "native"  # one of LORA_PLUGINS
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
+    # By path, of the linears whose weights are codes.
+    weights: Mapping[str, WeightFormat] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Return what it is the manifest of."""

@@ -114,5 +114,5 @@ def replace_node(node: ir.Node, nodes: Sequence[ir.Node], result: ir.Value) -> N
     result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
     graph = graph_of(node)
     graph.insert_before(node, nodes)
-    ir.convenience.replace_all_uses_with(node.outputs[0], result)
+    replace_value(node.outputs[0], result)
     graph.remove(node, safe=True)

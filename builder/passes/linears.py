@@ -84,7 +84,7 @@ def _metadata(node: ir.Node, key: str) -> list[str]:
 
 
 def _constant_shape(value: ir.Value | None) -> Sequence[int] | None:
-    """Shape of a constant, seen through the Transpose that a weight with other readers keeps."""
+    """Shape of a constant, seen through codes and the Transpose of a weight with other readers."""
     if value is None:
         return None
     producer = value.producer()
@@ -92,6 +92,8 @@ def _constant_shape(value: ir.Value | None) -> Sequence[int] | None:
         shape = _constant_shape(producer.inputs[0]) or ()
         axes = producer.attributes.get_ints("perm", range(len(shape))[::-1])
         return tuple(shape[axis] for axis in axes) if shape else None
+    if producer is not None and producer.op_type == "DequantizeLinear":
+        return _constant_shape(producer.inputs[0])
     return None if value.const_value is None else tuple(value.const_value.shape.numpy())
 
 

@@ -3,6 +3,7 @@
 1. Only the weights that change are written; the others stay in the engine's own file.
 2. A weight that other nodes read too, such as a tied embedding, keeps its value for them.
 3. A site that is called twice is merged once.
+4. A weight in codes becomes one of floats: the codes hold no sum.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.coded_weight import read_coded
 from trt_lora.builder.passes.remove_lora import RemoveLoRA
 from trt_lora.builder.passes.site_calls import SiteCall, site_calls
 from trt_lora.plugins.errors import ModelError
@@ -99,6 +101,8 @@ def _matrix(value: ir.Value, path: str) -> Array:
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
         permutation = node.attributes.get_ints("perm", (1, 0))
         return _matrix(node.inputs[0], path).transpose(*permutation)
+    if (coded := read_coded(value)) is not None:
+        return coded.dequantised()
     if value.const_value is None or len(value.const_value.shape) != 2:
         raise ModelError(f"the weight of {path} is no constant matrix: it cannot be merged")
     return value.const_value.numpy()

@@ -17,6 +17,7 @@ CPU = (
     _workload("scheduling", "What does choosing who joins cost?", 30, "scheduling:rows"),
     _workload("adapter-cache", "What does an adapter cost by where it lies?", 90,
               "adapter_cache:rows"),
+    _workload("codes", "What do weights in codes take, lose and gain?", 400, "codes:rows"),
     _workload("serving", "What do HTTP and another process cost?", 150, "http_serving:rows"),
     _workload("serving:load", "What do requests do to each other?", 150, "serving_load:rows"),
     _workload("peers", "How fast are transformers, PEFT and we?", 300, "peers.__main__:rows"),

@@ -3,23 +3,31 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.engines.open_executor import BACKENDS
+from trt_lora.runtime.manifest import ONNX_FILE
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.terminal.adapters import hub_path
-from trt_lora.scripts.terminal.answering_options import prompt_lines
+from trt_lora.scripts.terminal.answering_options import prompt_lines, read_text
 from trt_lora.scripts.terminal.printing import print_json
-from trt_lora.scripts.terminal.stage_progress import stage_progress
+from trt_lora.scripts.terminal.stage_progress import TurnProgress, stage_progress
 from trt_lora.scripts.verification import deltas, logits
-from trt_lora.scripts.verification.tolerances import TOLERANCES, chosen_tolerance
+from trt_lora.scripts.verification.accuracy import accuracy, print_accuracy, text_windows
+from trt_lora.scripts.verification.tolerances import TOLERANCES, chosen_tolerance, tolerance_of
+
+if TYPE_CHECKING:
+    from trt_lora.scripts.verification.peft_reference import PeftReference
 
 ADAPTER = "adapter"  # what the one adapter is called inside
+_FLOAT = "float"  # of --reference
 PROMPTS = ("Name a fruit.", "What is the capital of Portugal?", "Write one line about the sea.")
 
 
@@ -32,63 +40,114 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--prompts", type=Path, metavar="FILE", help="a prompt a line (default: three of its own)")
     add("--max-tokens", type=int, default=16, help="length of the answers compared")
     add("--backend", choices=BACKENDS, default="auto", help="where the engine runs")
+    what = "PEFT on the weights as the engine has them, or on those of --model in float32: a report"
+    add("--reference", choices=("engine", _FLOAT), default="engine", help=f"{what} (float)")
+    add("--text", type=Path, metavar="FILE", help="for float (default: of Python's own reference)")
     add("--tolerance", type=float, help="of a logit (default: by the engine's dtype)")
     add("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_verify)
 
 
+class _Report(NamedTuple):
+    """What was found of an engine and its reference."""
+
+    problems: list[str]
+    facts: dict[str, Any]  # for JSON
+    print: Callable[[], None]
+    verdict: str  # where there is no problem
+
+
 def _verify(args: argparse.Namespace) -> None:
-    """Print two tables; exit with 1 beyond tolerance."""
+    """Print what was compared; exit with 1 beyond tolerance."""
     args.model, args.adapter = hub_path(args.model), hub_path(args.adapter)
     if not args.model.is_dir():
         raise ConfigError(f"--model is {args.model}, which is not a directory")
+    if args.text is not None and args.reference != _FLOAT:
+        raise ConfigError("--text is of --reference float, which is not there; pass both, or none")
     with extra("peft", "verify"):  # it takes seconds, and nothing is computed before
-        from trt_lora.scripts.verification.peft_reference import PeftReference
-    problems: list[str] = []
+        from trt_lora.scripts.verification.peft_reference import PeftReference  # noqa: F401
     with stage_progress() as progress, open_engine(args.engine, args.backend) as engine:
-        runner, tolerance = _runner(engine), TOLERANCES[engine.manifest.dtype]
-        limit = chosen_tolerance(args.tolerance, tolerance.logit)
+        runner = _runner(engine)
         progress.stage("adapter")
-        problems += _other_base(engine, args.model)
+        problems = list(_other_base(engine, args.model))
         missing = engine.adapters.load(ADAPTER, args.adapter).missing_sites
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
-        prompts = _prompts(args, engine)
-        progress.stage("reference")
-        with _peft_errors(args.model, args.adapter):
-            reference = PeftReference(args.model, {ADAPTER: args.adapter}, engine.manifest.dtype)
-        progress.stage("logits")
-        rows = list(
-            logits.compared_logits(
-                engine, ADAPTER, reference, prompts, args.max_tokens, progress.turn
-            )
-        )
-        progress.stage("deltas")
-        ours = deltas.engine_factors(engine.adapters, ADAPTER)
-        errors = deltas.delta_errors(ours, reference.factors(ADAPTER))
-    problems += logits.logit_problems(rows, limit)
-    problems += deltas.delta_problems(errors, tolerance.delta)
-    if not any(map(deltas.delta_norm, ours.values())):
-        problems.append("the adapter adds nothing at any site, so that nothing was verified")
+        report = (_accuracy if args.reference == _FLOAT else _comparison)(args, engine, progress)
+    problems += report.problems
     if args.json:
-        print_json(
-            {
-                "same": not problems,
-                "ran_on": runner,
-                "tolerance": limit,
-                "problems": problems,
-                "logits": [dataclasses.asdict(row) for row in rows],
-                "delta_errors": errors,  # by site, relative to PEFT's
-            }
-        )
+        print_json({"same": not problems, "ran_on": runner, "problems": problems} | report.facts)
     else:
-        logits.print_logits(rows)
-        deltas.print_deltas(errors)
+        report.print()
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if problems:
         sys.exit(1)
     if not args.json:
-        print(f"the engine computes what PEFT does: {args.adapter}; it ran on {runner}")
+        print(f"{report.verdict}: {args.adapter}; it ran on {runner}")
+
+
+def _comparison(args: argparse.Namespace, engine: Engine, progress: TurnProgress) -> _Report:
+    """Logits and deltas, which rounding alone may move."""
+    tolerance = tolerance_of(engine.manifest)
+    limit = chosen_tolerance(args.tolerance, tolerance.logit)
+    prompts = _prompts(args, engine)
+    progress.stage("reference")
+    weights = _weights(engine) if engine.manifest.weights else {}
+    reference = _reference(args, engine.manifest.dtype, weights)
+    progress.stage("logits")
+    rows = list(
+        logits.compared_logits(engine, ADAPTER, reference, prompts, args.max_tokens, progress.turn)
+    )
+    progress.stage("deltas")
+    ours = deltas.engine_factors(engine.adapters, ADAPTER)
+    errors = deltas.delta_errors(ours, reference.factors(ADAPTER))
+    problems = logits.logit_problems(rows, limit) + deltas.delta_problems(errors, tolerance.delta)
+    if not any(map(deltas.delta_norm, ours.values())):
+        problems.append("the adapter adds nothing at any site, so that nothing was verified")
+    facts = {
+        "tolerance": limit,
+        "logits": [dataclasses.asdict(row) for row in rows],
+        "delta_errors": errors,  # by site, relative to PEFT's
+    }
+
+    def show() -> None:
+        logits.print_logits(rows)
+        deltas.print_deltas(errors)
+
+    verdict = "the engine computes what PEFT does"
+    if tolerance.logit != TOLERANCES[engine.manifest.dtype].logit:
+        verdict += f", to {limit:g} of a logit, since it takes x in 8 bits"
+    return _Report(problems, facts, show, verdict)
+
+
+def _accuracy(args: argparse.Namespace, engine: Engine, progress: TurnProgress) -> _Report:
+    """Perplexity and divergence, which codes and dtype move; nothing is beyond a tolerance."""
+    windows = text_windows(engine, None if args.text is None else read_text(args.text))
+    progress.stage("reference")
+    reference = _reference(args, "float32", {})
+    progress.stage("accuracy")
+    rows = [accuracy(engine, name, reference, windows) for name in ("", ADAPTER)]
+    facts = {"accuracy": [dataclasses.asdict(row) for row in rows]}
+    return _Report([], facts, lambda: print_accuracy(rows), "the engine beside its float model")
+
+
+def _reference(
+    args: argparse.Namespace, dtype: str, weights: Mapping[str, Array]
+) -> "PeftReference":
+    from trt_lora.scripts.verification.peft_reference import PeftReference
+
+    with _peft_errors(args.model, args.adapter):
+        return PeftReference(args.model, {ADAPTER: args.adapter}, dtype, weights=weights)
+
+
+def _weights(engine: Engine) -> dict[str, Array]:
+    """The weights that the engine's codes are."""
+    import onnx_ir as ir
+
+    from trt_lora.builder.passes.coded_weight import coded_weights
+
+    model = ir.load(engine.directory / ONNX_FILE)
+    return {path: weight.dequantised() for path, weight in coded_weights(model)}
 
 
 def _runner(engine: Engine) -> str:

@@ -1,8 +1,9 @@
-"""Demo on a real model: build an engine, answer as three adapters, and four prompts at once."""
+"""Demo on a real model: answer as three adapters, and four prompts at once, in 32 and in 4 bits."""
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +28,7 @@ from trt_lora.scripts.terminal.build_progress import BuildProgress, build_progre
 from trt_lora.scripts.terminal.console import run
 
 ENGINE = Path("engines/smollm2")
+CODED = Path("engines/smollm2-int4")
 ADAPTERS = Path("tests/adapters")
 MODEL = Path("build/smollm2")
 MODULES = (
@@ -70,7 +72,10 @@ def demo(console: Console, flavour: str | None = None) -> None:
     with build_progress() as progress:
         progress.stage("model")
         ensure_demo_model(MODEL)
-        manifest = ensure_engine(demo_config(_flavour(flavour, progress)), progress)
+        config = demo_config(_flavour(flavour, progress))
+        manifest = ensure_engine(config, progress)
+        coded = replace(config, output=CODED, quantize="int4", flavour="none")
+        ensure_engine(coded, progress)
     with open_engine(ENGINE) as engine:
         where = type(engine.executor).__name__
         console.print(f"{ENGINE}: {len(manifest.sites)} LoRA sites, run by {where}")
@@ -84,7 +89,10 @@ def demo(console: Console, flavour: str | None = None) -> None:
                 answer = engine.generate(prompt, adapter=name, sampling=SAMPLING)
                 table.add_row(prompt, name or BASE, answer.text.strip(), f"{microseconds:.0f}")
         console.print(table, markup=False)
-        console.print(_in_one_batch(engine), markup=False)
+        console.print(_in_one_batch(engine, f"in {manifest.dtype}, by {where}"), markup=False)
+    with open_engine(CODED) as engine:
+        engine.adapters.load(name := min(path.name for path in ADAPTERS.iterdir()), ADAPTERS / name)
+        console.print(_in_one_batch(engine, "in int4, on the CPU"), markup=False)
     console.print(NEXT, markup=False, highlight=False, end="")
 
 
@@ -102,12 +110,12 @@ def _flavour(wanted: str | None, progress: BuildProgress) -> str:
     return wanted or "auto"
 
 
-def _in_one_batch(engine: Engine) -> Table:
+def _in_one_batch(engine: Engine, label: str) -> Table:
     """Answer prompts of different lengths together: each joins when the one before has begun."""
     adapter, scheduler, tokenizer = engine.adapters.names[0], engine.serve(), engine.tokenizer
     asked: dict[int, str] = {}
     answers: dict[int, list[int]] = {}
-    steps = 0
+    steps, begin = 0, perf_counter()
     while scheduler or len(asked) < len(BATCHED):
         if len(asked) < len(BATCHED):
             prompt = BATCHED[len(asked)]
@@ -116,7 +124,8 @@ def _in_one_batch(engine: Engine) -> Table:
         for token in scheduler.step().tokens.values():
             answers[token.sequence_id] += [token.token_id] if token.token_id is not None else []
         steps += 1
-    title = f"{len(asked)} prompts in one batch: {steps} steps, each prompt joins a step later"
+    speed = sum(map(len, answers.values())) / (perf_counter() - begin)
+    title = f"{len(asked)} prompts in one batch {label}: {steps} steps, {speed:.0f} tokens/s"
     table = Table("prompt", "tokens", "answer", title=title, show_lines=True)
     for row, prompt in asked.items():
         tokens = str(len(tokenizer.encode(prompt)))

@@ -19,7 +19,8 @@ ENGINES = Path("engines")  # where an engine goes that has no --output
 # The options that are fields of `BuildConfig` under the same name, with its defaults.
 _FIELDS = (
     *("max_lora_rank", "lora_mode", "max_loras", "max_batch_size", "max_input_len", "max_seq_len"),
-    *("dtype", "flavour", "lora_plugin", "timing_cache"),
+    *("dtype", "flavour", "lora_plugin", "timing_cache", "calibration"),
+    *("quantize", "quantize_head", "quantize_block", "quantize_level"),
 )
 
 
@@ -46,6 +47,7 @@ def build_parser() -> CommandParser:
     _add_directories(add)
     _add_lora_options(add)
     _add_engine_options(add)
+    _add_code_options(add)
     add("--json", action="store_true", help="print one JSON object instead, also of --dry-run")
     add_program_options(parser)
     return parser
@@ -196,4 +198,26 @@ def _add_engine_options(add: Callable[..., object]) -> None:
         type=Path,
         metavar="FILE",
         help="reuse kernel timings between builds (full TensorRT; TensorRT-RTX has none)",
+    )
+
+
+def _add_code_options(add: Callable[..., object]) -> None:
+    kinds = tuple(config.QUANTIZED_BITS)
+    what = "weights of linears in codes of 8 or 4 bits, ONNX files only (default: %(default)s)"
+    _add_choice(add, "--quantize", kinds, what)
+    what = "the same of the output head, with --quantize (default: %(default)s)"
+    _add_choice(add, "--quantize-head", kinds, what)
+    what = "values that share a scale: 16, 32, 64, 128 or 256 (default: %(default)s)"
+    _add_number(add, "--quantize-block", "VALUES", what)
+    what = (
+        "on a CPU, products with activations in 8 bits (fast) or as they are (exact) "
+        "(default: %(default)s)"
+    )
+    _add_choice(add, "--quantize-level", config.QUANTIZE_LEVELS, what)
+    add(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="a text like those that the engine will see, for --quantize int4 (default: one that "
+        "comes with the package)",
     )

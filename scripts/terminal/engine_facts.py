@@ -3,7 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.manifest import ONNX_WEIGHTS_FILE, Manifest
+from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.store.slot_stacks import stacks_nbytes
 
 
@@ -15,6 +16,7 @@ def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:
         "base model": f"{base.name} ({base.architecture})",
         "fingerprint": base.fingerprint,
         "dtype": manifest.dtype,
+        "weights": _weights(manifest),
         "plan": f"{manifest.flavour}, LoRA as {manifest.lora_plugin}",
         "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
         f"{manifest.max_input_len} of them in one step",
@@ -31,3 +33,16 @@ def _adapters(manifest: Manifest) -> str:
     if not manifest.max_loras:
         return "one at a time, for all rows"
     return f"{manifest.max_loras} in a batch, in stacks of {stacks_nbytes(manifest) / 1e6:.1f} MB"
+
+
+def _weights(manifest: Manifest) -> str:
+    """Bytes of the weights by their format; the output head has its own."""
+    if (file := manifest.files.get(ONNX_WEIGHTS_FILE)) is None:
+        return f"in {manifest.dtype}"
+    itemsize, parts = storage_dtype(manifest.dtype).itemsize, Counter[str]()
+    sites = {site.path for site in manifest.sites}
+    for path, kind in manifest.weights.items():
+        whose = "linears" if path in sites else path
+        parts[f"{whose} {kind.format}, block {kind.block}"] += kind.nbytes(itemsize)
+    parts[f"in {manifest.dtype}"] = file.size_bytes - parts.total()
+    return "; ".join(f"{name}: {size / 1e6:.1f} MB" for name, size in parts.items())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.suppress_output import suppress_output
 
@@ -19,6 +21,13 @@ Matrix = npt.NDArray[np.float64]
 
 def _weight(linear: Any) -> Matrix:
     return np.asarray(linear.weight.detach().double().numpy())
+
+
+def _set_weight(linear: Any, weight: npt.NDArray[Any]) -> None:
+    """Give a linear a weight of its own, [n, k], also where it was tied to another."""
+    values = torch.from_numpy(weight).to(linear.weight.dtype)
+    is_turned = isinstance(linear, Conv1D)
+    linear.weight = torch.nn.Parameter(values.T.contiguous() if is_turned else values)
 
 
 def _makes_positions(module: torch.nn.Module) -> bool:
@@ -35,6 +44,7 @@ class PeftReference:
         dtype: str = "float32",
         *,
         attention: str = "eager",
+        weights: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
     ) -> None:
         """Load everything on the CPU; the first adapter is active.
 
@@ -43,11 +53,14 @@ class PeftReference:
             adapters: PEFT directories by name.
             dtype: of weights and activations.
             attention: transformers' implementation; "eager" is its definition, "sdpa" is faster.
+            weights: [n, k] of linears, by path, in the place of the model's own.
         """
         with suppress_output():
             base: Any = AutoModelForCausalLM.from_pretrained(
                 model, dtype=getattr(torch, dtype), attn_implementation=attention
             )
+            for linear, weight in weights.items():
+                _set_weight(base.get_submodule(linear), weight)
             self._wrapped: Any = None
             for name, path in adapters.items():
                 if self._wrapped is None:

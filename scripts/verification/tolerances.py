@@ -1,9 +1,10 @@
 """Tolerances by dtype, for every command that compares, and the option `--tolerance`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ TOLERANCES = {
     "float16": Tolerance(logit=0.5, delta=2e-3, atol=0.5, logits_atol=2.0, rtol=2e-2),
     "bfloat16": Tolerance(logit=2.0, delta=2e-2, atol=4.0, logits_atol=16.0, rtol=0.16),
 }
+
+# Of a logit where codes are multiplied by x in 8 bits; a model of 30 layers has half of it.
+_FAST_LOGIT = 6.0
+
+
+def tolerance_of(manifest: Manifest) -> Tolerance:
+    """Return what to expect of an engine."""
+    tolerance = TOLERANCES[manifest.dtype]
+    is_fast = any(kind.level == "fast" for kind in manifest.weights.values())
+    return replace(tolerance, logit=_FAST_LOGIT) if is_fast else tolerance
 
 
 def chosen_tolerance(given: float | None, default: float) -> float:

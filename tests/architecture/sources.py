@@ -21,8 +21,8 @@ def product_files() -> list[Path]:
 
 
 def data_files() -> list[Path]:
-    """Return what the wheel holds beside Python: kernels, templates, a page, the mark of types."""
-    endings = ("cu", "cuh", "jinja", "csv", "html", "css", "js", "svg")
+    """Return what the wheel holds beside Python: kernels, texts, a page, the mark of types."""
+    endings = ("cu", "cuh", "jinja", "csv", "txt", "html", "css", "js", "svg")
     kinds = [f"**/*.{ending}" for ending in endings]
     return files(TYPED, *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
 

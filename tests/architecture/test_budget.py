@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_500, "builder": 3600, "scripts": 7850}
-TESTS = 47_800
+BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 4150, "scripts": 8110}
+TESTS = 48_700
 
 
 def code_lines(path: Path) -> int:

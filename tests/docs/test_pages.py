@@ -24,7 +24,7 @@ OTHERS = {"comparing", "many-adapters", "serving"}  # which other tests run
 # What the blocks of a page print, in their order; commands of the shell print nothing.
 PRINTED = {
     "deploying": ["", "build/shipped: whole", "bytes, all sites", "none native"],
-    "building": ["4 sites, 11 left alone"],
+    "building": ["4 sites, 11 left alone", "the engine beside its float model"],
     "answering": ["4 of 4 sites adapted", " w", " w", "8 LoRA bindings of"],
     "commands": [
         "sites adapted",

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 from support.spoken_engine import spoken_engine
 
+from trt_lora.builder.passes import coded_weight
+from trt_lora.builder.passes.coded_weight import unpacked
+from trt_lora.runtime import open_engine
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import Pair
@@ -19,6 +23,7 @@ from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.store import source
 from trt_lora.scripts.commands import verify
 from trt_lora.scripts.trt_lora_command import main
+from trt_lora.scripts.verification.logits import engine_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -252,3 +257,98 @@ def test_prompts_that_are_no_text_are_refused(
     prompts.write_bytes(b"caf\xe9\n")
     assert exit_code(replace(made, engine=engine), "--prompts", str(prompts)) == 2
     assert f"{prompts} cannot be read: " in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------ weights in codes
+
+
+@pytest.fixture(scope="module")
+def coded(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The same model in codes of 4 bits, its products exact."""
+    engine = tmp_path_factory.mktemp("coded") / "engine"
+    options = {"quantize": "int4", "quantize_block": 16, "quantize_level": "exact"}
+    quick_build(tiny_config(made.model, engine, **options))
+    return replace(made, engine=engine)
+
+
+@pytest.mark.slow
+def test_an_engine_in_codes_is_compared_with_peft_on_its_own_weights(
+    coded: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(coded) == 0
+    assert "the engine computes what PEFT does: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_codes_that_are_read_in_another_order_are_caught(
+    coded: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(coded_weight, "unpacked", lambda both: unpacked(both >> 4 | both << 4))
+    assert exit_code(coded) == 1
+    assert "beyond the tolerance of 0.001" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_products_with_x_in_8_bits_have_a_tolerance_of_their_own(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"quantize": "int8", "quantize_block": 16}
+    quick_build(tiny_config(made.model, tmp_path / "engine", **options))
+    fast = replace(made, engine=tmp_path / "engine")
+    assert exit_code(fast) == 0
+    said = "the engine computes what PEFT does, to 6 of a logit, since it takes x in 8 bits: "
+    assert said in capsys.readouterr().out
+    assert exit_code(fast, "--tolerance", "1e-3") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float32", "codes"])
+def test_the_distance_from_the_float_model_is_reported(
+    kind: str, made: Made, coded: Made, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = coded if kind == "codes" else made
+    assert exit_code(of, "--reference", "float") == 0
+    printed = capsys.readouterr().out
+    assert "same best token" in printed
+    assert "the engine beside its float model: " in printed
+    assert exit_code(of, "--reference", "float", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["accuracy"]
+    assert [row["adapter"] for row in rows] == ["", verify.ADAPTER]
+    for row in rows:
+        if kind == "codes":
+            assert 1e-6 < row["divergence"] < 1
+            assert row["perplexity"] != pytest.approx(row["float_perplexity"], rel=1e-5)
+        else:
+            assert abs(row["divergence"]) < 1e-9
+            assert row["same_best"] == 1
+            assert row["perplexity"] == pytest.approx(row["float_perplexity"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_perplexity_and_divergence_are_those_of_the_definition(
+    coded: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, text = spoken_engine(coded.engine, tmp_path / "engine"), tmp_path / "text"
+    text.write_text("a b c d e f g h")
+    spoken = replace(coded, engine=engine)
+    options = ("--reference", "float", "--text", str(text), "--json")
+    assert exit_code(spoken, *options) == 0
+    row = json.loads(capsys.readouterr().out)["accuracy"][0]
+    with open_engine(engine, "onnxruntime") as running:
+        ids = np.array([running.tokenizer.encode_text(text.read_text())])
+        ours = torch.from_numpy(engine_logits(running, "", ids, prompt=ids.size)[0]).double()
+    reference = PeftReference(coded.model, {"a": coded.adapter})
+    theirs = torch.from_numpy(reference.logits("", ids, np.ones_like(ids))[0]).double()
+    labels = torch.from_numpy(ids[0, 1:])
+    for logits, name in ((theirs, "float_perplexity"), (ours, "perplexity")):
+        loss = torch.nn.functional.cross_entropy(logits[:-1], labels)
+        assert row[name] == pytest.approx(float(loss.exp()), rel=1e-6)
+    ours, theirs = ours.log_softmax(-1), theirs.log_softmax(-1)
+    divergence = torch.nn.functional.kl_div(ours, theirs, log_target=True, reduction="batchmean")
+    assert row["divergence"] == pytest.approx(float(divergence), rel=1e-6)
+    assert row["same_best"] == float((ours.argmax(-1) == theirs.argmax(-1)).double().mean())
+
+
+def test_a_text_is_for_the_float_model_alone(made: Made, tmp_path: Path) -> None:
+    assert exit_code(made, "--text", str(tmp_path)) == 2
+    assert exit_code(made, "--reference", "float", "--text", str(tmp_path / "none")) == 2

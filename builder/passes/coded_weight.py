@@ -1,0 +1,124 @@
+"""A weight in codes of 4 or 8 bits, and the `DequantizeLinear` that reads it in a graph."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from trt_lora.builder.passes import graph_values as gv
+from trt_lora.runtime.memory.dtypes import Array
+
+Codes = npt.NDArray[np.uint8]
+
+_OPERATOR = "DequantizeLinear"
+_NIBBLE = 4  # bits
+
+
+@dataclass(frozen=True, eq=False)
+class CodedWeight:
+    """W [n, k] of a linear: `(code - zero) * scale`, a zero and a scale for each block of k.
+
+    https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html, blocked along axis 1.
+    """
+
+    bits: int  # of a code: 4 or 8
+    block: int  # values along k that share a scale; divides k
+    codes: Codes  # [n, k * bits / 8]; of two codes in a byte the first has the low half
+    scales: Array  # [n, k / block], in the dtype of the activations
+    zeros: Codes | None = None  # [n, k / block], a byte each; None: 2 ** (bits - 1) everywhere
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[n, k] of the weight."""
+        n, width = self.codes.shape
+        return n, width * 8 // self.bits
+
+    def dequantised(self) -> Array:
+        """Return the weight [n, k] in the dtype of its scales, rounded as the operator rounds."""
+        codes = unpacked(self.codes) if self.bits == _NIBBLE else self.codes
+        zeros = 1 << self.bits - 1 if self.zeros is None else self.zeros[:, :, None].astype(int)
+        steps = codes.reshape(*self.scales.shape, self.block).astype(np.int16) - zeros
+        return (steps.astype(self.scales.dtype) * self.scales[:, :, None]).reshape(self.shape)
+
+
+def packed(codes: Codes) -> Codes:
+    """Return codes of 4 bits [.., k] two in a byte [.., ceil(k / 2)], the first in the low half."""
+    even = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
+    both: Codes = np.bitwise_or(even[..., 0::2], np.left_shift(even[..., 1::2], _NIBBLE))
+    return both
+
+
+def unpacked(both: Codes) -> Codes:
+    """Return the codes [.., 2 k] of bytes [.., k] with two in each."""
+    return np.stack([both & 15, both >> _NIBBLE], -1).reshape(*both.shape[:-1], -1)
+
+
+def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> ir.Node:
+    """Return a node, not yet in the graph, that makes the weight [n, k] of its codes.
+
+    Args:
+        graph: gets the initializers `<path>.codes`, `.scales` and `.zeros`; what has no zeros of
+            its own shares those of its shape.
+        path: of the linear's module.
+        weight: as it is to be read.
+    """
+    n, blocks = weight.scales.shape
+    values, name = weight.zeros, f"{path}.zeros"
+    if values is None:
+        values, name = np.full((n, blocks), 1 << weight.bits - 1, np.uint8), f"zeros_{n}_{blocks}"
+    zeros = packed(values.reshape(1, -1)) if weight.bits == _NIBBLE else values
+    operands = [
+        _initializer(graph, f"{path}.codes", _code_tensor(weight.codes, weight.bits, weight.shape)),
+        _initializer(graph, f"{path}.scales", ir.tensor(weight.scales)),
+        _initializer(graph, f"{name}_{weight.bits}", _code_tensor(zeros, weight.bits, (n, blocks))),
+    ]
+    node = ir.node(_OPERATOR, operands, {"axis": 1, "block_size": weight.block})
+    result = node.outputs[0]
+    result.type, result.shape = operands[1].type, ir.Shape(weight.shape)
+    return node
+
+
+def read_coded(value: ir.Value | None) -> CodedWeight | None:
+    """Return the coded weight that a value is; None where it is something else."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != _OPERATOR:
+        return None
+    codes, scales, zeros = (gv.present(gv.present(item).const_value) for item in node.inputs)
+    bits, shape = codes.dtype.bitwidth, tuple(scales.shape.numpy())
+    points = _bytes(zeros)
+    points = (unpacked(points) if bits == _NIBBLE else points)[: scales.size].reshape(shape)
+    is_symmetric = bool((points == 1 << bits - 1).all())
+    return CodedWeight(
+        bits,
+        node.attributes["block_size"].as_int(),
+        _bytes(codes).reshape(shape[0], -1),
+        scales.numpy(),
+        None if is_symmetric else points,
+    )
+
+
+def coded_weights(model: ir.Model) -> Iterator[tuple[str, CodedWeight]]:
+    """Yield the coded weights of an engine's graph, each behind the path of its linear."""
+    for node in model.graph:
+        if (weight := read_coded(node.outputs[0])) is not None:
+            yield str(gv.present(node.inputs[0]).name).removesuffix(".codes"), weight
+
+
+def _bytes(tensor: ir.TensorProtocol) -> Codes:
+    return np.frombuffer(tensor.tobytes(), np.uint8)
+
+
+def _code_tensor(codes: Codes, bits: int, shape: tuple[int, int]) -> ir.TensorProtocol:
+    if bits == _NIBBLE:
+        return ir.PackedTensor(codes.reshape(-1), ir.DataType.UINT4, shape=ir.Shape(shape))
+    return ir.tensor(codes)
+
+
+def _initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """The initializer of a name, made of a tensor where there is none yet."""
+    if name not in graph.initializers:
+        value = ir.val(name, tensor.dtype, tensor.shape.numpy(), const_value=tensor)
+        graph.register_initializer(value)
+    return graph.initializers[name]

@@ -1,0 +1,136 @@
+"""Scale and zero of every block of a weight: to the nearest, or searched for the least error."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trt_lora.builder.passes.coded_weight import CodedWeight, packed
+
+_CACHED = 1 << 16  # values that are searched at a time, so that they stay in a core's cache
+_FACTORS = tuple(1.05 - 0.5 * step / 24 for step in range(24))  # of a block's whole range
+_FAR = float("inf")
+
+
+@dataclass(frozen=True)
+class CodeFormat:
+    """How weights are to be rounded."""
+
+    bits: int  # 4 or 8
+    block: int  # values along k that share a scale
+    dtype: torch.dtype  # of scales
+
+    @property
+    def middle(self) -> int:
+        """The zero of symmetric codes."""
+        return 1 << self.bits - 1
+
+    @property
+    def top(self) -> int:
+        """The largest code."""
+        return (1 << self.bits) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """What the codes of a weight [n, k] mean; scales have values of the format's dtype."""
+
+    format: CodeFormat
+    scales: torch.Tensor  # float32 [n, k / block]
+    zeros: torch.Tensor  # float32 [n, k / block]
+
+    def codes(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the nearest codes [n, k], as float32, of a weight [n, k]."""
+        blocks = weight.reshape(*self.scales.shape, -1)
+        steps = (blocks / _divisor(self.scales)[..., None]).round_().add_(self.zeros[..., None])
+        return steps.clamp_(0, self.format.top).reshape(weight.shape)
+
+    def coded(self, codes: torch.Tensor) -> CodedWeight:
+        """Return the weight that codes [n, k] are."""
+        form, whole = self.format, codes.to(torch.uint8).numpy()
+        zeros = self.zeros.to(torch.uint8).numpy()
+        return CodedWeight(
+            form.bits,
+            form.block,
+            packed(whole) if form.bits == 4 else whole,
+            _numpy(self.scales.to(form.dtype)),
+            None if (zeros == form.middle).all() else zeros,
+        )
+
+    def rows(self, first: int, last: int) -> "Grid":
+        """Return the grid of some rows of the weight."""
+        return Grid(self.format, self.scales[first:last], self.zeros[first:last])
+
+
+def nearest_grid(weight: torch.Tensor, form: CodeFormat) -> Grid:
+    """Return a symmetric grid: the largest magnitude of a block gets code 0.
+
+    Args:
+        weight: float32 [n, k].
+        form: of the codes.
+    """
+    blocks = weight.reshape(weight.shape[0], -1, form.block)
+    top = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))[..., 0]
+    scales = _rounded(top / -form.middle, form)
+    return Grid(form, scales, torch.full_like(scales, form.middle))
+
+
+def searched_grid(weight: torch.Tensor, form: CodeFormat, importance: torch.Tensor) -> Grid:
+    """Return the grid with the least squared error of `x @ weight.T`, block by block.
+
+    Ranges of a block are shrunk step by step, each with the zero of the whole range and of its own.
+
+    Args:
+        weight: float32 [n, k].
+        form: of the codes.
+        importance: second moments of each x, float32 [k].
+    """
+    weights = importance.reshape(-1, form.block)
+    rows = torch.split(weight, max(1, _CACHED // weight.shape[1]))
+    found = [_search(part.reshape(len(part), -1, form.block), form, weights) for part in rows]
+    scales, zeros = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Grid(form, scales, zeros)
+
+
+def _search(
+    blocks: torch.Tensor, form: CodeFormat, importance: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = blocks.amin(-1), blocks.amax(-1).clamp_(min=0)
+    whole = (high - low.clamp(max=0)) / form.top
+    middle = (-low.clamp(max=0) / _divisor(whole)).round_()
+    least, scales, zeros = torch.full_like(whole, _FAR), whole, middle
+    for factor in _FACTORS:
+        scale = _rounded(whole * factor, form)
+        own = (-low / _divisor(scale)).round_().clamp_(0, form.top)
+        for zero in (middle, own):
+            error = _error(blocks, scale, zero, form.top, importance)
+            is_less = error < least
+            least = torch.where(is_less, error, least)
+            scales, zeros = torch.where(is_less, scale, scales), torch.where(is_less, zero, zeros)
+    return scales, zeros
+
+
+def _error(
+    blocks: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    top: int,
+    importance: torch.Tensor,
+) -> torch.Tensor:
+    """Weighted squared error of each block [.., blocks]."""
+    zero, step = zero[..., None], scale[..., None]
+    steps = (blocks * (1 / _divisor(scale))[..., None]).round_().add_(zero).clamp_(0, top)
+    return steps.sub_(zero).mul_(step).sub_(blocks).square_().mul_(importance).sum(-1)
+
+
+def _rounded(scales: torch.Tensor, form: CodeFormat) -> torch.Tensor:
+    return scales.to(form.dtype).float()
+
+
+def _divisor(scales: torch.Tensor) -> torch.Tensor:
+    """Scales, but 1 for a block of zeros."""
+    return torch.where(scales == 0, 1.0, scales)
+
+
+def _numpy(scales: torch.Tensor) -> np.ndarray:
+    return scales.numpy()

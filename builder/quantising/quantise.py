@@ -1,0 +1,147 @@
+"""Quantise the linears of a float model: which, to how many bits, and by what.
+
+8 bits are rounded to the nearest, symmetric. 4 bits have zeros, in ranges of the least error; on a
+text the error is that of `x @ W`, and GPTQ finds the codes. The output head is rounded without one.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
+from trt_lora.builder.export.torch_modules import module_linears
+from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.progress import Progress
+from trt_lora.builder.quantising.gptq import gptq_codes
+from trt_lora.builder.quantising.grid import CodeFormat, Grid, nearest_grid, searched_grid
+from trt_lora.builder.quantising.moments import Moments
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
+from trt_lora.runtime.weight_format import WeightFormat
+
+TEXT = Path(__file__).with_name("calibration.txt")  # of this package's own documents
+_WINDOW, _WINDOWS = 512, 32  # tokens; attention takes most of the time in longer ones
+
+
+@dataclass(frozen=True)
+class QuantisedLinear:
+    """A weight in codes, and what made them."""
+
+    weight: CodedWeight
+    source: str
+
+    def format(self, level: str) -> WeightFormat:
+        """Return what the manifest says of it, and of its products."""
+        weight = self.weight
+        name, is_symmetric = f"int{weight.bits}", weight.zeros is None
+        return WeightFormat(
+            name, weight.shape, weight.bits, weight.block, is_symmetric, self.source, level
+        )
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """Quantises the linears of one model."""
+
+    model: Any  # a `PreTrainedModel` in float32, on the CPU
+    config: BuildConfig
+    head: str  # path of the output head, which has bits of its own
+    positions: int | None  # tokens that the model takes at a time; None: any number
+    progress: Progress
+
+    def quantised(self) -> dict[str, QuantisedLinear]:
+        """Return the linears that are to be read as codes, by their modules' paths.
+
+        Raises:
+            ConfigError: the text for 4 bits cannot be read.
+            ModelError: the model cannot be run on the text.
+        """
+        self.progress.stage("quantise")
+        with torch.inference_mode():
+            return dict(self._linears())
+
+    def _linears(self) -> Iterator[tuple[str, QuantisedLinear]]:
+        weights = dict(self._weights())
+        head = weights.pop(self.head, None)
+        if head is not None and self.config.quantize_head != "none":
+            yield self.head, _nearest(head, self._form(self.config.quantize_head))
+        form = self._form(self.config.quantize)
+        if form.bits == 4 and (windows := self._windows()):
+            for path, linear in self._calibrated(weights, form, windows):
+                del weights[path]
+                yield path, linear
+        # Without a text, and what the decoder does not run.
+        yield from ((path, _nearest(weight, form)) for path, weight in weights.items())
+
+    def _form(self, name: str) -> CodeFormat:
+        dtype = getattr(torch, self.config.dtype)
+        return CodeFormat(QUANTIZED_BITS[name], self.config.quantize_block, dtype)
+
+    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights [n, k] whose rows are whole blocks."""
+        block = self.config.quantize_block
+        for path, module in module_linears(self.model):
+            weight = module.weight.T if isinstance(module, Conv1D) else module.weight
+            if weight.shape[1] % block:
+                rows = f"rows of {weight.shape[1]} values are no blocks of {block}"
+                self.progress.note(f"{path} keeps its weight in {self.config.dtype}: {rows}")
+            else:
+                yield path, weight.detach()
+
+    def _windows(self) -> list[list[int]]:
+        """The text as token ids; empty where the model has no tokenizer."""
+        path, directory = self.config.calibration or TEXT, self.config.model
+        if not (directory / TOKENIZER_FILE).is_file():
+            self.progress.note(f"{directory} has no {TOKENIZER_FILE}: codes without calibration")
+            return []
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--calibration {path} cannot be read: {error}") from error
+        if not text.strip():
+            raise ConfigError(f"--calibration {path} holds no text; pass another, or leave it out")
+        ids = TextTokenizer(directory).encode_text(text)
+        size = min(_WINDOW, self.positions or _WINDOW)
+        return [ids[i : i + size] for i in range(0, min(len(ids), _WINDOWS * _WINDOW), size)]
+
+    def _calibrated(
+        self, weights: dict[str, torch.Tensor], form: CodeFormat, windows: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[str, QuantisedLinear]]:
+        source = f"GPTQ on {hashlib.sha256(repr(windows).encode()).hexdigest()}"
+        moments = Moments(self.model, windows)
+        inputs = [item for item in moments.inputs() if weights.keys() >= set(item.paths)]
+        for done, (item, squares) in enumerate(moments.of(inputs)):
+            self.progress.advance(done, len(inputs))
+            weight = torch.cat([weights[path] for path in item.paths])
+            grid, codes = _by_moments(weight, form, squares)
+            first = 0
+            for path in item.paths:
+                last = first + len(weights[path])
+                coded = grid.rows(first, last).coded(codes[first:last])
+                yield path, QuantisedLinear(coded, source)
+                first = last
+
+
+def _nearest(weight: torch.Tensor, form: CodeFormat) -> QuantisedLinear:
+    """Codes without a text: symmetric, or of 4 bits in the ranges of the least error."""
+    if form.bits > 4:
+        grid = nearest_grid(weight, form)
+    else:
+        grid = searched_grid(weight, form, torch.ones(weight.shape[1]))
+    return QuantisedLinear(grid.coded(grid.codes(weight)), "rounded to the nearest")
+
+
+def _by_moments(
+    weight: torch.Tensor, form: CodeFormat, moments: torch.Tensor
+) -> tuple[Grid, torch.Tensor]:
+    """Grid and codes of a weight [n, k], by moments [k, k] or their diagonal [k]."""
+    if moments.dim() == 1:
+        grid = searched_grid(weight, form, moments)
+        return grid, grid.codes(weight)
+    grid = searched_grid(weight, form, moments.diagonal())
+    return grid, gptq_codes(weight, grid, moments)

@@ -1,0 +1,23 @@
+"""How the weight of a linear is stored in an engine, for the manifest."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """The codes of a weight; a linear without one has its weight in the engine's dtype."""
+
+    format: str  # such as "int4"
+    shape: tuple[int, int]  # [n, k]
+    bits: int  # of a code
+    block: int  # values along k that share a scale
+    is_symmetric: bool  # whether every block has the middle code as its zero
+    source: str  # what made the codes
+    level: str  # of products on a CPU: "fast" rounds x to 8 bits, "exact" takes it as it is
+    scales_x: bool = False  # whether the linear reads x divided by factors of each channel
+
+    def nbytes(self, itemsize: int) -> int:
+        """Return the size of codes, scales and zeros; a scale has `itemsize` bytes."""
+        n, k = self.shape
+        zeros = 0 if self.is_symmetric else self.bits
+        return n * k * self.bits // 8 + n * (k // self.block) * (8 * itemsize + zeros) // 8

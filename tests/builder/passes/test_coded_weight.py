@@ -1,0 +1,112 @@
+"""Weights in codes: what they mean, by hand and by ONNX Runtime, and through a graph and back."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from support.models.coded_graphs import BLOCK, K, N, coded_graph, random_codes, run
+
+from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.coded_weight import (
+    CodedWeight,
+    coded_weights,
+    packed,
+    read_coded,
+    unpacked,
+)
+from trt_lora.builder.passes.linears import find_linears
+from trt_lora.builder.passes.quantise_linears import QuantiseLinears
+
+PRODUCT = "y = MatMul(x, w)"
+KINDS = [(bits, dtype, same) for bits in (4, 8) for dtype in ("float32", "float16")
+         for same in (False, True)]  # fmt: skip
+
+
+def test_a_weight_by_hand() -> None:
+    codes = packed(np.array([[1, 15, 8, 0]], np.uint8))
+    assert codes.tolist() == [[0xF1, 0x08]]  # the first of two codes is the low half
+    scales = np.array([[0.5, 2]], np.float32)
+    plain = CodedWeight(4, 2, codes, scales)
+    assert plain.dequantised().tolist() == [[-3.5, 3.5, 0, -16]]  # (1 - 8) / 2, ...
+    zeros = np.array([[1, 3]], np.uint8)
+    assert CodedWeight(4, 2, codes, scales, zeros).dequantised().tolist() == [[0, 7, 10, -6]]
+    whole = CodedWeight(8, 2, np.array([[0, 128, 255, 1]], np.uint8), scales)
+    assert whole.dequantised().tolist() == [[-64, 0, 254, -254]]
+    assert (plain.shape, whole.shape) == ((1, 4), (1, 4))
+
+
+def test_an_odd_number_of_codes_is_padded() -> None:
+    codes = np.array([[1, 2, 3]], np.uint8)
+    assert packed(codes).tolist() == [[0x21, 0x03]]
+    assert unpacked(packed(codes)).tolist() == [[1, 2, 3, 0]]
+
+
+@pytest.mark.parametrize(("bits", "dtype", "is_symmetric"), KINDS)
+@pytest.mark.parametrize("linear", [PRODUCT, "y = Gemm <transB = 1> (x, v)", "y = Gemm(x, w)"])
+def test_a_graph_reads_the_weight_bit_for_bit(
+    linear: str, bits: int, dtype: str, is_symmetric: bool, tmp_path: Path
+) -> None:
+    weight = random_codes(bits, dtype, is_symmetric=is_symmetric)
+    y = run(coded_graph(weight, linear), np.eye(K, dtype=dtype), tmp_path)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y.T, weight.dequantised())
+
+
+@pytest.mark.parametrize(("bits", "dtype", "is_symmetric"), KINDS)
+def test_a_saved_graph_gives_the_codes_back(
+    bits: int, dtype: str, is_symmetric: bool, tmp_path: Path
+) -> None:
+    weight = random_codes(bits, dtype, is_symmetric=is_symmetric)
+    ir.save(coded_graph(weight, PRODUCT), tmp_path / "m.onnx", external_data="m.data")
+    ((path, read),) = coded_weights(ir.load(tmp_path / "m.onnx"))
+    assert (path, read.bits, read.block, read.shape) == ("proj", bits, BLOCK, (N, K))
+    np.testing.assert_array_equal(read.codes, weight.codes)
+    np.testing.assert_array_equal(read.scales, weight.scales)
+    if weight.zeros is None:
+        assert read.zeros is None
+    else:
+        np.testing.assert_array_equal(read.zeros, weight.zeros)
+
+
+def test_symmetric_weights_of_one_shape_share_their_zeros() -> None:
+    weight = random_codes(8, "float32", is_symmetric=True)
+    names = coded_graph(weight, PRODUCT).graph.initializers
+    assert set(names) == {"proj.codes", "proj.scales", "zeros_6_3_8"}
+
+
+def test_a_linear_in_codes_is_a_linear_of_the_same_sizes() -> None:
+    for text in (PRODUCT, "y = Gemm <transB = 1> (x, v)"):
+        model = coded_graph(random_codes(4, "float32"), text)
+        (linear,) = find_linears(model)
+        assert (linear.path, linear.k, linear.n, linear.refusal) == ("proj", K, N, "")
+
+
+def test_what_is_no_weight_in_codes_is_none() -> None:
+    model = coded_graph(random_codes(4, "float32"), PRODUCT)
+    assert read_coded(None) is None
+    assert read_coded(gv.graph_input(model, "x")) is None
+    assert read_coded(model.graph.outputs[0]) is None
+
+
+def test_a_module_that_is_called_twice_has_its_codes_once() -> None:
+    model = coded_graph(
+        random_codes(4, "float32"), "c = MatMul(x, w) d = MatMul(x, w) y = Add(c, d)"
+    )
+    kinds = [node.op_type for node in model.graph]
+    assert kinds == ["DequantizeLinear", *["Transpose", "MatMul"] * 2, "Add"]
+
+
+def test_a_linear_of_another_path_keeps_its_weight() -> None:
+    model = coded_graph(random_codes(4, "float32"), PRODUCT, "mlp")
+    assert [node.op_type for node in model.graph] == ["MatMul"]
+    assert list(model.graph.initializers) == ["w"]
+
+
+def test_codes_come_before_metadata_goes() -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 11, opset_import: ["" : 24]> g (float[2] x) => (float[2] y) '
+        "{ y = Identity(x) }"
+    )
+    with pytest.raises(ir.passes.PreconditionError, match="no module paths"):
+        QuantiseLinears({})(model)

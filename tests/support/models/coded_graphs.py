@@ -1,0 +1,52 @@
+"""Graphs of one linear whose weight is codes, and random codes to put in them."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from support.models.exporter_metadata import come_from
+
+from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.coded_weight import CodedWeight, packed
+from trt_lora.builder.passes.quantise_linears import QuantiseLinears
+from trt_lora.runtime.memory.dtypes import Array
+
+N, K, BLOCK = 6, 48, 16  # three blocks a row: an odd number of zeros
+
+
+def random_codes(bits: int, dtype: str, *, is_symmetric: bool = False) -> CodedWeight:
+    """A weight [N, K] of random codes, scales and zeros."""
+    random = np.random.default_rng(bits)
+    codes = random.integers(0, 1 << bits, (N, K), dtype=np.uint8)
+    zeros = random.integers(0, 1 << bits, (N, K // BLOCK), dtype=np.uint8)
+    scales = random.normal(size=zeros.shape).astype(dtype)
+    both = packed(codes) if bits == 4 else codes
+    return CodedWeight(bits, BLOCK, both, scales, None if is_symmetric else zeros)
+
+
+def coded_graph(weight: CodedWeight, linear: str, path: str = "proj") -> ir.Model:
+    """A graph in which `linear` makes y [t, N] of x [t, K], its weight w [K, N] or v [N, K]."""
+    dtype = weight.scales.dtype
+    kind = {"float32": "float", "float16": "float16"}[dtype.name]
+    model = ir.from_onnx_text(
+        f'<ir_version: 11, opset_import: ["" : 24]> g ({kind}[t, {K}] x, {kind}[{K}, {N}] w, '
+        f"{kind}[{N}, {K}] v, {kind}[{N}] b) => ({kind}[t, {N}] y) {{ {linear} }}"
+    )
+    for value in list(model.graph.inputs)[1:]:
+        model.graph.inputs.remove(value)
+        value.const_value = ir.tensor(
+            np.ones(gv.present(value.shape).numpy(), dtype), name=value.name
+        )
+        model.graph.register_initializer(value)
+    for node in model.graph:
+        come_from(node, "proj")
+    QuantiseLinears({path: weight})(model)
+    return model
+
+
+def run(model: ir.Model, x: Array, folder: Path) -> Array:
+    """Return y of x, by ONNX Runtime, the weights in a file of their own."""
+    ir.save(model, folder / "m.onnx", external_data="m.data")
+    session = onnxruntime.InferenceSession(folder / "m.onnx", providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": x})[0])
