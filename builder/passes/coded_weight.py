@@ -52,7 +52,9 @@ def packed(codes: Codes) -> Codes:
 
 def unpacked(both: Codes) -> Codes:
     """Return the codes [.., 2 k] of bytes [.., k] with two in each."""
-    return np.stack([both & 15, both >> _NIBBLE], -1).reshape(*both.shape[:-1], -1)
+    low, high = np.bitwise_and(both, 15), np.right_shift(both, _NIBBLE)
+    codes: Codes = np.stack([low, high], -1).reshape(*both.shape[:-1], -1)
+    return codes
 
 
 def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> ir.Node:
