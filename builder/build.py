@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.progress import NoProgress, Progress
@@ -108,8 +109,8 @@ def _check_room(config: BuildConfig, weight_bytes: int, *, has_plan: bool) -> No
 def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
     if config.flavour == "none":
         return None
-    if config.quantize != "none":
-        progress.note("--quantize makes the ONNX files only (as --flavour none)")
+    if config.quantize != "none" or (config.keeps_codes and _has_integers(config)):
+        progress.note("weights in codes make the ONNX files only (as --flavour none)")
         return None
     if config.flavour != "auto":
         flavour = flavour_named(config.flavour)
@@ -119,6 +120,11 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
     if installed is None:
         progress.note("no TensorRT is installed: only the ONNX file is made (as --flavour none)")
     return installed
+
+
+def _has_integers(config: BuildConfig) -> bool:
+    quantisation = Checkpoint(config.model).quantisation
+    return quantisation is not None and quantisation.has_integers
 
 
 def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:

@@ -53,6 +53,11 @@ class BuildConfig:
     calibration: Path | None = None  # a text for 4 bits; None: the package's own
     force: bool = False  # replace an engine that stands at `output`
 
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether linears that a checkpoint holds as integers stay so: a plan has none yet."""
+        return self.flavour in ("auto", "none") and self.dtype != "bfloat16"
+
     def __post_init__(self) -> None:
         """Refuse values that cannot be built."""
         check_fields(self)

@@ -5,25 +5,22 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
-import torch
 
-from trt_lora.builder.checkpoint.base_model import describe, load_model, output_widths
+from trt_lora.builder.checkpoint.base_model import describe, output_widths
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
-from trt_lora.builder.checkpoint.loaded_weights import check_finite
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, TEXT_FILES
 from trt_lora.builder.checks.check_model import CheckedModel
-from trt_lora.builder.checks.meta_model import head_path, usable_positions
+from trt_lora.builder.checks.meta_model import head_path
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.export.causal_lm import export_causal_lm
+from trt_lora.builder.load_base import load_base
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress
-from trt_lora.builder.quantising.quantise import QuantisedLinear, Quantiser
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.save_graphs import save_graphs
@@ -122,7 +119,8 @@ def make_graph(
         ConfigError: a target matches no linear of the model.
         AdapterError: an adapter of the options has trained copies of base weights.
     """
-    model, codes = _load(config, checked, progress)
+    base = load_base(config, checked, progress)
+    model, codes = base.model, base.codes
     embeddings = embedding_hashes(checked.checkpoint, model)
     for adapter in lora.adapters:
         for name, reason in compare_copies(adapter, embeddings)[1].items():
@@ -142,21 +140,6 @@ def make_graph(
     level = config.quantize_level
     formats = {path: linear.format(level) for path, linear in codes.items() if path in coded}
     return Graph(exported.model, inserted, embeddings, formats)
-
-
-def _load(
-    config: BuildConfig, checked: CheckedModel, progress: Progress
-) -> tuple[Any, dict[str, QuantisedLinear]]:
-    """The model in the engine's dtype, and the linears that are to be read as codes."""
-    progress.stage("load")
-    if config.quantize == "none":
-        return load_model(checked.checkpoint, config.dtype), {}
-    model = load_model(checked.checkpoint, "float32")  # codes are of the checkpoint's own values
-    quantiser = Quantiser(model, config, head_path(model), usable_positions(model), progress)
-    codes = quantiser.quantised()
-    model.to(getattr(torch, config.dtype))
-    check_finite(checked.checkpoint.directory, model)
-    return model, codes
 
 
 def _binding(value: ir.Value) -> Binding:

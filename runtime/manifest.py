@@ -72,6 +72,8 @@ class BaseModel:
     # Input embedding and output head by path, as far as the checkpoint names them so; engines of
     # earlier releases have none.
     embeddings: Mapping[str, BaseWeight] = field(default_factory=dict)
+    # Whether linears read x divided by factors of each channel: the checkpoint is AWQ's.
+    scales_x: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ class WeightFormat:
     is_symmetric: bool  # whether every block has the middle code as its zero
     source: str  # what made the codes
     level: str  # of products on a CPU: "fast" rounds x to 8 bits, "exact" takes it as it is
-    scales_x: bool = False  # whether the linear reads x divided by factors of each channel
 
     def nbytes(self, itemsize: int) -> int:
         """Return the size of codes, scales and zeros; a scale has `itemsize` bytes."""

@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
+from trt_lora.builder.checkpoint.formats.stored_linear import Weight
 from trt_lora.builder.checkpoint.loaded_weights import (
     check_finite,
     check_report,
@@ -16,7 +19,7 @@ from trt_lora.builder.checkpoint.loaded_weights import (
     check_values,
 )
 from trt_lora.builder.checkpoint.model_directory import NEXT_STEP
-from trt_lora.builder.checkpoint.weight_files import check_dense
+from trt_lora.builder.checkpoint.stored_linears import dense, float_tensors, stored_linears
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.suppress_output import suppress_output
@@ -27,30 +30,68 @@ from trt_lora.runtime.manifest import BaseModel
 # They change with the release that saved the config, not with the model.
 _VOLATILE_FIELDS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 
+_untyped: Any = AutoModelForCausalLM
 
-def load_model(checkpoint: Checkpoint, dtype: str) -> Any:
+
+def load_model(
+    checkpoint: Checkpoint, dtype: str, linears: Mapping[str, Weight] | None = None
+) -> Any:
     """Return the model in `dtype` on the CPU, in evaluation mode, with the file's weights.
 
+    Args:
+        checkpoint: on disk; linears in codes get the values of these.
+        dtype: of the model.
+        linears: those of `stored_linears(checkpoint)`; None: they are read here.
+
     Raises:
-        ModelError: weights are missing, unknown, damaged, quantised, or not finite in `dtype`.
+        ModelError: weights are missing, unknown, damaged, in codes of which the checkpoint says
+            nothing, or not finite in `dtype`.
     """
-    directory = checkpoint.directory
-    check_dense(checkpoint.headers)
-    with one_line(f"{directory} cannot be loaded", NEXT_STEP), suppress_output():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=getattr(torch, dtype),
-            attn_implementation=ATTENTION,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
-    model, report = loaded
+    directory, stored = checkpoint.directory, stored_linears(checkpoint)
+    tensors: Iterable[tuple[Path, str, torch.Tensor]] = float_tensors(checkpoint)
+    if stored is None:
+        model, report = _from_files(directory, dtype)
+    else:
+        codes = stored.weights() if linears is None else iter(linears.items())
+        values = [(directory, f"{path}.weight", dense(weight)) for path, weight in codes]
+        tensors = [*tensors, *values]
+        model, report = _from_tensors(directory, dtype, {name: t for _, name, t in tensors})
     check_report(directory, report)
     check_ties(directory, model)
     check_finite(directory, model)
-    check_values(checkpoint.headers, model)
+    check_values(tensors, model)
     return model.eval()
+
+
+def _from_files(directory: Path, dtype: str) -> tuple[Any, Mapping[str, Any]]:
+    with one_line(f"{directory} cannot be loaded", NEXT_STEP), suppress_output():
+        loaded: tuple[Any, Mapping[str, Any]] = _untyped.from_pretrained(
+            directory, trust_remote_code=False, **_options(dtype)
+        )
+    return loaded
+
+
+def _from_tensors(
+    directory: Path, dtype: str, tensors: Mapping[str, torch.Tensor]
+) -> tuple[Any, Mapping[str, Any]]:
+    with one_line(f"{directory} cannot be loaded", NEXT_STEP), suppress_output():
+        config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        vars(config).pop("quantization_config", None)  # the weights are floats from here on
+        with torch.device("meta"):
+            kind: Any = type(_untyped.from_config(config))
+        loaded: tuple[Any, Mapping[str, Any]] = kind.from_pretrained(
+            None, config=config, state_dict={**tensors}, **_options(dtype)
+        )
+    return loaded
+
+
+def _options(dtype: str) -> dict[str, Any]:
+    return {
+        "dtype": getattr(torch, dtype),
+        "attn_implementation": ATTENTION,
+        "ignore_mismatched_sizes": True,  # they are refused, by name
+        "output_loading_info": True,
+    }
 
 
 def head_dim(config: Any) -> int:
@@ -90,6 +131,7 @@ def describe(checkpoint: Checkpoint, config: Any) -> BaseModel:
         stop_token_ids=checkpoint.stop_token_ids(config),
         pad_token_id=checkpoint.pad_token_id(config),
         head_dim=head_dim(config),
+        scales_x=checkpoint.quantisation is not None and checkpoint.quantisation.scales_x,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, check_directory, read_object
+from trt_lora.builder.checkpoint.quantisation import Quantisation, stated_quantisation
 from trt_lora.builder.checkpoint.weight_files import StoredWeight, read_header, weight_files
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import shown
@@ -38,6 +39,11 @@ class Checkpoint:
     def fields(self) -> Mapping[str, Any]:
         """What is in the config.json."""
         return read_object(self.config_path)
+
+    @cached_property
+    def quantisation(self) -> Quantisation | None:
+        """The codes that the weights are in; None: they are floats."""
+        return stated_quantisation(self.config_path, self.fields)
 
     @cached_property
     def headers(self) -> Mapping[Path, tuple[StoredWeight, ...]]:

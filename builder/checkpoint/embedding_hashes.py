@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
-from trt_lora.builder.checkpoint.weight_files import read_weights
+from trt_lora.builder.checkpoint.loaded_weights import own_names
+from trt_lora.builder.checkpoint.stored_linears import float_tensors
 from trt_lora.runtime.files.base_weights import BLOCK, EXACT, BaseWeight, values_sha256
 from trt_lora.runtime.memory.dtypes import Float32
 
@@ -28,16 +29,14 @@ def embedding_hashes(checkpoint: Checkpoint, model: Any) -> dict[str, BaseWeight
         model: what transformers loaded from it, in any dtype.
     """
     wanted = dict(_embeddings(model))
-    prefix = f"{model.base_model_prefix}."
 
     def paths_of(name: str) -> list[str]:
-        spellings = {name, prefix + name, name.removeprefix(prefix)}
+        spellings = {*own_names(name, model)}
         return [path for path, names in wanted.items() if names & spellings]
 
     return {
         path: hashes
-        for file in checkpoint.headers
-        for name, stored in read_weights(file, paths_of)
+        for _, name, stored in float_tensors(checkpoint, paths_of)
         for path, hashes in dict.fromkeys(paths_of(name), _hashed(stored)).items()
     }
 

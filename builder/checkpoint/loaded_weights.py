@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from transformers import __version__
 
-from trt_lora.builder.checkpoint.weight_files import read_weights
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import listed
 
@@ -77,30 +76,33 @@ def check_finite(directory: Path, model: Any) -> None:
             raise ModelError(f"{directory}: {name} {_what_is_wrong(tensor.detach())}")
 
 
-def check_values(files: Iterable[Path], model: Any) -> None:
+def check_values(tensors: Iterable[tuple[Path, str, torch.Tensor]], model: Any) -> None:
     """Refuse weights that are not those of the file: transformers initialises some models anew.
 
     Names are taken with and without the base model's prefix, such as `model.`; weights that
     transformers renames or fuses are not compared.
 
     Args:
-        files: of the checkpoint.
+        tensors: of the checkpoint, each with its file and its name.
         model: what they were loaded into.
 
     Raises:
         ModelError: a weight has other values; two of the files' weights may be for one of these.
     """
     loaded: dict[str, torch.Tensor] = model.state_dict()
+    for path, name, stored in tensors:
+        own = next((known for known in own_names(name, model) if known in loaded), None)
+        if own and not torch.equal(loaded[own], stored.to(loaded[own].dtype)):
+            raise ModelError(
+                f"{path}: transformers {__version__} does not give {own} the values that "
+                f"{name} has in the file"
+            )
+
+
+def own_names(name: str, model: Any) -> tuple[str, ...]:
+    """Return the names that a checkpoint's weight or module may have in the model."""
     prefix = f"{model.base_model_prefix}."
-    for path in files:
-        for name, stored in read_weights(path):
-            spellings = (name, prefix + name, name.removeprefix(prefix))
-            own = next((spelling for spelling in spellings if spelling in loaded), None)
-            if own and not torch.equal(loaded[own], stored.to(loaded[own].dtype)):
-                raise ModelError(
-                    f"{path}: transformers {__version__} does not give {own} the values that "
-                    f"{name} has in the file"
-                )
+    return name, prefix + name, name.removeprefix(prefix)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

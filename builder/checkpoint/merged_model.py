@@ -22,6 +22,7 @@ from trt_lora.plugins.messages import shown
 from trt_lora.runtime.generation.parameters.default_sampling import GENERATION_FILE
 
 _GenerationConfig: Any = GenerationConfig  # it has no types
+_CODES = ("hf_quant_config.json", "quantize_config.json")  # of weights that are floats now
 _TEXT = ("*.json", "*.jinja", "*.model", "*.txt")  # beside the weights of a model
 
 
@@ -104,5 +105,6 @@ def _separate(model: Any, modules: Iterable[Any]) -> None:
 def _copy_text(model: Path, work: Path) -> None:
     """Copy tokenizer, chat template, sampling defaults and the like, but nothing that is there."""
     for path in (path for pattern in _TEXT for path in model.glob(pattern)):
-        if not (path.name.endswith(".index.json") or (work / path.name).exists()):
+        is_own = path.name.endswith(".index.json") or path.name in _CODES
+        if not (is_own or (work / path.name).exists()):
             shutil.copyfile(path, work / path.name)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,9 +19,9 @@ from trt_lora.plugins.messages import listed, shown
 if TYPE_CHECKING:  # torch takes seconds to import, and headers need none
     import torch
 
-_SAFETENSORS = ".safetensors"
+SAFETENSORS = ".safetensors"
 _FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
-_WEIGHT_SUFFIXES = (_SAFETENSORS, ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+_WEIGHT_SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 _FLOATS = {"F16", "BF16", "F32", "F64", "float16", "bfloat16", "float32", "float64"}
 _FLOAT_NAMES = {"F16": "float16", "BF16": "bfloat16"}  # of those that are no float32 or wider
@@ -36,6 +37,12 @@ class StoredWeight:
     name: str
     dtype: str  # in the file's own spelling: BF16 or bfloat16
     shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its values; 0 of a dtype without bits in its name."""
+        bits = re.search(r"\d+", self.dtype)
+        return math.prod(self.shape) * int(bits[0]) // 8 if bits else 0
 
 
 def check_dense(headers: Mapping[Path, Iterable[StoredWeight]]) -> None:
@@ -85,7 +92,7 @@ def read_header(path: Path) -> tuple[StoredWeight, ...]:
         ModelError: it cannot be read.
     """
     check_content(path)
-    read = _read_safetensors if path.suffix == _SAFETENSORS else _read_pickle
+    read = _read_safetensors if path.suffix == SAFETENSORS else _read_pickle
     try:
         return tuple(read(path))
     except Exception as error:  # what torch.load raises depends on where the file is damaged
@@ -96,9 +103,9 @@ def read_header(path: Path) -> tuple[StoredWeight, ...]:
 
 
 def stored_dtype(weights: Iterable[StoredWeight]) -> str:
-    """Return the dtype of most of the weights' values: float16, bfloat16, or float32 of others."""
+    """Return the dtype of most of the floats: float16, bfloat16, or float32 of others."""
     counts = Counter[str]()
-    for weight in weights:
+    for weight in (weight for weight in weights if weight.dtype in _FLOATS):
         counts[_FLOAT_NAMES.get(weight.dtype, weight.dtype)] += math.prod(weight.shape)
     commonest = max(counts, key=counts.__getitem__, default="")
     return commonest if commonest in _FLOAT_NAMES.values() else "float32"
@@ -110,7 +117,7 @@ def read_weights(
     """Yield the weights of a file whose header has been read, one at a time, by name."""
     import torch
 
-    if path.suffix == _SAFETENSORS:
+    if path.suffix == SAFETENSORS:
         with safetensors.safe_open(path, framework="pt") as file:
             yield from ((name, file.get_tensor(name)) for name in filter(is_wanted, file.keys()))
     else:

@@ -10,6 +10,7 @@ from trt_lora.builder.checks.weight_names import check_weight_names
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.targets import SiteList
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 
 
@@ -28,12 +29,18 @@ def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
     """Return what the model says of itself.
 
     Raises:
-        ConfigError: the model is too short for an option, or a target matches none of its linears.
+        ConfigError: the model is too short for an option, is quantised already, or a target matches
+            none of its linears.
         ModelError: there is no model, or none that can be built.
         BackendError: the extra `export` is not installed.
     """
     checkpoint = Checkpoint(config.model)
     check_fields(checkpoint)
+    if config.quantize != "none" and (stated := checkpoint.quantisation):
+        raise ConfigError(
+            f"--quantize {config.quantize} would round twice: {config.model} is quantised by "
+            f"{stated.method} already; leave it out"
+        )
     choose_lengths(config, stated_positions(checkpoint.fields))
     check_weight_names(checkpoint, lora.targets)
     # torch and transformers take seconds: not for what the files tell by themselves.

@@ -1,7 +1,6 @@
 """Validate config.json without importing torch or transformers, which takes seconds."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
@@ -10,8 +9,6 @@ from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import shown
 
 POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, and MPT's
-
-_QUANTISATION = ("quantization_config", "compression_config")
 
 STATE = "layers keep a state (state space or linear attention), not keys and values"
 EXPERTS = "it is a mixture of experts"
@@ -52,11 +49,11 @@ def check_fields(checkpoint: Checkpoint) -> None:
     """Refuse what the config.json says that no engine can be.
 
     Raises:
-        ModelError: the weights are quantised or in a file of another name, or the model is of a
-            type that cannot be an engine.
+        ModelError: the weights are in codes that are not read, or in a file of another name, or the
+            model is of a type that cannot be an engine.
     """
     path, fields = checkpoint.config_path, checkpoint.fields
-    _check_quantisation(path, fields)
+    _ = checkpoint.quantisation  # refuses what is not read
     if weights := fields.get("transformers_weights"):
         raise ModelError(
             f"{path}: transformers_weights is {shown(weights)}; name that file "
@@ -65,16 +62,6 @@ def check_fields(checkpoint: Checkpoint) -> None:
     model_type = fields.get("model_type")
     if isinstance(model_type, str) and (reason := REFUSED_TYPES.get(model_type)):
         raise unsupported(architecture(fields), reason)
-
-
-def _check_quantisation(path: Path, fields: Mapping[str, Any]) -> None:
-    for part in (fields, *_mappings(fields)):
-        for key in _QUANTISATION:
-            if quantisation := part.get(key):
-                raise ModelError(
-                    f"{path}: the weights are quantised by {_method(quantisation)}, which nothing "
-                    "here dequantises; pass the model as it was before, or save a dequantised copy"
-                )
 
 
 def stated_positions(fields: Mapping[str, Any]) -> int | None:
@@ -91,12 +78,3 @@ def architecture(fields: Mapping[str, Any]) -> str:
     if isinstance(names, list) and names:
         return str(names[0])
     return f"a model of type {fields.get('model_type')}"
-
-
-def _mappings(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    return (value for value in fields.values() if isinstance(value, Mapping))
-
-
-def _method(quantisation: Any) -> str:
-    method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
-    return str(method or shown(quantisation))

@@ -75,7 +75,7 @@ def _linear_paths(model_type: str, weights: Iterable[StoredWeight]) -> Iterator[
         yield _HEAD
     for weight in weights:
         if len(weight.shape) == 2:
-            yield from _module_paths(model_type, weight.name.removesuffix(".weight"))
+            yield from _module_paths(model_type, weight.name.rpartition(".")[0])
 
 
 def _module_paths(model_type: str, path: str) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ class CodedWeight:
     codes: Codes  # [n, k * bits / 8]; of two codes in a byte the first has the low half
     scales: Array  # [n, k / block], in the dtype of the activations
     zeros: Codes | None = None  # [n, k / block], a byte each; None: 2 ** (bits - 1) everywhere
+    order: npt.NDArray[np.int64] | None = None  # [k], places in k of the codes; None: as they lie
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,7 +41,8 @@ class CodedWeight:
         codes = unpacked(self.codes) if self.bits == _NIBBLE else self.codes
         zeros = 1 << self.bits - 1 if self.zeros is None else self.zeros[:, :, None].astype(int)
         steps = codes.reshape(*self.scales.shape, self.block).astype(np.int16) - zeros
-        return (steps.astype(self.scales.dtype) * self.scales[:, :, None]).reshape(self.shape)
+        values = (steps.astype(self.scales.dtype) * self.scales[:, :, None]).reshape(self.shape)
+        return values if self.order is None else values[:, np.argsort(self.order)]
 
 
 def packed(codes: Codes) -> Codes:
@@ -57,12 +59,12 @@ def unpacked(both: Codes) -> Codes:
     return codes
 
 
-def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> ir.Node:
-    """Return a node, not yet in the graph, that makes the weight [n, k] of its codes.
+def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node]:
+    """Return nodes, not yet in the graph, the last of which makes the weight [n, k] of its codes.
 
     Args:
-        graph: gets the initializers `<path>.codes`, `.scales` and `.zeros`; what has no zeros of
-            its own shares those of its shape.
+        graph: gets the initializers `<path>.codes`, `.scales`, `.zeros` and `.places`; what has no
+            zeros of its own shares those of its shape.
         path: of the linear's module.
         weight: as it is to be read.
     """
@@ -76,16 +78,28 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> ir.Node:
         _initializer(graph, f"{path}.scales", ir.tensor(weight.scales)),
         _initializer(graph, f"{name}_{weight.bits}", _code_tensor(zeros, weight.bits, (n, blocks))),
     ]
-    node = ir.node(_OPERATOR, operands, {"axis": 1, "block_size": weight.block})
-    result = node.outputs[0]
-    result.type, result.shape = operands[1].type, ir.Shape(weight.shape)
-    return node
+    nodes = [ir.node(_OPERATOR, operands, {"axis": 1, "block_size": weight.block})]
+    if weight.order is not None:
+        places = _initializer(graph, f"{path}.places", ir.tensor(np.argsort(weight.order)))
+        nodes.append(ir.node("Gather", [nodes[0].outputs[0], places], {"axis": 1}))
+    for node in nodes:
+        result = node.outputs[0]
+        result.type, result.shape = operands[1].type, ir.Shape(weight.shape)
+    return nodes
+
+
+def decoding(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that makes a weight of codes, in their order; None: it is something else."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Gather":
+        node = gv.present(node.inputs[0]).producer()
+    return node if node is not None and node.op_type == _OPERATOR else None
 
 
 def read_coded(value: ir.Value | None) -> CodedWeight | None:
     """Return the coded weight that a value is; None where it is something else."""
-    node = None if value is None else value.producer()
-    if node is None or node.op_type != _OPERATOR:
+    node = decoding(value)
+    if node is None or value is None:
         return None
     codes, scales, zeros = (gv.present(gv.present(item).const_value) for item in node.inputs)
     bits, shape = codes.dtype.bitwidth, tuple(scales.shape.numpy())
@@ -98,14 +112,31 @@ def read_coded(value: ir.Value | None) -> CodedWeight | None:
         _bytes(codes).reshape(shape[0], -1),
         scales.numpy(),
         None if is_symmetric else points,
+        _order(gv.present(value.producer())),
     )
+
+
+def coded_values(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:
+    """Yield the weights of an engine's graph that are of codes, each behind its linear's path."""
+    for node in model.graph:
+        if node.op_type == _OPERATOR:
+            gathers = [user for user in node.outputs[0].consumers() if user.op_type == "Gather"]
+            path = str(gv.present(node.inputs[0]).name).removesuffix(".codes")
+            yield path, gathers[0].outputs[0] if gathers else node.outputs[0]
 
 
 def coded_weights(model: ir.Model) -> Iterator[tuple[str, CodedWeight]]:
     """Yield the coded weights of an engine's graph, each behind the path of its linear."""
-    for node in model.graph:
-        if (weight := read_coded(node.outputs[0])) is not None:
-            yield str(gv.present(node.inputs[0]).name).removesuffix(".codes"), weight
+    for path, value in coded_values(model):
+        yield path, gv.present(read_coded(value))
+
+
+def _order(node: ir.Node) -> npt.NDArray[np.int64] | None:
+    """The order of codes whose weight a node makes."""
+    if node.op_type == _OPERATOR:
+        return None
+    places = gv.present(gv.present(node.inputs[1]).const_value)
+    return np.argsort(places.numpy())
 
 
 def _bytes(tensor: ir.TensorProtocol) -> Codes:

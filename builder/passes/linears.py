@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.coded_weight import decoding
 from trt_lora.builder.targets import not_linear
 
 # The attribute of the exporter's wrapper that holds the model: the first part of every module path
@@ -92,8 +93,8 @@ def _constant_shape(value: ir.Value | None) -> Sequence[int] | None:
         shape = _constant_shape(producer.inputs[0]) or ()
         axes = producer.attributes.get_ints("perm", range(len(shape))[::-1])
         return tuple(shape[axis] for axis in axes) if shape else None
-    if producer is not None and producer.op_type == "DequantizeLinear":
-        return _constant_shape(producer.inputs[0])
+    if (decoder := decoding(value)) is not None:
+        return _constant_shape(decoder.inputs[0])
     return None if value.const_value is None else tuple(value.const_value.shape.numpy())
 
 

@@ -4,7 +4,8 @@
    so does one whose weight is computed.
 2. A Gemm reads [n, k] as it is (`transB`), a MatMul through a Transpose; x, bias and LoRA stay.
 3. A module that the graph calls twice is read twice from the same codes.
-4. Weights that nothing reads any more go.
+4. Codes in another order than x has go back into it behind their product with the scales.
+5. Weights that nothing reads any more go.
 """
 
 from collections.abc import Mapping
@@ -33,9 +34,9 @@ class QuantiseLinears(ir.passes.InPlacePass):
         made: dict[str, ir.Value] = {}
         for linear in [item for item in find_linears(model) if item.path in self.weights]:
             if linear.path not in made:
-                node = write_coded(model.graph, linear.path, self.weights[linear.path])
-                model.graph.insert_before(linear.node, node)
-                made[linear.path] = node.outputs[0]
+                nodes = write_coded(model.graph, linear.path, self.weights[linear.path])
+                model.graph.insert_before(linear.node, nodes)
+                made[linear.path] = nodes[-1].outputs[0]
             _read_codes(linear, made[linear.path])
         RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=bool(made))

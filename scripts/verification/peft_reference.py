@@ -13,6 +13,8 @@ from peft.tuners.lora import LoraLayer
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from trt_lora.builder.checkpoint.base_model import load_model
+from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.suppress_output import suppress_output
 
 Ids = npt.NDArray[np.int64]
@@ -28,6 +30,18 @@ def _set_weight(linear: Any, weight: npt.NDArray[Any]) -> None:
     values = torch.from_numpy(weight).to(linear.weight.dtype)
     is_turned = isinstance(linear, Conv1D)
     linear.weight = torch.nn.Parameter(values.T.contiguous() if is_turned else values)
+
+
+def _load(model: Path, dtype: str, attention: str) -> Any:
+    checkpoint = Checkpoint(model)
+    if checkpoint.quantisation is None:
+        untyped: Any = AutoModelForCausalLM
+        return untyped.from_pretrained(
+            model, dtype=getattr(torch, dtype), attn_implementation=attention
+        )
+    base = load_model(checkpoint, dtype)  # transformers asks for the library of each format
+    base.set_attn_implementation(attention)
+    return base
 
 
 def _makes_positions(module: torch.nn.Module) -> bool:
@@ -49,16 +63,14 @@ class PeftReference:
         """Load everything on the CPU; the first adapter is active.
 
         Args:
-            model: directory of a transformers model.
+            model: directory of a transformers model; codes are read as the values that they are.
             adapters: PEFT directories by name.
             dtype: of weights and activations.
             attention: transformers' implementation; "eager" is its definition, "sdpa" is faster.
             weights: [n, k] of linears, by path, in the place of the model's own.
         """
         with suppress_output():
-            base: Any = AutoModelForCausalLM.from_pretrained(
-                model, dtype=getattr(torch, dtype), attn_implementation=attention
-            )
+            base = _load(model, dtype, attention)
             for linear, weight in weights.items():
                 _set_weight(base.get_submodule(linear), weight)
             self._wrapped: Any = None

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 4150, "scripts": 8110}
-TESTS = 48_700
+BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 4700, "scripts": 8110}
+TESTS = 49_000
 
 
 def code_lines(path: Path) -> int:

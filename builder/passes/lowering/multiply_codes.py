@@ -3,19 +3,28 @@
 1. `x @ Transpose(DequantizeLinear(codes, scales, zeros))` becomes one node, which reads the same
    bytes: codes as [n, blocks, bytes of a block], zeros two in a byte and row by row.
 2. A Gemm's sum is an Add behind it.
-3. Left alone is a weight with another reader, or a Gemm that scales its product or its sum.
+3. Codes in another order than x has are multiplied by x in theirs; linears that share x and order
+   share the Gather.
+4. Left alone is a weight with another reader, or a Gemm that scales its product or its sum.
 
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import CodedWeight, Codes, packed, read_coded
+from trt_lora.builder.passes.coded_weight import (
+    CodedWeight,
+    Codes,
+    coded_values,
+    decoding,
+    packed,
+    read_coded,
+)
 from trt_lora.builder.passes.lowering.grouped_query_attention import DOMAIN
 
 # ONNX Runtime's accuracy levels: x as it is, or rounded to 8 bits block by block.
@@ -30,22 +39,22 @@ class MultiplyCodes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        nodes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
-        made = [self._multiply(node) for node in nodes]
+        reordered = _Reordered(model.graph)
+        made = [self._multiply(value, reordered) for _, value in list(coded_values(model))]
         if any(made):
             RemoveUnusedNodesPass()(model)
             model.graph.opset_imports[DOMAIN] = 1
         return ir.passes.PassResult(model, modified=any(made))
 
-    def _multiply(self, node: ir.Node) -> bool:
-        weight, products = read_coded(node.outputs[0]), list(_products(node.outputs[0]))
-        if weight is None or not all(map(_is_plain, products)):
+    def _multiply(self, value: ir.Value, reordered: "_Reordered") -> bool:
+        weight, products = gv.present(read_coded(value)), list(_products(value))
+        if not all(map(_is_plain, products)):
             return False
-        operands, (n, k) = _operands(node, weight), weight.shape
+        operands, (n, k) = _operands(gv.present(decoding(value)), weight), weight.shape
         attributes = {"N": n, "K": k, "bits": weight.bits, "block_size": weight.block}
         attributes["accuracy_level"] = LEVELS[self.level]
         for product in products:
-            read = [product.inputs[0], *operands]
+            read = [reordered.read(product, weight), *operands]
             made = [ir.node("MatMulNBits", read, attributes, domain=DOMAIN)]
             y = made[0].outputs[0]
             y.type, y.shape = product.outputs[0].type, product.outputs[0].shape
@@ -53,6 +62,30 @@ class MultiplyCodes(ir.passes.InPlacePass):
                 made.append(ir.node("Add", [y, product.inputs[2]]))
             gv.replace_node(product, made, made[-1].outputs[0])
         return True
+
+
+@dataclass(frozen=True)
+class _Reordered:
+    """What products read, in the order of their codes."""
+
+    graph: ir.Graph
+    made: dict[tuple[int, bytes], ir.Value] = field(default_factory=dict)
+
+    def read(self, product: ir.Node, weight: CodedWeight) -> ir.Value:
+        """Return x of a product, in the order of the codes of its weight."""
+        x = gv.present(product.inputs[0])
+        if weight.order is None:
+            return x
+        key = id(x), weight.order.tobytes()
+        if key not in self.made:
+            order = ir.tensor(weight.order, name=f"{x.name}.order_{len(self.made)}")
+            value = ir.val(order.name, order.dtype, order.shape.numpy(), const_value=order)
+            self.graph.register_initializer(value)
+            node = ir.node("Gather", [x, value], {"axis": -1})
+            node.outputs[0].type, node.outputs[0].shape = x.type, x.shape
+            self.graph.insert_before(product, node)
+            self.made[key] = node.outputs[0]
+        return self.made[key]
 
 
 def _products(weight: ir.Value) -> Iterator[ir.Node]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.formats.peft_config import merge_advice
 from trt_lora.runtime.files.base_weights import EXACT, BaseCopy, BaseWeight
@@ -25,6 +26,27 @@ def check_fingerprint(adapter: Adapter, manifest: Manifest) -> None:
             f"{adapter.source} was converted for a base model with fingerprint "
             f"{adapter.base_fingerprint}, this engine was built from {base.name} with "
             f"{base.fingerprint}; convert it for this engine, from the original adapter"
+        )
+
+
+def check_scaled_base(adapter: Adapter, manifest: Manifest) -> None:
+    """Refuse an adapter of another base for an engine whose linears read x divided by factors.
+
+    AWQ makes such a base of another: an adapter that was trained on that one would be wrong by the
+    factor of each channel, and its shapes agree.
+
+    Raises:
+        AdapterError: the adapter does not name the engine's base model.
+    """
+    base = manifest.base_model
+    is_own = adapter.base_fingerprint == base.fingerprint
+    if base.scales_x and not is_own and _folder(adapter.base_model or "") != base.name.lower():
+        trained = adapter.base_model and f"names {shown(adapter.base_model)} as its base model"
+        raise AdapterError(
+            f"{adapter.source} {trained or 'names no base model'}, and the inputs of {base.name} "
+            "are divided by factors of each channel: an adapter of the original would be wrong. "
+            "Train it on this base, or build the original with --quantize int4; strict=False "
+            "takes it as it is"
         )
 
 
@@ -75,6 +97,9 @@ def is_other_base(name: str, manifest: Manifest) -> bool:
 
     One may be the folder, the other the name on a hub, so one has to hold the other.
     """
-    theirs = name.rstrip("/").rpartition("/")[2]
-    shorter, longer = sorted((theirs.lower(), manifest.base_model.name.lower()), key=len)
+    shorter, longer = sorted((_folder(name), manifest.base_model.name.lower()), key=len)
     return shorter not in longer
+
+
+def _folder(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()

@@ -12,7 +12,11 @@ from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import listed
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
-from trt_lora.runtime.adapters.fitting.base_check import check_fingerprint, compare_copies
+from trt_lora.runtime.adapters.fitting.base_check import (
+    check_fingerprint,
+    check_scaled_base,
+    compare_copies,
+)
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
 from trt_lora.runtime.adapters.fitting.fused_modules import map_pairs
@@ -83,6 +87,8 @@ def match_adapter(
         AdapterError: as `fit_adapter`.
     """
     check_fingerprint(adapter, manifest)
+    if strict:
+        check_scaled_base(adapter, manifest)
     weights, unexpected_keys = _bindings_of(adapter, manifest)
     for name, weight in weights.items():
         site, factor = manifest.lora_bindings[name]

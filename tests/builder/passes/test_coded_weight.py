@@ -1,5 +1,6 @@
 """Weights in codes: what they mean, by hand and by ONNX Runtime, and through a graph and back."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,10 @@ from trt_lora.builder.passes.linears import find_linears
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 
 PRODUCT = "y = MatMul(x, w)"
-KINDS = [(bits, dtype, same) for bits in (4, 8) for dtype in ("float32", "float16")
-         for same in (False, True)]  # fmt: skip
+BOTH = (False, True)
+KINDS = [(bits, dtype, same, ordered) for bits in (4, 8) for dtype in ("float32", "float16")
+         for same in BOTH for ordered in BOTH]  # fmt: skip
+FIELDS = ("bits", "dtype", "is_symmetric", "is_ordered")
 
 
 def test_a_weight_by_hand() -> None:
@@ -36,37 +39,43 @@ def test_a_weight_by_hand() -> None:
     assert (plain.shape, whole.shape) == ((1, 4), (1, 4))
 
 
+def test_codes_in_an_order_of_their_own_by_hand() -> None:
+    codes, scales = np.array([[1, 2, 3, 4]], np.uint8), np.array([[1, 10]], np.float32)
+    order = np.array([2, 0, 3, 1])  # of k, so that 2 and 0 share a scale
+    weight = CodedWeight(8, 2, codes, scales, np.zeros((1, 2), np.uint8), order)
+    assert weight.dequantised().tolist() == [[2, 40, 1, 30]]
+
+
 def test_an_odd_number_of_codes_is_padded() -> None:
     codes = np.array([[1, 2, 3]], np.uint8)
     assert packed(codes).tolist() == [[0x21, 0x03]]
     assert unpacked(packed(codes)).tolist() == [[1, 2, 3, 0]]
 
 
-@pytest.mark.parametrize(("bits", "dtype", "is_symmetric"), KINDS)
+@pytest.mark.parametrize(FIELDS, KINDS)
 @pytest.mark.parametrize("linear", [PRODUCT, "y = Gemm <transB = 1> (x, v)", "y = Gemm(x, w)"])
 def test_a_graph_reads_the_weight_bit_for_bit(
-    linear: str, bits: int, dtype: str, is_symmetric: bool, tmp_path: Path
+    linear: str, bits: int, dtype: str, is_symmetric: bool, is_ordered: bool, tmp_path: Path
 ) -> None:
-    weight = random_codes(bits, dtype, is_symmetric=is_symmetric)
+    weight = random_codes(bits, dtype, is_symmetric=is_symmetric, is_ordered=is_ordered)
     y = run(coded_graph(weight, linear), np.eye(K, dtype=dtype), tmp_path)
     assert y.dtype == dtype
     np.testing.assert_array_equal(y.T, weight.dequantised())
 
 
-@pytest.mark.parametrize(("bits", "dtype", "is_symmetric"), KINDS)
+@pytest.mark.parametrize(FIELDS, KINDS)
 def test_a_saved_graph_gives_the_codes_back(
-    bits: int, dtype: str, is_symmetric: bool, tmp_path: Path
+    bits: int, dtype: str, is_symmetric: bool, is_ordered: bool, tmp_path: Path
 ) -> None:
-    weight = random_codes(bits, dtype, is_symmetric=is_symmetric)
+    weight = random_codes(bits, dtype, is_symmetric=is_symmetric, is_ordered=is_ordered)
     ir.save(coded_graph(weight, PRODUCT), tmp_path / "m.onnx", external_data="m.data")
     ((path, read),) = coded_weights(ir.load(tmp_path / "m.onnx"))
     assert (path, read.bits, read.block, read.shape) == ("proj", bits, BLOCK, (N, K))
     np.testing.assert_array_equal(read.codes, weight.codes)
     np.testing.assert_array_equal(read.scales, weight.scales)
-    if weight.zeros is None:
-        assert read.zeros is None
-    else:
-        np.testing.assert_array_equal(read.zeros, weight.zeros)
+    for own, given in ((read.zeros, weight.zeros), (read.order, weight.order)):
+        assert (own is None) == (given is None)
+        np.testing.assert_array_equal(own, given)
 
 
 def test_symmetric_weights_of_one_shape_share_their_zeros() -> None:
@@ -76,8 +85,8 @@ def test_symmetric_weights_of_one_shape_share_their_zeros() -> None:
 
 
 def test_a_linear_in_codes_is_a_linear_of_the_same_sizes() -> None:
-    for text in (PRODUCT, "y = Gemm <transB = 1> (x, v)"):
-        model = coded_graph(random_codes(4, "float32"), text)
+    for text, is_ordered in product((PRODUCT, "y = Gemm <transB = 1> (x, v)"), BOTH):
+        model = coded_graph(random_codes(4, "float32", is_ordered=is_ordered), text)
         (linear,) = find_linears(model)
         assert (linear.path, linear.k, linear.n, linear.refusal) == ("proj", K, N, "")
 

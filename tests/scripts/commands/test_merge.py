@@ -13,8 +13,10 @@ from peft import KasaConfig
 from safetensors.torch import load_file, save_file
 from support.adapters.peft_fields import CONFIG, WEIGHTS, prompt
 from support.commands import trt_lora
+from support.models.quantised import ADAPTER
+from support.models.quantised import FOLDER as QUANTISED
 from support.models.quick_build import quick_build
-from support.models.tiny_models import save_adapter, save_model, tiny_config
+from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -75,9 +77,10 @@ def trained(model: Path, directory: Path, **options: Any) -> Path:
     return directory
 
 
-def in_transformers(model: Path, **adapters: Path) -> Logits:
+def in_transformers(model: Path, vocabulary: int = VOCABULARY, **adapters: Path) -> Logits:
     """Logits of every token that is no padding, with the adapter, if there is one."""
     ids, mask = prompt()
+    ids %= vocabulary
     found = PeftReference(model, adapters).logits(next(iter(adapters), ""), ids, mask)
     return np.asarray(found[mask.astype(bool)])
 
@@ -105,6 +108,19 @@ def test_a_merged_model_answers_as_peft_does(
         Checkpoint(out), "float32"
     )  # as a build does, which compares ties and values with the files
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_merged_model_of_a_quantised_one_is_floats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NVFP4, whose file of its own stays behind; scales in FP8 and float32 beside floats."""
+    model, out = QUANTISED / "modelopt_nvfp4", tmp_path / "out"
+    trt_lora(capsys, "merge", "--model", model, "--adapter", ADAPTER, out)
+    assert not (out / "hf_quant_config.json").exists()
+    assert "quantization_config" not in json.loads((out / "config.json").read_text())
+    merged, expected = in_transformers(out, 32), in_transformers(model, 32, a=ADAPTER)
+    assert error_of(merged, expected) < 1e-5
+    assert error_of(in_transformers(model, 32), expected) > 0.5
 
 
 @pytest.mark.slow

@@ -15,14 +15,17 @@ from trt_lora.runtime.memory.dtypes import Array
 N, K, BLOCK = 6, 48, 16  # three blocks a row: an odd number of zeros
 
 
-def random_codes(bits: int, dtype: str, *, is_symmetric: bool = False) -> CodedWeight:
-    """A weight [N, K] of random codes, scales and zeros."""
+def random_codes(
+    bits: int, dtype: str, *, is_symmetric: bool = False, is_ordered: bool = True
+) -> CodedWeight:
+    """A weight [N, K] of random codes, scales and zeros, in the order of k or a random one."""
     random = np.random.default_rng(bits)
     codes = random.integers(0, 1 << bits, (N, K), dtype=np.uint8)
     zeros = random.integers(0, 1 << bits, (N, K // BLOCK), dtype=np.uint8)
     scales = random.normal(size=zeros.shape).astype(dtype)
     both = packed(codes) if bits == 4 else codes
-    return CodedWeight(bits, BLOCK, both, scales, None if is_symmetric else zeros)
+    order = None if is_ordered else random.permutation(K)
+    return CodedWeight(bits, BLOCK, both, scales, None if is_symmetric else zeros, order)
 
 
 def coded_graph(weight: CodedWeight, linear: str, path: str = "proj") -> ir.Model:

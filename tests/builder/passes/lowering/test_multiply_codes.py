@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 from support.models.coded_graphs import BLOCK, K, N, coded_graph, random_codes, run
 
+from trt_lora.builder.passes.coded_weight import write_coded
 from trt_lora.builder.passes.lowering.multiply_codes import MultiplyCodes
 from trt_lora.builder.save_graphs import _share_weights
 from trt_lora.runtime.memory.dtypes import Array
@@ -35,6 +36,31 @@ def test_the_weight_is_read_bit_for_bit(
     assert sizes == {"N": N, "K": K, "bits": bits, "block_size": BLOCK}
     y = run(model, np.eye(K, dtype=dtype), tmp_path)
     np.testing.assert_array_equal(y.T, weight.dequantised())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_in_an_order_of_their_own_are_multiplied_by_x_in_theirs(
+    bits: int, tmp_path: Path
+) -> None:
+    weight = random_codes(bits, "float32", is_ordered=False)
+    model = coded_graph(weight, "c = MatMul(x, w) d = MatMul(x, w) y = Add(c, d)")
+    assert MultiplyCodes("exact")(model).modified
+    assert kinds(model) == ["Gather", "MatMulNBits", "MatMulNBits", "Add"]
+    y = run(model, np.eye(K, dtype=np.float32), tmp_path)
+    np.testing.assert_array_equal(y.T, 2 * weight.dequantised())
+
+
+def test_each_order_has_a_gather_of_its_own(tmp_path: Path) -> None:
+    first, second = (random_codes(bits, "float32", is_ordered=False) for bits in (4, 8))
+    model = coded_graph(first, "c = MatMul(x, w) d = Gemm <transB = 1> (x, v) y = Add(c, d)")
+    (gemm,) = (node for node in model.graph if node.op_type == "Gemm")
+    others = write_coded(model.graph, "other", second)
+    model.graph.insert_before(gemm, others)
+    gemm.replace_input_with(1, others[-1].outputs[0])
+    assert MultiplyCodes("exact")(model).modified
+    assert kinds(model).count("Gather") == 2
+    y = run(model, np.eye(K, dtype=np.float32), tmp_path)
+    np.testing.assert_array_equal(y.T, first.dequantised() + second.dequantised())
 
 
 @pytest.mark.parametrize(("level", "accuracy"), [("exact", 1), ("fast", 4)])

@@ -1,0 +1,69 @@
+"""compressed-tensors: integers packed in words or not, and FP8; blocks, rows or all of a weight.
+
+https://github.com/vllm-project/compressed-tensors/tree/main/src/compressed_tensors/compressors
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trt_lora.builder.checkpoint.formats import float8
+from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight, unsigned
+from trt_lora.builder.passes.coded_weight import Codes
+
+_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
+
+
+def read(linear: StoredLinear) -> Weight:
+    """Return the weight of a linear.
+
+    Raises:
+        ModelError: fields or tensors are not of this format, or contradict each other.
+    """
+    linear.option("format", _FORMATS)
+    stated = _stated(linear)
+    if stated.get("type") == "float":
+        return float8.read(linear)
+    bits = linear.option("num_bits", (4, 8), source=stated)
+    scales = linear.scales("weight_scale")
+    codes, zeros, groups = _codes(linear, bits), _zeros(linear, bits), None
+    if "weight_g_idx" in linear.tensors:
+        groups = linear.tensor("weight_g_idx", linear.tensors["weight_g_idx"].dtype, 1)
+    return linear.coded(bits, codes, scales, zeros, groups)
+
+
+def _stated(linear: StoredLinear) -> Mapping[str, Any]:
+    """What is said of weights, the same for all."""
+    groups = linear.fields.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, Mapping) else []
+    if len(groups) != 1 or not isinstance(groups[0].get("weights"), Mapping):
+        raise linear.refusal(f"config_groups has {len(groups)} forms of weights, and one is read")
+    weights: Mapping[str, Any] = groups[0]["weights"]
+    return weights
+
+
+def _codes(linear: StoredLinear, bits: int) -> Codes:
+    if "weight_packed" not in linear.tensors:
+        return unsigned(linear.tensor("weight", torch.int8))
+    n, k = linear.tensor("weight_shape", torch.int64, 1).tolist()
+    codes = linear.words("weight_packed", bits, 1)
+    if len(codes) != n or not 0 <= codes.shape[1] - k < 32 // bits:
+        raise linear.refusal(f"weight_shape is {[n, k]}, weight_packed has {[*codes.shape]} codes")
+    return codes[:, :k]
+
+
+def _zeros(linear: StoredLinear, bits: int) -> Codes | None:
+    name = "weight_zero_point"
+    if name not in linear.tensors:
+        return None
+    if linear.tensors[name].dtype == torch.int8:
+        return unsigned(linear.tensor(name, torch.int8))
+    return linear.words(name, bits, 0)[: len(linear.tensors["weight_scale"])]
+
+
+_TENSORS = (
+    *("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"),
+    *("input_zero_point", "k_zero_point", "v_zero_point", *float8.TENSORS),
+)
+FORMAT = Format(("weight_scale",), _TENSORS, read)

@@ -1,0 +1,33 @@
+"""FP8 weights with a scale for the whole, for each row, or for squares of 128 x 128.
+
+https://github.com/deepseek-ai/DeepSeek-V3/blob/main/inference/kernel.py (`weight_dequant`) and
+https://github.com/pytorch/FBGEMM for rows. ONNX Runtime would decode FP8 on every step on a CPU.
+"""
+
+import torch
+
+from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, scaled
+
+# What quantises x and the cache says nothing of the weight: here both stay floats.
+TENSORS = (
+    *("weight", "input_scale", "input_scale_ub", "activation_scale"),
+    *("k_scale", "v_scale", "output_scale"),
+)
+_SCALES = ("weight_scale_inv", "weight_scale")  # the first is a factor too, whatever its name says
+
+
+def read(linear: StoredLinear) -> torch.Tensor:
+    """Return the weight of a linear, in float32.
+
+    Raises:
+        ModelError: tensors are not of this format, or contradict each other.
+    """
+    name = next(name for name in _SCALES if name in linear.tensors)
+    weight, (n, k) = linear.tensor("weight", torch.float8_e4m3fn), linear.tensors["weight"].shape
+    scales = linear.scales(name, linear.tensors[name].dim())
+    rows, columns = linear.fields.get("weight_block_size") or (n if scales.numel() == 1 else 1, k)
+    scales = scales if scales.dim() == 2 else scales.reshape(-1, 1)
+    return scaled(linear, weight, scales, rows, columns)
+
+
+FORMAT = Format(_SCALES, TENSORS, read)

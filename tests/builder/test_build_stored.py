@@ -1,0 +1,172 @@
+"""Engines of checkpoints in codes: the graph reads them back bit by bit, and answers as PEFT."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from safetensors.numpy import load_file
+from support.build_progress import Notes
+from support.models.quantised import ADAPTER, FOLDER, INTEGERS, VOCABULARY, expected_hashes, sha256
+from support.models.quick_build import quick_build
+from support.models.tiny_models import tiny_config
+
+from trt_lora.builder import BuildConfig
+from trt_lora.builder.build import list_sites
+from trt_lora.builder.checks.check_model import check_model
+from trt_lora.builder.load_base import load_base
+from trt_lora.builder.passes.site_calls import site_calls
+from trt_lora.builder.resolved_lora import resolve_lora
+from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.runtime import open_engine
+from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE
+from trt_lora.scripts.verification.logits import engine_logits
+from trt_lora.scripts.verification.peft_reference import PeftReference
+
+IDS = np.random.default_rng(0).integers(0, VOCABULARY, (1, 40))
+PROMPT = 8  # tokens; the others are steps
+
+
+def config_of(name: str, output: Path, **options: Any) -> BuildConfig:
+    return tiny_config(FOLDER / name, output, **{"quantize_level": "exact"} | options)
+
+
+def read_back(engine: Path) -> dict[str, str]:
+    """Hashes of the weights as ONNX Runtime makes them of the graph's nodes, by path."""
+    model = ir.load(engine / ONNX_FILE)
+    calls = list(site_calls(model))
+    ends = [ir.node("Identity", [call.linear.inputs[1]], name=call.path) for call in calls]
+    for end in ends:
+        end.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    model.graph.extend(ends)
+    model.graph.outputs[:] = [end.outputs[0] for end in ends]
+    RemoveUnusedNodesPass()(model)
+    model.graph.inputs.clear()
+    ir.save(model, engine / "weights.onnx")
+    session = onnxruntime.InferenceSession(engine / "weights.onnx")
+    weights = map(np.asarray, session.run(None, {}))
+    (engine / "weights.onnx").unlink()
+    return {
+        call.path: sha256(w if call.linear.attributes.get_int("transB", 0) else w.T)
+        for call, w in zip(calls, weights, strict=True)
+    }
+
+
+def answers(engine: Path) -> dict[str, Any]:
+    """Logits of the base model and of the adapter, of a prompt and of steps behind it."""
+    with open_engine(engine, "onnxruntime") as running:
+        running.adapters.load("adapter", ADAPTER, strict=False)
+        return {name: engine_logits(running, name, IDS, prompt=PROMPT) for name in ("", "adapter")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [*INTEGERS, "bnb_int8", "bnb_nf4", "fp8_block", "modelopt_int4awq"]
+)
+def test_an_engine_reads_the_library_s_weights_and_answers_as_peft(
+    name: str, tmp_path: Path
+) -> None:
+    engine, notes = tmp_path / "engine", Notes()
+    manifest = quick_build(config_of(name, engine), notes)
+    expected = expected_hashes(name)
+    is_integer = name in INTEGERS or name == "bnb_int8"
+    assert manifest.weights.keys() == (expected.keys() if is_integer else set())
+    assert {kind.level for kind in manifest.weights.values()} <= {"exact"}
+    if name != "bnb_int8":
+        assert read_back(engine) == expected
+    kinds = [node.op_type for node in ir.load(engine / ONNX_CPU_FILE).graph]
+    assert kinds.count("MatMulNBits") == len(manifest.weights)
+    reference = PeftReference(FOLDER / name, {"adapter": ADAPTER})
+    found = answers(engine)
+    for adapter, ours in found.items():
+        theirs = reference.logits(adapter, IDS, np.ones_like(IDS))
+        assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
+    assert np.abs(found[""] - found["adapter"]).max() > 1
+    grown = [note for note in notes.notes if "become float32" in note]
+    assert grown == [] if is_integer else grown[0].startswith("7 linears in codes of ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bnb_nf4", "ct_pack_sym"])
+def test_an_engine_answers_as_the_library_and_peft_did(name: str, tmp_path: Path) -> None:
+    """Their logits were kept: bitsandbytes' own layers for nf4, compressed-tensors'."""
+    theirs = load_file(FOLDER / name / "logits.safetensors")
+    assert np.array_equal(theirs["ids"], IDS)
+    quick_build(config_of(name, tmp_path / "engine"))
+    found = answers(tmp_path / "engine")
+    for key, adapter in (("base", ""), ("adapter", "adapter")):
+        error = np.abs(found[adapter] - theirs[key]).max()
+        assert error < 1e-5 * np.abs(theirs[key]).max()
+
+
+@pytest.mark.slow
+def test_codes_in_act_order_share_one_gather_of_x(tmp_path: Path) -> None:
+    quick_build(config_of("gptq_v1_act", tmp_path / "engine"))
+    nodes = list(ir.load(tmp_path / "engine" / ONNX_CPU_FILE).graph)
+    products = [node for node in nodes if node.op_type == "MatMulNBits"]
+    gathers = {id(node.inputs[0].producer()) for node in products if node.inputs[0]}
+    assert len(products) == 7
+    assert len(gathers) == 4  # q, k, v; o; gate, up; down
+    assert all(node.inputs[0].producer().op_type == "Gather" for node in products)  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_half_precision_rounds_scales_alone(tmp_path: Path) -> None:
+    quick_build(config_of("gptq_v2", tmp_path / "engine", dtype="float16"))
+    reference = PeftReference(FOLDER / "gptq_v2", {"adapter": ADAPTER})
+    for adapter, ours in answers(tmp_path / "engine").items():
+        theirs = reference.logits(adapter, IDS, np.ones_like(IDS))
+        assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"flavour": "tensorrt-rtx"}])
+def test_a_plan_and_bfloat16_take_floats_and_the_build_says_so(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    config, notes = config_of("gptq_v2", tmp_path / "e", **options), Notes()
+    base = load_base(config, check_model(config, resolve_lora(config)), notes)
+    assert base.codes == {}
+    size = "0.3" if config.dtype == "bfloat16" else "0.6"
+    grown = f"7 linears in codes of gptq become {config.dtype}, {size} MB instead of 0.1"
+    assert notes.notes == [grown]
+
+
+def test_codes_are_not_rounded_a_second_time(tmp_path: Path) -> None:
+    for name in ("gptq_v2", "bnb_nf4"):
+        with pytest.raises(
+            ConfigError, match=r"--quantize int8 would round twice: .* by (gptq|bits)"
+        ):
+            list_sites(config_of(name, tmp_path / "e", quantize="int8"))
+
+
+@pytest.mark.parametrize("name", ["awq_gemm", "bnb_nf4", "ct_int8", "fp8_block", "gptq_v2"])
+def test_sites_are_those_of_the_float_model(tmp_path: Path, name: str) -> None:
+    sites = list_sites(config_of(name, tmp_path / "e")).sites
+    assert {site.path for site in sites} == expected_hashes(name).keys()
+
+
+@pytest.mark.slow
+def test_an_adapter_of_the_original_is_refused_on_a_base_of_awq(tmp_path: Path) -> None:
+    model, adapter = tmp_path / "Llama-AWQ", tmp_path / "a"
+    shutil.copytree(FOLDER / "awq_gemm", model)
+    shutil.copytree(ADAPTER, adapter)
+    quick_build(tiny_config(model, tmp_path / "engine"))
+    fields = json.loads((adapter / "adapter_config.json").read_text())
+
+    def load(base: str | None, **options: Any) -> None:
+        text = json.dumps(fields | {"base_model_name_or_path": base})
+        (adapter / "adapter_config.json").write_text(text)
+        with open_engine(tmp_path / "engine", "onnxruntime") as running:
+            running.adapters.load("a", adapter, **options)
+
+    load("some/llama-awq")
+    load("some/Llama", strict=False)
+    with pytest.raises(AdapterError, match="names 'some/Llama' as its base model, and the inputs"):
+        load("some/Llama")
+    with pytest.raises(AdapterError, match="names no base model, and the inputs of Llama-AWQ are"):
+        load(None)
