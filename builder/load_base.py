@@ -1,5 +1,6 @@
 """Load a base model for the export, and find or read the codes of its linears."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from trt_lora.builder.checkpoint.base_model import load_model
 from trt_lora.builder.checkpoint.formats.stored_linear import Weight
 from trt_lora.builder.checkpoint.loaded_weights import check_finite, own_names
-from trt_lora.builder.checkpoint.stored_linears import StoredLinears, dense, stored_linears
+from trt_lora.builder.checkpoint.stored_linears import StoredLinears, stored_linears
 from trt_lora.builder.checks.check_model import CheckedModel
 from trt_lora.builder.checks.meta_model import head_path, usable_positions
 from trt_lora.builder.config import BuildConfig
@@ -53,7 +54,7 @@ def _stored(config: BuildConfig, stored: StoredLinears, progress: Progress) -> L
     model = load_model(stored.checkpoint, config.dtype, weights)
     kept = dict(_codes(model, weights, method)) if config.keeps_codes else {}
     if grown := [path for path in weights if path not in kept]:
-        floats = sum(dense(weights[path]).numel() for path in grown)
+        floats = sum(math.prod(weights[path].shape) for path in grown)
         size = floats * getattr(torch, config.dtype).itemsize
         progress.note(
             f"{len(grown)} linears in codes of {method} become {config.dtype}, {size / 1e6:.1f} MB "

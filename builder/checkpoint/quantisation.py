@@ -9,9 +9,8 @@ from trt_lora.builder.checkpoint.model_directory import read_object
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import shown
 
-METHODS = (
-    *("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt"),
-)  # that `formats` reads
+# Those that `formats` reads.
+METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt")
 
 _KEYS = ("quantization_config", "compression_config")
 _MODELOPT_FILE = "hf_quant_config.json"

@@ -17,8 +17,10 @@ from trt_lora.builder.checkpoint.formats import (
     modelopt,
 )
 from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight
+from trt_lora.builder.checkpoint.model_directory import NEXT_STEP
 from trt_lora.builder.checkpoint.quantisation import Quantisation
 from trt_lora.builder.checkpoint.weight_files import SAFETENSORS, check_dense, read_weights
+from trt_lora.builder.model_errors import one_line
 
 FORMATS: Mapping[str, Format] = {
     "awq": awq.FORMAT,
@@ -63,7 +65,8 @@ class StoredLinears:
                 for file in sorted({*homes.values()})
                 for name, tensor in read_weights(file, names.__contains__)
             }
-            weight = read(StoredLinear(path, tensors, fields))
+            with one_line(f"{path} cannot be read", NEXT_STEP):  # tensors of any shape
+                weight = read(StoredLinear(path, tensors, fields))
             self._check_order(path, weight, orders)
             yield path, weight
 

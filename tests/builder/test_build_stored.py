@@ -151,7 +151,9 @@ def test_sites_are_those_of_the_float_model(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_adapter_of_the_original_is_refused_on_a_base_of_awq(tmp_path: Path) -> None:
+def test_an_adapter_of_the_original_is_refused_on_a_base_of_awq(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model, adapter = tmp_path / "Llama-AWQ", tmp_path / "a"
     shutil.copytree(FOLDER / "awq_gemm", model)
     shutil.copytree(ADAPTER, adapter)
@@ -165,7 +167,9 @@ def test_an_adapter_of_the_original_is_refused_on_a_base_of_awq(tmp_path: Path) 
             running.adapters.load("a", adapter, **options)
 
     load("some/llama-awq")
+    assert not caplog.messages
     load("some/Llama", strict=False)
+    assert "an adapter of the original would be wrong" in caplog.text
     with pytest.raises(AdapterError, match="names 'some/Llama' as its base model, and the inputs"):
         load("some/Llama")
     with pytest.raises(AdapterError, match="names no base model, and the inputs of Llama-AWQ are"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight, unsigned
+from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight
 
 _STATES = tuple(f"weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 _PER_BYTE = 1 / 127  # of int8, whose largest value is SCB
@@ -25,9 +25,8 @@ def read(linear: StoredLinear) -> Weight:
     """
     if "SCB" not in linear.tensors:
         return _four_bits(linear)
-    weight = linear.tensor("weight", torch.int8)
     scales = linear.scales("SCB", 1)[:, None] * torch.tensor(_PER_BYTE, dtype=torch.float32)
-    return linear.coded(8, unsigned(weight), scales)
+    return linear.coded(8, linear.unsigned("weight", 8), scales)
 
 
 def _four_bits(linear: StoredLinear) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trt_lora.builder.checkpoint.formats import float8
-from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight, unsigned
+from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight
 from trt_lora.builder.passes.coded_weight import Codes
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
@@ -45,7 +45,7 @@ def _stated(linear: StoredLinear) -> Mapping[str, Any]:
 
 def _codes(linear: StoredLinear, bits: int) -> Codes:
     if "weight_packed" not in linear.tensors:
-        return unsigned(linear.tensor("weight", torch.int8))
+        return linear.unsigned("weight", bits)
     n, k = linear.tensor("weight_shape", torch.int64, 1).tolist()
     codes = linear.words("weight_packed", bits, 1)
     if len(codes) != n or not 0 <= codes.shape[1] - k < 32 // bits:
@@ -58,7 +58,7 @@ def _zeros(linear: StoredLinear, bits: int) -> Codes | None:
     if name not in linear.tensors:
         return None
     if linear.tensors[name].dtype == torch.int8:
-        return unsigned(linear.tensor(name, torch.int8))
+        return linear.unsigned(name, bits)
     return linear.words(name, bits, 0)[: len(linear.tensors["weight_scale"])]
 
 

@@ -79,6 +79,17 @@ class StoredLinear:
         sizes = [size * (len(parts) if at == axis else 1) for at, size in enumerate(words.shape)]
         return np.stack(parts, axis + 1).reshape(sizes)
 
+    def unsigned(self, name: str, bits: int) -> Codes:
+        """Return signed codes, a byte each, as they are counted from the least one.
+
+        Raises:
+            ModelError: one is beyond the range of its bits.
+        """
+        codes = self.tensor(name, torch.int8).numpy().astype(np.int16) + (1 << bits - 1)
+        if ((codes < 0) | (codes >= 1 << bits)).any():
+            raise self.refusal(f"{name} has codes beyond the range of {bits} bits")
+        return codes.astype(np.uint8)
+
     def option(
         self,
         name: str,
@@ -159,12 +170,6 @@ class Format:
     markers: tuple[str, ...]  # ends of names; a linear in codes has a tensor of one
     tensors: tuple[str, ...]  # those that it may have besides
     read: Callable[[StoredLinear], Weight]
-
-
-def unsigned(codes: torch.Tensor) -> Codes:
-    """Return signed codes of 8 bits as they are counted from the least one."""
-    raised: Codes = np.bitwise_xor(codes.view(torch.uint8).numpy(), np.uint8(128))
-    return raised
 
 
 def scaled(

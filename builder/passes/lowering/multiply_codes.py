@@ -69,14 +69,14 @@ class _Reordered:
     """What products read, in the order of their codes."""
 
     graph: ir.Graph
-    made: dict[tuple[int, bytes], ir.Value] = field(default_factory=dict)
+    made: dict[tuple[ir.Value, bytes], ir.Value] = field(default_factory=dict)
 
     def read(self, product: ir.Node, weight: CodedWeight) -> ir.Value:
         """Return x of a product, in the order of the codes of its weight."""
         x = gv.present(product.inputs[0])
         if weight.order is None:
             return x
-        key = id(x), weight.order.tobytes()
+        key = x, weight.order.tobytes()
         if key not in self.made:
             order = ir.tensor(weight.order, name=f"{x.name}.order_{len(self.made)}")
             value = ir.val(order.name, order.dtype, order.shape.numpy(), const_value=order)

@@ -29,25 +29,22 @@ def check_fingerprint(adapter: Adapter, manifest: Manifest) -> None:
         )
 
 
-def check_scaled_base(adapter: Adapter, manifest: Manifest) -> None:
-    """Refuse an adapter of another base for an engine whose linears read x divided by factors.
+def scaled_base(adapter: Adapter, manifest: Manifest) -> str:
+    """Return why an adapter may be of a base whose linears read other x; empty if it is not.
 
-    AWQ makes such a base of another: an adapter that was trained on that one would be wrong by the
-    factor of each channel, and its shapes agree.
-
-    Raises:
-        AdapterError: the adapter does not name the engine's base model.
+    AWQ divides x by factors: an adapter that was trained on the original would be wrong by the
+    factor of each channel, and its shapes agree. So it has to name the engine's base model.
     """
     base = manifest.base_model
     is_own = adapter.base_fingerprint == base.fingerprint
-    if base.scales_x and not is_own and _folder(adapter.base_model or "") != base.name.lower():
-        trained = adapter.base_model and f"names {shown(adapter.base_model)} as its base model"
-        raise AdapterError(
-            f"{adapter.source} {trained or 'names no base model'}, and the inputs of {base.name} "
-            "are divided by factors of each channel: an adapter of the original would be wrong. "
-            "Train it on this base, or build the original with --quantize int4; strict=False "
-            "takes it as it is"
-        )
+    if not base.scales_x or is_own or _folder(adapter.base_model or "") == base.name.lower():
+        return ""
+    trained = adapter.base_model and f"names {shown(adapter.base_model)} as its base model"
+    return (
+        f"the adapter {trained or 'names no base model'}, and the inputs of {base.name} are "
+        "divided by factors of each channel: an adapter of the original would be wrong. Train it "
+        "on this base, or build the original with --quantize int4"
+    )
 
 
 def compare_copies(

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.fitting.base_check import is_other_base
+from trt_lora.runtime.adapters.fitting.base_check import is_other_base, scaled_base
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
@@ -29,6 +29,8 @@ def coverage_warnings(adapter: Adapter, manifest: Manifest, coverage: Coverage) 
             f"the adapter names {shown(adapter.base_model)} as its base model, the engine was "
             f"built from {base.name} ({base.architecture}); the shapes agree"
         )
+    if reason := scaled_base(adapter, manifest):
+        yield reason
     if missing := coverage.missing_sites:
         yield (
             f"the adapter's config targets {listed(missing)}, but its file has no tensors for "

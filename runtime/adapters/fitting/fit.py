@@ -14,8 +14,8 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.fitting.base_check import (
     check_fingerprint,
-    check_scaled_base,
     compare_copies,
+    scaled_base,
 )
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
@@ -87,8 +87,8 @@ def match_adapter(
         AdapterError: as `fit_adapter`.
     """
     check_fingerprint(adapter, manifest)
-    if strict:
-        check_scaled_base(adapter, manifest)
+    if strict and (reason := scaled_base(adapter, manifest)):
+        raise AdapterError(f"{adapter.source}: {reason}; strict=False takes it as it is")
     weights, unexpected_keys = _bindings_of(adapter, manifest)
     for name, weight in weights.items():
         site, factor = manifest.lora_bindings[name]

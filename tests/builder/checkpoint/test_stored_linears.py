@@ -27,7 +27,7 @@ from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
 from trt_lora.builder.checkpoint.quantisation import METHODS
 from trt_lora.builder.checkpoint.stored_linears import FORMATS, dense, stored_linears
-from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.passes.coded_weight import CodedWeight, unpacked
 
 LAYER = "model.layers.0"
 Q, K, DOWN = f"{LAYER}.self_attn.q_proj", f"{LAYER}.self_attn.k_proj", f"{LAYER}.mlp.down_proj"
@@ -84,12 +84,13 @@ def test_a_model_is_loaded_with_these_weights(name: str) -> None:
     }
 
 
-def test_a_head_in_codes_has_no_hash_of_its_own(tmp_path: Path) -> None:
-    def with_head(stored: Weights) -> Weights:
-        del stored["lm_head.weight"]
-        head = torch.full((32, 128), 3, dtype=torch.int8)
-        return stored | {"lm_head.weight": head, "lm_head.SCB": torch.ones(32)}
+def with_head(stored: Weights) -> Weights:
+    """The head in codes, too, all of 3 / 127."""
+    head = torch.full((32, 128), 3, dtype=torch.int8)
+    return stored | {"lm_head.weight": head, "lm_head.SCB": torch.ones(32)}
 
+
+def test_a_head_in_codes_has_no_hash_of_its_own(tmp_path: Path) -> None:
     directory = with_weights(FOLDER / "bnb_int8", tmp_path / "m", with_head)
     checkpoint = Checkpoint(directory)
     model = load_model(checkpoint, "float32")
@@ -103,6 +104,32 @@ def test_modelopt_without_a_field_in_the_config(tmp_path: Path) -> None:
     assert stored is not None
     found = {path: sha256(dense(weight).numpy()) for path, weight in stored.weights()}
     assert found == expected_hashes("modelopt_fp8")
+
+
+@pytest.mark.parametrize("form", ["int-quantized", "pack-quantized"])
+def test_four_bits_that_are_a_byte_each(tmp_path: Path, form: str) -> None:
+    """Weights of one form, and zeros of older releases of the other."""
+    source = FOLDER / "ct_pack_asym"
+
+    def in_bytes(stored: Weights) -> Weights:
+        for path, weight in weights("ct_pack_asym").items():
+            stored[f"{path}.weight_zero_point"] = torch.from_numpy(weight.zeros).to(torch.int8) - 8
+            if form == "int-quantized":
+                codes = torch.from_numpy(unpacked(weight.codes)).to(torch.int8)
+                stored[f"{path}.weight"] = codes - 8
+                del stored[f"{path}.weight_packed"], stored[f"{path}.weight_shape"]
+        return stored
+
+    fields = json.loads((source / "config.json").read_text())["quantization_config"]
+    directory = with_config(
+        with_weights(source, tmp_path / "weights", in_bytes),
+        tmp_path / "m",
+        quantization_config=fields | {"format": form},
+    )
+    stored = stored_linears(Checkpoint(directory))
+    assert stored is not None
+    found = {path: sha256(dense(weight).numpy()) for path, weight in stored.weights()}
+    assert found == expected_hashes("ct_pack_asym")
 
 
 def test_shards_hold_parts_of_a_linear(tmp_path: Path) -> None:
@@ -167,6 +194,21 @@ def first_becomes(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
             "weight_shape is [256, 256], weight_packed has [128, 128] codes",
         ),
         ("ct_pack_sym", without(f"{Q}.weight_packed"), "weight is missing beside"),
+        (
+            "ct_pack_sym",
+            replaced(f"{Q}.weight_shape", lambda shape: shape[:1]),
+            f"{Q} cannot be read: ValueError",
+        ),
+        (
+            "ct_pack_asym",
+            replaced(f"{Q}.weight_zero_point", lambda _: torch.full((128, 4), 8, dtype=torch.int8)),
+            "weight_zero_point has codes beyond the range of 4 bits",
+        ),
+        (
+            "bnb_nf4",
+            replaced(f"{Q}.weight.quant_map", lambda table: table[:3]),
+            f"{Q} cannot be read: IndexError",
+        ),
         ("bnb_nf4", without(f"{Q}.weight.absmax"), "weight.absmax is missing beside"),
         ("bnb_nf4", replaced(f"{Q}.weight", lambda w: w[1:]), "has 16382 codes, and its shape is"),
         (
@@ -233,6 +275,7 @@ def test_what_contradicts_itself_is_refused_by_name(
         ("awq_gemm", {"version": "gemv"}, "version of its quantisation is 'gemv'"),
         ("awq_gemm", {"bits": 8}, "bits of its quantisation is 8, and 4 is read"),
         ("ct_pack_sym", {"format": "marlin-24"}, "format of its quantisation is 'marlin-24'"),
+        ("ct_pack_sym", {"config_groups": {"g": []}}, "cannot be read: AttributeError"),
         ("ct_pack_sym", {"config_groups": {}}, "has 0 forms of weights, and one is read"),
         (
             "modelopt_fp8",
@@ -262,11 +305,6 @@ def test_codes_of_which_nothing_is_said_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_head_in_codes_that_is_tied_to_a_float_embedding_is_refused(tmp_path: Path) -> None:
-    def with_head(stored: Weights) -> Weights:
-        del stored["lm_head.weight"]
-        head = torch.full((32, 128), 3, dtype=torch.int8)
-        return stored | {"lm_head.weight": head, "lm_head.SCB": torch.ones(32)}
-
     directory = with_weights(FOLDER / "bnb_int8", tmp_path / "m", with_head)
     config = directory / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
