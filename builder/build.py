@@ -4,7 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.progress import NoProgress, Progress
@@ -39,7 +38,7 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
     progress = progress or NoProgress()
     _check_output(config)
     build = _resolve(config, progress)
-    _check_room(config, build.model.weight_bytes, has_plan=build.flavour is not None)
+    _check_room(config, build.model.weight_bytes, has_plan=build.has_plan)
     with extra("export", "building an engine"):
         from trt_lora.builder.write_engine import write_engine
     with publish_directory(config.output, lambda path: _may_replace(config, path)) as work:
@@ -109,9 +108,6 @@ def _check_room(config: BuildConfig, weight_bytes: int, *, has_plan: bool) -> No
 def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
     if config.flavour == "none":
         return None
-    if config.quantize != "none" or (config.keeps_codes and _has_integers(config)):
-        progress.note("weights in codes make the ONNX files only (as --flavour none)")
-        return None
     if config.flavour != "auto":
         flavour = flavour_named(config.flavour)
         flavour.load()  # fail before the export, which takes minutes
@@ -120,11 +116,6 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
     if installed is None:
         progress.note("no TensorRT is installed: only the ONNX file is made (as --flavour none)")
     return installed
-
-
-def _has_integers(config: BuildConfig) -> bool:
-    quantisation = Checkpoint(config.model).quantisation
-    return quantisation is not None and quantisation.has_integers
 
 
 def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:

@@ -53,11 +53,6 @@ class BuildConfig:
     calibration: Path | None = None  # a text for 4 bits; None: the package's own
     force: bool = False  # replace an engine that stands at `output`
 
-    @property
-    def keeps_codes(self) -> bool:
-        """Whether linears that a checkpoint holds as integers stay so: a plan has none yet."""
-        return self.flavour in ("auto", "none") and self.dtype != "bfloat16"
-
     def __post_init__(self) -> None:
         """Refuse values that cannot be built."""
         check_fields(self)
@@ -114,14 +109,7 @@ class BuildConfig:
                 f"--calibration is a text for --quantize int4, and --quantize is {self.quantize}; "
                 "leave out one of them"
             )
-        if self.quantize == "none":
-            return
-        if self.dtype == "bfloat16":
+        if self.quantize != "none" and self.dtype == "bfloat16":
             raise ConfigError(
                 f"--quantize {self.quantize} takes --dtype float16 or float32; it is bfloat16"
-            )
-        if self.flavour not in ("auto", "none"):
-            raise ConfigError(
-                f"--quantize {self.quantize} makes no plan yet, and --flavour is {self.flavour}; "
-                "pass --flavour none, which answers on a CPU"
             )

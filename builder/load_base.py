@@ -11,13 +11,13 @@ from trt_lora.builder.checkpoint.base_model import load_model
 from trt_lora.builder.checkpoint.formats.stored_linear import Weight
 from trt_lora.builder.checkpoint.loaded_weights import check_finite, own_names
 from trt_lora.builder.checkpoint.stored_linears import StoredLinears, stored_linears
-from trt_lora.builder.checks.check_model import CheckedModel
 from trt_lora.builder.checks.meta_model import head_path, usable_positions
-from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.export.torch_modules import module_linears
 from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.quantising.quantise import QuantisedLinear, Quantiser
+from trt_lora.builder.resolved import ResolvedBuild
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LoadedBase:
     codes: Mapping[str, QuantisedLinear]  # by the module's path
 
 
-def load_base(config: BuildConfig, checked: CheckedModel, progress: Progress) -> LoadedBase:
+def load_base(build: ResolvedBuild, progress: Progress) -> LoadedBase:
     """Return the base model of a build.
 
     Raises:
@@ -36,28 +36,36 @@ def load_base(config: BuildConfig, checked: CheckedModel, progress: Progress) ->
         ConfigError: that text cannot be read.
     """
     progress.stage("load")
-    if stored := stored_linears(checked.checkpoint):
-        return _stored(config, stored, progress)
+    config, checkpoint = build.config, build.model.checkpoint
+    if stored := stored_linears(checkpoint):
+        return _stored(build, stored, progress)
     if config.quantize == "none":
-        return LoadedBase(load_model(checked.checkpoint, config.dtype), {})
-    model = load_model(checked.checkpoint, "float32")  # codes are of the checkpoint's own values
-    quantiser = Quantiser(model, config, head_path(model), usable_positions(model), progress)
-    codes = quantiser.quantised()
+        return LoadedBase(load_model(checkpoint, config.dtype), {})
+    model = load_model(checkpoint, "float32")  # codes are of the checkpoint's own values
+    head, positions = head_path(model), usable_positions(model)
+    codes = Quantiser(model, config, build.has_plan, head, positions, progress).quantised()
     model.to(getattr(torch, config.dtype))
-    check_finite(checked.checkpoint.directory, model)
+    check_finite(checkpoint.directory, model)
     return LoadedBase(model, codes)
 
 
-def _stored(config: BuildConfig, stored: StoredLinears, progress: Progress) -> LoadedBase:
-    """A checkpoint in codes, which stay as they are where ONNX Runtime can multiply by them."""
+def _stored(build: ResolvedBuild, stored: StoredLinears, progress: Progress) -> LoadedBase:
+    """A checkpoint in codes, which stay as they are where all that is made multiplies by them."""
     weights, method = dict(stored.weights()), stored.quantisation.method
-    model = load_model(stored.checkpoint, config.dtype, weights)
-    kept = dict(_codes(model, weights, method)) if config.keeps_codes else {}
+    model, dtype = load_model(stored.checkpoint, build.config.dtype, weights), build.config.dtype
+    kept = {} if dtype == "bfloat16" else dict(_codes(model, weights, method))
+    odd = [path for path, linear in kept.items() if not has_signed_form(linear.weight)]
+    if build.has_plan and odd:
+        kept = {path: linear for path, linear in kept.items() if path not in odd}
+        progress.note(
+            f"a plan takes no zeros and of 8 bits one scale a row, which {len(odd)} linears in "
+            "codes have otherwise: with --flavour none they stay codes"
+        )
     if grown := [path for path in weights if path not in kept]:
         floats = sum(math.prod(weights[path].shape) for path in grown)
-        size = floats * getattr(torch, config.dtype).itemsize
+        size = floats * getattr(torch, dtype).itemsize
         progress.note(
-            f"{len(grown)} linears in codes of {method} become {config.dtype}, {size / 1e6:.1f} MB "
+            f"{len(grown)} linears in codes of {method} become {dtype}, {size / 1e6:.1f} MB "
             f"instead of {sum(map(stored.nbytes, grown)) / 1e6:.1f}"
         )
     return LoadedBase(model, kept)

@@ -17,3 +17,8 @@ class ResolvedBuild:
     flavour: Flavour | None  # None: the ONNX file alone
     lora_plugin: str  # what LoRA nodes become in the plan
     model: CheckedModel
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a plan is made."""
+        return self.flavour is not None

@@ -11,9 +11,7 @@ import onnx_ir as ir
 from trt_lora.builder.checkpoint.base_model import describe, output_widths
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, TEXT_FILES
-from trt_lora.builder.checks.check_model import CheckedModel
 from trt_lora.builder.checks.meta_model import head_path
-from trt_lora.builder.config import BuildConfig
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.load_base import load_base
 from trt_lora.builder.passes import graph_values as gv
@@ -22,7 +20,6 @@ from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
-from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.save_graphs import save_graphs
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import Profiles, make_profiles
@@ -62,7 +59,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         AdapterError: an adapter of the options has trained copies of base weights.
     """
     config, model = build.config, build.model
-    graph = make_graph(config, build.lora, model, progress)
+    graph = make_graph(build, progress)
     embeddings, weights = graph.embeddings, graph.weights
     sites, inputs, outputs = _save(graph, work, config.quantize_level, progress)
     del graph
@@ -109,9 +106,7 @@ def _save(
     return graph.inserted.sites, tuple(inputs), tuple(outputs)
 
 
-def make_graph(
-    config: BuildConfig, lora: ResolvedLoRA, checked: CheckedModel, progress: Progress
-) -> Graph:
+def make_graph(build: ResolvedBuild, progress: Progress) -> Graph:
     """Export the base model and give it LoRA inputs; nothing is written.
 
     Raises:
@@ -119,7 +114,8 @@ def make_graph(
         ConfigError: a target matches no linear of the model.
         AdapterError: an adapter of the options has trained copies of base weights.
     """
-    base = load_base(config, checked, progress)
+    config, lora, checked = build.config, build.lora, build.model
+    base = load_base(build, progress)
     model, codes = base.model, base.codes
     embeddings = embedding_hashes(checked.checkpoint, model)
     for adapter in lora.adapters:

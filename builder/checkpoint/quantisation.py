@@ -25,15 +25,6 @@ class Quantisation:
     path: Path  # of the file
 
     @property
-    def has_integers(self) -> bool:
-        """Whether its codes are integers, by which ONNX Runtime multiplies, not small floats."""
-        if self.method == "bitsandbytes":
-            return bool(self.fields.get("load_in_8bit"))
-        if self.method == "compressed-tensors":
-            return "float" not in str(self.fields.get("format"))
-        return self.method in ("awq", "gptq")
-
-    @property
     def scales_x(self) -> bool:
         """Whether linears read x divided by factors of each channel, which are in the weights."""
         return self.method == "awq" or "AWQ" in str(self.fields.get("quant_algo"))

@@ -1,7 +1,7 @@
 """A weight in codes of 4 or 8 bits, and the `DequantizeLinear` that reads it in a graph."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,12 @@ class CodedWeight:
         values = (steps.astype(self.scales.dtype) * self.scales[:, :, None]).reshape(self.shape)
         return values if self.order is None else values[:, np.argsort(self.order)]
 
+    def split(self, block: int) -> "CodedWeight":
+        """Return it in smaller blocks, with each scale and zero as often as it is then needed."""
+        times = self.block // block
+        zeros = None if self.zeros is None else np.repeat(self.zeros, times, axis=1)
+        return replace(self, block=block, scales=np.repeat(self.scales, times, axis=1), zeros=zeros)
+
 
 def packed(codes: Codes) -> Codes:
     """Return codes of 4 bits [.., k] two in a byte [.., ceil(k / 2)], the first in the low half."""
@@ -74,13 +80,17 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node
         values, name = np.full((n, blocks), 1 << weight.bits - 1, np.uint8), f"zeros_{n}_{blocks}"
     zeros = packed(values.reshape(1, -1)) if weight.bits == _NIBBLE else values
     operands = [
-        _initializer(graph, f"{path}.codes", _code_tensor(weight.codes, weight.bits, weight.shape)),
-        _initializer(graph, f"{path}.scales", ir.tensor(weight.scales)),
-        _initializer(graph, f"{name}_{weight.bits}", _code_tensor(zeros, weight.bits, (n, blocks))),
+        gv.initializer(
+            graph, f"{path}.codes", _code_tensor(weight.codes, weight.bits, weight.shape)
+        ),
+        gv.initializer(graph, f"{path}.scales", ir.tensor(weight.scales)),
+        gv.initializer(
+            graph, f"{name}_{weight.bits}", _code_tensor(zeros, weight.bits, (n, blocks))
+        ),
     ]
     nodes = [ir.node(_OPERATOR, operands, {"axis": 1, "block_size": weight.block})]
     if weight.order is not None:
-        places = _initializer(graph, f"{path}.places", ir.tensor(np.argsort(weight.order)))
+        places = gv.initializer(graph, f"{path}.places", ir.tensor(np.argsort(weight.order)))
         nodes.append(ir.node("Gather", [nodes[0].outputs[0], places], {"axis": 1}))
     for node in nodes:
         result = node.outputs[0]
@@ -147,11 +157,3 @@ def _code_tensor(codes: Codes, bits: int, shape: tuple[int, int]) -> ir.TensorPr
     if bits == _NIBBLE:
         return ir.PackedTensor(codes.reshape(-1), ir.DataType.UINT4, shape=ir.Shape(shape))
     return ir.tensor(codes)
-
-
-def _initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """The initializer of a name, made of a tensor where there is none yet."""
-    if name not in graph.initializers:
-        value = ir.val(name, tensor.dtype, tensor.shape.numpy(), const_value=tensor)
-        graph.register_initializer(value)
-    return graph.initializers[name]

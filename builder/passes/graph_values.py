@@ -80,6 +80,14 @@ def constant(tape: Tape, value: object) -> ir.Value:
     return tape.op("Constant", [], {"value": ir.tensor(array.astype(dtype))})
 
 
+def initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Return the initializer of a name, made of a tensor where there is none yet."""
+    if name not in graph.initializers:
+        value = ir.val(name, tensor.dtype, tensor.shape.numpy(), const_value=tensor)
+        graph.register_initializer(value)
+    return graph.initializers[name]
+
+
 def unnamed(tape: Tape) -> Sequence[ir.Node]:
     """Return the nodes of a tape; the graph that takes them names their outputs."""
     for node in tape.nodes:

@@ -19,6 +19,7 @@ class CodeFormat:
     bits: int  # 4 or 8
     block: int  # values along k that share a scale
     dtype: torch.dtype  # of scales
+    is_signed: bool = False  # as a plan has codes: the middle is zero, and scales are above 0
 
     @property
     def middle(self) -> int:
@@ -63,22 +64,26 @@ class Grid:
 
 
 def nearest_grid(weight: torch.Tensor, form: CodeFormat) -> Grid:
-    """Return a symmetric grid: the largest magnitude of a block gets code 0.
+    """Return a symmetric grid: the largest magnitude of a block gets code 0; of signed codes, 1.
 
     Args:
         weight: float32 [n, k].
         form: of the codes.
     """
     blocks = weight.reshape(weight.shape[0], -1, form.block)
-    top = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))[..., 0]
-    scales = _rounded(top / -form.middle, form)
+    if form.is_signed:
+        scales = _rounded(blocks.abs().amax(-1) / (form.middle - 1), form)
+    else:
+        top = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))[..., 0]
+        scales = _rounded(top / -form.middle, form)
     return Grid(form, scales, torch.full_like(scales, form.middle))
 
 
 def searched_grid(weight: torch.Tensor, form: CodeFormat, importance: torch.Tensor) -> Grid:
     """Return the grid with the least squared error of `x @ weight.T`, block by block.
 
-    Ranges of a block are shrunk step by step, each with the zero of the whole range and of its own.
+    Ranges of a block are shrunk step by step, each with the zero of the whole range and of its own;
+    those of signed codes have their zero in the middle.
 
     Args:
         weight: float32 [n, k].
@@ -96,13 +101,17 @@ def _search(
     blocks: torch.Tensor, form: CodeFormat, importance: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = blocks.amin(-1), blocks.amax(-1).clamp_(min=0)
-    whole = (high - low.clamp(max=0)) / form.top
-    middle = (-low.clamp(max=0) / _divisor(whole)).round_()
-    least, scales, zeros = torch.full_like(whole, _FAR), whole, middle
+    if form.is_signed:
+        whole = torch.maximum(-low, high) / (form.middle - 1)
+        first = torch.full_like(whole, form.middle)
+    else:
+        whole = (high - low.clamp(max=0)) / form.top
+        first = (-low.clamp(max=0) / _divisor(whole)).round_()
+    least, scales, zeros = torch.full_like(whole, _FAR), whole, first
     for factor in _FACTORS:
         scale = _rounded(whole * factor, form)
         own = (-low / _divisor(scale)).round_().clamp_(0, form.top)
-        for zero in (middle, own):
+        for zero in (first,) if form.is_signed else (first, own):
             error = _error(blocks, scale, zero, form.top, importance)
             is_less = error < least
             least = torch.where(is_less, error, least)

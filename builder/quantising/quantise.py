@@ -2,6 +2,7 @@
 
 8 bits are rounded to the nearest, symmetric. 4 bits have zeros, in ranges of the least error; on a
 text the error is that of `x @ W`, and GPTQ finds the codes. The output head is rounded without one.
+A plan takes no zeros, and of 8 bits one scale a row.
 """
 
 import hashlib
@@ -50,6 +51,7 @@ class Quantiser:
 
     model: Any  # a `PreTrainedModel` in float32, on the CPU
     config: BuildConfig
+    has_plan: bool
     head: str  # path of the output head, which has bits of its own
     positions: int | None  # tokens that the model takes at a time; None: any number
     progress: Progress
@@ -62,6 +64,8 @@ class Quantiser:
             ModelError: the model cannot be run on the text.
         """
         self.progress.stage("quantise")
+        if self.has_plan and self.config.quantize == "int4":
+            self.progress.note("a plan takes no zeros: with --flavour none 4 bits lose less")
         with torch.inference_mode():
             return dict(self._linears())
 
@@ -69,18 +73,19 @@ class Quantiser:
         weights = dict(self._weights())
         head = weights.pop(self.head, None)
         if head is not None and self.config.quantize_head != "none":
-            yield self.head, _nearest(head, self._form(self.config.quantize_head))
-        form = self._form(self.config.quantize)
-        if form.bits == 4 and (windows := self._windows()):
-            for path, linear in self._calibrated(weights, form, windows):
+            yield self.head, self._nearest(head, self.config.quantize_head)
+        if self.config.quantize == "int4" and (windows := self._windows()):
+            for path, linear in self._calibrated(weights, windows):
                 del weights[path]
                 yield path, linear
         # Without a text, and what the decoder does not run.
-        yield from ((path, _nearest(weight, form)) for path, weight in weights.items())
+        for path, weight in weights.items():
+            yield path, self._nearest(weight, self.config.quantize)
 
-    def _form(self, name: str) -> CodeFormat:
-        dtype = getattr(torch, self.config.dtype)
-        return CodeFormat(QUANTIZED_BITS[name], self.config.quantize_block, dtype)
+    def _form(self, name: str, k: int) -> CodeFormat:
+        bits, dtype = QUANTIZED_BITS[name], getattr(torch, self.config.dtype)
+        block = k if self.has_plan and bits == 8 else self.config.quantize_block
+        return CodeFormat(bits, block, dtype, self.has_plan)
 
     def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights [n, k] whose rows are whole blocks."""
@@ -110,7 +115,7 @@ class Quantiser:
         return [ids[i : i + size] for i in range(0, min(len(ids), _WINDOWS * _WINDOW), size)]
 
     def _calibrated(
-        self, weights: dict[str, torch.Tensor], form: CodeFormat, windows: Sequence[Sequence[int]]
+        self, weights: dict[str, torch.Tensor], windows: Sequence[Sequence[int]]
     ) -> Iterator[tuple[str, QuantisedLinear]]:
         source = f"GPTQ on {hashlib.sha256(repr(windows).encode()).hexdigest()}"
         moments = Moments(self.model, windows)
@@ -118,6 +123,7 @@ class Quantiser:
         for done, (item, squares) in enumerate(moments.of(inputs)):
             self.progress.advance(done, len(inputs))
             weight = torch.cat([weights[path] for path in item.paths])
+            form = self._form(self.config.quantize, item.k)
             grid, codes = _by_moments(weight, form, squares)
             first = 0
             for path in item.paths:
@@ -126,14 +132,16 @@ class Quantiser:
                 yield path, QuantisedLinear(coded, source)
                 first = last
 
-
-def _nearest(weight: torch.Tensor, form: CodeFormat) -> QuantisedLinear:
-    """Codes without a text: symmetric, or of 4 bits in the ranges of the least error."""
-    if form.bits > 4:
-        grid = nearest_grid(weight, form)
-    else:
-        grid = searched_grid(weight, form, torch.ones(weight.shape[1]))
-    return QuantisedLinear(grid.coded(grid.codes(weight)), "rounded to the nearest")
+    def _nearest(self, weight: torch.Tensor, name: str) -> QuantisedLinear:
+        """Codes without a text: symmetric, or of 4 bits in the ranges of the least error."""
+        k = weight.shape[1]
+        form = self._form(name, k)
+        if form.bits > 4:
+            grid = nearest_grid(weight, form)
+        else:
+            grid = searched_grid(weight, form, torch.ones(k))
+        coded = grid.coded(grid.codes(weight)).split(self.config.quantize_block)
+        return QuantisedLinear(coded, "rounded to the nearest")
 
 
 def _by_moments(

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, use_aot_plugins
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
-from trt_lora.builder.tensorrt.onnx_bytes import onnx_bytes
+from trt_lora.builder.tensorrt.onnx_bytes import parsed_form
 from trt_lora.builder.tensorrt.profiles import Profiles
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
@@ -46,9 +47,9 @@ class Compiler:
             KeyboardInterrupt: the user cancelled.
         """
         trt = self.flavour.load()
-        with self._plugin_calls(trt) as failures:
+        with self._plugin_calls(trt) as failures, _folder(plan.parent) as scratch:
             model = self._loaded(onnx)
-            plan.write_bytes(self._serialized(trt, model, onnx, profiles, failures))
+            plan.write_bytes(self._serialized(trt, model, onnx, profiles, failures, scratch))
         return str(trt.__version__)
 
     def kernels(self, model: ir.Model, onnx: Path, profiles: Profiles) -> list[Kernel]:
@@ -64,8 +65,8 @@ class Compiler:
         """
         trt = self.flavour.load()
         lines: list[str] = []
-        with self._plugin_calls(trt) as failures:
-            self._serialized(trt, model, onnx, profiles, failures, lines)
+        with self._plugin_calls(trt) as failures, _folder() as scratch:
+            self._serialized(trt, model, onnx, profiles, failures, scratch, lines)
         return read_kernels(lines)
 
     def _loaded(self, onnx: Path) -> ir.Model:
@@ -81,6 +82,7 @@ class Compiler:
         onnx: Path,
         profiles: Profiles,
         failures: Sequence[str],
+        scratch: Path,
         lines: list[str] | None = None,
     ) -> Any:
         messages: list[str] = []
@@ -89,7 +91,8 @@ class Compiler:
         if self.lora_plugin == "aot":
             use_aot_plugins(trt, model, profiles)
         network, parser = self._network(trt, builder, log)
-        if not parser.parse(onnx_bytes(model), str(onnx)):
+        data, path = parsed_form(model, onnx, scratch)
+        if not parser.parse(data, str(path)):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             reason = "; ".join(filter(None, [summary(failures), *errors]))
             raise ModelError(f"{self.flavour.name} cannot parse {onnx.name}: {reason}")
@@ -157,6 +160,13 @@ class Compiler:
         if self.timing_cache is not None and self.flavour.has_timing_cache:
             with publish_file(self.timing_cache) as path:  # other builds may be reading it
                 path.write_bytes(config.get_timing_cache().serialize())
+
+
+@contextmanager
+def _folder(parent: Path | None = None) -> Iterator[Path]:
+    """A folder that is removed; TensorRT may read weights in it until its plan is made."""
+    with TemporaryDirectory(dir=parent) as path:
+        yield Path(path)
 
 
 def _reasons(messages: Sequence[str], failures: Sequence[str]) -> str:

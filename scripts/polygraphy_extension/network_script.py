@@ -11,9 +11,10 @@ POLYGRAPHY_USE_TENSORRT_RTX=1 in the environment of polygraphy.
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from trt_lora.builder.tensorrt.onnx_bytes import onnx_bytes
+from trt_lora.builder.tensorrt.onnx_bytes import parsed_form
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import BackendError, ModelError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT, TENSORRT_RTX
@@ -66,7 +67,10 @@ def network_with_plugin(engine: str) -> tuple[Any, Any, Any]:
         builder, network = CreateNetwork(strongly_typed=True)()
         parser = trt.OnnxParser(network, get_trt_logger())
         parser.set_flag(trt.OnnxParserFlag.ENABLE_PLUGIN_OVERRIDE)
-        if not parser.parse(onnx_bytes(ir.load(path)), str(path)):
+        with TemporaryDirectory() as scratch:
+            data, beside = parsed_form(ir.load(path), path, Path(scratch))
+            is_parsed = parser.parse(data, str(beside))
+        if not is_parsed:
             reasons = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             raise ModelError(f"{flavour.name} cannot parse {path}: {'; '.join(reasons)}")
     return builder, network, parser

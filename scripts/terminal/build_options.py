@@ -203,7 +203,7 @@ def _add_engine_options(add: Callable[..., object]) -> None:
 
 def _add_code_options(add: Callable[..., object]) -> None:
     kinds = tuple(config.QUANTIZED_BITS)
-    what = "weights of linears in codes of 8 or 4 bits, ONNX files only (default: %(default)s)"
+    what = "weights of linears in codes of 8 or 4 bits (default: %(default)s)"
     _add_choice(add, "--quantize", kinds, what)
     what = "the same of the output head, with --quantize (default: %(default)s)"
     _add_choice(add, "--quantize-head", kinds, what)

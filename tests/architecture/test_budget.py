@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 4700, "scripts": 8110}
-TESTS = 49_000
+BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 4900, "scripts": 8120}
+TESTS = 49_600
 
 
 def code_lines(path: Path) -> int:

@@ -19,6 +19,7 @@ from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.build import list_sites
 from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.progress import NoProgress
+from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.builder.write_engine import _copy_text_files, make_graph
 from trt_lora.plugins.contract.sites import Site
@@ -244,8 +245,9 @@ def test_the_dry_run_and_the_graph_agree_on_what_is_left_alone(
     model = save_model(architecture, tmp_path / "model")
     config = tiny_config(model, tmp_path / "engine", target_modules=(target,))
     listed, lora = list_sites(config), resolve_lora(config)
+    build = ResolvedBuild(config, lora, None, "native", check_model(config, lora))
     with shared_traces():
-        graph = make_graph(config, lora, check_model(config, lora), NoProgress())
+        graph = make_graph(build, NoProgress())
     assert set(listed.sites) == set(graph.inserted.sites)
     of_graph = {item.path: item.reason for item in graph.inserted.left_alone}
     of_modules = {item.path: item.reason for item in listed.left_alone}

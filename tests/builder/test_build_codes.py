@@ -14,12 +14,13 @@ from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import BuildConfig
 from trt_lora.builder.passes import quantise_linears
-from trt_lora.builder.passes.coded_weight import coded_weights
+from trt_lora.builder.passes.coded_weight import CodedWeight, coded_weights
 from trt_lora.builder.passes.linears import Linear, find_linears
+from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.quantising import quantise
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime import LoRAManager, Manifest, open_engine, read_manifest
-from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
+from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, PLAN_FILE
 from trt_lora.scripts.terminal.engine_facts import engine_facts
 from trt_lora.scripts.verification.logits import engine_logits as prefill_and_decode
 from trt_lora.scripts.verification.peft_reference import PeftReference
@@ -64,6 +65,47 @@ def test_an_engine_answers_as_peft_on_the_weights_of_its_codes(
     plain = PeftReference(model, {"a": adapter})
     moved = largest_error(found["a"], plain.logits("a", *batch()))
     assert 1e-3 < moved < (0.1 if quantize == "int8" else 1.5)
+
+
+def holds(plan: bytes, weight: CodedWeight) -> bool:
+    """Whether a plan has the bytes of signed codes and scales; some of 8 bits it transposes."""
+    codes = np.bitwise_xor(weight.codes, 0x88 if weight.bits == 4 else 0x80)
+    scales = weight.scales if weight.bits == 4 else weight.scales[:, :1]
+    forms = [codes] if weight.bits == 4 else [codes, codes.T]
+    has_codes = any(all(row.tobytes() in plan for row in form) for form in forms)
+    return has_codes and scales.tobytes() in plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Qwen2"])
+def test_a_plan_is_made_of_codes_that_a_cpu_multiplies_by_too(
+    architecture: str, quantize: str, tmp_path: Path
+) -> None:
+    """A GPT2 has weights [k, n] and its biases in a Gemm, a Qwen2 biases that are added."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    model = save_model(architecture, tmp_path / "model")
+    adapter, notes = save_adapter(model, tmp_path / "a", r=4, lora_alpha=8), Notes()
+    engine = tmp_path / "engine"
+    options = {"quantize": quantize, "flavour": "tensorrt-rtx", **EXACT}
+    manifest = quick_build(tiny_config(model, engine, **options), notes)
+    assert manifest.weights.keys() == {site.path for site in manifest.sites} | {HEAD}
+    assert all(kind.is_symmetric for kind in manifest.weights.values())
+    weights = dict(coded_weights(ir.load(engine / ONNX_FILE)))
+    assert all(has_signed_form(weight) for weight in weights.values())
+    scales = weights[HEAD].scales
+    assert (scales == scales[:, :1]).all()  # of 8 bits one a row
+    assert scales.shape[1] == 2
+    plan = (engine / PLAN_FILE).read_bytes()
+    assert [path for path, weight in weights.items() if not holds(plan, weight)] == []
+    found, reference = answers(engine, adapter), reference_of(engine, model, adapter)
+    for name, ours in found.items():
+        assert largest_error(ours, reference.logits(name, *batch())) < 1e-4
+    plain = PeftReference(model, {"a": adapter})
+    moved = largest_error(found["a"], plain.logits("a", *batch()))
+    assert 1e-3 < moved < (0.1 if quantize == "int8" else 1.5)
+    said = "a plan takes no zeros: with --flavour none 4 bits lose less" in notes.notes
+    assert said == (quantize == "int4")
 
 
 @pytest.mark.slow
@@ -232,22 +274,11 @@ def test_a_text_that_cannot_be_read_is_refused(
         ({"quantize_level": "slow"}, "--quantize-level is 'slow'; choose from: fast, exact"),
         ({"quantize": "int8", "calibration": Path("a")}, "is a text for --quantize int4, and"),
         ({"quantize": "int4", "dtype": "bfloat16"}, "takes --dtype float16 or float32; it is bf"),
-        (
-            {"quantize": "int4", "flavour": "tensorrt-rtx"},
-            "makes no plan yet, and --flavour is tensorrt-rtx; pass --flavour none",
-        ),
     ],
 )
 def test_options_that_make_no_codes_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BuildConfig(Path("model"), Path("engine"), ("attn_q",), **options)
-
-
-def test_no_plan_is_chosen_for_codes(tiny_model: Path, tmp_path: Path) -> None:
-    notes = Notes()
-    config = tiny_config(tiny_model, tmp_path / "e", quantize="int8", flavour="auto", **EXACT)
-    assert quick_build(config, notes).flavour == "none"
-    assert "weights in codes make the ONNX files only (as --flavour none)" in notes.notes
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,14 @@ from support.models.tiny_models import tiny_config
 from trt_lora.builder import BuildConfig
 from trt_lora.builder.build import list_sites
 from trt_lora.builder.checks.check_model import check_model
-from trt_lora.builder.load_base import load_base
+from trt_lora.builder.load_base import LoadedBase, load_base
 from trt_lora.builder.passes.site_calls import site_calls
+from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour
 from trt_lora.runtime import open_engine
-from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE
+from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, PLAN_FILE
 from trt_lora.scripts.verification.logits import engine_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -124,16 +126,45 @@ def test_half_precision_rounds_scales_alone(tmp_path: Path) -> None:
         assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"flavour": "tensorrt-rtx"}])
-def test_a_plan_and_bfloat16_take_floats_and_the_build_says_so(
-    tmp_path: Path, options: dict[str, Any]
+def loaded(config: BuildConfig, flavour: Flavour | None, notes: Notes) -> LoadedBase:
+    lora = resolve_lora(config)
+    build = ResolvedBuild(config, lora, flavour, "native", check_model(config, lora))
+    return load_base(build, notes)
+
+
+def test_bfloat16_takes_floats_and_the_build_says_so(tmp_path: Path) -> None:
+    config, notes = config_of("gptq_v2", tmp_path / "e", dtype="bfloat16"), Notes()
+    assert loaded(config, TENSORRT_RTX, notes).codes == {}
+    assert notes.notes == ["7 linears in codes of gptq become bfloat16, 0.3 MB instead of 0.1"]
+
+
+@pytest.mark.parametrize("name", [*INTEGERS, "bnb_int8"])
+def test_a_plan_keeps_codes_without_zeros_and_the_build_says_what_it_does_not(
+    name: str, tmp_path: Path
 ) -> None:
-    config, notes = config_of("gptq_v2", tmp_path / "e", **options), Notes()
-    base = load_base(config, check_model(config, resolve_lora(config)), notes)
-    assert base.codes == {}
-    size = "0.3" if config.dtype == "bfloat16" else "0.6"
-    grown = f"7 linears in codes of gptq become {config.dtype}, {size} MB instead of 0.1"
-    assert notes.notes == [grown]
+    config, notes = config_of(name, tmp_path / "e"), Notes()
+    codes = loaded(config, TENSORRT_RTX, notes).codes
+    if name in ("bnb_int8", "ct_int8", "ct_pack_sym", "gptq_sym"):
+        assert len(codes) == 7
+        assert notes.notes == []
+        return
+    assert codes == {}
+    why, grown = notes.notes
+    assert why == (
+        "a plan takes no zeros and of 8 bits one scale a row, which 7 linears in codes have "
+        "otherwise: with --flavour none they stay codes"
+    )
+    assert grown.startswith("7 linears in codes of ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["awq_gemm", "ct_int8", "gptq_sym"])
+def test_a_plan_is_made_and_a_cpu_reads_the_library_s_weights(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    engine = tmp_path / "engine"
+    quick_build(config_of(name, engine, flavour="tensorrt-rtx"))
+    assert (engine / PLAN_FILE).stat().st_size > 10_000
+    assert read_back(engine) == expected_hashes(name)
 
 
 def test_codes_are_not_rounded_a_second_time(tmp_path: Path) -> None:

@@ -138,19 +138,18 @@ class StoredLinear:
         blocks = codes.reshape(n, count, -1)[scales.numpy() == 0]
         if (blocks != zeros[scales.numpy() == 0][:, None]).any():
             raise self.refusal("scales are 0 where codes are not")
-        block = min(math.gcd(k // count, 1 << 30), _BLOCKS[1])  # the largest power of 2 in it
-        numbers, zeros = (
-            np.repeat(each, k // count // block, axis=1) for each in (scales.numpy(), zeros)
-        )
         weight = CodedWeight(
             bits,
-            block,
+            k // count,
             packed(codes) if bits == 4 else np.ascontiguousarray(codes),
-            numbers,
+            scales.numpy(),
             None if (zeros == 1 << bits - 1).all() else zeros,
             order,
         )
-        return weight if block >= _BLOCKS[0] else torch.from_numpy(weight.dequantised())
+        block = math.gcd(k // count, _BLOCKS[1])
+        if block < _BLOCKS[0]:
+            return torch.from_numpy(weight.dequantised())
+        return weight.split(block)
 
     def _order(self, groups: torch.Tensor | None, size: int) -> npt.NDArray[np.int64] | None:
         """Places in k of the codes, one group behind the other; None where they lie so."""

@@ -10,13 +10,13 @@
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.coded_products import Reordered, products_of
 from trt_lora.builder.passes.coded_weight import (
     CodedWeight,
     Codes,
@@ -39,15 +39,15 @@ class MultiplyCodes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        reordered = _Reordered(model.graph)
+        reordered = Reordered(model.graph)
         made = [self._multiply(value, reordered) for _, value in list(coded_values(model))]
         if any(made):
             RemoveUnusedNodesPass()(model)
             model.graph.opset_imports[DOMAIN] = 1
         return ir.passes.PassResult(model, modified=any(made))
 
-    def _multiply(self, value: ir.Value, reordered: "_Reordered") -> bool:
-        weight, products = gv.present(read_coded(value)), list(_products(value))
+    def _multiply(self, value: ir.Value, reordered: Reordered) -> bool:
+        weight, products = gv.present(read_coded(value)), list(products_of(value))
         if not all(map(_is_plain, products)):
             return False
         operands, (n, k) = _operands(gv.present(decoding(value)), weight), weight.shape
@@ -62,39 +62,6 @@ class MultiplyCodes(ir.passes.InPlacePass):
                 made.append(ir.node("Add", [y, product.inputs[2]]))
             gv.replace_node(product, made, made[-1].outputs[0])
         return True
-
-
-@dataclass(frozen=True)
-class _Reordered:
-    """What products read, in the order of their codes."""
-
-    graph: ir.Graph
-    made: dict[tuple[ir.Value, bytes], ir.Value] = field(default_factory=dict)
-
-    def read(self, product: ir.Node, weight: CodedWeight) -> ir.Value:
-        """Return x of a product, in the order of the codes of its weight."""
-        x = gv.present(product.inputs[0])
-        if weight.order is None:
-            return x
-        key = x, weight.order.tobytes()
-        if key not in self.made:
-            order = ir.tensor(weight.order, name=f"{x.name}.order_{len(self.made)}")
-            value = ir.val(order.name, order.dtype, order.shape.numpy(), const_value=order)
-            self.graph.register_initializer(value)
-            node = ir.node("Gather", [x, value], {"axis": -1})
-            node.outputs[0].type, node.outputs[0].shape = x.type, x.shape
-            self.graph.insert_before(product, node)
-            self.made[key] = node.outputs[0]
-        return self.made[key]
-
-
-def _products(weight: ir.Value) -> Iterator[ir.Node]:
-    """The nodes that read a weight [n, k], those behind its Transpose too."""
-    for node in weight.consumers():
-        if node.op_type == "Transpose":
-            yield from node.outputs[0].consumers()
-        else:
-            yield node
 
 
 def _is_plain(node: ir.Node) -> bool:

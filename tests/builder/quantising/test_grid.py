@@ -1,6 +1,7 @@
 """Scales and zeros of blocks, against numpy in float64 and against every range that there is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -87,3 +88,42 @@ def test_what_matters_more_is_nearer() -> None:
 def test_the_rows_of_a_grid_are_those_of_its_weight() -> None:
     grid = searched_grid(WEIGHT, FOUR, torch.ones(48))
     np.testing.assert_array_equal(read(grid.rows(2, 4), WEIGHT[2:4]), read(grid, WEIGHT)[2:4])
+
+
+SIGNED = replace(FOUR, is_signed=True)
+
+
+@pytest.mark.parametrize("form", [SIGNED, replace(EIGHT, is_signed=True)])
+@pytest.mark.parametrize("make", [nearest_grid, lambda w, f: searched_grid(w, f, torch.ones(48))])
+def test_signed_codes_have_one_zero_and_scales_above_it(
+    make: Callable[..., Grid], form: CodeFormat
+) -> None:
+    coded = make(WEIGHT, form).coded(make(WEIGHT, form).codes(WEIGHT))
+    assert coded.zeros is None
+    assert (coded.scales > 0).all()
+
+
+def test_the_largest_magnitude_of_a_signed_block_is_on_either_side() -> None:
+    form = replace(EIGHT, is_signed=True)
+    found, blocks = (
+        x.reshape(-1, BLOCK)
+        for x in (read(nearest_grid(WEIGHT, form), WEIGHT), WEIGHT.double().numpy())
+    )
+    step = np.abs(blocks).max(-1, keepdims=True) / 127
+    assert (np.abs(found - blocks) / step).max() < 0.501
+    largest = np.abs(blocks) == 127 * step
+    assert {*np.sign(blocks[largest])} == {-1, 1}
+
+
+def test_a_search_of_signed_codes_finds_the_least_error_of_its_ranges() -> None:
+    importance = torch.from_numpy(np.random.default_rng(1).uniform(0.1, 9, 48).astype(np.float32))
+    found = read(searched_grid(WEIGHT, SIGNED, importance), WEIGHT)
+    for row in range(5):
+        for block in range(3):
+            part = slice(block * BLOCK, (block + 1) * BLOCK)
+            values, weights = WEIGHT[row, part].double().numpy(), importance[part].double().numpy()
+            error = float((weights * (found[row, part] - values) ** 2).sum())
+            scales = np.abs(values).max() / 7 * (1.05 - 0.5 * np.arange(24)[:, None] / 24)
+            codes = np.clip(np.rint(values / scales), -8, 7)
+            errors = (weights * (codes * scales - values) ** 2).sum(-1)
+            assert error == pytest.approx(errors.min(), rel=1e-4)

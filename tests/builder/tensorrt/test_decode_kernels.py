@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -13,9 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.export.causal_lm import export_causal_lm
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.insert_lora import InsertLoRA
+from trt_lora.builder.passes.linears import find_linears
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
+from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import NoProgress
+from trt_lora.builder.quantising.grid import CodeFormat, nearest_grid
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.targets import Targets
 from trt_lora.builder.tensorrt.build_log import Kernel
@@ -90,6 +95,35 @@ def test_a_layer_decodes_in_nine_kernels_and_in_four_more_with_lora(dtype: torch
     assert sum("mha" in kernel.name for kernel in decoding(plain)) == LAYERS  # one for attention
     copies = [sum(k.is_pad_copy for k in decoding(found)) for found in (plain, with_lora)]
     assert copies[0] == copies[1]  # no weight of LoRA is copied
+
+
+def in_codes(bits: int, *, has_lora: bool = False) -> ir.Model:
+    """The Llama in half precision, its weights in codes as a plan takes them."""
+    model, weights = traced(torch.float16).clone(), {}
+    for linear in find_linears(model):
+        if not linear.refusal:
+            values = gv.present(gv.present(linear.node.inputs[1]).const_value).numpy()
+            weight = torch.from_numpy(values.T.astype(np.float32))
+            block = 64 if bits == 4 else linear.k
+            grid = nearest_grid(weight, CodeFormat(bits, block, torch.float16, is_signed=True))
+            weights[linear.path] = grid.coded(grid.codes(weight)).split(64)
+    if has_lora:
+        InsertLoRA(TARGETS, head="lm_head")(model)
+    QuantiseLinears(weights)(model)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "more"), [(4, 1), (8, 0)])
+def test_codes_cost_a_kernel_a_layer_at_most_and_lora_four_as_ever(bits: int, more: int) -> None:
+    floats = kernels(traced(torch.float16).clone(), "native")
+    plain = kernels(in_codes(bits), "native")
+    with_lora = kernels(in_codes(bits, has_lora=True), "plugin")
+    counts = [len(decoding(found)) for found in (floats, plain, with_lora)]
+    assert counts[1] <= counts[0] + more * LAYERS + 1  # the head's
+    assert counts[2] <= counts[1] + 4 * LAYERS
+    plugins = sum(kernel.name.startswith("lora_model") for kernel in decoding(with_lora))
+    assert plugins == 4 * LAYERS
 
 
 @pytest.mark.slow

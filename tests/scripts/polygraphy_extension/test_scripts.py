@@ -3,7 +3,9 @@
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from conftest import TinyEngine
 from support.doc_blocks import ROOT
@@ -11,6 +13,7 @@ from support.models.quick_build import quick_build
 from support.models.tiny_models import tiny_config
 from support.polygraphy_command import polygraphy, script
 
+from trt_lora.builder.passes.coded_weight import coded_weights
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.manifest import ONNX_FILE
@@ -58,25 +61,25 @@ def test_a_sanitized_model_keeps_lora_and_computes_the_same(
     assert "Passed: 2/2 iterations" in done.text
 
 
-@pytest.fixture
-def network(engine: Path, tmp_path: Path) -> Path:
-    """A network script of the engine."""
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
-    script(NETWORK, engine, tmp_path / "network.py")
-    return tmp_path / "network.py"
-
-
 def test_convert_makes_a_plan_with_the_plugin_and_the_engines_profiles(
-    engine: Path, network: Path, tmp_path: Path
+    tiny_engine: TinyEngine, tmp_path: Path
 ) -> None:
-    plan = tmp_path / "plugin.plan"
+    """Of an engine in codes, whose bytes are in the plan."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    engine, network, plan = (tmp_path / name for name in ("engine", "network.py", "plugin.plan"))
+    options = {"quantize": "int4", "quantize_block": 16, "flavour": "tensorrt-rtx"}
+    quick_build(tiny_config(tiny_engine.model, engine, **options))
+    script(NETWORK, engine, network)
     done = polygraphy(
         "convert", network, "--trt-config-script", network, "--convert-to", "trt", "-o", plan,
         rtx=True,
     )  # fmt: skip
     assert len(done.lines("input_ids [min=(1, 1), opt=(1, 1), max=(2, 1)]")) == 1
     assert len(done.lines("input_ids [min=(1, 1), opt=(1, 32), max=(2, 32)]")) == 1
-    assert plan.stat().st_size > 0
+    weights = [weight for _, weight in coded_weights(ir.load(engine / ONNX_FILE))]
+    codes = [np.bitwise_xor(weight.codes, 0x88) for weight in weights if weight.bits == 4]
+    assert len(codes) == 14
+    assert all(each.tobytes() in plan.read_bytes() for each in codes)
     count = tmp_path / "count.py"
     count.write_text(
         "from network import load_network\n"

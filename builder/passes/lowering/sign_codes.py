@@ -1,0 +1,76 @@
+"""Pass that states codes as TensorRT takes them: signed, without zeros.
+
+1. Of 4 bits they become INT4 in the same blocks, of 8 bits INT8 with one scale a row; their zeros,
+   the middle code everywhere, go. The bytes differ in the highest bit of each code.
+2. Codes in another order than x has are multiplied by x in theirs.
+3. TensorRT wants scales above 0; one that is 0, all of whose codes are the middle, becomes 1.
+
+https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-quantized-types.html
+"""
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.coded_products import Reordered, products_of
+from trt_lora.builder.passes.coded_weight import (
+    CodedWeight,
+    coded_values,
+    coded_weights,
+    decoding,
+    read_coded,
+)
+
+_HIGHEST = {4: 0x88, 8: 0x80}  # bit of each code in a byte
+
+
+def has_signed_form(weight: CodedWeight) -> bool:
+    """Whether TensorRT multiplies by a weight's codes: their zeros are the middle code."""
+    if weight.zeros is not None or (weight.scales < 0).any():
+        return False
+    return weight.bits == 4 or bool((weight.scales == weight.scales[:, :1]).all())
+
+
+class SignCodes(ir.passes.InPlacePass):
+    """The pass."""
+
+    def requires(self, model: ir.Model) -> None:
+        """Every weight in codes must have the form."""
+        odd = [path for path, weight in coded_weights(model) if not has_signed_form(weight)]
+        gv.require(not odd, f"codes of {', '.join(odd[:3])} have zeros, or several scales a row")
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place."""
+        reordered, values = Reordered(model.graph), list(coded_values(model))
+        for path, value in values:
+            _sign(model.graph, path, value, reordered)
+        RemoveUnusedNodesPass()(model)
+        return ir.passes.PassResult(model, modified=bool(values))
+
+
+def _sign(graph: ir.Graph, path: str, value: ir.Value, reordered: Reordered) -> None:
+    weight, old = gv.present(read_coded(value)), gv.present(decoding(value))
+    for product in list(products_of(value)):
+        product.replace_input_with(0, reordered.read(product, weight))
+    tensors = {"signed_codes": _signed_codes(weight), "signed_scales": _scales(weight)}
+    operands = [gv.initializer(graph, f"{path}.{end}", each) for end, each in tensors.items()]
+    blocks = {"axis": 1, "block_size": weight.block} if weight.bits == 4 else {"axis": 0}
+    node = ir.node("DequantizeLinear", operands, blocks)
+    node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
+    graph.insert_before(old, node)
+    ir.convenience.replace_all_uses_with(value, node.outputs[0])
+
+
+def _signed_codes(weight: CodedWeight) -> ir.TensorProtocol:
+    """Codes [n, k]."""
+    codes = np.bitwise_xor(weight.codes, _HIGHEST[weight.bits])
+    if weight.bits == 8:
+        return ir.tensor(codes.view(np.int8))
+    return ir.PackedTensor(codes.reshape(-1), ir.DataType.INT4, shape=weight.shape)
+
+
+def _scales(weight: CodedWeight) -> ir.TensorProtocol:
+    """Scales [n, k / block]; of 8 bits [n]."""
+    scales = np.where(weight.scales == 0, np.ones_like(weight.scales), weight.scales)
+    return ir.tensor(scales if weight.bits == 4 else np.ascontiguousarray(scales[:, 0]))
