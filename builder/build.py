@@ -63,6 +63,7 @@ def list_sites(config: BuildConfig, progress: Progress | None = None) -> SiteLis
 def _resolve(config: BuildConfig, progress: Progress) -> ResolvedBuild:
     lora = resolve_lora(config)
     flavour = _choose_flavour(config, progress)
+    _check_targets(config, flavour)
     lora_plugin = _choose_plugin(config, flavour, progress)
     progress.stage("check")
     return ResolvedBuild(config, lora, flavour, lora_plugin, check_model(config, lora))
@@ -116,6 +117,25 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
     if installed is None:
         progress.note("no TensorRT is installed: only the ONNX file is made (as --flavour none)")
     return installed
+
+
+def _check_targets(config: BuildConfig, flavour: Flavour | None) -> None:
+    """Refuse compute capabilities that no plan can be made for."""
+    known = () if flavour is None else tuple(flavour.compute_capabilities())
+    for target in config.compute_capability:
+        if flavour is None:
+            reason = "no plan is made; pass --flavour tensorrt-rtx"
+        elif not known:
+            reason = f"{flavour.name} compiles for the GPU that it runs on; leave the option out"
+        elif target not in known:
+            reason = f"{flavour.name} compiles for: {', '.join(known)}"
+        elif float(target) < 8 and config.lora_plugin != "native":
+            reason = "our kernels run on 8.0 and later; pass --lora-plugin native"
+        elif float(target) < 8 and "int4" in (config.quantize, config.quantize_head):
+            reason = f"{flavour.name} multiplies by 4 bits on 8.0 and later; pass --quantize int8"
+        else:
+            continue
+        raise ConfigError(f"--compute-capability {target}: {reason}")
 
 
 def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:

@@ -45,6 +45,7 @@ class BuildConfig:
     flavour: str = "auto"  # one of FLAVOUR_CHOICES; auto: what is installed, none: no plan
     lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
     binding_names: BindingNames = BindingNames.LORA  # spelling of the LoRA inputs
+    compute_capability: tuple[str, ...] = ()  # of GPUs that a plan is for, such as 8.9; empty: any
     timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
     quantize: str = "none"  # codes of the linears' weights, one of QUANTIZED_BITS
     quantize_head: str = "int8"  # of the output head's, where the linears have codes

@@ -84,6 +84,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         dtype=config.dtype,
         flavour=build.flavour.name if build.flavour else "none",
         lora_plugin=build.lora_plugin,
+        compute_capability=config.compute_capability,
         weights=weights,
         versions=versions,
         files={path.name: file_record(path) for path in sorted(work.iterdir())},
@@ -153,7 +154,10 @@ def _compile(
     if flavour is None:
         return {}
     progress.stage("compile")
-    compiler = Compiler(flavour, progress, build.lora_plugin, build.config.timing_cache)
+    config = build.config
+    compiler = Compiler(
+        flavour, progress, build.lora_plugin, config.timing_cache, config.compute_capability
+    )
     return {flavour.name: compiler.compile(work / ONNX_FILE, work / PLAN_FILE, profiles)}
 
 

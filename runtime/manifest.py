@@ -97,6 +97,7 @@ class Manifest:
     files: Mapping[str, FileRecord]
     schema_version: int = SCHEMA_VERSION
     lora_plugin: str = "native"  # one of LORA_PLUGINS
+    compute_capability: tuple[str, ...] = ()  # of GPUs that the plan is for; empty: not stated
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
     # By path, of the linears whose weights are codes.
     weights: Mapping[str, WeightFormat] = field(default_factory=dict)

@@ -35,6 +35,7 @@ class Compiler:
     progress: Progress
     lora_plugin: str  # what LoRA nodes become: plugin, aot, or native, their function bodies
     timing_cache: Path | None = None
+    targets: tuple[str, ...] = ()  # compute capabilities, such as 8.9; empty: as the flavour has it
 
     def compile(self, onnx: Path, plan: Path, profiles: Profiles) -> str:
         """Write the plan of `onnx` and return the version of TensorRT.
@@ -109,6 +110,10 @@ class Compiler:
             config.set_flag(getattr(trt.BuilderFlag, self.flavour.graph_flag))
         if lines is not None:
             config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else no list of kernels
+        if self.targets:  # full TensorRT does not have the property
+            config.num_compute_capabilities = len(self.targets)
+        for place, target in enumerate(self.targets):
+            config.set_compute_capability(self.flavour.compute_capabilities()[target], place)
         for name, ranges in profiles.items():
             if config.add_optimization_profile(_profile(builder, ranges)) < 0:
                 reasons = _reasons(messages, failures)

@@ -46,6 +46,17 @@ class Flavour:
             load_alias(self.missing_name, self.library)
         return module
 
+    def compute_capabilities(self) -> dict[str, Any]:
+        """Return what a plan can be compiled for away from its GPU, by names such as "8.9".
+
+        Raises:
+            BackendError: the library is not installed, or it fails to load.
+        """
+        kinds = getattr(self.load(), "ComputeCapability", None)
+        members = {} if kinds is None else kinds.__members__
+        versions = {name: name.removeprefix("SM") for name in members if name.startswith("SM")}
+        return {f"{sm[:-1]}.{sm[-1]}": members[name] for name, sm in versions.items()}
+
     def plugin_obstacle(self) -> str:
         """Reason why the LoRA plugin cannot be used here; empty if it can."""
         return alias_obstacle() if self.missing_name else ""

@@ -69,6 +69,7 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
         output=args.output or ENGINES / model_name(model.resolve()).rpartition("/")[2],
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(map(hub_path, args.lora_dir)),
+        compute_capability=tuple(args.compute_capability),
         binding_names=BindingNames(args.binding_names),
         force=bool(args.force),
         **fields,
@@ -192,6 +193,13 @@ def _add_engine_options(add: Callable[..., object]) -> None:
         "TensorRT's; aot: the plugin inside the plan, so that it runs without Python (full "
         "TensorRT 10.10 or newer); auto: plugin where the flavour can, else native "
         "(default: %(default)s)",
+    )
+    add(
+        "--compute-capability",
+        nargs="+",
+        default=[],
+        metavar="X.Y",
+        help="GPUs that a plan of TensorRT-RTX is for, such as 8.9 12.0 (default: all that it has)",
     )
     add(
         "--timing-cache",

@@ -17,7 +17,7 @@ def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:
         "fingerprint": base.fingerprint,
         "dtype": manifest.dtype,
         "weights": _weights(manifest),
-        "plan": f"{manifest.flavour}, LoRA as {manifest.lora_plugin}",
+        "plan": _plan(manifest),
         "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
         f"{manifest.max_input_len} of them in one step",
         "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
@@ -26,6 +26,13 @@ def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:
         + ", ".join(f"{name} x {count}" for name, count in modules.items()),
         "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
     }
+
+
+def _plan(manifest: Manifest) -> str:
+    """The library, the kernels of LoRA, and the GPUs."""
+    text = f"{manifest.flavour}, LoRA as {manifest.lora_plugin}"
+    targets = " and ".join(manifest.compute_capability)
+    return f"{text}, for compute capability {targets}" if targets else text
 
 
 def _adapters(manifest: Manifest) -> str:
