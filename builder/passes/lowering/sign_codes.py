@@ -4,6 +4,8 @@
    the middle code everywhere, go. The bytes differ in the highest bit of each code.
 2. Codes in another order than x has are multiplied by x in theirs.
 3. TensorRT wants scales above 0; one that is 0, all of whose codes are the middle, becomes 1.
+4. A MatMul of x [1, m, k], the output head's, is one of [m, k]: of a batch of one TensorRT first
+   makes floats of the whole weight, in a kernel of their own.
 
 https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-quantized-types.html
 """
@@ -53,6 +55,7 @@ def _sign(graph: ir.Graph, path: str, value: ir.Value, reordered: Reordered) -> 
     weight, old = gv.present(read_coded(value)), gv.present(decoding(value))
     for product in list(products_of(value)):
         product.replace_input_with(0, reordered.read(product, weight))
+        _unbatch(product)
     tensors = {"signed_codes": _signed_codes(weight), "signed_scales": _scales(weight)}
     operands = [gv.initializer(graph, f"{path}.{end}", each) for end, each in tensors.items()]
     blocks = {"axis": 1, "block_size": weight.block} if weight.bits == 4 else {"axis": 0}
@@ -60,6 +63,18 @@ def _sign(graph: ir.Graph, path: str, value: ir.Value, reordered: Reordered) -> 
     node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
     graph.insert_before(old, node)
     ir.convenience.replace_all_uses_with(value, node.outputs[0])
+
+
+def _unbatch(product: ir.Node) -> None:
+    x = gv.present(product.inputs[0])
+    if product.op_type != "MatMul" or x.shape is None or len(x.shape) != 3 or x.shape[0] != 1:
+        return
+    axis = gv.initializer(gv.graph_of(product), "axis_0", ir.tensor(np.zeros(1, np.int64)))
+    flat = ir.node("Squeeze", [x, axis])
+    flat.outputs[0].type, flat.outputs[0].shape = x.type, ir.Shape(x.shape[1:])
+    made = ir.node("MatMul", [flat.outputs[0], product.inputs[1]])
+    back = ir.node("Unsqueeze", [made.outputs[0], axis])
+    gv.replace_node(product, [flat, made, back], back.outputs[0])
 
 
 def _signed_codes(weight: CodedWeight) -> ir.TensorProtocol:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 from support.models.coded_graphs import BLOCK, K, N, coded_graph, random_codes, run
 
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.sign_codes import SignCodes, has_signed_form
 
@@ -104,6 +105,22 @@ def test_zeros_negative_scales_and_several_scales_a_row_are_refused() -> None:
             SignCodes()(coded_graph(weight, PRODUCT))
     assert has_signed_form(signed_codes(4))
     assert has_signed_form(signed_codes(8))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_batch_of_one_is_none(bits: int, tmp_path: Path) -> None:
+    weight = signed_codes(bits)
+    linear = "a = Constant <value_ints = [0]> () c = Unsqueeze(x, a) d = MatMul(c, w)"
+    model = coded_graph(weight, f"{linear} y = Squeeze(d, a)")
+    batch = model.graph[1].outputs[0]
+    batch.type, batch.shape = model.graph.inputs[0].type, ir.Shape([1, "t", K])
+    SignCodes()(model)
+    kinds = [node.op_type for node in model.graph if "queeze" in node.op_type]
+    assert kinds == ["Unsqueeze", "Squeeze", "Unsqueeze", "Squeeze"]
+    (product,) = (node for node in model.graph if node.op_type == "MatMul")
+    assert gv.present(product.inputs[0]).shape == ir.Shape(["t", K])
+    y = run(model, np.eye(K, dtype=np.float32), tmp_path)
+    np.testing.assert_array_equal(y.T, weight.dequantised())
 
 
 def test_a_graph_without_codes_stays() -> None:
