@@ -10,7 +10,7 @@ from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
 from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
 from trt_lora.builder.passes.lowering.gather_logit_tokens import GatherLogitTokens
 from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryAttention
-from trt_lora.builder.passes.lowering.multiply_codes import MultiplyCodes
+from trt_lora.builder.passes.lowering.multiply_codes import ROWS, MultiplyCodes
 from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
@@ -55,7 +55,7 @@ def _share_weights(model: ir.Model, saved: ir.Model) -> None:
     Codes keep the dtype and shape that they have in `model`.
     """
     for name, value in model.graph.initializers.items():
-        other = saved.graph.initializers.get(name)
+        other = saved.graph.initializers.get(name.removesuffix(ROWS))
         if other is None or not isinstance(there := other.const_value, ir.ExternalTensor):
             continue
         tensor = gv.present(value.const_value)

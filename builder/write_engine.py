@@ -11,11 +11,13 @@ import onnx_ir as ir
 from trt_lora.builder.checkpoint.base_model import describe, output_widths
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, TEXT_FILES
-from trt_lora.builder.checks.meta_model import head_path
+from trt_lora.builder.checks.meta_model import embedding_path, head_path, is_tied
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.load_base import load_base
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
+from trt_lora.builder.passes.coded_products import gathers_of
+from trt_lora.builder.passes.coded_weight import coded_values
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress
@@ -129,13 +131,18 @@ def make_graph(build: ResolvedBuild, progress: Progress) -> Graph:
     insert = InsertLoRA(lora.targets, config.binding_names, head, linears, lora.stack_rank)
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
-    QuantiseLinears({path: linear.weight for path, linear in codes.items()})(exported.model)
+    tied = {head: embedding_path(model)} if is_tied(model) else {}
+    QuantiseLinears({path: linear.weight for path, linear in codes.items()}, tied)(exported.model)
     coded = {path for path in codes if f"{path}.codes" in exported.model.graph.initializers}
     for path in codes.keys() - coded:
         if linears.get(path):  # else the logits do not need it
             progress.note(f"{path} keeps its weight in {config.dtype}: the graph computes it")
-    level = config.quantize_level
-    formats = {path: linear.format(level) for path, linear in codes.items() if path in coded}
+    shared = {path for path, value in coded_values(exported.model) if [*gathers_of(value)]}
+    formats = {
+        path: linear.format(config.quantize_level, tied[path] if path in shared else "")
+        for path, linear in codes.items()
+        if path in coded
+    }
     return Graph(exported.model, inserted, embeddings, formats)
 
 

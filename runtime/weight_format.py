@@ -14,6 +14,7 @@ class WeightFormat:
     is_symmetric: bool  # whether every block has the middle code as its zero
     source: str  # what made the codes
     level: str  # of products on a CPU: "fast" rounds x to 8 bits, "exact" takes it as it is
+    embedding: str = ""  # path of the module that gathers rows of the same codes
 
     def nbytes(self, itemsize: int) -> int:
         """Return the size of codes, scales and zeros; a scale has `itemsize` bytes."""

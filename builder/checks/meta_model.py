@@ -73,8 +73,22 @@ def weight_bytes(model: Any) -> int:
 
 def head_path(model: Any) -> str:
     """Return the path of the module that makes logits; empty if there is none."""
+    return _path(model, model.get_output_embeddings())
+
+
+def embedding_path(model: Any) -> str:
+    """Return the path of the module that reads token ids."""
+    return _path(model, model.get_input_embeddings())
+
+
+def is_tied(model: Any) -> bool:
+    """Whether the output head has the weight of the embedding."""
     head = model.get_output_embeddings()
-    return next((path for path, module in model.named_modules() if module is head), "")
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def _path(model: Any, wanted: Any) -> str:
+    return next((path for path, module in model.named_modules() if module is wanted), "")
 
 
 def _site(path: str, module: torch.nn.Linear | Conv1D) -> Site:

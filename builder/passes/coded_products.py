@@ -1,4 +1,4 @@
-"""Products by weights that are codes: which nodes they are, and x in the order of the codes."""
+"""What reads weights that are codes: products, with x in their order, and tied embeddings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,11 +10,18 @@ from trt_lora.builder.passes.coded_weight import CodedWeight
 
 
 def products_of(weight: ir.Value) -> Iterator[ir.Node]:
-    """Yield the nodes that read a weight [n, k], those behind its Transpose too."""
+    """Yield the nodes that multiply by a weight [n, k], those behind its Transpose too."""
     for node in weight.consumers():
         if node.op_type == "Transpose":
             yield from node.outputs[0].consumers()
-        else:
+        elif node.op_type != "Gather":
+            yield node
+
+
+def gathers_of(weight: ir.Value) -> Iterator[ir.Node]:
+    """Yield the nodes that read rows of a weight [n, k], such as a tied embedding."""
+    for node in weight.consumers():
+        if node.op_type == "Gather" and not node.attributes.get_int("axis", 0):
             yield node
 
 

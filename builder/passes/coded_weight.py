@@ -101,7 +101,7 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node
 def decoding(value: ir.Value | None) -> ir.Node | None:
     """Return the node that makes a weight of codes, in their order; None: it is something else."""
     node = None if value is None else value.producer()
-    if node is not None and node.op_type == "Gather":
+    if node is not None and _is_order(node):
         node = gv.present(node.inputs[0]).producer()
     return node if node is not None and node.op_type == _OPERATOR else None
 
@@ -130,7 +130,7 @@ def coded_values(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:
     """Yield the weights of an engine's graph that are of codes, each behind its linear's path."""
     for node in model.graph:
         if node.op_type == _OPERATOR:
-            gathers = [user for user in node.outputs[0].consumers() if user.op_type == "Gather"]
+            gathers = [user for user in node.outputs[0].consumers() if _is_order(user)]
             path = str(gv.present(node.inputs[0]).name).removesuffix(".codes")
             yield path, gathers[0].outputs[0] if gathers else node.outputs[0]
 
@@ -139,6 +139,11 @@ def coded_weights(model: ir.Model) -> Iterator[tuple[str, CodedWeight]]:
     """Yield the coded weights of an engine's graph, each behind the path of its linear."""
     for path, value in coded_values(model):
         yield path, gv.present(read_coded(value))
+
+
+def _is_order(node: ir.Node) -> bool:
+    """Whether a node moves columns of a weight into the order of x; rows are an embedding's."""
+    return node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 1
 
 
 def _order(node: ir.Node) -> npt.NDArray[np.int64] | None:

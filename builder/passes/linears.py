@@ -46,7 +46,7 @@ def has_module_paths(model: ir.Model) -> bool:
 
 def traced_paths(model: ir.Model) -> set[str]:
     """Return the path of every module that a node of the main graph comes from."""
-    return {_path(node) for node in model.graph}
+    return {module_path(node) for node in model.graph}
 
 
 def find_linears(model: ir.Model) -> Iterator[Linear]:
@@ -58,7 +58,7 @@ def find_linears(model: ir.Model) -> Iterator[Linear]:
 
 def _read(node: ir.Node) -> Linear:
     scopes, classes = _metadata(node, _SCOPES), _metadata(node, _CLASSES)
-    path = _path(node)
+    path = module_path(node)
     weight = _constant_shape(node.inputs[1])
     if weight is None:
         return Linear(node, path, refusal="its second operand is not a constant weight")
@@ -74,7 +74,8 @@ def _read(node: ir.Node) -> Linear:
     return Linear(node, path, k, n)
 
 
-def _path(node: ir.Node) -> str:
+def module_path(node: ir.Node) -> str:
+    """Return the path of the module that a node comes from, or else the node's name."""
     scopes = _metadata(node, _SCOPES)
     return scopes[-2].removeprefix(f"{WRAPPER_ATTRIBUTE}.") if len(scopes) > 1 else str(node.name)
 

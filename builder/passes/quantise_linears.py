@@ -5,18 +5,22 @@
 2. A Gemm reads [n, k] as it is (`transB`), a MatMul through a Transpose; x, bias and LoRA stay.
 3. A module that the graph calls twice is read twice from the same codes.
 4. Codes in another order than x has go back into it behind their product with the scales.
-5. Weights that nothing reads any more go.
+5. An embedding that is tied to a linear reads rows of its codes of 8 bits, too; of 4 bits it keeps
+   its floats, because answers would move.
+6. Weights that nothing reads any more go.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.coded_weight import CodedWeight, write_coded
-from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
+from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths, module_path
+
+_ROW_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class QuantiseLinears(ir.passes.InPlacePass):
     """The pass, for the coded weights of a model."""
 
     weights: Mapping[str, CodedWeight]  # [n, k] by the path of the linear's module
+    tied: Mapping[str, str] = field(default_factory=dict)  # path of an embedding by its linear's
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there."""
@@ -38,8 +43,23 @@ class QuantiseLinears(ir.passes.InPlacePass):
                 model.graph.insert_before(linear.node, nodes)
                 made[linear.path] = nodes[-1].outputs[0]
             _read_codes(linear, made[linear.path])
+            if linear.path in self.tied and self.weights[linear.path].bits == _ROW_BITS:
+                _read_rows(model, self.tied[linear.path], made[linear.path])
         RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=bool(made))
+
+
+def _read_rows(model: ir.Model, embedding: str, weight: ir.Value) -> None:
+    """Let the Gather of an embedding read a weight, which is made in front of it from now on."""
+    node, made = weight.producer(), [n for n in model.graph if _is_table(n, embedding)]
+    if node is not None and node.op_type != "Gather" and len(made) == 1:
+        model.graph.remove(node)
+        model.graph.insert_before(made[0], node)
+        made[0].replace_input_with(0, weight)
+
+
+def _is_table(node: ir.Node, embedding: str) -> bool:
+    return node.op_type == "Gather" and module_path(node) == embedding
 
 
 def _read_codes(linear: Linear, weight: ir.Value) -> None:

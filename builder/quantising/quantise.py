@@ -36,13 +36,12 @@ class QuantisedLinear:
     weight: CodedWeight
     source: str
 
-    def format(self, level: str) -> WeightFormat:
-        """Return what the manifest says of it, and of its products."""
+    def format(self, level: str, embedding: str) -> WeightFormat:
+        """Return what the manifest says of it, of its products, and of a tied embedding."""
         weight = self.weight
         name, is_symmetric = f"int{weight.bits}", weight.zeros is None
-        return WeightFormat(
-            name, weight.shape, weight.bits, weight.block, is_symmetric, self.source, level
-        )
+        sizes = weight.shape, weight.bits, weight.block
+        return WeightFormat(name, *sizes, is_symmetric, self.source, level, embedding)
 
 
 @dataclass(frozen=True)

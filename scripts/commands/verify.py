@@ -146,8 +146,12 @@ def _weights(engine: Engine) -> dict[str, Array]:
 
     from trt_lora.builder.passes.coded_weight import coded_weights
 
-    model = ir.load(engine.directory / ONNX_FILE)
-    return {path: weight.dequantised() for path, weight in coded_weights(model)}
+    model, found = ir.load(engine.directory / ONNX_FILE), dict[str, Array]()
+    for path, weight in coded_weights(model):
+        found[path] = weight.dequantised()
+        if embedding := engine.manifest.weights[path].embedding:
+            found[embedding] = found[path]
+    return found
 
 
 def _runner(engine: Engine) -> str:

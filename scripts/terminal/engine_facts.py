@@ -50,6 +50,7 @@ def _weights(manifest: Manifest) -> str:
     sites = {site.path for site in manifest.sites}
     for path, kind in manifest.weights.items():
         whose = "linears" if path in sites else path
+        whose += f" and {kind.embedding}" if kind.embedding else ""
         parts[f"{whose} {kind.format}, block {kind.block}"] += kind.nbytes(itemsize)
     parts[f"in {manifest.dtype}"] = file.size_bytes - parts.total()
     return "; ".join(f"{name}: {size / 1e6:.1f} MB" for name, size in parts.items())

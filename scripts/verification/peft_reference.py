@@ -26,7 +26,7 @@ def _weight(linear: Any) -> Matrix:
 
 
 def _set_weight(linear: Any, weight: npt.NDArray[Any]) -> None:
-    """Give a linear a weight of its own, [n, k], also where it was tied to another."""
+    """Give a linear or an embedding a weight of its own, [n, k], also where it was tied."""
     values = torch.from_numpy(weight).to(linear.weight.dtype)
     is_turned = isinstance(linear, Conv1D)
     linear.weight = torch.nn.Parameter(values.T.contiguous() if is_turned else values)
@@ -67,7 +67,7 @@ class PeftReference:
             adapters: PEFT directories by name.
             dtype: of weights and activations.
             attention: transformers' implementation; "eager" is its definition, "sdpa" is faster.
-            weights: [n, k] of linears, by path, in the place of the model's own.
+            weights: [n, k] of linears and the embedding, by path, in the place of the model's.
         """
         with suppress_output():
             base = _load(model, dtype, attention)

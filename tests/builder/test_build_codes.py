@@ -30,8 +30,9 @@ HEAD = "lm_head"
 
 
 def reference_of(engine: Path, model: Path, adapter: Path, dtype: str = "float32") -> PeftReference:
-    codes = coded_weights(ir.load(engine / ONNX_FILE))
+    codes, kinds = coded_weights(ir.load(engine / ONNX_FILE)), read_manifest(engine).weights
     weights = {path: weight.dequantised() for path, weight in codes}
+    weights |= {kinds[path].embedding: w for path, w in weights.items() if kinds[path].embedding}
     return PeftReference(model, {"a": adapter}, dtype, weights=weights)
 
 
@@ -58,13 +59,17 @@ def test_an_engine_answers_as_peft_on_the_weights_of_its_codes(
     assert manifest.weights.keys() == {site.path for site in manifest.sites} | {HEAD}
     kinds = [node.op_type for node in ir.load(engine / ONNX_CPU_FILE).graph]
     assert kinds.count("MatMulNBits") == len(manifest.weights)
+    tied = {"GPT2": "transformer.wte", "Gemma2": "model.embed_tokens"}.get(architecture, "")
+    assert manifest.weights[HEAD].embedding == tied
+    assert kinds.count("GatherBlockQuantized") == bool(tied)
     found, reference = answers(engine, adapter), reference_of(engine, model, adapter)
     for name, ours in found.items():
         assert largest_error(ours, reference.logits(name, *batch())) < 1e-4
     assert largest_error(found[""], found["a"]) > 0.1
     plain = PeftReference(model, {"a": adapter})
     moved = largest_error(found["a"], plain.logits("a", *batch()))
-    assert 1e-3 < moved < (0.1 if quantize == "int8" else 1.5)
+    # A Gemma multiplies what it embeds.
+    assert 1e-3 < moved < (0.1 if quantize == "int8" and not tied else 1.5)
 
 
 def holds(plan: bytes, weight: CodedWeight) -> bool:
@@ -170,6 +175,30 @@ def test_the_manifest_says_what_each_weight_is(tmp_path: Path, tiny_model: Path)
     embedding = 4 * manifest.vocabulary_size * 32
     # Tensors of up to 256 bytes lie in the graph itself.
     assert abs(manifest.files[ONNX_WEIGHTS_FILE].size_bytes - coded - embedding) < 2_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["int8", "int4", "none"])
+def test_a_tied_embedding_reads_codes_of_8_bits_from_the_same_bytes(
+    head: str, tmp_path: Path
+) -> None:
+    model = save_model("Llama", tmp_path / "model", tie_word_embeddings=True)
+    options = {"quantize": "int8", "quantize_head": head, **EXACT}
+    manifest = quick_build(tiny_config(model, tmp_path / "engine", **options))
+    values = ir.load(tmp_path / "engine" / ONNX_CPU_FILE).graph.initializers
+    table = 4 * manifest.vocabulary_size * 32
+    coded = sum(kind.nbytes(4) for kind in manifest.weights.values())
+    floats = manifest.files[ONNX_WEIGHTS_FILE].size_bytes - coded
+    if head != "int8":
+        assert floats > table
+        assert all(not kind.embedding for kind in manifest.weights.values())
+        return
+    assert floats < 2_000
+    places = [values[f"{HEAD}.codes{end}"].const_value for end in ("", ".rows")]
+    assert all(isinstance(each, ir.ExternalTensor) for each in places)
+    assert len({each.offset for each in places if isinstance(each, ir.ExternalTensor)}) == 1
+    facts = engine_facts(tmp_path / "engine", manifest)["weights"]
+    assert facts.startswith("lm_head and model.embed_tokens int8, block 16: ")
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_products import Reordered, products_of
+from trt_lora.builder.passes.coded_products import Reordered, gathers_of, products_of
 from trt_lora.builder.passes.coded_weight import (
     CodedWeight,
     Codes,
@@ -29,6 +30,7 @@ from trt_lora.builder.passes.lowering.grouped_query_attention import DOMAIN
 
 # ONNX Runtime's accuracy levels: x as it is, or rounded to 8 bits block by block.
 LEVELS = {"exact": 1, "fast": 4}
+ROWS = ".rows"  # behind the name of codes [n, blocks, ..], of the same bytes as [n, ..]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class MultiplyCodes(ir.passes.InPlacePass):
         if not all(map(_is_plain, products)):
             return False
         operands, (n, k) = _operands(gv.present(decoding(value)), weight), weight.shape
+        for node in list(gathers_of(value)):
+            _gather(node, operands, weight)
         attributes = {"N": n, "K": k, "bits": weight.bits, "block_size": weight.block}
         attributes["accuracy_level"] = LEVELS[self.level]
         for product in products:
@@ -62,6 +66,16 @@ class MultiplyCodes(ir.passes.InPlacePass):
                 made.append(ir.node("Add", [y, product.inputs[2]]))
             gv.replace_node(product, made, made[-1].outputs[0])
         return True
+
+
+def _gather(node: ir.Node, operands: Sequence[ir.Value], weight: CodedWeight) -> None:
+    """Let an embedding make floats of the rows that it reads, of bytes that products read, too."""
+    codes, *others = operands
+    rows = ir.tensor(weight.codes)
+    read = [gv.initializer(gv.graph_of(node), f"{codes.name}{ROWS}", rows), node.inputs[1], *others]
+    attributes = {"bits": weight.bits, "block_size": weight.block, "quantize_axis": 1}
+    made = ir.node("GatherBlockQuantized", read, attributes, domain=DOMAIN)
+    gv.replace_node(node, [made], made.outputs[0])
 
 
 def _is_plain(node: ir.Node) -> bool:

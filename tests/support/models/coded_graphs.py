@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from support.models.exporter_metadata import come_from
 
 from trt_lora.builder.passes import graph_values as gv
@@ -13,6 +14,7 @@ from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.runtime.memory.dtypes import Array
 
 N, K, BLOCK = 6, 48, 16  # three blocks a row: an odd number of zeros
+_ROWS, _READ = [5, 2, 2], ("DequantizeLinear", "Gather")
 
 
 def random_codes(
@@ -46,6 +48,23 @@ def coded_graph(weight: CodedWeight, linear: str, path: str = "proj") -> ir.Mode
         come_from(node, "proj")
     QuantiseLinears({path: weight})(model)
     return model
+
+
+def tied_graph(weight: CodedWeight) -> ir.Model:
+    """A graph that multiplies by a weight and reads rows of it, as a head and its embedding do."""
+    rows = f"i = Constant <value_ints = {_ROWS}> () e = Gather(v, i) u = Transpose(e)"
+    model = coded_graph(weight, f"z = MatMul(x, w) {rows} y = Concat <axis = -1> (z, u)")
+    made, gather = (next(n for n in model.graph if n.op_type == kind) for kind in _READ)
+    gather.replace_input_with(0, made.outputs[0])
+    RemoveUnusedNodesPass()(model)
+    model.graph.outputs[0].shape = None
+    return model
+
+
+def tied_answer(weight: CodedWeight) -> Array:
+    """Return y [K, N + 3] of that graph, of x that is the identity."""
+    values = weight.dequantised()
+    return np.concatenate([values.T, values[_ROWS].T], axis=-1)
 
 
 def run(model: ir.Model, x: Array, folder: Path) -> Array:

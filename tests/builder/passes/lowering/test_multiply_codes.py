@@ -5,7 +5,16 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from support.models.coded_graphs import BLOCK, K, N, coded_graph, random_codes, run
+from support.models.coded_graphs import (
+    BLOCK,
+    K,
+    N,
+    coded_graph,
+    random_codes,
+    run,
+    tied_answer,
+    tied_graph,
+)
 
 from trt_lora.builder.passes.coded_weight import write_coded
 from trt_lora.builder.passes.lowering.multiply_codes import MultiplyCodes
@@ -48,6 +57,22 @@ def test_codes_in_an_order_of_their_own_are_multiplied_by_x_in_theirs(
     assert kinds(model) == ["Gather", "MatMulNBits", "MatMulNBits", "Add"]
     y = run(model, np.eye(K, dtype=np.float32), tmp_path)
     np.testing.assert_array_equal(y.T, 2 * weight.dequantised())
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_are_read_bit_for_bit(
+    bits: int, dtype: str, is_symmetric: bool, tmp_path: Path
+) -> None:
+    weight = random_codes(bits, dtype, is_symmetric=is_symmetric)
+    model = tied_graph(weight)
+    assert MultiplyCodes("exact")(model).modified
+    assert sorted(kinds(model)) == [
+        *("Concat", "Constant", "GatherBlockQuantized", "MatMulNBits", "Transpose")
+    ]
+    y = run(model, np.eye(K, dtype=dtype), tmp_path)
+    np.testing.assert_array_equal(y, tied_answer(weight))
 
 
 def test_each_order_has_a_gather_of_its_own(tmp_path: Path) -> None:

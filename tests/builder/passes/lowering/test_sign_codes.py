@@ -6,7 +6,16 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from support.models.coded_graphs import BLOCK, K, N, coded_graph, random_codes, run
+from support.models.coded_graphs import (
+    BLOCK,
+    K,
+    N,
+    coded_graph,
+    random_codes,
+    run,
+    tied_answer,
+    tied_graph,
+)
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.coded_weight import CodedWeight
@@ -121,6 +130,16 @@ def test_a_batch_of_one_is_none(bits: int, tmp_path: Path) -> None:
     assert gv.present(product.inputs[0]).shape == ir.Shape(["t", K])
     y = run(model, np.eye(K, dtype=np.float32), tmp_path)
     np.testing.assert_array_equal(y.T, weight.dequantised())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_are_read_bit_for_bit(bits: int, tmp_path: Path) -> None:
+    weight = signed_codes(bits)
+    model = tied_graph(weight)
+    SignCodes()(model)
+    assert [node.op_type for node in model.graph].count("DequantizeLinear") == 1
+    y = run(model, np.eye(K, dtype=np.float32), tmp_path)
+    np.testing.assert_array_equal(y, tied_answer(weight))
 
 
 def test_a_graph_without_codes_stays() -> None:
