@@ -88,20 +88,22 @@ def _may_replace(config: BuildConfig, output: Path) -> bool:
 def _check_room(config: BuildConfig, weight_bytes: int, *, has_plan: bool) -> None:
     """Refuse a build whose weights alone would not fit beside its output.
 
-    What stands at the output is replaced in the end, so both are there for a while. The graph, the
-    plan's kernels and the tokenizer are not counted.
+    What stands at the output is replaced in the end, so both are there for a while, and a plan of
+    codes is made of a copy. The graph, the plan's kernels and the tokenizer are not counted.
     """
     output = config.output
     # The end of the path may not be there yet.
     there = next((path for path in (output, *output.absolute().parents) if path.is_dir()), output)
-    needed, free = weight_bytes * (2 if has_plan else 1), shutil.disk_usage(there).free
-    if free < needed:
+    is_coded = config.quantize != "none"
+    copies, free = 1 + has_plan * (1 + is_coded), shutil.disk_usage(there).free
+    if free < (needed := weight_bytes * copies):
         plan = " and a plan of them" if has_plan else ""
         cures = ["make room", "choose another --output"]
-        cures += ["pass --dtype float16"] if config.dtype == "float32" else []
+        cures += ["pass --dtype float16"] if config.dtype == "float32" and not is_coded else []
         cures += ["pass --flavour none"] if has_plan else []
         raise ConfigError(
-            f"{output} takes at least {needed / 1e6:.1f} MB (weights in {config.dtype}"
+            f"{output} takes at least {needed / 1e6:.1f} MB (weights in "
+            f"{config.quantize if is_coded else config.dtype}"
             f"{plan}), {free / 1e6:.1f} MB are free there; {', '.join(cures[:-1])} or {cures[-1]}"
         )
 

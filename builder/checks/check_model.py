@@ -22,7 +22,7 @@ class CheckedModel:
     config: Any  # transformers'
     lengths: Lengths
     sites: SiteList
-    weight_bytes: int  # of what is exported, in the engine's dtype
+    weight_bytes: int  # of what is exported, at least
 
 
 def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
@@ -54,4 +54,7 @@ def check_model(config: BuildConfig, lora: ResolvedLoRA) -> CheckedModel:
     check_supported(model)
     lengths = choose_lengths(config, meta.usable_positions(model))
     sites = meta.find_sites(model, lora.targets)
-    return CheckedModel(checkpoint, model_config, lengths, sites, meta.weight_bytes(model))
+    size = meta.weight_bytes(model, config)
+    if checkpoint.quantisation is not None:  # what may stay codes is known when it is read
+        size = min(size, sum(weight.nbytes for weight in checkpoint.weights))
+    return CheckedModel(checkpoint, model_config, lengths, sites, size)

@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.checks.config_fields import POSITIONS
+from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.export.torch_modules import first_position, module_linears
 from trt_lora.builder.model_errors import one_line
@@ -64,11 +65,21 @@ def usable_positions(model: Any) -> int | None:
     return None if stated is None else max(stated - first_position(model), 1)
 
 
-def weight_bytes(model: Any) -> int:
-    """Return the size of a `PreTrainedModel`'s decoder and head, tied weights counted once."""
-    parts = (model.get_decoder(), model.get_output_embeddings())
-    weights = {id(w): w.nbytes for part in parts if part is not None for w in part.parameters()}
-    return sum(weights.values())
+def weight_bytes(model: Any, config: BuildConfig) -> int:
+    """Return the least size of a `PreTrainedModel`'s decoder and head, tied weights counted once.
+
+    Args:
+        model: in the engine's dtype.
+        config: says which linears become codes, whose scales are not counted.
+    """
+    head = model.get_output_embeddings()
+    parts = (model.get_decoder(), head)
+    sizes = {id(w): w.nbytes for part in parts if part is not None for w in part.parameters()}
+    for _, linear in module_linears(model) if config.quantize != "none" else ():
+        bits = QUANTIZED_BITS[config.quantize_head if linear is head else config.quantize]
+        if bits and id(linear.weight) in sizes:
+            sizes[id(linear.weight)] = linear.weight.numel() * bits // 8
+    return sum(sizes.values())
 
 
 def head_path(model: Any) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 4900, "scripts": 8160}
+BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 5000, "scripts": 8160}
 TESTS = 49_600
 
 

@@ -130,8 +130,12 @@ def test_a_build_that_stops_anywhere_leaves_nothing(
             {"flavour": "tensorrt-rtx", "dtype": "float16"},
             "weights in float16 and a plan of them), ",
         ),
+        (
+            {"flavour": "tensorrt-rtx", "quantize": "int8"},
+            "weights in int8 and a plan of them), 0.0 MB are free there; make room, ",
+        ),
     ],
-    ids=["no plan", "plan"],
+    ids=["no plan", "plan", "codes"],
 )
 def test_too_little_room_is_noticed_before_a_weight_is_read(
     options: dict[str, Any],
@@ -155,20 +159,21 @@ def test_too_little_room_is_noticed_before_a_weight_is_read(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
 def test_an_engine_takes_the_room_that_was_asked_for(
-    tiny_engine: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantize: str, tiny_engine: TinyEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed: list[int] = []
     monkeypatch.setattr(
         "trt_lora.builder.build._check_room", lambda _, weights, **__: needed.append(weights)
     )
-    with pytest.raises(AssertionError):
-        build_engine(
-            tiny_config(tiny_engine.model, tmp_path / "e"), StopAt("load", AssertionError())
-        )
+    options = {"quantize": quantize, "quantize_block": 16}
+    manifest = quick_build(tiny_config(tiny_engine.model, tmp_path / "e", **options))
     (weights,) = needed
-    size = read_manifest(tiny_engine.engine).files["model.onnx.data"].size_bytes
-    assert 0.95 * size < weights <= size
+    size = manifest.files["model.onnx.data"].size_bytes
+    scales = sum(n * (k // 16) * 4 for n, k in (kind.shape for kind in manifest.weights.values()))
+    assert 0.9 * (size - scales) < weights <= size
 
 
 def test_an_existing_output_is_refused_and_untouched(

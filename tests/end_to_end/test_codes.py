@@ -24,7 +24,7 @@ def test_codes_keep_the_answers_of_the_base_model_and_of_an_adapter(
     (text := tmp_path / "text.txt").write_text(TEXT.read_text(encoding="utf-8")[:SHORT])
     reference = PeftReference(demo_model, demo_adapters, attention="sdpa")
     # With all of the text, 4 bits have a divergence of 0.07 and 0.10; rounded, of 0.27 and 0.35.
-    limits = {"int8": (0.006, 0.0065, 0.51), "int4": (0.1, 0.13, 0.42)}
+    limits = {"int8": (0.006, 0.0065, 0.29), "int4": (0.1, 0.13, 0.2)}
     for quantize, (base, adapted, size) in limits.items():
         directory = tmp_path / quantize
         calibration = text if quantize == "int4" else None
