@@ -264,11 +264,13 @@ def test_prompts_that_are_no_text_are_refused(
 
 @pytest.fixture(scope="module")
 def coded(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The same model in codes of 4 bits, its products exact."""
-    engine = tmp_path_factory.mktemp("coded") / "engine"
+    """A model in codes of 4 bits, its products exact; the embedding reads the head's."""
+    folder = tmp_path_factory.mktemp("coded")
+    model = save_model("Llama", folder / "model", tie_word_embeddings=True)
+    adapter, engine = save_adapter(model, folder / "adapter"), folder / "engine"
     options = {"quantize": "int4", "quantize_block": 16, "quantize_level": "exact"}
-    quick_build(tiny_config(made.model, engine, **options))
-    return replace(made, engine=engine)
+    quick_build(tiny_config(model, engine, **options))
+    return replace(made, model=model, adapter=adapter, engine=engine)
 
 
 @pytest.mark.slow
