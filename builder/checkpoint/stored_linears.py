@@ -1,6 +1,6 @@
 """Read a quantised checkpoint: its linears one by one, and the tensors that are floats."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,19 +56,28 @@ class StoredLinears:
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """Yield the weight [n, k] of each linear, by its path, one at a time."""
-        read, fields = FORMATS[self.quantisation.method].read, self.quantisation.fields
         orders = dict[str, str]()
-        for path, homes in self._homes.items():
-            names = {f"{path}.{end}": end for end in homes}
-            tensors = {
-                names[name]: tensor
-                for file in sorted({*homes.values()})
-                for name, tensor in read_weights(file, names.__contains__)
-            }
-            with one_line(f"{path} cannot be read", NEXT_STEP):  # tensors of any shape
-                weight = read(StoredLinear(path, tensors, fields))
+        for path in self.paths:
+            weight = self.weight(path)
             self._check_order(path, weight, orders)
             yield path, weight
+
+    @property
+    def paths(self) -> Collection[str]:
+        """The paths of the linears."""
+        return self._homes.keys()
+
+    def weight(self, path: str) -> Weight:
+        """Return the weight [n, k] of a linear."""
+        names = {f"{path}.{end}": end for end in self._homes[path]}
+        tensors = {
+            names[name]: tensor
+            for file in sorted({*self._homes[path].values()})
+            for name, tensor in read_weights(file, names.__contains__)
+        }
+        read, fields = FORMATS[self.quantisation.method].read, self.quantisation.fields
+        with one_line(f"{path} cannot be read", NEXT_STEP):  # tensors of any shape
+            return read(StoredLinear(path, tensors, fields))
 
     def _check_order(self, path: str, weight: Weight, orders: dict[str, str]) -> None:
         """Refuse q, k and v with codes in different orders: each is that of the x they share.

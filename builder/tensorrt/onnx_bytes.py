@@ -32,7 +32,8 @@ def parsed_form(model: ir.Model, onnx: Path, scratch: Path) -> tuple[bytes, Path
     try:
         has_codes = SignCodes()(model).modified
     except ir.passes.PreconditionError as error:
-        raise ModelError(f"{onnx.name} makes no plan: {error}") from error
+        cure = "build it again with --flavour tensorrt-rtx or tensorrt"
+        raise ModelError(f"{onnx.name} makes no plan: {error}; {cure}") from error
     if not has_codes:
         return onnx_bytes(model), onnx
     MultiplySideBySide()(model)

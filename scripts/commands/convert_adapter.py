@@ -9,8 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.errors import AdapterError
+from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.plugins.extras import extra
+from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
@@ -61,6 +62,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="engine that the result is for: checks it, gives it the engine's names and modules; "
         "needed to read TensorRT-LLM's format, which holds no shapes",
     )
+    what = "the model that was quantised by AWQ, of which the adapter is: rescale it for --model"
+    add("--adapter-base", type=Path, metavar="DIR", help=what)
+    add("--model", type=Path, metavar="DIR", help="the quantised model, with --adapter-base")
     add("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_convert)
 
@@ -68,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _convert(args: argparse.Namespace) -> None:
     manifest = read_manifest(args.engine) if args.engine else None
     with _readable(hub_path(args.source)) as path:
-        adapter = load_adapter(path, manifest)
+        adapter = _of_model(load_adapter(path, manifest), args)
         change = save_adapter(
             adapter, args.output, args.format, dtype=args.dtype, manifest=manifest
         )
@@ -81,6 +85,19 @@ def _convert(args: argparse.Namespace) -> None:
     print(f"{args.output}: {len(adapter.weights)} tensors from {args.source}")
     if change.rounding_error or change.flushed:
         print(f"rounded by at most {change.rounding_error:.2g}; {change.flushed} values became 0")
+
+
+def _of_model(adapter: Adapter, args: argparse.Namespace) -> Adapter:
+    """The adapter as it is, or rescaled for a model that AWQ has made of its base."""
+    if args.adapter_base is None and args.model is None:
+        return adapter
+    if args.adapter_base is None or args.model is None:
+        raise ConfigError(
+            "--adapter-base ORIGINAL and --model QUANTISED rescale an adapter; pass both"
+        )
+    with extra("export", "reading a model"):
+        from trt_lora.builder.checkpoint.folded_factors import rescaled
+    return rescaled(adapter, hub_path(args.adapter_base), hub_path(args.model))
 
 
 @contextmanager

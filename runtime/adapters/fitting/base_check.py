@@ -42,8 +42,8 @@ def scaled_base(adapter: Adapter, manifest: Manifest) -> str:
     trained = adapter.base_model and f"names {shown(adapter.base_model)} as its base model"
     return (
         f"the adapter {trained or 'names no base model'}, and the inputs of {base.name} are "
-        "divided by factors of each channel: an adapter of the original would be wrong. Train it "
-        "on this base, or build the original with --quantize int4"
+        "divided by factors of each channel: an adapter of the original would be wrong. Rescale it "
+        "with: trt-lora convert-adapter IN OUT --format peft --adapter-base ORIGINAL --model BASE"
     )
 
 
