@@ -12,6 +12,7 @@ from unittest.mock import patch
 from support.eventually import eventually
 
 from trt_lora.runtime import Engine
+from trt_lora.runtime.generation.sequence import Sequence
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.store.store import AdapterStore
 
@@ -22,6 +23,7 @@ class Inside:
 
     engine: Engine | None = None
     scheduler: Scheduler | None = None
+    newest: Sequence | None = None  # request
 
     @property
     def adapters(self) -> AdapterStore:
@@ -41,11 +43,16 @@ class Inside:
 @contextmanager
 def inside() -> Iterator[Inside]:
     """Note what servers open while the context lasts."""
-    found, serve = Inside(), Engine.serve
+    found, serve, requests = Inside(), Engine.serve, Scheduler.requests
 
     def served(engine: Engine, *arguments: Any) -> Scheduler:
         found.engine, found.scheduler = engine, serve(engine, *arguments)
         return found.scheduler
 
-    with patch.object(Engine, "serve", served):
+    def asked(scheduler: Scheduler, *arguments: Any, **options: Any) -> tuple[Sequence, ...]:
+        made = requests(scheduler, *arguments, **options)
+        found.newest = made[-1]
+        return made
+
+    with patch.object(Engine, "serve", served), patch.object(Scheduler, "requests", asked):
         yield found
