@@ -1,7 +1,7 @@
 """Load a base model for the export, and find or read the codes of its linears."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,10 +9,10 @@ import torch
 
 from trt_lora.builder.checkpoint.base_model import load_model
 from trt_lora.builder.checkpoint.formats.stored_linear import Weight
-from trt_lora.builder.checkpoint.loaded_weights import check_finite, own_names
+from trt_lora.builder.checkpoint.loaded_weights import check_finite
+from trt_lora.builder.checkpoint.stand_ins import StandIns
 from trt_lora.builder.checkpoint.stored_linears import StoredLinears, stored_linears
 from trt_lora.builder.checks.meta_model import head_path, usable_positions
-from trt_lora.builder.export.torch_modules import module_linears
 from trt_lora.builder.passes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.progress import Progress
@@ -24,12 +24,18 @@ from trt_lora.builder.resolved import ResolvedBuild
 class LoadedBase:
     """A base model, and which of its linears are to be read as codes."""
 
-    model: Any  # a `PreTrainedModel` in the engine's dtype; linears in codes have their values
+    model: Any  # a `PreTrainedModel` in the engine's dtype
     codes: Mapping[str, QuantisedLinear]  # by the module's path
+    stand_ins: StandIns | None = None  # what it has for weights of codes; None: their values
 
 
-def load_base(build: ResolvedBuild, progress: Progress) -> LoadedBase:
+def load_base(build: ResolvedBuild, progress: Progress, floats: Collection[str] = ()) -> LoadedBase:
     """Return the base model of a build.
+
+    Args:
+        build: with nothing left to decide.
+        progress: told what becomes of codes.
+        floats: names of linears in a checkpoint in codes that are to have their values.
 
     Raises:
         ModelError: it cannot be loaded, or be run on the text that codes are found by.
@@ -38,7 +44,7 @@ def load_base(build: ResolvedBuild, progress: Progress) -> LoadedBase:
     progress.stage("load")
     config, checkpoint = build.config, build.model.checkpoint
     if stored := stored_linears(checkpoint):
-        return _stored(build, stored, progress)
+        return _stored(build, stored, floats, progress)
     if config.quantize == "none":
         return LoadedBase(load_model(checkpoint, config.dtype), {})
     model = load_model(checkpoint, "float32")  # codes are of the checkpoint's own values
@@ -49,36 +55,59 @@ def load_base(build: ResolvedBuild, progress: Progress) -> LoadedBase:
     return LoadedBase(model, codes)
 
 
-def _stored(build: ResolvedBuild, stored: StoredLinears, progress: Progress) -> LoadedBase:
+def _stored(
+    build: ResolvedBuild, stored: StoredLinears, floats: Collection[str], progress: Progress
+) -> LoadedBase:
     """A checkpoint in codes, which stay as they are where all that is made multiplies by them."""
-    weights, method = dict(stored.weights()), stored.quantisation.method
-    model, dtype = load_model(stored.checkpoint, build.config.dtype, weights), build.config.dtype
-    kept = {} if dtype == "bfloat16" else dict(_codes(model, weights, method))
-    odd = [path for path, linear in kept.items() if not has_signed_form(linear.weight)]
-    if build.has_plan and odd:
-        kept = {path: linear for path, linear in kept.items() if path not in odd}
+    weights, dtype = dict(stored.weights()), getattr(torch, build.config.dtype)
+    kept, odd = _kept(build, {name: w for name, w in weights.items() if name not in floats})
+    stand_ins = StandIns({name: weight.shape for name, weight in kept.items()}, dtype)
+    model = load_model(stored.checkpoint, build.config.dtype, {**weights, **stand_ins.weights})
+    paths = stand_ins.paths(model)
+    if others := kept.keys() - paths.keys():
+        return _stored(build, stored, {*floats, *others}, progress)
+    _note_floats(stored, weights, kept, odd, dtype, progress)
+    source = f"the checkpoint ({stored.quantisation.method})"
+    codes = {
+        path: QuantisedLinear(_with_scales_in(dtype, kept[name]), source)
+        for name, path in paths.items()
+    }
+    return LoadedBase(model, codes, stand_ins)
+
+
+def _kept(
+    build: ResolvedBuild, weights: Mapping[str, Weight]
+) -> tuple[dict[str, CodedWeight], Collection[str]]:
+    """The weights that stay codes, and the names of those that a plan alone does not take."""
+    coded = {name: weight for name, weight in weights.items() if isinstance(weight, CodedWeight)}
+    if build.config.dtype == "bfloat16":
+        return {}, ()
+    odd = [name for name, w in coded.items() if build.has_plan and not has_signed_form(w)]
+    return {name: weight for name, weight in coded.items() if name not in odd}, odd
+
+
+def _note_floats(
+    stored: StoredLinears,
+    weights: Mapping[str, Weight],
+    kept: Collection[str],
+    odd: Collection[str],
+    dtype: torch.dtype,
+    progress: Progress,
+) -> None:
+    """Say which codes become floats, why, and how many bytes they are then."""
+    if odd:
         progress.note(
             f"a plan takes no zeros and of 8 bits one scale a row, which {len(odd)} linears in "
             "codes have otherwise: with --flavour none they stay codes"
         )
-    if grown := [path for path in weights if path not in kept]:
-        floats = sum(math.prod(weights[path].shape) for path in grown)
-        size = floats * getattr(torch, dtype).itemsize
+    if grown := weights.keys() - kept:
+        size = sum(math.prod(weights[name].shape) for name in grown) * dtype.itemsize
         progress.note(
-            f"{len(grown)} linears in codes of {method} become {dtype}, {size / 1e6:.1f} MB "
+            f"{len(grown)} linears in codes of {stored.quantisation.method} become "
+            f"{str(dtype).removeprefix('torch.')}, {size / 1e6:.1f} MB "
             f"instead of {sum(map(stored.nbytes, grown)) / 1e6:.1f}"
         )
-    return LoadedBase(model, kept)
 
 
-def _codes(
-    model: Any, weights: Mapping[str, Weight], method: str
-) -> Iterator[tuple[str, QuantisedLinear]]:
-    """The codes of a checkpoint, with scales in the model's dtype, by the paths of its modules."""
-    modules = dict(module_linears(model))
-    source = f"the checkpoint ({method})"
-    for name, weight in weights.items():
-        path = next((own for own in own_names(name, model) if own in modules), None)
-        if isinstance(weight, CodedWeight) and path and modules[path].weight.shape == weight.shape:
-            scales = torch.from_numpy(weight.scales).to(model.dtype).numpy()
-            yield path, QuantisedLinear(replace(weight, scales=scales), source)
+def _with_scales_in(dtype: torch.dtype, weight: CodedWeight) -> CodedWeight:
+    return replace(weight, scales=torch.from_numpy(weight.scales).to(dtype).numpy())

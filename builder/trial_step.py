@@ -4,6 +4,7 @@ ONNX Runtime refuses some graphs only when it opens or runs them, which is to be
 and not the first user's.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ _FLOAT32_BYTES = 4  # ONNX Runtime holds float16 weights so: its products on the
 
 
 def try_onnx_files(work: Path, output: Path, manifest: Manifest, progress: Progress) -> None:
-    """Open every ONNX file and decode a token with the base model; a note says where none can be.
+    """Open every ONNX file and decode a token with the base model; a note says which cannot be.
 
     Args:
         work: the finished directory.
@@ -36,6 +37,12 @@ def try_onnx_files(work: Path, output: Path, manifest: Manifest, progress: Progr
         progress.note(f"the ONNX files were not tried: {obstacle}")
         return
     for file, read in _files(manifest):
+        if (needed := _memory(read)) > (free := free_host_memory()):
+            progress.note(
+                f"{file} was not tried: it takes about {needed / 1e9:.1f} GB of memory, "
+                f"{free / 1e9:.1f} GB are free"
+            )
+            continue
         try:
             with Engine(OnnxRuntimeEngine(work, read)) as engine:
                 _decode(engine)
@@ -55,12 +62,24 @@ def _obstacle(manifest: Manifest) -> str:
         import onnxruntime  # noqa: F401
     except ImportError as error:
         return f"onnxruntime cannot be imported ({error}); pip install 'trt-lora[cpu]'"
-    weights = manifest.files.get(ONNX_WEIGHTS_FILE)
-    widened = _FLOAT32_BYTES // storage_dtype(manifest.dtype).itemsize
-    needed, free = weights.size_bytes * widened if weights else 0, free_host_memory()
-    if needed > free:
-        return f"they take about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
     return ""
+
+
+def _memory(manifest: Manifest) -> int:
+    """Bytes that the weights of a file take while it runs.
+
+    Where it has no operator for products by codes, ONNX Runtime makes the floats of all of them at
+    the beginning of a run, and transposes them.
+    """
+    weights, itemsize = (
+        manifest.files.get(ONNX_WEIGHTS_FILE),
+        storage_dtype(manifest.dtype).itemsize,
+    )
+    coded = manifest.weights.values()
+    codes = sum(kind.nbytes(itemsize) for kind in coded)
+    floats = (weights.size_bytes if weights else 0) - codes
+    made = 0 if ONNX_CPU_FILE in manifest.files else sum(math.prod(kind.shape) for kind in coded)
+    return codes + floats * _FLOAT32_BYTES // itemsize + 2 * made * itemsize
 
 
 def _files(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:

@@ -2,7 +2,7 @@
 
 import gc
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,17 +100,24 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
 def _save(
     graph: Graph, work: Path, level: str, progress: Progress
 ) -> tuple[tuple[Site, ...], tuple[Binding, ...], tuple[Binding, ...]]:
-    """Write the ONNX file; return its sites, inputs and outputs."""
+    """Write the ONNX file and let go of the weights; return its sites, inputs and outputs."""
     progress.stage("save")
     ClearMetadata()(graph.model)
     save_graphs(graph.model, work, level)
     values = graph.model.graph
     inputs, outputs = map(_binding, values.inputs), map(_binding, values.outputs)
+    for value in values.initializers.values():
+        value.const_value = None  # onnxscript's rules keep the last graph that they rewrote
     return graph.inserted.sites, tuple(inputs), tuple(outputs)
 
 
-def make_graph(build: ResolvedBuild, progress: Progress) -> Graph:
+def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str] = ()) -> Graph:
     """Export the base model and give it LoRA inputs; nothing is written.
+
+    Args:
+        build: with nothing left to decide.
+        progress: told the stages.
+        floats: names of linears in a checkpoint in codes that a graph cannot read as codes.
 
     Raises:
         ModelError: the model cannot be loaded or exported.
@@ -118,7 +125,7 @@ def make_graph(build: ResolvedBuild, progress: Progress) -> Graph:
         AdapterError: an adapter of the options has trained copies of base weights.
     """
     config, lora, checked = build.config, build.lora, build.model
-    base = load_base(build, progress)
+    base = load_base(build, progress, floats)
     model, codes = base.model, base.codes
     embeddings = embedding_hashes(checked.checkpoint, model)
     for adapter in lora.adapters:
@@ -133,6 +140,8 @@ def make_graph(build: ResolvedBuild, progress: Progress) -> Graph:
     assert isinstance(inserted, InsertLoRAResult)
     tied = {head: embedding_path(model)} if is_tied(model) else {}
     QuantiseLinears({path: linear.weight for path, linear in codes.items()}, tied)(exported.model)
+    if base.stand_ins and (computed := base.stand_ins.read_by(exported.model.graph)):
+        return make_graph(build, progress, {*floats, *computed})
     coded = {path for path in codes if f"{path}.codes" in exported.model.graph.initializers}
     for path in codes.keys() - coded:
         if linears.get(path):  # else the logits do not need it

@@ -17,6 +17,7 @@ from trt_lora.builder.export.static_cache import TRACE_DOMAIN
 from trt_lora.builder.export.static_check import static_cache_obstacle
 from trt_lora.builder.export.static_step import StaticStep
 from trt_lora.builder.export.torch_modules import module_linears, untie_linears
+from trt_lora.builder.export.weight_views import reads_weight, transpose_weights
 from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.passes.linears import traced_paths
 from trt_lora.builder.passes.lowering.rms_norms import RMSNorms
@@ -45,7 +46,7 @@ class Exported:
 def export_causal_lm(model: Any, max_len: int) -> Exported:
     """Return the ONNX graph of a `PreTrainedModel`.
 
-    The graph's weights are the model's own memory, or transposed copies of it.
+    The graph's weights are the model's own memory, transposed ones too.
 
     Args:
         model: on the CPU.
@@ -98,7 +99,8 @@ def _optimize(model: ir.Model) -> None:
     """
     inline(model)
     for _ in range(2):  # rewriting makes new constants
-        fold_constants(model, onnx_shape_inference=True)
+        fold_constants(model, onnx_shape_inference=True, should_fold=_may_fold)
+        transpose_weights(model.graph)
         rewrite(model, _RULES)
     ir.passes.Sequential(
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
@@ -108,6 +110,10 @@ def _optimize(model: ir.Model) -> None:
         passes.OutputFixPass(),
         passes.NameFixPass(),
     )(model)
+
+
+def _may_fold(node: ir.Node) -> bool | None:
+    return False if reads_weight(node) else None  # as the optimizer likes
 
 
 def _use_static_opset(model: ir.Model) -> None:

@@ -138,10 +138,11 @@ class StoredLinear:
         blocks = codes.reshape(n, count, -1)[scales.numpy() == 0]
         if (blocks != zeros[scales.numpy() == 0][:, None]).any():
             raise self.refusal("scales are 0 where codes are not")
+        own = np.ascontiguousarray(codes)
         weight = CodedWeight(
             bits,
             k // count,
-            packed(codes) if bits == 4 else np.ascontiguousarray(codes),
+            packed(own) if bits == 4 else own,
             scales.numpy(),
             None if (zeros == 1 << bits - 1).all() else zeros,
             order,
