@@ -1,7 +1,7 @@
 """Load a base model for the export, and find or read the codes of its linears."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.quantising.quantise import QuantisedLinear, Quantiser
 from trt_lora.builder.resolved import ResolvedBuild
+from trt_lora.plugins.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class LoadedBase:
     model: Any  # a `PreTrainedModel` in the engine's dtype
     codes: Mapping[str, QuantisedLinear]  # by the module's path
     stand_ins: StandIns | None = None  # what it has for weights of codes; None: their values
+    notes: tuple[str, ...] = ()  # what became of codes
 
 
 def load_base(build: ResolvedBuild, progress: Progress, floats: Collection[str] = ()) -> LoadedBase:
@@ -34,7 +36,7 @@ def load_base(build: ResolvedBuild, progress: Progress, floats: Collection[str] 
 
     Args:
         build: with nothing left to decide.
-        progress: told what becomes of codes.
+        progress: told the stages.
         floats: names of linears in a checkpoint in codes that are to have their values.
 
     Raises:
@@ -44,7 +46,7 @@ def load_base(build: ResolvedBuild, progress: Progress, floats: Collection[str] 
     progress.stage("load")
     config, checkpoint = build.config, build.model.checkpoint
     if stored := stored_linears(checkpoint):
-        return _stored(build, stored, floats, progress)
+        return _stored(build, stored, floats)
     if config.quantize == "none":
         return LoadedBase(load_model(checkpoint, config.dtype), {})
     model = load_model(checkpoint, "float32")  # codes are of the checkpoint's own values
@@ -55,24 +57,23 @@ def load_base(build: ResolvedBuild, progress: Progress, floats: Collection[str] 
     return LoadedBase(model, codes)
 
 
-def _stored(
-    build: ResolvedBuild, stored: StoredLinears, floats: Collection[str], progress: Progress
-) -> LoadedBase:
+def _stored(build: ResolvedBuild, stored: StoredLinears, floats: Collection[str]) -> LoadedBase:
     """A checkpoint in codes, which stay as they are where all that is made multiplies by them."""
-    weights, dtype = dict(stored.weights()), getattr(torch, build.config.dtype)
+    weights, dtype = dict(stored.weights()), build.config.dtype
     kept, odd = _kept(build, {name: w for name, w in weights.items() if name not in floats})
-    stand_ins = StandIns({name: weight.shape for name, weight in kept.items()}, dtype)
-    model = load_model(stored.checkpoint, build.config.dtype, {**weights, **stand_ins.weights})
+    stand_ins = StandIns(
+        {name: weight.shape for name, weight in kept.items()}, getattr(torch, dtype)
+    )
+    model = load_model(stored.checkpoint, dtype, {**weights, **stand_ins.weights})
     paths = stand_ins.paths(model)
     if others := kept.keys() - paths.keys():
-        return _stored(build, stored, {*floats, *others}, progress)
-    _note_floats(stored, weights, kept, odd, dtype, progress)
+        return _stored(build, stored, {*floats, *others})
     source = f"the checkpoint ({stored.quantisation.method})"
     codes = {
-        path: QuantisedLinear(_with_scales_in(dtype, kept[name]), source)
+        path: QuantisedLinear(_with_scales_in(dtype, kept[name], path), source)
         for name, path in paths.items()
     }
-    return LoadedBase(model, codes, stand_ins)
+    return LoadedBase(model, codes, stand_ins, (*_notes(stored, weights, kept, odd, dtype),))
 
 
 def _kept(
@@ -86,28 +87,35 @@ def _kept(
     return {name: weight for name, weight in coded.items() if name not in odd}, odd
 
 
-def _note_floats(
+def _notes(
     stored: StoredLinears,
     weights: Mapping[str, Weight],
     kept: Collection[str],
     odd: Collection[str],
-    dtype: torch.dtype,
-    progress: Progress,
-) -> None:
-    """Say which codes become floats, why, and how many bytes they are then."""
+    dtype: str,
+) -> Iterator[str]:
+    """Which codes become floats, why, and how many bytes they are then."""
     if odd:
-        progress.note(
+        yield (
             f"a plan takes no zeros and of 8 bits one scale a row, which {len(odd)} linears in "
             "codes have otherwise: with --flavour none they stay codes"
         )
     if grown := weights.keys() - kept:
-        size = sum(math.prod(weights[name].shape) for name in grown) * dtype.itemsize
-        progress.note(
-            f"{len(grown)} linears in codes of {stored.quantisation.method} become "
-            f"{str(dtype).removeprefix('torch.')}, {size / 1e6:.1f} MB "
-            f"instead of {sum(map(stored.nbytes, grown)) / 1e6:.1f}"
+        size = (
+            sum(math.prod(weights[name].shape) for name in grown) * getattr(torch, dtype).itemsize
+        )
+        yield (
+            f"{len(grown)} linears in codes of {stored.quantisation.method} become {dtype}, "
+            f"{size / 1e6:.1f} MB instead of {sum(map(stored.nbytes, grown)) / 1e6:.1f}"
         )
 
 
-def _with_scales_in(dtype: torch.dtype, weight: CodedWeight) -> CodedWeight:
-    return replace(weight, scales=torch.from_numpy(weight.scales).to(dtype).numpy())
+def _with_scales_in(dtype: str, weight: CodedWeight, path: str) -> CodedWeight:
+    """Refuse scales that give infinite weights in the model's dtype."""
+    scales, own = torch.from_numpy(weight.scales), getattr(torch, dtype)
+    if not (scales * 2**weight.bits).to(own).isfinite().all():
+        raise ModelError(
+            f"{path} has scales up to {scales.max():g}, whose weights are infinite in "
+            f"{dtype}: the model is damaged, or needs --dtype float32"
+        )
+    return replace(weight, scales=scales.to(own).numpy())

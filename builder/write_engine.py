@@ -142,6 +142,8 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
     QuantiseLinears({path: linear.weight for path, linear in codes.items()}, tied)(exported.model)
     if base.stand_ins and (computed := base.stand_ins.read_by(exported.model.graph)):
         return make_graph(build, progress, {*floats, *computed})
+    for note in base.notes:
+        progress.note(note)
     coded = {path for path in codes if f"{path}.codes" in exported.model.graph.initializers}
     for path in codes.keys() - coded:
         if linears.get(path):  # else the logits do not need it

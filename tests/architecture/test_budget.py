@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 5100, "scripts": 8160}
-TESTS = 49_700
+BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 5200, "scripts": 8160}
+TESTS = 50_000
 
 
 def code_lines(path: Path) -> int:

@@ -12,6 +12,7 @@ import pytest
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from safetensors.numpy import load_file
 from support.build_progress import Notes
+from support.models.checkpoints import Weights, with_weights
 from support.models.quantised import ADAPTER, FOLDER, INTEGERS, VOCABULARY, expected_hashes, sha256
 from support.models.quick_build import quick_build
 from support.models.tiny_models import tiny_config
@@ -20,10 +21,12 @@ from trt_lora.builder import BuildConfig
 from trt_lora.builder.build import list_sites
 from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.load_base import LoadedBase, load_base
+from trt_lora.builder.passes import quantise_linears
+from trt_lora.builder.passes.linears import Linear, find_linears
 from trt_lora.builder.passes.site_calls import site_calls
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import resolve_lora
-from trt_lora.plugins.errors import AdapterError, ConfigError
+from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour
 from trt_lora.runtime import open_engine
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, PLAN_FILE
@@ -126,30 +129,29 @@ def test_half_precision_rounds_scales_alone(tmp_path: Path) -> None:
         assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
 
 
-def loaded(config: BuildConfig, flavour: Flavour | None, notes: Notes) -> LoadedBase:
+def loaded(config: BuildConfig, flavour: Flavour | None) -> LoadedBase:
     lora = resolve_lora(config)
     build = ResolvedBuild(config, lora, flavour, "native", check_model(config, lora))
-    return load_base(build, notes)
+    return load_base(build, Notes())
 
 
 def test_bfloat16_takes_floats_and_the_build_says_so(tmp_path: Path) -> None:
-    config, notes = config_of("gptq_v2", tmp_path / "e", dtype="bfloat16"), Notes()
-    assert loaded(config, TENSORRT_RTX, notes).codes == {}
-    assert notes.notes == ["7 linears in codes of gptq become bfloat16, 0.3 MB instead of 0.1"]
+    base = loaded(config_of("gptq_v2", tmp_path / "e", dtype="bfloat16"), TENSORRT_RTX)
+    assert base.codes == {}
+    assert base.notes == ("7 linears in codes of gptq become bfloat16, 0.3 MB instead of 0.1",)
 
 
 @pytest.mark.parametrize("name", [*INTEGERS, "bnb_int8"])
 def test_a_plan_keeps_codes_without_zeros_and_the_build_says_what_it_does_not(
     name: str, tmp_path: Path
 ) -> None:
-    config, notes = config_of(name, tmp_path / "e"), Notes()
-    codes = loaded(config, TENSORRT_RTX, notes).codes
+    base = loaded(config_of(name, tmp_path / "e"), TENSORRT_RTX)
     if name in ("bnb_int8", "ct_int8", "ct_pack_sym", "gptq_sym"):
-        assert len(codes) == 7
-        assert notes.notes == []
+        assert len(base.codes) == 7
+        assert base.notes == ()
         return
-    assert codes == {}
-    why, grown = notes.notes
+    assert base.codes == {}
+    why, grown = base.notes
     assert why == (
         "a plan takes no zeros and of 8 bits one scale a row, which 7 linears in codes have "
         "otherwise: with --flavour none they stay codes"
@@ -165,6 +167,36 @@ def test_a_plan_is_made_and_a_cpu_reads_the_library_s_weights(name: str, tmp_pat
     quick_build(config_of(name, engine, flavour="tensorrt-rtx"))
     assert (engine / PLAN_FILE).stat().st_size > 10_000
     assert read_back(engine) == expected_hashes(name)
+
+
+@pytest.mark.slow
+def test_a_weight_that_the_graph_computes_with_has_the_checkpoint_s_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is traced without them, and once more with those that are read."""
+    path, notes = "model.layers.0.mlp.up_proj", Notes()
+
+    def all_but_one(model: ir.Model) -> list[Linear]:
+        return [linear for linear in find_linears(model) if linear.path != path]
+
+    monkeypatch.setattr(quantise_linears, "find_linears", all_but_one)
+    manifest = quick_build(config_of("gptq_v2", tmp_path / "engine"), notes)
+    assert manifest.weights.keys() == expected_hashes("gptq_v2").keys() - {path}
+    assert read_back(tmp_path / "engine") == expected_hashes("gptq_v2")
+    (grown,) = (note for note in notes.notes if "become" in note)
+    assert grown.startswith("1 linears in codes of gptq become float32, ")
+
+
+def test_scales_that_are_infinite_in_the_engine_s_dtype_are_refused(tmp_path: Path) -> None:
+    def larger(weights: Weights) -> Weights:
+        scales = {name: w.float() * 1e7 for name, w in weights.items() if name.endswith(".scales")}
+        return weights | scales
+
+    model = with_weights(FOLDER / "gptq_v2", tmp_path / "m", larger)
+    assert len(loaded(tiny_config(model, tmp_path / "e"), None).codes) == 7
+    message = "has scales up to .* infinite in float16: .* needs --dtype float32"
+    with pytest.raises(ModelError, match=message):
+        loaded(tiny_config(model, tmp_path / "e", dtype="float16"), None)
 
 
 def test_codes_are_not_rounded_a_second_time(tmp_path: Path) -> None:

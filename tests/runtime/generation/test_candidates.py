@@ -109,9 +109,11 @@ def right_of_candidates(logits: Logits, sampling: SamplingParams, key: int, coun
     order, right = ordered(logits), set[int]()
     weights = dict(zip(order, weights_of(logits, order, sampling), strict=True))
     is_cut = 0 < sampling.top_k < logits.size or sampling.min_p > 0 or sampling.top_p < 1
-    for kept in kept_sets(logits, sampling):
+    times = np.array([arrival(key, token, weights[token]) for token in order])
+    for kept in kept_sets(logits, sampling):  # thousands where the last weights are almost nothing
         if is_cut or sampling.temperature == 0 or logits.size <= count:
-            right |= winners(key, {token: weights[token] for token in kept})
+            some = times[: len(kept)]
+            right |= {kept[at] for at in np.flatnonzero(some <= some.min() * (1 + ROUNDING))}
         else:
             named = {token: weights[token] for token in order[:count]}
             rest = np.sum([weights[token] for token in order[count:]])

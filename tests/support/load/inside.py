@@ -49,7 +49,7 @@ def inside() -> Iterator[Inside]:
         found.engine, found.scheduler = engine, serve(engine, *arguments)
         return found.scheduler
 
-    def asked(scheduler: Scheduler, *arguments: Any, **options: Any) -> tuple[Sequence, ...]:
+    def asked(scheduler: Scheduler, *arguments: Any, **options: Any) -> list[Sequence]:
         made = requests(scheduler, *arguments, **options)
         found.newest = made[-1]
         return made

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from filelock import FileLock
 from onnx import ModelProto
+from onnx_ir.tensor_adapters import TorchTensor
 from support.build_cache import build_cache
 
 from trt_lora.builder import BuildConfig, build_engine
@@ -52,7 +54,19 @@ class _Traces:
         if key not in self._found:
             self._found[key] = _shared(key, model, max_len)
         found = self._found[key]
-        return replace(found, model=found.model.clone())
+        return replace(found, model=_with_memory_of(model, found.model.clone()))
+
+
+def _with_memory_of(model: Any, graph: ir.Model) -> ir.Model:
+    """Let a graph have the weights of a model itself, as a trace does, instead of equal ones."""
+    weights = model.state_dict()
+    for name, value in graph.graph.initializers.items():
+        path = name.removeprefix("model_.").removesuffix(".transposed")
+        if (weight := weights.get(path)) is not None:
+            own = weight.T if name.endswith(".transposed") else weight
+            assert np.array_equal(value.const_value.numpy(), own.float().numpy())  # type: ignore[union-attr]
+            value.const_value = TorchTensor(own, name)
+    return graph
 
 
 def _shared(key: str, model: Any, max_len: int) -> Exported:
