@@ -39,8 +39,6 @@ def test_the_kernels_of_every_layout_are_counted(
     quick_build(tiny_config(model, tmp_path / "engine", dtype="float16"))
     engine = tmp_path / "engine"
     printed = inspect(capsys, engine, "--kernels").splitlines()
-    alone = inspect(capsys, engine, "--kernels", "--profile", "decode").splitlines()
-    assert alone == printed[:5]
     prefill = json.loads(inspect(capsys, engine, "--kernels", "--profile", "prefill", "--json"))
     # By the engine's own number, so that a report of this list names the right profile.
     assert {kernel["profile"] for layout in prefill for kernel in layout["kernels"]} == {1}
