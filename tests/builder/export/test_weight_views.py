@@ -16,8 +16,8 @@ from trt_lora.builder.export.weight_views import transpose_weights, weight_of
 def exported_of(*, tied: bool) -> tuple[Any, dict[str, torch.Tensor]]:
     """A Llama, and the weights of rows and columns that its graph has."""
     auto: Any = AutoModelForCausalLM
-    config = LlamaConfig(**ARCHITECTURES["Llama"] | {"tie_word_embeddings": tied})
-    model = auto.from_config(config, attn_implementation=ATTENTION)
+    sizes: dict[str, Any] = {**ARCHITECTURES["Llama"], "tie_word_embeddings": tied}
+    model = auto.from_config(LlamaConfig(**sizes), attn_implementation=ATTENTION)
     values = export_causal_lm(model, 24).model.graph.initializers.values()
     found = {str(value.name): weight_of(value) for value in values}
     return model, {name: weight for name, weight in found.items() if weight is not None}
