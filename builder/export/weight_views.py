@@ -26,8 +26,9 @@ def transpose_weights(graph: ir.Graph) -> None:
     """
     for node in [node for node in graph if node.op_type == "Transpose" and reads_weight(node)]:
         value = gv.present(node.inputs[0])
-        weight = weight_of(value)
-        if weight is not None and len(value.consumers()) == 1:
+        if list(node.attributes.get_ints("perm", (1, 0))) == [0, 1]:  # it moves nothing
+            gv.replace_node(node, [], value)
+        elif len(value.consumers()) == 1:
             name = f"{value.name}.transposed"
-            view = gv.initializer(graph, name, TorchTensor(weight.T, name))
-            gv.replace_node(node, [], view)
+            weight = gv.present(weight_of(value))
+            gv.replace_node(node, [], gv.initializer(graph, name, TorchTensor(weight.T, name)))

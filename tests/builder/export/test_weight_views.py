@@ -39,10 +39,10 @@ def test_a_tied_weight_is_once_in_the_graph() -> None:
     assert [w.data_ptr() for w in weights.values()].count(table.data_ptr()) == 1
 
 
-def graph_of(readers: int, weight: torch.Tensor) -> ir.Graph:
+def graph_of(readers: int, weight: torch.Tensor, perm: tuple[int, int] = (1, 0)) -> ir.Graph:
     """Transposes that read one weight."""
     value = ir.Value(name="w", const_value=TorchTensor(weight, "w"))
-    nodes = [ir.node("Transpose", [value], {"perm": [1, 0]}, name=f"t{i}") for i in range(readers)]
+    nodes = [ir.node("Transpose", [value], {"perm": perm}, name=f"t{i}") for i in range(readers)]
     outputs = [node.outputs[0] for node in nodes]
     return ir.Graph([], outputs, nodes=nodes, initializers=[value], name="g")
 
@@ -59,6 +59,15 @@ def test_transposes_become_views_where_they_alone_read_a_weight() -> None:
     assert found is not None
     assert found.data_ptr() == weight.data_ptr()
     assert torch.equal(found, weight.T)
+
+
+def test_a_transpose_that_moves_nothing_is_left_out() -> None:
+    """CodeGen's table of positions is behind one."""
+    weight = torch.arange(6.0).reshape(2, 3)
+    graph = graph_of(2, weight, perm=(0, 1))
+    transpose_weights(graph)
+    assert len(graph) == 0
+    assert all(weight_of(made) is weight for made in graph.outputs)
 
 
 def test_other_tensors_are_no_weights() -> None:
