@@ -5,11 +5,9 @@ import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from filelock import FileLock
@@ -19,10 +17,9 @@ from support.build_cache import build_cache
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.export.causal_lm import Exported, export_causal_lm
+from trt_lora.builder.export.weight_views import weight_of
 from trt_lora.builder.progress import Progress
 from trt_lora.runtime import Manifest
-
-_SMALL = 1 << 24  # bytes of weights; a graph with more of them is kept in this process alone
 
 
 def quick_build(config: BuildConfig, progress: Progress | None = None) -> Manifest:
@@ -35,15 +32,15 @@ def quick_build(config: BuildConfig, progress: Progress | None = None) -> Manife
 def shared_traces() -> Iterator[None]:
     """Let every build in here take the graph of an earlier one of the same model, if there is any.
 
-    It is the real graph: a trace depends on the sources, the tools, the model, its dtype, and the
-    length of its cache, which all have to be equal, down to the bits of the weights.
+    It is the real graph: a trace depends on the sources, the tools, the model's config, its dtype,
+    the length of its cache, and the values of all but the weights that have rows and columns.
     """
     with patch("trt_lora.builder.write_engine.export_causal_lm", _TRACES.export):
         yield
 
 
 class _Traces:
-    """What has been traced, by all that a trace depends on."""
+    """What has been traced, by all that a trace depends on; weights of linears are in none."""
 
     def __init__(self) -> None:
         self._found: dict[str, Exported] = {}
@@ -54,47 +51,60 @@ class _Traces:
         if key not in self._found:
             self._found[key] = _shared(key, model, max_len)
         found = self._found[key]
-        return replace(found, model=_with_memory_of(model, found.model.clone()))
-
-
-def _with_memory_of(model: Any, graph: ir.Model) -> ir.Model:
-    """Let a graph have the weights of a model itself, as a trace does, instead of equal ones."""
-    weights = model.state_dict()
-    for name, value in graph.graph.initializers.items():
-        path = name.removeprefix("model_.").removesuffix(".transposed")
-        if (weight := weights.get(path)) is not None:
-            own = weight.T if name.endswith(".transposed") else weight
-            assert np.array_equal(value.const_value.numpy(), own.float().numpy())  # type: ignore[union-attr]
-            value.const_value = TorchTensor(own, name)
-    return graph
+        return replace(found, model=_with_weights(found.model.clone(), model))
 
 
 def _shared(key: str, model: Any, max_len: int) -> Exported:
     """Trace a model, or read what another process has traced."""
-    if sum(weight.nbytes for weight in model.state_dict().values()) > _SMALL:
-        return export_causal_lm(model, max_len)
     file = build_cache("traces") / key
     with FileLock(f"{file}.lock"):
-        if file.exists():
-            return _read(file)
-        exported = export_causal_lm(model, max_len)
-        graph = ir.to_proto(exported.model).SerializeToString()
-        part = file.with_suffix(".part")
-        part.write_bytes(pickle.dumps((graph, dict(exported.linears))))
-        part.replace(file)
-        return exported
-
-
-def _read(file: Path) -> Exported:
+        if not file.exists():
+            exported = export_causal_lm(model, max_len)
+            graph = ir.to_proto(_without_weights(exported.model, model)).SerializeToString()
+            part = file.with_suffix(".part")
+            part.write_bytes(pickle.dumps((graph, dict(exported.linears))))
+            part.replace(file)
     graph, linears = pickle.loads(file.read_bytes())
     return Exported(ir.from_proto(ModelProto.FromString(graph)), linears)
 
 
+def _without_weights(graph: ir.Model, model: Any) -> ir.Model:
+    """Empty a graph of weights that are the memory of the model; no trace depends on them."""
+    for value, own in _weights(graph, model):
+        found = weight_of(value)
+        assert found is not None
+        assert found.shape == own.shape
+        assert torch.equal(found, own)
+        value.const_value = TorchTensor(own.new_empty(0), value.name)
+    return graph
+
+
+def _with_weights(graph: ir.Model, model: Any) -> ir.Model:
+    """Let a graph have the weights of a model itself, as a trace does."""
+    for value, own in _weights(graph, model):
+        value.const_value = TorchTensor(own, value.name)
+        value.shape = ir.Shape(own.shape)
+    return graph
+
+
+def _weights(graph: ir.Model, model: Any) -> Iterator[tuple[ir.Value, torch.Tensor]]:
+    """The initializers that are weights of rows and columns, with what the model has for each."""
+    own = {name: weight for name, weight in model.state_dict().items() if weight.dim() == 2}
+    for name, value in graph.graph.initializers.items():
+        path = name.removeprefix("model_.").removesuffix(".transposed")
+        if path in own:
+            yield value, own[path].T if name.endswith(".transposed") else own[path]
+
+
 def _digest(model: Any) -> str:
+    """What a trace depends on: shapes, which weights are one, and the values of small ones."""
     digest = hashlib.sha256(f"{type(model).__name__} {model.config.to_json_string()}".encode())
+    owners = dict[int, str]()
     for name, weight in model.state_dict().items():
-        digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
-        digest.update(weight.contiguous().view(-1).view(torch.uint8).numpy())
+        owner = owners.setdefault(weight.data_ptr(), name)
+        digest.update(f"{name} {owner} {weight.dtype} {list(weight.shape)}".encode())
+        if weight.dim() != 2:
+            digest.update(weight.contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:32]
 
 
