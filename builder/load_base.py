@@ -9,14 +9,14 @@ import torch
 
 from trt_lora.builder.checkpoint.base_model import load_model
 from trt_lora.builder.checkpoint.formats.stored_linear import Weight
-from trt_lora.builder.checkpoint.loaded_weights import check_finite
 from trt_lora.builder.checkpoint.stand_ins import StandIns
 from trt_lora.builder.checkpoint.stored_linears import StoredLinears, stored_linears
-from trt_lora.builder.checks.meta_model import head_path, usable_positions
+from trt_lora.builder.checks.meta_model import head_path, meta_model, usable_positions
 from trt_lora.builder.passes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.quantising.quantise import QuantisedLinear, Quantiser
+from trt_lora.builder.quantising.streamed_weights import StreamedWeights, streamable
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.plugins.errors import ModelError
 
@@ -49,12 +49,48 @@ def load_base(build: ResolvedBuild, progress: Progress, floats: Collection[str] 
         return _stored(build, stored, floats)
     if config.quantize == "none":
         return LoadedBase(load_model(checkpoint, config.dtype), {})
-    model = load_model(checkpoint, "float32")  # codes are of the checkpoint's own values
-    head, positions = head_path(model), usable_positions(model)
-    codes = Quantiser(model, config, build.has_plan, head, positions, progress).quantised()
-    model.to(getattr(torch, config.dtype))
-    check_finite(checkpoint.directory, model)
-    return LoadedBase(model, codes)
+    return _quantised(build, progress, floats)
+
+
+def _quantised(build: ResolvedBuild, progress: Progress, floats: Collection[str]) -> LoadedBase:
+    """A checkpoint in floats, with codes of its own values, read one linear at a time."""
+    dtype, weights = build.config.dtype, _streamed_weights(build, floats)
+    head, positions = head_path(weights.model), usable_positions(weights.model)
+    quantiser = Quantiser(weights, build.config, build.has_plan, head, positions, progress)
+    codes = {
+        path: replace(linear, weight=_with_scales_in(dtype, linear.weight, path))
+        for path, linear in quantiser.quantised().items()
+    }
+    shapes = dict(weights.shapes())
+    streamed = {name: shapes[path] for path, name in weights.names.items()}
+    stand_ins = StandIns(streamed, getattr(torch, dtype))
+    del weights, quantiser  # of a large vocabulary, embeddings in float32 are gigabytes
+    model = load_model(build.model.checkpoint, dtype, stand_ins.weights)
+    return LoadedBase(model, codes, stand_ins)
+
+
+def _streamed_weights(build: ResolvedBuild, floats: Collection[str]) -> StreamedWeights:
+    """The weights of a checkpoint in floats, in a model that has stand-ins for most."""
+    checkpoint = build.model.checkpoint
+    stand_ins = StandIns(_streamed(build, floats), torch.float32)
+    model = load_model(checkpoint, "float32", stand_ins.weights)
+    paths = stand_ins.paths(model)
+    if others := stand_ins.shapes.keys() - paths.keys():
+        return _streamed_weights(build, {*floats, *others})
+    return StreamedWeights(model, checkpoint, {path: name for name, path in paths.items()})
+
+
+def _streamed(build: ResolvedBuild, floats: Collection[str]) -> dict[str, tuple[int, int]]:
+    """[n, k] of the linears that all become codes and need no floats, by the checkpoint's paths."""
+    config = build.config
+    model = meta_model(build.model.config, config.dtype)
+    kept = {*floats} | ({head_path(model)} if config.quantize_head == "none" else set())
+    found = streamable(build.model.checkpoint, model)
+    return {
+        name: (n, k)
+        for name, (n, k) in found.items()
+        if name not in kept and k % config.quantize_block == 0
+    }
 
 
 def _stored(build: ResolvedBuild, stored: StoredLinears, floats: Collection[str]) -> LoadedBase:

@@ -39,21 +39,25 @@ def load_model(
     """Return the model in `dtype` on the CPU, in evaluation mode, with the file's weights.
 
     Args:
-        checkpoint: on disk; linears in codes get the values of these.
+        checkpoint: on disk.
         dtype: of the model.
-        linears: those of `stored_linears(checkpoint)`; None: they are read here.
+        linears: weights [n, k] that take the place of the checkpoint's, by its linears' paths, all
+            of those in codes among them; None: the values of those are read here.
 
     Raises:
         ModelError: weights are missing, unknown, damaged, in codes of which the checkpoint says
             nothing, or not finite in `dtype`.
     """
     directory, stored = checkpoint.directory, stored_linears(checkpoint)
-    tensors: Iterable[tuple[Path, str, torch.Tensor]] = float_tensors(checkpoint)
-    if stored is None:
+    if linears is None and stored is not None:
+        linears = dict(stored.weights())
+    given = {f"{path}.weight": weight for path, weight in (linears or {}).items()}
+    tensors: Iterable[tuple[Path, str, torch.Tensor]]
+    tensors = float_tensors(checkpoint, lambda name: name not in given)
+    if not given:
         model, report = _from_files(directory, dtype)
     else:
-        codes = stored.weights() if linears is None else iter(linears.items())
-        values = [(directory, f"{path}.weight", dense(weight)) for path, weight in codes]
+        values = [(directory, name, dense(weight)) for name, weight in given.items()]
         tensors = [*tensors, *values]
         model, report = _from_tensors(directory, dtype, {name: t for _, name, t in tensors})
     check_report(directory, report)

@@ -5,14 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, check_directory, read_object
 from trt_lora.builder.checkpoint.quantisation import Quantisation, stated_quantisation
-from trt_lora.builder.checkpoint.weight_files import StoredWeight, read_header, weight_files
+from trt_lora.builder.checkpoint.weight_files import (
+    StoredWeight,
+    read_header,
+    read_weights,
+    weight_files,
+)
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.generation.parameters.default_sampling import GENERATION_FILE
+
+if TYPE_CHECKING:  # torch takes seconds to import, and headers need none
+    import torch
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,15 @@ class Checkpoint:
     def weights(self) -> tuple[StoredWeight, ...]:
         """The header entries of all files."""
         return tuple(weight for header in self.headers.values() for weight in header)
+
+    @cached_property
+    def homes(self) -> Mapping[str, Path]:
+        """The file of each tensor, by the tensor's name."""
+        return {weight.name: path for path, header in self.headers.items() for weight in header}
+
+    def tensor(self, name: str) -> "torch.Tensor":
+        """Read one of the tensors."""
+        return next(iter(read_weights(self.homes[name], name.__eq__)))[1]
 
     def stop_token_ids(self, config: Any) -> tuple[int, ...]:
         """Return the tokens that end an answer; none where the model names none.

@@ -14,7 +14,6 @@ import torch
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.stored_linears import StoredLinears, dense, stored_linears
-from trt_lora.builder.checkpoint.weight_files import read_weights
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.weight import Weight
@@ -89,9 +88,8 @@ class _Weights:
         if self.stored is not None and path in self.stored.paths:
             return dense(self.stored.weight(path)).float()
         name = f"{path}.weight"
-        for file, header in self.checkpoint.headers.items():
-            if any(weight.name == name for weight in header):
-                return next(iter(read_weights(file, name.__eq__)))[1].float()
+        if name in self.checkpoint.homes:
+            return self.checkpoint.tensor(name).float()
         raise ModelError(
             f"{self.checkpoint.directory} has no {name}; factors are found in models with the "
             "modules of Llama, Mistral or Qwen"

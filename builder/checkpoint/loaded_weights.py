@@ -72,8 +72,18 @@ def check_finite(directory: Path, model: Any) -> None:
         ModelError: there are; in a 16-bit type a value of the file may have overflowed.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
-            raise ModelError(f"{directory}: {name} {_what_is_wrong(tensor.detach())}")
+        if tensor.is_floating_point() and tensor.numel():
+            check_tensor(directory, name, tensor.detach())
+
+
+def check_tensor(directory: Path, name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor with NaN or infinite values.
+
+    Raises:
+        ModelError: it has such.
+    """
+    if not _is_finite(tensor):
+        raise ModelError(f"{directory}: {name} {_what_is_wrong(tensor)}")
 
 
 def check_values(tensors: Iterable[tuple[Path, str, torch.Tensor]], model: Any) -> None:
@@ -106,7 +116,7 @@ def own_names(name: str, model: Any) -> tuple[str, ...]:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    low, high = torch.aminmax(tensor.detach())  # NaN wins in both; no copy, unlike isfinite
+    low, high = torch.aminmax(tensor)  # NaN wins in both; no copy, unlike isfinite
     return bool(torch.isfinite(low) and torch.isfinite(high))
 
 

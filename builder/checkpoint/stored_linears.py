@@ -104,8 +104,7 @@ class StoredLinears:
     @cached_property
     def _homes(self) -> Mapping[str, Mapping[str, Path]]:
         """The file of each tensor of a linear, by the linear's path and the end of its name."""
-        form, files = FORMATS[self.quantisation.method], self.checkpoint.headers
-        homes = {weight.name: path for path, header in files.items() for weight in header}
+        form, homes = FORMATS[self.quantisation.method], self.checkpoint.homes
         ends = (*form.markers, *form.tensors)
         paths = {
             name.removesuffix(f".{end}")

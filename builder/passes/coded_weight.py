@@ -155,7 +155,12 @@ def _order(node: ir.Node) -> npt.NDArray[np.int64] | None:
 
 
 def _bytes(tensor: ir.TensorProtocol) -> Codes:
-    return np.frombuffer(tensor.tobytes(), np.uint8)
+    """The bytes of codes as they lie in memory; codes of 7B would be gigabytes a second time."""
+    if isinstance(tensor, ir.PackedTensor):
+        return tensor.numpy_packed().reshape(-1)
+    if tensor.dtype.bitwidth >= 8:
+        return tensor.numpy().reshape(-1).view(np.uint8)
+    return np.frombuffer(tensor.tobytes(), np.uint8)  # of a file, two in a byte
 
 
 def _code_tensor(codes: Codes, bits: int, shape: tuple[int, int]) -> ir.TensorProtocol:

@@ -1,5 +1,6 @@
 """Scale and zero of every block of a weight: to the nearest, or searched for the least error."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 
 from trt_lora.builder.passes.coded_weight import CodedWeight, packed
 
-_CACHED = 1 << 16  # values that are searched at a time, so that they stay in a core's cache
+_CACHED = 1 << 16  # values that are read at a time, so that they stay in a core's cache
 _FACTORS = tuple(1.05 - 0.5 * step / 24 for step in range(24))  # of a block's whole range
 _FAR = float("inf")
 
@@ -41,14 +42,20 @@ class Grid:
     zeros: torch.Tensor  # float32 [n, k / block]
 
     def codes(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the nearest codes [n, k], as float32, of a weight [n, k]."""
-        blocks = weight.reshape(*self.scales.shape, -1)
-        steps = (blocks / _divisor(self.scales)[..., None]).round_().add_(self.zeros[..., None])
-        return steps.clamp_(0, self.format.top).reshape(weight.shape)
+        """Return the nearest codes [n, k], as bytes, of a weight [n, k]."""
+        (codes,) = by_rows(self._codes, weight, self.scales, self.zeros)
+        return codes
+
+    def _codes(
+        self, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        steps = (_blocks(weight, self.format) / _divisor(scales)[..., None]).round_()
+        codes = steps.add_(zeros[..., None]).clamp_(0, self.format.top)
+        return (codes.reshape(weight.shape).to(torch.uint8),)
 
     def coded(self, codes: torch.Tensor) -> CodedWeight:
         """Return the weight that codes [n, k] are."""
-        form, whole = self.format, codes.to(torch.uint8).numpy()
+        form, whole = self.format, codes.numpy()
         zeros = self.zeros.to(torch.uint8).numpy()
         return CodedWeight(
             form.bits,
@@ -67,15 +74,18 @@ def nearest_grid(weight: torch.Tensor, form: CodeFormat) -> Grid:
     """Return a symmetric grid: the largest magnitude of a block gets code 0; of signed codes, 1.
 
     Args:
-        weight: float32 [n, k].
+        weight: [n, k].
         form: of the codes.
     """
-    blocks = weight.reshape(weight.shape[0], -1, form.block)
-    if form.is_signed:
-        scales = _rounded(blocks.abs().amax(-1) / (form.middle - 1), form)
-    else:
+
+    def scales_of(weight: torch.Tensor) -> tuple[torch.Tensor]:
+        blocks = _blocks(weight, form)
+        if form.is_signed:
+            return (_rounded(blocks.abs().amax(-1) / (form.middle - 1), form),)
         top = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))[..., 0]
-        scales = _rounded(top / -form.middle, form)
+        return (_rounded(top / -form.middle, form),)
+
+    (scales,) = by_rows(scales_of, weight)
     return Grid(form, scales, torch.full_like(scales, form.middle))
 
 
@@ -86,15 +96,38 @@ def searched_grid(weight: torch.Tensor, form: CodeFormat, importance: torch.Tens
     those of signed codes have their zero in the middle.
 
     Args:
-        weight: float32 [n, k].
+        weight: [n, k].
         form: of the codes.
         importance: second moments of each x, float32 [k].
     """
     weights = importance.reshape(-1, form.block)
-    rows = torch.split(weight, max(1, _CACHED // weight.shape[1]))
-    found = [_search(part.reshape(len(part), -1, form.block), form, weights) for part in rows]
-    scales, zeros = (torch.cat(parts) for parts in zip(*found, strict=True))
+    scales, zeros = by_rows(lambda part: _search(_blocks(part, form), form, weights), weight)
     return Grid(form, scales, zeros)
+
+
+def by_rows(
+    find: Callable[..., tuple[torch.Tensor, ...]],
+    weight: torch.Tensor,
+    *others: torch.Tensor,
+    size: int = _CACHED,
+) -> tuple[torch.Tensor, ...]:
+    """Return what a function finds of some rows at a time, one below the other.
+
+    Args:
+        find: takes rows of all that follows, those of the weight as float32.
+        weight: [n, k].
+        others: more of [n, ..].
+        size: values of the weight that are taken at a time.
+    """
+    count = max(1, size // weight.shape[1])
+    parts = zip(*(torch.split(each, count) for each in (weight, *others)), strict=True)
+    found = [find(rows.float(), *more) for rows, *more in parts]
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))
+
+
+def _blocks(weight: torch.Tensor, form: CodeFormat) -> torch.Tensor:
+    """A weight [n, k] as [n, k / block, block]."""
+    return weight.reshape(len(weight), -1, form.block)
 
 
 def _search(

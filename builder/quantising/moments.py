@@ -63,9 +63,11 @@ class Moments:
             now = [waiting.pop(0)]
             while waiting and sum(x.nbytes for x in (*now, waiting[0])) <= _PASS_BYTES:
                 now.append(waiting.pop(0))
-            yield from zip(now, self._measured(now), strict=True)
+            measured = self._measured(now)
+            for x in now:  # which takes a part of the memory each
+                yield x, measured.pop(x.paths[0])
 
-    def _measured(self, inputs: Sequence[SharedInput]) -> list[torch.Tensor]:
+    def _measured(self, inputs: Sequence[SharedInput]) -> dict[str, torch.Tensor]:
         sums = {x.paths[0]: np.zeros((x.k,) * (1 if x.is_wide else 2), np.float32) for x in inputs}
 
         def add(path: str, x: torch.Tensor) -> None:
@@ -75,7 +77,9 @@ class Moments:
 
         self._run(list(sums), self.windows, add)
         tokens = sum(map(len, self.windows))
-        return [torch.from_numpy(total / np.float32(tokens)) for total in sums.values()]
+        for total in sums.values():
+            np.divide(total, np.float32(tokens), out=total)
+        return {path: torch.from_numpy(total) for path, total in sums.items()}
 
     def _run(
         self,

@@ -6,21 +6,19 @@ A plan takes no zeros, and of 8 bits one scale a row.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
-from trt_lora.builder.export.torch_modules import module_linears
 from trt_lora.builder.passes.coded_weight import CodedWeight
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.quantising.gptq import gptq_codes
 from trt_lora.builder.quantising.grid import CodeFormat, Grid, nearest_grid, searched_grid
 from trt_lora.builder.quantising.moments import Moments
+from trt_lora.builder.quantising.streamed_weights import StreamedWeights
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
 from trt_lora.runtime.weight_format import WeightFormat
@@ -48,7 +46,7 @@ class QuantisedLinear:
 class Quantiser:
     """Quantises the linears of one model."""
 
-    model: Any  # a `PreTrainedModel` in float32, on the CPU
+    weights: StreamedWeights  # of a model on the CPU
     config: BuildConfig
     has_plan: bool
     head: str  # path of the output head, which has bits of its own
@@ -69,33 +67,33 @@ class Quantiser:
             return dict(self._linears())
 
     def _linears(self) -> Iterator[tuple[str, QuantisedLinear]]:
-        weights = dict(self._weights())
-        head = weights.pop(self.head, None)
-        if head is not None and self.config.quantize_head != "none":
-            yield self.head, self._nearest(head, self.config.quantize_head)
+        paths = dict.fromkeys(self._paths())
+        if self.head in paths:
+            del paths[self.head]
+            if self.config.quantize_head != "none":
+                yield self.head, self._nearest(self.head, self.config.quantize_head)
         if self.config.quantize == "int4" and (windows := self._windows()):
-            for path, linear in self._calibrated(weights, windows):
-                del weights[path]
+            for path, linear in self._calibrated(paths.keys(), windows):
+                del paths[path]
                 yield path, linear
         # Without a text, and what the decoder does not run.
-        for path, weight in weights.items():
-            yield path, self._nearest(weight, self.config.quantize)
+        for path in paths:
+            yield path, self._nearest(path, self.config.quantize)
 
     def _form(self, name: str, k: int) -> CodeFormat:
         bits, dtype = QUANTIZED_BITS[name], getattr(torch, self.config.dtype)
         block = k if self.has_plan and bits == 8 else self.config.quantize_block
         return CodeFormat(bits, block, dtype, self.has_plan)
 
-    def _weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights [n, k] whose rows are whole blocks."""
+    def _paths(self) -> Iterator[str]:
+        """The linears whose rows are whole blocks."""
         block = self.config.quantize_block
-        for path, module in module_linears(self.model):
-            weight = module.weight.T if isinstance(module, Conv1D) else module.weight
-            if weight.shape[1] % block:
-                rows = f"rows of {weight.shape[1]} values are no blocks of {block}"
+        for path, (_, k) in self.weights.shapes():
+            if k % block:
+                rows = f"rows of {k} values are no blocks of {block}"
                 self.progress.note(f"{path} keeps its weight in {self.config.dtype}: {rows}")
             else:
-                yield path, weight.detach()
+                yield path
 
     def _windows(self) -> list[list[int]]:
         """The text as token ids; empty where the model has no tokenizer."""
@@ -114,25 +112,27 @@ class Quantiser:
         return [ids[i : i + size] for i in range(0, min(len(ids), _WINDOWS * _WINDOW), size)]
 
     def _calibrated(
-        self, weights: dict[str, torch.Tensor], windows: Sequence[Sequence[int]]
+        self, paths: Collection[str], windows: Sequence[Sequence[int]]
     ) -> Iterator[tuple[str, QuantisedLinear]]:
         source = f"GPTQ on {hashlib.sha256(repr(windows).encode()).hexdigest()}"
-        moments = Moments(self.model, windows)
-        inputs = [item for item in moments.inputs() if weights.keys() >= set(item.paths)]
-        for done, (item, squares) in enumerate(moments.of(inputs)):
-            self.progress.advance(done, len(inputs))
-            weight = torch.cat([weights[path] for path in item.paths])
-            form = self._form(self.config.quantize, item.k)
-            grid, codes = _by_moments(weight, form, squares)
-            first = 0
-            for path in item.paths:
-                last = first + len(weights[path])
-                coded = grid.rows(first, last).coded(codes[first:last])
-                yield path, QuantisedLinear(coded, source)
-                first = last
+        moments = Moments(self.weights.model, windows)
+        with self.weights.in_modules():
+            inputs = [item for item in moments.inputs() if set(item.paths) <= {*paths}]
+            for done, (item, squares) in enumerate(moments.of(inputs)):
+                self.progress.advance(done, len(inputs))
+                weights = [self.weights[path] for path in item.paths]
+                form = self._form(self.config.quantize, item.k)
+                grid, codes = _by_moments(torch.cat(weights), form, squares)
+                first = 0
+                for path, weight in zip(item.paths, weights, strict=True):
+                    last = first + len(weight)
+                    coded = grid.rows(first, last).coded(codes[first:last])
+                    yield path, QuantisedLinear(coded, source)
+                    first = last
 
-    def _nearest(self, weight: torch.Tensor, name: str) -> QuantisedLinear:
+    def _nearest(self, path: str, name: str) -> QuantisedLinear:
         """Codes without a text: symmetric, or of 4 bits in the ranges of the least error."""
+        weight = self.weights[path]
         k = weight.shape[1]
         form = self._form(name, k)
         if form.bits > 4:

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from safetensors.numpy import load_file
 from support.build_progress import Notes
 from support.models.architecture_check import batch, engine_logits, largest_error
 from support.models.quick_build import quick_build
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import BuildConfig
+from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes import quantise_linears
 from trt_lora.builder.passes.coded_weight import CodedWeight, coded_weights
 from trt_lora.builder.passes.linears import Linear, find_linears
@@ -227,6 +229,28 @@ def test_a_weight_that_the_graph_computes_stays_in_floats_and_the_build_says_so(
     manifest = quick_build(config, notes)
     assert manifest.weights.keys() == {site.path for site in manifest.sites} - {path} | {HEAD}
     assert f"{path} keeps its weight in float32: the graph computes it" in notes.notes
+    kept = ir.load(tmp_path / "e" / ONNX_FILE).graph.initializers[
+        f"model_.{path}.weight.transposed"
+    ]
+    own = load_file(tiny_model / "model.safetensors")[f"{path}.weight"]
+    assert np.array_equal(gv.present(kept.const_value).numpy(), own.T)
+
+
+@pytest.mark.slow
+def test_half_precision_has_the_positions_of_a_model_in_floats(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """Frequencies of rotary embeddings are no weights: they are float32 until tables are made."""
+    tables = []
+    for quantize in ("none", "int8"):
+        engine = tmp_path / quantize
+        options = {"quantize": quantize, "quantize_block": 16, "dtype": "float16"}
+        quick_build(tiny_config(tiny_model, engine, **options))
+        values = ir.load(engine / ONNX_FILE).graph.initializers
+        named = {name: gv.present(value.const_value) for name, value in values.items()}
+        tables.append({n: t.numpy().tolist() for n, t in named.items() if n.endswith("_table")})
+    assert len(tables[0]) == 2
+    assert tables[0] == tables[1]
 
 
 @pytest.mark.slow

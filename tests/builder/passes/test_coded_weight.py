@@ -15,6 +15,7 @@ from trt_lora.builder.passes.coded_weight import (
     packed,
     read_coded,
     unpacked,
+    write_coded,
 )
 from trt_lora.builder.passes.linears import find_linears
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
@@ -37,6 +38,17 @@ def test_a_weight_by_hand() -> None:
     whole = CodedWeight(8, 2, np.array([[0, 128, 255, 1]], np.uint8), scales)
     assert whole.dequantised().tolist() == [[-64, 0, 254, -254]]
     assert (plain.shape, whole.shape) == ((1, 4), (1, 4))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_graph_and_what_is_read_of_it_have_the_codes_once_in_memory(bits: int) -> None:
+    weight = random_codes(bits, "float16")
+    graph = ir.Model(ir.Graph([], [], nodes=[], name="g"), ir_version=10)
+    (node,) = write_coded(graph.graph, "w", weight)
+    found = read_coded(node.outputs[0])
+    assert found is not None
+    assert np.shares_memory(found.codes, weight.codes)
+    assert np.array_equal(found.codes, weight.codes)
 
 
 def test_codes_in_an_order_of_their_own_by_hand() -> None:

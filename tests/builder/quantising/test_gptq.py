@@ -5,6 +5,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from trt_lora.builder.quantising import gptq
 from trt_lora.builder.quantising.gptq import gptq_codes
 from trt_lora.builder.quantising.grid import CodeFormat, Grid, searched_grid
 
@@ -42,6 +43,14 @@ def test_codes_are_those_of_the_definition(weight: torch.Tensor, x: Float64, gri
     assert (found != expected).mean() < 0.02  # of halves that float32 rounds the other way
     assert found.min() >= 0
     assert found.max() <= 15
+
+
+def test_rows_are_found_a_few_at_a_time(
+    weight: torch.Tensor, x: Float64, grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = gptq_codes(weight, grid, moments(x))
+    monkeypatch.setattr(gptq, "_VALUES", 2 * K)
+    assert (gptq_codes(weight, grid, moments(x)) != whole).float().mean() < 0.02
 
 
 def test_products_are_nearer_than_by_rounding(weight: torch.Tensor, x: Float64, grid: Grid) -> None:

@@ -97,7 +97,7 @@ def test_a_module_that_is_called_twice_has_the_moments_of_both_calls(tmp_path: P
     inputs = found.inputs()
     (down,) = [item for item in inputs if item.k == 48]
     assert down.paths == ["model.layers.0.mlp.down_proj"]
-    squares = dict(zip((item.paths[0] for item in inputs), found._measured(inputs), strict=True))
+    squares = found._measured(inputs)
     apart = Moments(load(tmp_path), WINDOWS)
     first = next(squares for item, squares in apart.of(apart.inputs()) if item.k == 48)
     assert squares[down.paths[0]].trace() > first.trace()  # the first call's, and the second's
