@@ -77,7 +77,9 @@ def _streamed_weights(build: ResolvedBuild, floats: Collection[str]) -> Streamed
     paths = stand_ins.paths(model)
     if others := stand_ins.shapes.keys() - paths.keys():
         return _streamed_weights(build, {*floats, *others})
-    return StreamedWeights(model, checkpoint, {path: name for name, path in paths.items()})
+    weights = StreamedWeights(model, checkpoint, {path: name for name, path in paths.items()})
+    weights.check()
+    return weights
 
 
 def _streamed(build: ResolvedBuild, floats: Collection[str]) -> dict[str, tuple[int, int]]:

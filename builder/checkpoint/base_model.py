@@ -50,7 +50,7 @@ def load_model(
     """
     directory, stored = checkpoint.directory, stored_linears(checkpoint)
     if linears is None and stored is not None:
-        linears = dict(stored.weights())
+        linears = {path: dense(weight) for path, weight in stored.weights()}
     given = {f"{path}.weight": weight for path, weight in (linears or {}).items()}
     tensors: Iterable[tuple[Path, str, torch.Tensor]]
     tensors = float_tensors(checkpoint, lambda name: name not in given)

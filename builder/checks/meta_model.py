@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 from trt_lora.builder.checks.config_fields import POSITIONS
 from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
 from trt_lora.builder.export.attention import ATTENTION
-from trt_lora.builder.export.torch_modules import first_position, module_linears
+from trt_lora.builder.export.torch_modules import first_position, module_linears, weight_shape
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.builder.targets import LeftAlone, SiteList, Targets, check_targets_matched, not_linear
@@ -103,6 +103,5 @@ def _path(model: Any, wanted: Any) -> str:
 
 
 def _site(path: str, module: torch.nn.Linear | Conv1D) -> Site:
-    shape = tuple(module.weight.shape)
-    k, n = shape if isinstance(module, Conv1D) else reversed(shape)
+    n, k = weight_shape(module)
     return Site(path, k, n, str(module.weight.dtype).removeprefix("torch."))

@@ -14,6 +14,12 @@ def module_linears(model: Any) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
+def weight_shape(linear: Any) -> tuple[int, int]:
+    """Return [n, k] of the weight of a linear, however it lies in the module."""
+    rows, columns = linear.weight.shape
+    return (columns, rows) if isinstance(linear, Conv1D) else (rows, columns)
+
+
 def untie_linears(model: Any) -> None:
     """Give linears that share a weight their own, in place.
 

@@ -4,6 +4,8 @@ https://arxiv.org/abs/2210.17323, with the scales known beforehand ("static grou
 the order of falling second moments ("act order"), so that no order has to be stored.
 """
 
+from functools import partial
+
 import torch
 
 from trt_lora.builder.quantising.grid import CodeFormat, Grid, by_rows
@@ -23,13 +25,8 @@ def gptq_codes(weight: torch.Tensor, grid: Grid, moments: torch.Tensor) -> torch
     """
     order = moments.diagonal().argsort(descending=True)
     factor = _inverse_factor(moments[order][:, order])
-
-    def codes_of(
-        rows: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
-    ) -> tuple[torch.Tensor]:
-        return (_codes_of_rows(rows, scales, zeros, grid.format, order, factor),)
-
-    (codes,) = by_rows(codes_of, weight, grid.scales, grid.zeros, size=_VALUES)
+    find = partial(_codes_of_rows, form=grid.format, order=order, factor=factor)
+    (codes,) = by_rows(find, weight, grid.scales, grid.zeros, size=_VALUES)
     return codes
 
 
@@ -37,10 +34,11 @@ def _codes_of_rows(
     weight: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor,
+    *,
     form: CodeFormat,
     order: torch.Tensor,
     factor: torch.Tensor,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor]:
     """Codes [n, k], in the weight's own order, found in another one."""
     scales, zeros = (
         part.repeat_interleave(form.block, 1)[:, order].T.contiguous() for part in (scales, zeros)
@@ -58,7 +56,7 @@ def _codes_of_rows(
         columns[last:].addmm_(factor[first:last, last:].T, errors, alpha=-1)
     result = torch.empty_like(columns, dtype=torch.uint8)
     result[order] = columns.to(torch.uint8)
-    return result.T.contiguous()
+    return (result.T.contiguous(),)
 
 
 def _codes(

@@ -117,7 +117,7 @@ class Quantiser:
         source = f"GPTQ on {hashlib.sha256(repr(windows).encode()).hexdigest()}"
         moments = Moments(self.weights.model, windows)
         with self.weights.in_modules():
-            inputs = [item for item in moments.inputs() if set(item.paths) <= {*paths}]
+            inputs = [item for item in moments.inputs() if set(item.paths).issubset(paths)]
             for done, (item, squares) in enumerate(moments.of(inputs)):
                 self.progress.advance(done, len(inputs))
                 weights = [self.weights[path] for path in item.paths]

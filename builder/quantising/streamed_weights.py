@@ -3,6 +3,7 @@
 A model of 8B in float32 takes 32 GB; with stand-ins for its linears, and one linear at a time, two.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.loaded_weights import check_tensor, own_names
 from trt_lora.builder.checkpoint.weight_files import SAFETENSORS
-from trt_lora.builder.export.torch_modules import module_linears
+from trt_lora.builder.export.torch_modules import module_linears, weight_shape
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,9 @@ class StreamedWeights:
     names: Mapping[str, str]  # by the paths of those linears, the paths that the checkpoint has
 
     def __getitem__(self, path: str) -> torch.Tensor:
-        """Return the weight [n, k] of a linear, in the checkpoint's dtype or float32.
-
-        Raises:
-            ModelError: it has values that are not finite.
-        """
+        """Return the weight [n, k] of a linear, in the checkpoint's dtype or float32."""
         if path in self.names:
-            name = f"{self.names[path]}.weight"
-            weight = self.checkpoint.tensor(name)
-            check_tensor(self.checkpoint.directory, name, weight)
-            return weight
+            return self.checkpoint.tensor(f"{self.names[path]}.weight")
         module = self.model.get_submodule(path)
         own: torch.Tensor = module.weight.T if isinstance(module, Conv1D) else module.weight
         return own.detach()
@@ -43,8 +37,16 @@ class StreamedWeights:
     def shapes(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield path and [n, k] of every linear."""
         for path, module in module_linears(self.model):
-            shape = tuple(module.weight.shape)
-            yield path, shape[::-1] if isinstance(module, Conv1D) else shape
+            yield path, weight_shape(module)
+
+    def check(self) -> None:
+        """Refuse weights that are read later and are not finite, before minutes have gone by.
+
+        Raises:
+            ModelError: there are such.
+        """
+        for path, name in self.names.items():
+            check_tensor(self.checkpoint.directory, f"{name}.weight", self[path])
 
     @contextmanager
     def in_modules(self) -> Iterator[None]:
@@ -77,11 +79,11 @@ def streamable(checkpoint: Checkpoint, model: Any) -> dict[str, tuple[int, int]]
         checkpoint: on disk; of a pickle, a tensor by itself may cost reading all.
         model: its `PreTrainedModel`, on any device.
     """
-    uses = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
+    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     linears = {
-        path: tuple(module.weight.shape)
+        path: weight_shape(module)
         for path, module in module_linears(model)
-        if isinstance(module, torch.nn.Linear) and uses.count(id(module.weight)) == 1
+        if isinstance(module, torch.nn.Linear) and uses[id(module.weight)] == 1
     }
     stored = [
         (weight.name.removesuffix(".weight"), weight.shape)
@@ -92,5 +94,5 @@ def streamable(checkpoint: Checkpoint, model: Any) -> dict[str, tuple[int, int]]
     return {
         name: (shape[0], shape[1])
         for name, shape in stored
-        if shape in (linears.get(own) for own in own_names(name, model))
+        if any(linears.get(own) == shape for own in own_names(name, model))
     }

@@ -13,21 +13,18 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from safetensors.numpy import load_file
 from support.build_progress import Notes
 from support.models.checkpoints import Weights, with_weights
+from support.models.loaded_base import loaded
 from support.models.quantised import ADAPTER, FOLDER, INTEGERS, VOCABULARY, expected_hashes, sha256
 from support.models.quick_build import quick_build
 from support.models.tiny_models import tiny_config
 
 from trt_lora.builder import BuildConfig
 from trt_lora.builder.build import list_sites
-from trt_lora.builder.checks.check_model import check_model
-from trt_lora.builder.load_base import LoadedBase, load_base
 from trt_lora.builder.passes import quantise_linears
 from trt_lora.builder.passes.linears import Linear, find_linears
 from trt_lora.builder.passes.site_calls import site_calls
-from trt_lora.builder.resolved import ResolvedBuild
-from trt_lora.builder.resolved_lora import resolve_lora
 from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
-from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour
+from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime import open_engine
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, PLAN_FILE
 from trt_lora.scripts.verification.logits import engine_logits
@@ -127,12 +124,6 @@ def test_half_precision_rounds_scales_alone(tmp_path: Path) -> None:
     for adapter, ours in answers(tmp_path / "engine").items():
         theirs = reference.logits(adapter, IDS, np.ones_like(IDS))
         assert np.abs(ours - theirs).max() < 0.01 * np.abs(theirs).max()
-
-
-def loaded(config: BuildConfig, flavour: Flavour | None) -> LoadedBase:
-    lora = resolve_lora(config)
-    build = ResolvedBuild(config, lora, flavour, "native", check_model(config, lora))
-    return load_base(build, Notes())
 
 
 def test_bfloat16_takes_floats_and_the_build_says_so(tmp_path: Path) -> None:

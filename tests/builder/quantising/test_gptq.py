@@ -1,5 +1,7 @@
 """GPTQ against a plain version in float64, and against rounding on what it is for."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -48,9 +50,16 @@ def test_codes_are_those_of_the_definition(weight: torch.Tensor, x: Float64, gri
 def test_rows_are_found_a_few_at_a_time(
     weight: torch.Tensor, x: Float64, grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = gptq_codes(weight, grid, moments(x))
+    whole, counts, find = gptq_codes(weight, grid, moments(x)), list[int](), gptq._codes_of_rows
+
+    def some(rows: torch.Tensor, *others: torch.Tensor, **how: Any) -> tuple[torch.Tensor]:
+        counts.append(len(rows))
+        return find(rows, *others, **how)
+
     monkeypatch.setattr(gptq, "_VALUES", 2 * K)
+    monkeypatch.setattr(gptq, "_codes_of_rows", some)
     assert (gptq_codes(weight, grid, moments(x)) != whole).float().mean() < 0.02
+    assert counts == [2, 2, 2, 1]
 
 
 def test_products_are_nearer_than_by_rounding(weight: torch.Tensor, x: Float64, grid: Grid) -> None:
