@@ -20,6 +20,8 @@ from trt_lora.builder.quantising.streamed_weights import StreamedWeights, stream
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.plugins.errors import ModelError
 
+_FLOAT8 = 8.9  # the first compute capability that reads FP8
+
 
 @dataclass(frozen=True)
 class LoadedBase:
@@ -111,7 +113,7 @@ def _stored(build: ResolvedBuild, stored: StoredLinears, floats: Collection[str]
         path: QuantisedLinear(_with_scales_in(dtype, kept[name], path), source)
         for name, path in paths.items()
     }
-    return LoadedBase(model, codes, stand_ins, (*_notes(stored, weights, kept, odd, dtype),))
+    return LoadedBase(model, codes, stand_ins, (*_notes(build, stored, weights, kept, odd),))
 
 
 def _kept(
@@ -122,15 +124,25 @@ def _kept(
     if build.config.dtype == "bfloat16":
         return {}, ()
     odd = [name for name, w in coded.items() if build.has_plan and not has_signed_form(w)]
-    return {name: weight for name, weight in coded.items() if name not in odd}, odd
+    is_float_read = build.has_plan and not _gpus_without_float8(build)
+    return {
+        name: weight
+        for name, weight in coded.items()
+        if name not in odd and (is_float_read or not weight.is_float)
+    }, odd
+
+
+def _gpus_without_float8(build: ResolvedBuild) -> list[str]:
+    """The compute capabilities of the plan that do not read FP8."""
+    return [each for each in build.config.compute_capability if float(each) < _FLOAT8]
 
 
 def _notes(
+    build: ResolvedBuild,
     stored: StoredLinears,
     weights: Mapping[str, Weight],
-    kept: Collection[str],
+    kept: Mapping[str, CodedWeight],
     odd: Collection[str],
-    dtype: str,
 ) -> Iterator[str]:
     """Which codes become floats, why, and how many bytes they are then."""
     if odd:
@@ -138,7 +150,16 @@ def _notes(
             f"a plan takes no zeros and of 8 bits one scale a row, which {len(odd)} linears in "
             "codes have otherwise: with --flavour none they stay codes"
         )
+    float8 = {n for n, w in weights.items() if isinstance(w, CodedWeight) and w.is_float}
+    if float8 and (without := _gpus_without_float8(build)):
+        yield f"FP8 is read by GPUs of {_FLOAT8} and later, not {', '.join(without)}"
+    if slow := float8 & kept.keys():
+        yield (
+            f"a CPU makes floats of {len(slow)} linears in FP8 at every token, which is slow; for "
+            "one, build with --flavour none"
+        )
     if grown := weights.keys() - kept:
+        dtype = build.config.dtype
         size = (
             sum(math.prod(weights[name].shape) for name in grown) * getattr(torch, dtype).itemsize
         )
@@ -151,7 +172,7 @@ def _notes(
 def _with_scales_in(dtype: str, weight: CodedWeight, path: str) -> CodedWeight:
     """Refuse scales that give infinite weights in the model's dtype."""
     scales, own = torch.from_numpy(weight.scales), getattr(torch, dtype)
-    if not (scales * 2**weight.bits).to(own).isfinite().all():
+    if not (scales * weight.largest).to(own).isfinite().all():
         raise ModelError(
             f"{path} has scales up to {scales.max():g}, whose weights are infinite in "
             f"{dtype}: the model is damaged, or needs --dtype float32"

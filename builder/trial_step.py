@@ -78,7 +78,8 @@ def _memory(manifest: Manifest) -> int:
     coded = manifest.weights.values()
     codes = sum(kind.nbytes(itemsize) for kind in coded)
     floats = (weights.size_bytes if weights else 0) - codes
-    made = 0 if ONNX_CPU_FILE in manifest.files else sum(math.prod(kind.shape) for kind in coded)
+    has_own = ONNX_CPU_FILE in manifest.files
+    made = sum(math.prod(kind.shape) for kind in coded if not has_own or kind.format == "fp8")
     return codes + floats * _FLOAT32_BYTES // itemsize + 2 * made * itemsize
 
 

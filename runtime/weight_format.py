@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class WeightFormat:
     """The codes of a weight; a linear without one has its weight in the engine's dtype."""
 
-    format: str  # such as "int4"
+    format: str  # such as "int4"; "fp8" is E4M3
     shape: tuple[int, int]  # [n, k]
     bits: int  # of a code
     block: int  # values along k that share a scale

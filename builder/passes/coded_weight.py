@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -12,6 +13,7 @@ from trt_lora.runtime.memory.dtypes import Array
 
 Codes = npt.NDArray[np.uint8]
 
+E4M3 = ml_dtypes.float8_e4m3fn
 _OPERATOR = "DequantizeLinear"
 _NIBBLE = 4  # bits
 
@@ -20,7 +22,8 @@ _NIBBLE = 4  # bits
 class CodedWeight:
     """W [n, k] of a linear: `(code - zero) * scale`, a zero and a scale for each block of k.
 
-    https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html, blocked along axis 1.
+    https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html, blocked along axis 1. Codes may be
+    floats of 8 bits (E4M3), which have no zeros: `code * scale`.
     """
 
     bits: int  # of a code: 4 or 8
@@ -29,6 +32,7 @@ class CodedWeight:
     scales: Array  # [n, k / block], in the dtype of the activations
     zeros: Codes | None = None  # [n, k / block], a byte each; None: 2 ** (bits - 1) everywhere
     order: npt.NDArray[np.int64] | None = None  # [k], places in k of the codes; None: as they lie
+    is_float: bool = False  # codes of 8 bits are E4M3
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -36,13 +40,24 @@ class CodedWeight:
         n, width = self.codes.shape
         return n, width * 8 // self.bits
 
+    @property
+    def largest(self) -> float:
+        """Return a bound of the magnitude of a code less its zero."""
+        return 448 if self.is_float else 1 << self.bits
+
     def dequantised(self) -> Array:
         """Return the weight [n, k] in the dtype of its scales, rounded as the operator rounds."""
-        codes = unpacked(self.codes) if self.bits == _NIBBLE else self.codes
-        zeros = 1 << self.bits - 1 if self.zeros is None else self.zeros[:, :, None].astype(int)
-        steps = codes.reshape(*self.scales.shape, self.block).astype(np.int16) - zeros
+        steps = self._steps().reshape(*self.scales.shape, self.block)
         values = (steps.astype(self.scales.dtype) * self.scales[:, :, None]).reshape(self.shape)
         return values if self.order is None else values[:, np.argsort(self.order)]
+
+    def _steps(self) -> Array:
+        """Codes less their zeros."""
+        if self.is_float:
+            return self.codes.view(E4M3)
+        codes = unpacked(self.codes) if self.bits == _NIBBLE else self.codes
+        zeros = 1 << self.bits - 1 if self.zeros is None else self.zeros[:, :, None].astype(int)
+        return codes.reshape(*self.scales.shape, self.block).astype(np.int16) - zeros
 
     def split(self, block: int) -> "CodedWeight":
         """Return it in smaller blocks, with each scale and zero as often as it is then needed."""
@@ -69,25 +84,17 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node
     """Return nodes, not yet in the graph, the last of which makes the weight [n, k] of its codes.
 
     Args:
-        graph: gets the initializers `<path>.codes`, `.scales`, `.zeros` and `.places`; what has no
-            zeros of its own shares those of its shape.
+        graph: gets the initializers `<path>.codes`, `.scales`, `.zeros` and `.places`; integers
+            without zeros of their own share those of their shape.
         path: of the linear's module.
         weight: as it is to be read.
     """
-    n, blocks = weight.scales.shape
-    values, name = weight.zeros, f"{path}.zeros"
-    if values is None:
-        values, name = np.full((n, blocks), 1 << weight.bits - 1, np.uint8), f"zeros_{n}_{blocks}"
-    zeros = packed(values.reshape(1, -1)) if weight.bits == _NIBBLE else values
     operands = [
-        gv.initializer(
-            graph, f"{path}.codes", _code_tensor(weight.codes, weight.bits, weight.shape)
-        ),
+        gv.initializer(graph, f"{path}.codes", _codes_of(weight)),
         gv.initializer(graph, f"{path}.scales", ir.tensor(weight.scales)),
-        gv.initializer(
-            graph, f"{name}_{weight.bits}", _code_tensor(zeros, weight.bits, (n, blocks))
-        ),
     ]
+    if not weight.is_float:
+        operands.append(_zeros(graph, path, weight))
     nodes = [ir.node(_OPERATOR, operands, {"axis": 1, "block_size": weight.block})]
     if weight.order is not None:
         places = gv.initializer(graph, f"{path}.places", ir.tensor(np.argsort(weight.order)))
@@ -96,6 +103,16 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node
         result = node.outputs[0]
         result.type, result.shape = operands[1].type, ir.Shape(weight.shape)
     return nodes
+
+
+def _zeros(graph: ir.Graph, path: str, weight: CodedWeight) -> ir.Value:
+    n, blocks = weight.scales.shape
+    values, name = weight.zeros, f"{path}.zeros"
+    if values is None:
+        values, name = np.full((n, blocks), 1 << weight.bits - 1, np.uint8), f"zeros_{n}_{blocks}"
+    zeros = packed(values.reshape(1, -1)) if weight.bits == _NIBBLE else values
+    tensor = _code_tensor(zeros, weight.bits, (n, blocks))
+    return gv.initializer(graph, f"{name}_{weight.bits}", tensor)
 
 
 def decoding(value: ir.Value | None) -> ir.Node | None:
@@ -111,19 +128,24 @@ def read_coded(value: ir.Value | None) -> CodedWeight | None:
     node = decoding(value)
     if node is None or value is None:
         return None
-    codes, scales, zeros = (gv.present(gv.present(item).const_value) for item in node.inputs)
-    bits, shape = codes.dtype.bitwidth, tuple(scales.shape.numpy())
-    points = _bytes(zeros)
-    points = (unpacked(points) if bits == _NIBBLE else points)[: scales.size].reshape(shape)
-    is_symmetric = bool((points == 1 << bits - 1).all())
+    codes, scales, *zeros = (gv.present(gv.present(item).const_value) for item in node.inputs)
+    bits, (n, blocks) = codes.dtype.bitwidth, scales.shape.numpy()
     return CodedWeight(
         bits,
         node.attributes["block_size"].as_int(),
-        _bytes(codes).reshape(shape[0], -1),
+        _bytes(codes).reshape(n, -1),
         scales.numpy(),
-        None if is_symmetric else points,
+        _points(zeros[0], bits, (n, blocks)) if zeros else None,
         _order(gv.present(value.producer())),
+        codes.dtype == ir.DataType.FLOAT8E4M3FN,
     )
+
+
+def _points(zeros: ir.TensorProtocol, bits: int, shape: tuple[int, int]) -> Codes | None:
+    """Zeros, a byte each; None where all are the middle code."""
+    points = _bytes(zeros)
+    points = (unpacked(points) if bits == _NIBBLE else points)[: shape[0] * shape[1]].reshape(shape)
+    return None if (points == 1 << bits - 1).all() else points
 
 
 def coded_values(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:
@@ -161,6 +183,12 @@ def _bytes(tensor: ir.TensorProtocol) -> Codes:
     if tensor.dtype.bitwidth >= 8:
         return tensor.numpy().reshape(-1).view(np.uint8)
     return np.frombuffer(tensor.tobytes(), np.uint8)  # of a file, two in a byte
+
+
+def _codes_of(weight: CodedWeight) -> ir.TensorProtocol:
+    if weight.is_float:
+        return ir.tensor(weight.codes.view(E4M3))
+    return _code_tensor(weight.codes, weight.bits, weight.shape)
 
 
 def _code_tensor(codes: Codes, bits: int, shape: tuple[int, int]) -> ir.TensorProtocol:

@@ -37,8 +37,10 @@ class QuantisedLinear:
     def format(self, level: str, embedding: str) -> WeightFormat:
         """Return what the manifest says of it, of its products, and of a tied embedding."""
         weight = self.weight
-        name, is_symmetric = f"int{weight.bits}", weight.zeros is None
+        name = "fp8" if weight.is_float else f"int{weight.bits}"
+        is_symmetric = weight.zeros is None
         sizes = weight.shape, weight.bits, weight.block
+        level = "exact" if weight.is_float else level
         return WeightFormat(name, *sizes, is_symmetric, self.source, level, embedding)
 
 

@@ -1,6 +1,7 @@
 """Engines of checkpoints in codes: the graph reads them back bit by bit, and answers as PEFT."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,24 +10,36 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from safetensors.numpy import load_file
 from support.build_progress import Notes
-from support.models.checkpoints import Weights, with_weights
+from support.models.checkpoints import Weights, with_config, with_weights
 from support.models.loaded_base import loaded
-from support.models.quantised import ADAPTER, FOLDER, INTEGERS, VOCABULARY, expected_hashes, sha256
+from support.models.quantised import (
+    ADAPTER,
+    FLOAT8,
+    FOLDER,
+    INTEGERS,
+    VOCABULARY,
+    expected_hashes,
+    sha256,
+)
 from support.models.quick_build import quick_build
-from support.models.tiny_models import tiny_config
+from support.models.tiny_models import save_model, tiny_config
 
 from trt_lora.builder import BuildConfig
 from trt_lora.builder.build import list_sites
 from trt_lora.builder.passes import quantise_linears
 from trt_lora.builder.passes.linears import Linear, find_linears
 from trt_lora.builder.passes.site_calls import site_calls
+from trt_lora.builder.progress import NoProgress
+from trt_lora.builder.tensorrt.kernel_counts import PLAIN, kernel_layouts
 from trt_lora.plugins.errors import AdapterError, ConfigError, ModelError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime import open_engine
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, PLAN_FILE
+from trt_lora.scripts.terminal.engine_facts import engine_facts
 from trt_lora.scripts.verification.logits import engine_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -150,8 +163,66 @@ def test_a_plan_keeps_codes_without_zeros_and_the_build_says_what_it_does_not(
     assert grown.startswith("7 linears in codes of ")
 
 
+@pytest.mark.parametrize("name", FLOAT8)
+def test_a_plan_keeps_fp8_where_its_gpus_read_it(name: str, tmp_path: Path) -> None:
+    engine = tmp_path / "e"
+    base = loaded(config_of(name, engine, compute_capability=("8.9", "12.0")), TENSORRT_RTX)
+    assert len(base.codes) == 7
+    (note,) = base.notes
+    assert note.startswith("a CPU makes floats of 7 linears in FP8 at every token, which is slow")
+    base = loaded(config_of(name, engine, compute_capability=("8.6", "8.9")), TENSORRT_RTX)
+    assert base.codes == {}
+    why, grown = base.notes
+    assert why == "FP8 is read by GPUs of 8.9 and later, not 8.6"
+    assert grown.startswith("7 linears in codes of ")
+    assert loaded(config_of(name, engine)).codes == {}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["awq_gemm", "ct_int8", "gptq_sym"])
+def test_the_manifest_says_that_a_weight_is_fp8(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    config = config_of("fbgemm_fp8", tmp_path / "e", quantize_level="fast", flavour="tensorrt-rtx")
+    manifest = quick_build(config)
+    down = manifest.weights["model.layers.0.mlp.down_proj"]
+    assert (down.format, down.bits, down.block, down.level) == ("fp8", 8, down.shape[1], "exact")
+    assert down.source == "the checkpoint (fbgemm_fp8)"
+    assert engine_facts(tmp_path / "e", manifest)["weights"].startswith("linears fp8, a scale a ro")
+
+
+@pytest.mark.slow
+def test_fp8_adds_no_kernels_to_a_plan_and_takes_half_the_bytes(tmp_path: Path) -> None:
+    """TensorRT makes floats of codes inside its products."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 32}
+    floats = save_model("Llama", tmp_path / "floats", **sizes)
+    codes = with_weights(floats, tmp_path / "weights", in_float8)
+    codes = with_config(codes, tmp_path / "codes", quantization_config={"quant_method": "fp8"})
+    counts, nbytes = [], []
+    for model in (floats, codes):
+        engine = tmp_path / f"{model.name}_engine"
+        options = {"dtype": "float16", "flavour": "tensorrt-rtx"}
+        manifest = quick_build(tiny_config(model, engine, **options))
+        layouts = kernel_layouts(engine, manifest, NoProgress(), "decode")
+        counts.append({each.name: len(each.kernels) for each in layouts})
+        nbytes.append((engine / PLAN_FILE).stat().st_size)
+    assert all(counts[1][name] <= count for name, count in counts[0].items())
+    assert counts[1]["plugin"] == counts[1][PLAIN] + 2 * 4  # of two layers
+    saved = sum(math.prod(kind.shape) for kind in manifest.weights.values())  # a byte each
+    assert nbytes[0] - nbytes[1] == pytest.approx(saved, rel=0.05)
+
+
+def in_float8(weights: Weights) -> Weights:
+    """Linears of layers in FP8, with a scale for each row."""
+    linears = [name for name in weights if name.endswith("_proj.weight")]
+    for name in linears:
+        scales = weights[name].abs().amax(1, keepdim=True) / 448
+        weights[name + "_scale"] = scales
+        weights[name] = (weights[name] / scales).to(torch.float8_e4m3fn)
+    return weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["awq_gemm", "ct_int8", "gptq_sym", "modelopt_fp8"])
 def test_a_plan_is_made_and_a_cpu_reads_the_library_s_weights(name: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
     engine = tmp_path / "engine"

@@ -1,12 +1,13 @@
 """FP8 weights with a scale for the whole, for each row, or for squares of 128 x 128.
 
 https://github.com/deepseek-ai/DeepSeek-V3/blob/main/inference/kernel.py (`weight_dequant`) and
-https://github.com/pytorch/FBGEMM for rows. ONNX Runtime would decode FP8 on every step on a CPU.
+https://github.com/pytorch/FBGEMM for rows. Squares are no blocks of a row, so they become floats.
 """
 
 import torch
 
-from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, scaled
+from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight, scaled
+from trt_lora.builder.passes.coded_weight import CodedWeight
 
 # What quantises x and the cache says nothing of the weight: here both stay floats.
 TENSORS = (
@@ -16,18 +17,26 @@ TENSORS = (
 _SCALES = ("weight_scale_inv", "weight_scale")  # the first is a factor too, whatever its name says
 
 
-def read(linear: StoredLinear) -> torch.Tensor:
-    """Return the weight of a linear, in float32.
+def read(linear: StoredLinear) -> Weight:
+    """Return the weight of a linear; in squares it is of floats.
 
     Raises:
         ModelError: tensors are not of this format, or contradict each other.
     """
     name = next(name for name in _SCALES if name in linear.tensors)
     weight, (n, k) = linear.tensor("weight", torch.float8_e4m3fn), linear.tensors["weight"].shape
+    if weight.isnan().any():
+        raise linear.refusal("weight has NaN values")
     scales = linear.scales(name, linear.tensors[name].dim())
     rows, columns = linear.fields.get("weight_block_size") or (n if scales.numel() == 1 else 1, k)
     scales = scales if scales.dim() == 2 else scales.reshape(-1, 1)
-    return scaled(linear, weight, scales, rows, columns)
+    values = scaled(linear, weight, scales, rows, columns)
+    if columns < k or 1 < rows < n:
+        return values
+    if (weight.float()[scales.expand(n, 1)[:, 0] == 0] != 0).any():
+        raise linear.refusal(f"{name} has scales that are 0 where codes are not")
+    codes, own = weight.view(torch.uint8).numpy(), scales.expand(n, 1).contiguous().numpy()
+    return CodedWeight(8, k, codes, own, is_float=True)
 
 
 FORMAT = Format(_SCALES, TENSORS, read)

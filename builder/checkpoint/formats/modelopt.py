@@ -6,7 +6,7 @@ https://github.com/NVIDIA/Model-Optimizer/blob/main/modelopt/torch/export/quant_
 import torch
 
 from trt_lora.builder.checkpoint.formats import float8
-from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, scaled
+from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight, scaled
 from trt_lora.builder.passes.coded_weight import unpacked
 
 # E2M1: a sign, two bits of exponent, one of mantissa; modelopt reads minus zero as zero.
@@ -14,8 +14,8 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = torch.tensor([*_MAGNITUDES, *(0 - value for value in _MAGNITUDES)])
 
 
-def read(linear: StoredLinear) -> torch.Tensor:
-    """Return the weight of a linear, in float32; it reads x as it is.
+def read(linear: StoredLinear) -> Weight:
+    """Return the weight of a linear; it reads x as it is.
 
     Raises:
         ModelError: fields or tensors are not of this format, or contradict each other.

@@ -5,7 +5,8 @@
 2. A Gemm's sum is an Add behind it.
 3. Codes in another order than x has are multiplied by x in theirs; linears that share x and order
    share the Gather.
-4. Left alone is a weight with another reader, or a Gemm that scales its product or its sum.
+4. Left alone is a weight with another reader, a Gemm that scales its product or its sum, and codes
+   that are floats.
 
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits
 """
@@ -50,7 +51,7 @@ class MultiplyCodes(ir.passes.InPlacePass):
 
     def _multiply(self, value: ir.Value, reordered: Reordered) -> bool:
         weight, products = gv.present(read_coded(value)), list(products_of(value))
-        if not all(map(_is_plain, products)):
+        if weight.is_float or not all(map(_is_plain, products)):
             return False
         operands, (n, k) = _operands(gv.present(decoding(value)), weight), weight.shape
         for node in list(gathers_of(value)):

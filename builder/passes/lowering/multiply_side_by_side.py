@@ -42,10 +42,10 @@ class _Product:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What products have in common that can be one; of other bits the block is another."""
+        """What products have in common that can be one."""
         attributes = self.decoding.attributes
         block = attributes.get_int("axis", 1), attributes.get_int("block_size", 0)
-        return self.node.inputs[0], *block
+        return self.node.inputs[0], self.tensor(0).dtype, *block
 
     @property
     def n(self) -> int:

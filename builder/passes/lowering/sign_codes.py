@@ -4,7 +4,8 @@
    the middle code everywhere, go. The bytes differ in the highest bit of each code.
 2. Codes in another order than x has are multiplied by x in theirs.
 3. TensorRT wants scales above 0; one that is 0, all of whose codes are the middle, becomes 1.
-4. A MatMul of x [1, m, k], the output head's, is one of [m, k]: of a batch of one TensorRT first
+4. Codes that are floats stay as they are, with one scale a row.
+5. A MatMul of x [1, m, k], the output head's, is one of [m, k]: of a batch of one TensorRT first
    makes floats of the whole weight, in a kernel of their own.
 
 https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/work-quantized-types.html
@@ -17,6 +18,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.coded_products import Reordered, products_of
 from trt_lora.builder.passes.coded_weight import (
+    E4M3,
     CodedWeight,
     coded_values,
     coded_weights,
@@ -79,6 +81,8 @@ def _unbatch(product: ir.Node) -> None:
 
 def _signed_codes(weight: CodedWeight) -> ir.TensorProtocol:
     """Codes [n, k]."""
+    if weight.is_float:
+        return ir.tensor(weight.codes.view(E4M3))
     codes = np.bitwise_xor(weight.codes, _HIGHEST[weight.bits])
     if weight.bits == 8:
         return ir.tensor(codes.view(np.int8))

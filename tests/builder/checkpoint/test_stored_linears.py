@@ -20,7 +20,7 @@ from support.models.checkpoints import (
     with_shards,
     with_weights,
 )
-from support.models.quantised import FOLDER, INTEGERS, NAMES, expected_hashes, sha256
+from support.models.quantised import FLOAT8, FOLDER, INTEGERS, NAMES, expected_hashes, sha256
 
 from trt_lora.builder.checkpoint.base_model import load_model
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
@@ -59,13 +59,18 @@ def test_weights_are_those_that_the_library_makes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_integers_stay_codes_and_small_floats_become_floats(name: str) -> None:
+def test_integers_and_fp8_by_rows_stay_codes_and_all_else_becomes_floats(name: str) -> None:
     checkpoint = Checkpoint(FOLDER / name)
-    kinds = {type(weight) for weight in weights(name).values()}
-    is_integer = name in INTEGERS or name == "bnb_int8"
-    assert kinds == {CodedWeight if is_integer else torch.Tensor}
     assert checkpoint.quantisation is not None
     assert checkpoint.quantisation.scales_x == ("awq" in name)
+    found = weights(name).values()
+    coded = [weight for weight in found if isinstance(weight, CodedWeight)]
+    assert all(weight.is_float == ("fp8" in name) for weight in coded)
+    if name == "fp8_block":  # a weight smaller than a square has one scale
+        assert max(n for n, _ in (weight.shape for weight in coded)) <= 128
+        return
+    is_coded = name in INTEGERS or name in FLOAT8 or name == "bnb_int8"
+    assert len(coded) == is_coded * len(found)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -170,6 +175,12 @@ def first_becomes(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
         ("ct_pack_asym", replaced(f"{Q}.weight_scale", first_becomes(float("inf"))), "infinite"),
         ("fp8_block", replaced(f"{Q}.weight_scale_inv", first_becomes(-1)), "negative"),
         ("gptq_sym", replaced(f"{Q}.scales", first_becomes(0)), "scales are 0 where codes are not"),
+        (
+            "fbgemm_fp8",
+            replaced(f"{Q}.weight_scale", first_becomes(0)),
+            "scales that are 0 where codes are not",
+        ),
+        ("modelopt_fp8", replaced(f"{Q}.weight", first_becomes(float("nan"))), "weight has NaN"),
         ("bnb_int8", replaced(f"{Q}.SCB", first_becomes(0)), "scales are 0 where codes are not"),
         (
             "gptq_v1_act",

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from support.models.coded_graphs import BLOCK, K, N, coded_graph, random_codes, run
+from support.models.coded_graphs import BLOCK, K, N, coded_graph, float_codes, random_codes, run
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.coded_weight import (
@@ -38,6 +38,30 @@ def test_a_weight_by_hand() -> None:
     whole = CodedWeight(8, 2, np.array([[0, 128, 255, 1]], np.uint8), scales)
     assert whole.dequantised().tolist() == [[-64, 0, 254, -254]]
     assert (plain.shape, whole.shape) == ((1, 4), (1, 4))
+
+
+def test_codes_that_are_floats_by_hand() -> None:
+    """E4M3: a sign, four bits of an exponent that is 7 too large, three of a fraction."""
+    codes = np.array([[0x38, 0xB8, 0x7E, 0x01]], np.uint8)
+    weight = CodedWeight(8, 4, codes, np.array([[2]], np.float32), is_float=True)
+    assert weight.dequantised().tolist() == [[2, -2, 896, 2**-8]]
+    assert (weight.largest, weight.shape) == (448, (1, 4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("is_ordered", BOTH)
+@pytest.mark.parametrize("linear", [PRODUCT, "y = Gemm <transB = 1> (x, v)"])
+def test_codes_that_are_floats_are_read_bit_for_bit_and_given_back(
+    linear: str, is_ordered: bool, dtype: str, tmp_path: Path
+) -> None:
+    weight = float_codes(dtype, is_ordered=is_ordered)
+    model = coded_graph(weight, linear)
+    y = run(model, np.eye(K, dtype=dtype), tmp_path)
+    np.testing.assert_array_equal(y.T, weight.dequantised())
+    ((_, read),) = coded_weights(ir.load(tmp_path / "m.onnx"))
+    assert (read.is_float, read.bits, read.block, read.zeros) == (True, 8, K, None)
+    np.testing.assert_array_equal(read.codes, weight.codes)
+    np.testing.assert_array_equal(read.scales, weight.scales)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -30,6 +30,15 @@ def random_codes(
     return CodedWeight(bits, BLOCK, both, scales, None if is_symmetric else zeros, order)
 
 
+def float_codes(dtype: str, *, is_ordered: bool = True) -> CodedWeight:
+    """A weight [N, K] of random codes that are floats, with one scale a row."""
+    random = np.random.default_rng(0)
+    codes = random.choice(np.delete(np.arange(256, dtype=np.uint8), [0x7F, 0xFF]), (N, K))  # NaN
+    scales = np.abs(random.normal(size=(N, 1))).astype(dtype)
+    order = None if is_ordered else random.permutation(K)
+    return CodedWeight(8, K, codes, scales, order=order, is_float=True)
+
+
 def coded_graph(weight: CodedWeight, linear: str, path: str = "proj") -> ir.Model:
     """A graph in which `linear` makes y [t, N] of x [t, K], its weight w [K, N] or v [N, K]."""
     dtype = weight.scales.dtype

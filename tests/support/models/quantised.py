@@ -15,6 +15,8 @@ import numpy.typing as npt
 FOLDER = Path(__file__).parent.parent / "data" / "quantised"
 ADAPTER = FOLDER / "adapter"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/expected.json"))
+# TensorRT multiplies by these: FP8 with a scale for each row, or for all.
+FLOAT8 = ("ct_fp8_bf16", "fbgemm_fp8", "modelopt_fp8")
 # ONNX Runtime multiplies by these codes; the others become floats.
 INTEGERS = [name for name in NAMES if name.startswith(("awq", "gptq", "ct_pack", "ct_int8"))]
 VOCABULARY = 32

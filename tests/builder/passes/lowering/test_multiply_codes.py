@@ -10,6 +10,7 @@ from support.models.coded_graphs import (
     K,
     N,
     coded_graph,
+    float_codes,
     random_codes,
     run,
     tied_answer,
@@ -73,6 +74,14 @@ def test_rows_are_read_bit_for_bit(
     ]
     y = run(model, np.eye(K, dtype=dtype), tmp_path)
     np.testing.assert_array_equal(y, tied_answer(weight))
+
+
+def test_codes_that_are_floats_stay() -> None:
+    """ONNX Runtime multiplies by integers alone."""
+    model = coded_graph(float_codes("float32"), PRODUCT)
+    before = kinds(model)
+    assert not MultiplyCodes("exact")(model).modified
+    assert kinds(model) == before
 
 
 def test_each_order_has_a_gather_of_its_own(tmp_path: Path) -> None:

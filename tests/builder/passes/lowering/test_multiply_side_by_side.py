@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from support.models.coded_graphs import K, coded_graph, random_codes, run
+from support.models.coded_graphs import K, coded_graph, float_codes, random_codes, run
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.coded_weight import CodedWeight, write_coded
@@ -63,6 +63,16 @@ def test_products_of_one_x_become_one_with_the_weights_one_below_the_other(
     np.testing.assert_array_equal(answer(model, tmp_path).T, expected)
 
 
+def test_codes_that_are_floats_become_one(tmp_path: Path) -> None:
+    weights = [float_codes("float32"), float_codes("float32")]
+    weights[1].codes[:] = weights[0].codes[::-1]
+    model = graph_of("a = MatMul(x, w) d = MatMul(x, w) y = Concat <axis = -1> (a, d)", weights)
+    assert MultiplySideBySide()(model).modified
+    assert kinds(model) == ["DequantizeLinear", "Transpose", "MatMul", "Split", "Concat"]
+    expected = np.concatenate([weight.dequantised() for weight in weights])
+    np.testing.assert_array_equal(answer(model, tmp_path).T, expected)
+
+
 def test_codes_in_one_order_share_what_they_read(tmp_path: Path) -> None:
     weights = [weight_of(4, n, is_ordered=False) for n in (6, 2, 5)]
     model = graph_of(THREE, weights)
@@ -74,8 +84,8 @@ def test_codes_in_one_order_share_what_they_read(tmp_path: Path) -> None:
 
 def test_other_bits_blocks_orders_and_another_x_are_products_of_their_own(tmp_path: Path) -> None:
     four, eight, ordered = weight_of(4, 6), weight_of(8, 6), weight_of(4, 6, is_ordered=False)
-    wide = replace(four, block=K, scales=four.scales[:, :1])
-    for weights in ([four, eight], [four, ordered], [four, wide]):
+    wide, floats = replace(four, block=K, scales=four.scales[:, :1]), float_codes("float32")
+    for weights in ([four, eight], [four, ordered], [four, wide], [eight, floats]):
         model = graph_of("a = MatMul(x, w) d = MatMul(x, w) y = Add(a, d)", weights)
         assert not MultiplySideBySide()(model).modified
         expected = sum(weight.dequantised() for weight in weights)

@@ -11,6 +11,7 @@ from support.models.coded_graphs import (
     K,
     N,
     coded_graph,
+    float_codes,
     random_codes,
     run,
     tied_answer,
@@ -45,6 +46,19 @@ def test_the_weight_is_read_bit_for_bit(linear: str, bits: int, dtype: str, tmp_
     expected = (ir.DataType.INT4, (N, K // BLOCK)) if bits == 4 else (ir.DataType.INT8, (N,))
     assert (codes.dtype, scales.shape.numpy()) == expected
     assert len(model.graph.initializers) == 2
+    y = run(model, np.eye(K, dtype=dtype), tmp_path)
+    np.testing.assert_array_equal(y.T, weight.dequantised())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_codes_that_are_floats_stay_as_they_are(dtype: str, tmp_path: Path) -> None:
+    weight = float_codes(dtype)
+    weight.codes[2], weight.scales[2] = 0, 0
+    model = coded_graph(weight, PRODUCT)
+    assert SignCodes()(model).modified
+    codes, scales = (gv.present(gv.present(each).const_value) for each in model.graph[0].inputs)
+    assert (codes.dtype, scales.shape.numpy()) == (ir.DataType.FLOAT8E4M3FN, (N,))
+    assert (scales.numpy() > 0).all()
     y = run(model, np.eye(K, dtype=dtype), tmp_path)
     np.testing.assert_array_equal(y.T, weight.dequantised())
 
@@ -108,7 +122,8 @@ def test_zeros_negative_scales_and_several_scales_a_row_are_refused() -> None:
     zeros, blocks = random_codes(4, "float32"), random_codes(8, "float32", is_symmetric=True)
     negative = random_codes(4, "float32", is_symmetric=True)
     blocks.scales[:] = np.abs(blocks.scales)
-    for weight in (zeros, blocks, negative):
+    floats = replace(float_codes("float32"), block=BLOCK, scales=np.abs(blocks.scales))
+    for weight in (zeros, blocks, negative, floats):
         assert not has_signed_form(weight)
         with pytest.raises(ir.passes.PreconditionError, match="codes of proj have zeros, or sev"):
             SignCodes()(coded_graph(weight, PRODUCT))
