@@ -171,10 +171,12 @@ def _notes(
 
 def _with_scales_in(dtype: str, weight: CodedWeight, path: str) -> CodedWeight:
     """Refuse scales that give infinite weights in the model's dtype."""
-    scales, own = torch.from_numpy(weight.scales), getattr(torch, dtype)
-    if not (scales * weight.largest).to(own).isfinite().all():
+    scales, own, factors = torch.from_numpy(weight.scales), getattr(torch, dtype), weight.factors
+    largest = weight.largest * (1 if factors is None else float(abs(factors).max()))
+    if not (scales * largest).to(own).isfinite().all():
         raise ModelError(
             f"{path} has scales up to {scales.max():g}, whose weights are infinite in "
             f"{dtype}: the model is damaged, or needs --dtype float32"
         )
-    return replace(weight, scales=scales.to(own).numpy())
+    factors = None if factors is None else torch.from_numpy(factors).to(own).numpy()
+    return replace(weight, scales=scales.to(own).numpy(), factors=factors)

@@ -1,4 +1,4 @@
-"""What reads weights that are codes: products, with x in their order, and tied embeddings."""
+"""What reads weights that are codes: products, with x as they take it, and tied embeddings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.runtime.memory.dtypes import Array
 
 
 def products_of(weight: ir.Value) -> Iterator[ir.Node]:
@@ -26,22 +27,29 @@ def gathers_of(weight: ir.Value) -> Iterator[ir.Node]:
 
 
 @dataclass(frozen=True)
-class Reordered:
-    """What products read, in the order of their codes; those that share x and order share it."""
+class CodedX:
+    """What products read, as codes take it; those that share x, factors and order share it."""
 
     graph: ir.Graph
     made: dict[tuple[ir.Value, bytes], ir.Value] = field(default_factory=dict)
 
     def read(self, product: ir.Node, weight: CodedWeight) -> ir.Value:
-        """Return x of a product, in the order of the codes of its weight."""
+        """Return x of a product, times the factors of its weight, in the order of its codes."""
         x = gv.present(product.inputs[0])
-        if weight.order is None:
-            return x
-        key = x, weight.order.tobytes()
+        if weight.factors is not None:
+            x = self._changed(product, x, "Mul", weight.factors)
+        if weight.order is not None:
+            x = self._changed(product, x, "Gather", weight.order, axis=-1)
+        return x
+
+    def _changed(
+        self, product: ir.Node, x: ir.Value, operator: str, by: Array, **attributes: int
+    ) -> ir.Value:
+        key = x, by.tobytes()
         if key not in self.made:
-            name, places = f"{x.name}.order_{len(self.made)}", ir.tensor(weight.order)
-            order = gv.initializer(self.graph, name, places)
-            node = ir.node("Gather", [x, order], {"axis": -1})
+            name = f"{x.name}.{operator.lower()}_{len(self.made)}"
+            operands = [x, gv.initializer(self.graph, name, ir.tensor(by))]
+            node = ir.node(operator, operands, attributes)
             node.outputs[0].type, node.outputs[0].shape = x.type, x.shape
             self.graph.insert_before(product, node)
             self.made[key] = node.outputs[0]

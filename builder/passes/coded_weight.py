@@ -33,6 +33,7 @@ class CodedWeight:
     zeros: Codes | None = None  # [n, k / block], a byte each; None: 2 ** (bits - 1) everywhere
     order: npt.NDArray[np.int64] | None = None  # [k], places in k of the codes; None: as they lie
     is_float: bool = False  # codes of 8 bits are E4M3
+    factors: Array | None = None  # [k], of columns of W, or of x as the codes take it; None: 1
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,7 +50,8 @@ class CodedWeight:
         """Return the weight [n, k] in the dtype of its scales, rounded as the operator rounds."""
         steps = self._steps().reshape(*self.scales.shape, self.block)
         values = (steps.astype(self.scales.dtype) * self.scales[:, :, None]).reshape(self.shape)
-        return values if self.order is None else values[:, np.argsort(self.order)]
+        values = values if self.order is None else values[:, np.argsort(self.order)]
+        return values if self.factors is None else values * self.factors
 
     def _steps(self) -> Array:
         """Codes less their zeros."""
@@ -84,8 +86,8 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node
     """Return nodes, not yet in the graph, the last of which makes the weight [n, k] of its codes.
 
     Args:
-        graph: gets the initializers `<path>.codes`, `.scales`, `.zeros` and `.places`; integers
-            without zeros of their own share those of their shape.
+        graph: gets the initializers `<path>.codes`, `.scales`, `.zeros`, `.places` and `.factors`;
+            integers without zeros of their own share those of their shape.
         path: of the linear's module.
         weight: as it is to be read.
     """
@@ -99,6 +101,9 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node
     if weight.order is not None:
         places = gv.initializer(graph, f"{path}.places", ir.tensor(np.argsort(weight.order)))
         nodes.append(ir.node("Gather", [nodes[0].outputs[0], places], {"axis": 1}))
+    if weight.factors is not None:
+        factors = gv.initializer(graph, f"{path}.factors", ir.tensor(weight.factors))
+        nodes.append(ir.node("Mul", [nodes[-1].outputs[0], factors]))
     for node in nodes:
         result = node.outputs[0]
         result.type, result.shape = operands[1].type, ir.Shape(weight.shape)
@@ -116,11 +121,17 @@ def _zeros(graph: ir.Graph, path: str, weight: CodedWeight) -> ir.Value:
 
 
 def decoding(value: ir.Value | None) -> ir.Node | None:
-    """Return the node that makes a weight of codes, in their order; None: it is something else."""
-    node = None if value is None else value.producer()
-    if node is not None and _is_order(node):
-        node = gv.present(node.inputs[0]).producer()
+    """Return the node that decodes the codes of a weight; None: it is something else."""
+    *_, node = (None, *_makers(value))
     return node if node is not None and node.op_type == _OPERATOR else None
+
+
+def _makers(value: ir.Value | None) -> Iterator[ir.Node]:
+    """The nodes that make a weight, the last one first."""
+    node = None if value is None else value.producer()
+    while node is not None:
+        yield node
+        node = gv.present(node.inputs[0]).producer() if _is_column_change(node) else None
 
 
 def read_coded(value: ir.Value | None) -> CodedWeight | None:
@@ -128,6 +139,8 @@ def read_coded(value: ir.Value | None) -> CodedWeight | None:
     node = decoding(value)
     if node is None or value is None:
         return None
+    changes = {each.op_type: gv.present(each.inputs[1]).const_value for each in _makers(value)}
+    places, factors = changes.get("Gather"), changes.get("Mul")
     codes, scales, *zeros = (gv.present(gv.present(item).const_value) for item in node.inputs)
     bits, (n, blocks) = codes.dtype.bitwidth, scales.shape.numpy()
     return CodedWeight(
@@ -136,8 +149,9 @@ def read_coded(value: ir.Value | None) -> CodedWeight | None:
         _bytes(codes).reshape(n, -1),
         scales.numpy(),
         _points(zeros[0], bits, (n, blocks)) if zeros else None,
-        _order(gv.present(value.producer())),
+        None if places is None else np.argsort(places.numpy()),
         codes.dtype == ir.DataType.FLOAT8E4M3FN,
+        None if factors is None else factors.numpy(),
     )
 
 
@@ -152,9 +166,10 @@ def coded_values(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:
     """Yield the weights of an engine's graph that are of codes, each behind its linear's path."""
     for node in model.graph:
         if node.op_type == _OPERATOR:
-            gathers = [user for user in node.outputs[0].consumers() if _is_order(user)]
-            path = str(gv.present(node.inputs[0]).name).removesuffix(".codes")
-            yield path, gathers[0].outputs[0] if gathers else node.outputs[0]
+            path, value = str(gv.present(node.inputs[0]).name), node.outputs[0]
+            while changes := [user for user in value.consumers() if _is_column_change(user)]:
+                value = changes[0].outputs[0]
+            yield path.removesuffix(".codes"), value
 
 
 def coded_weights(model: ir.Model) -> Iterator[tuple[str, CodedWeight]]:
@@ -163,17 +178,11 @@ def coded_weights(model: ir.Model) -> Iterator[tuple[str, CodedWeight]]:
         yield path, gv.present(read_coded(value))
 
 
-def _is_order(node: ir.Node) -> bool:
-    """Whether a node moves columns of a weight into the order of x; rows are an embedding's."""
-    return node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 1
-
-
-def _order(node: ir.Node) -> npt.NDArray[np.int64] | None:
-    """The order of codes whose weight a node makes."""
-    if node.op_type == _OPERATOR:
-        return None
-    places = gv.present(gv.present(node.inputs[1]).const_value)
-    return np.argsort(places.numpy())
+def _is_column_change(node: ir.Node) -> bool:
+    """Whether a node moves columns of a weight, or multiplies them; rows are an embedding's."""
+    if node.op_type == "Gather":
+        return node.attributes.get_int("axis", 0) == 1
+    return node.op_type == "Mul" and str(gv.present(node.inputs[1]).name).endswith(".factors")
 
 
 def _bytes(tensor: ir.TensorProtocol) -> Codes:

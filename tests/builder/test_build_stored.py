@@ -150,7 +150,7 @@ def test_a_plan_keeps_codes_without_zeros_and_the_build_says_what_it_does_not(
     name: str, tmp_path: Path
 ) -> None:
     base = loaded(config_of(name, tmp_path / "e"), TENSORRT_RTX)
-    if name in ("bnb_int8", "ct_int8", "ct_pack_sym", "gptq_sym"):
+    if name in ("bnb_int8", "ct_int8", "ct_pack_sym", "gptq_sym", "modelopt_int4awq"):
         assert len(base.codes) == 7
         assert base.notes == ()
         return
@@ -222,7 +222,9 @@ def in_float8(weights: Weights) -> Weights:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["awq_gemm", "ct_int8", "gptq_sym", "modelopt_fp8"])
+@pytest.mark.parametrize(
+    "name", ["awq_gemm", "ct_int8", "gptq_sym", "modelopt_fp8", "modelopt_int4awq"]
+)
 def test_a_plan_is_made_and_a_cpu_reads_the_library_s_weights(name: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
     engine = tmp_path / "engine"

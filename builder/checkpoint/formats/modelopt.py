@@ -3,6 +3,8 @@
 https://github.com/NVIDIA/Model-Optimizer/blob/main/modelopt/torch/export/quant_utils.py
 """
 
+from dataclasses import replace
+
 import torch
 
 from trt_lora.builder.checkpoint.formats import float8
@@ -31,15 +33,16 @@ def read(linear: StoredLinear) -> Weight:
     return _awq(linear, both)
 
 
-def _awq(linear: StoredLinear, both: torch.Tensor) -> torch.Tensor:
+def _awq(linear: StoredLinear, both: torch.Tensor) -> Weight:
     """Codes [n / 2, k] with a sign, two rows in a byte."""
-    pairs = torch.stack([both & 15, both >> 4], 1).reshape(-1, both.shape[1]).short()
-    codes = torch.where(pairs > 7, pairs - 16, pairs)
-    scales = linear.scales("weight_scale")
-    weight = scaled(linear, codes, scales, 1, codes.shape[1] // scales.shape[1])
+    pairs = torch.stack([both & 15, both >> 4], 1).reshape(-1, both.shape[1])
+    weight = linear.coded(4, (pairs ^ 8).numpy(), linear.scales("weight_scale"))
     if "pre_quant_scale" not in linear.tensors:
         return weight
-    return weight * linear.tensor("pre_quant_scale", dims=1).float()
+    factors = linear.tensor("pre_quant_scale", dims=1).float()
+    if isinstance(weight, torch.Tensor):
+        return weight * factors
+    return replace(weight, factors=factors.numpy())
 
 
 FORMAT = Format(("weight_scale",), ("weight_scale_2", "pre_quant_scale", *float8.TENSORS), read)

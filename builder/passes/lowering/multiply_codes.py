@@ -3,8 +3,8 @@
 1. `x @ Transpose(DequantizeLinear(codes, scales, zeros))` becomes one node, which reads the same
    bytes: codes as [n, blocks, bytes of a block], zeros two in a byte and row by row.
 2. A Gemm's sum is an Add behind it.
-3. Codes in another order than x has are multiplied by x in theirs; linears that share x and order
-   share the Gather.
+3. Codes in another order than x has, or with factors of x, are multiplied by x in theirs and times
+   those; linears that share them share the Gather and the Mul.
 4. Left alone is a weight with another reader, a Gemm that scales its product or its sum, and codes
    that are floats.
 
@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_products import Reordered, gathers_of, products_of
+from trt_lora.builder.passes.coded_products import CodedX, gathers_of, products_of
 from trt_lora.builder.passes.coded_weight import (
     CodedWeight,
     Codes,
@@ -42,14 +42,14 @@ class MultiplyCodes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        reordered = Reordered(model.graph)
-        made = [self._multiply(value, reordered) for _, value in list(coded_values(model))]
+        coded_x = CodedX(model.graph)
+        made = [self._multiply(value, coded_x) for _, value in list(coded_values(model))]
         if any(made):
             RemoveUnusedNodesPass()(model)
             model.graph.opset_imports[DOMAIN] = 1
         return ir.passes.PassResult(model, modified=any(made))
 
-    def _multiply(self, value: ir.Value, reordered: Reordered) -> bool:
+    def _multiply(self, value: ir.Value, coded_x: CodedX) -> bool:
         weight, products = gv.present(read_coded(value)), list(products_of(value))
         if weight.is_float or not all(map(_is_plain, products)):
             return False
@@ -59,7 +59,7 @@ class MultiplyCodes(ir.passes.InPlacePass):
         attributes = {"N": n, "K": k, "bits": weight.bits, "block_size": weight.block}
         attributes["accuracy_level"] = LEVELS[self.level]
         for product in products:
-            read = [reordered.read(product, weight), *operands]
+            read = [coded_x.read(product, weight), *operands]
             made = [ir.node("MatMulNBits", read, attributes, domain=DOMAIN)]
             y = made[0].outputs[0]
             y.type, y.shape = product.outputs[0].type, product.outputs[0].shape

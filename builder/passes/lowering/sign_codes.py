@@ -2,7 +2,8 @@
 
 1. Of 4 bits they become INT4 in the same blocks, of 8 bits INT8 with one scale a row; their zeros,
    the middle code everywhere, go. The bytes differ in the highest bit of each code.
-2. Codes in another order than x has are multiplied by x in theirs.
+2. Codes in another order than x has, or with factors of x, are multiplied by x in theirs and times
+   those.
 3. TensorRT wants scales above 0; one that is 0, all of whose codes are the middle, becomes 1.
 4. Codes that are floats stay as they are, with one scale a row.
 5. A MatMul of x [1, m, k], the output head's, is one of [m, k]: of a batch of one TensorRT first
@@ -16,7 +17,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_products import Reordered, products_of
+from trt_lora.builder.passes.coded_products import CodedX, products_of
 from trt_lora.builder.passes.coded_weight import (
     E4M3,
     CodedWeight,
@@ -46,17 +47,17 @@ class SignCodes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        reordered, values = Reordered(model.graph), list(coded_values(model))
+        coded_x, values = CodedX(model.graph), list(coded_values(model))
         for path, value in values:
-            _sign(model.graph, path, value, reordered)
+            _sign(model.graph, path, value, coded_x)
         RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=bool(values))
 
 
-def _sign(graph: ir.Graph, path: str, value: ir.Value, reordered: Reordered) -> None:
+def _sign(graph: ir.Graph, path: str, value: ir.Value, coded_x: CodedX) -> None:
     weight, old = gv.present(read_coded(value)), gv.present(decoding(value))
     for product in list(products_of(value)):
-        product.replace_input_with(0, reordered.read(product, weight))
+        product.replace_input_with(0, coded_x.read(product, weight))
         _unbatch(product)
     tensors = {"signed_codes": _signed_codes(weight), "signed_scales": _scales(weight)}
     operands = [gv.initializer(graph, f"{path}.{end}", each) for end, each in tensors.items()]

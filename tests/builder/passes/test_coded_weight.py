@@ -82,6 +82,31 @@ def test_codes_in_an_order_of_their_own_by_hand() -> None:
     assert weight.dequantised().tolist() == [[2, 40, 1, 30]]
 
 
+def test_factors_by_hand() -> None:
+    """They are of k, not of the order of the codes."""
+    codes, scales = np.array([[129, 130, 131]], np.uint8), np.array([[1]], np.float32)
+    factors, order = np.array([1, 10, 100], np.float32), np.array([2, 0, 1])
+    weight = CodedWeight(8, 3, codes, scales, None, order, factors=factors)
+    assert weight.dequantised().tolist() == [[2, 30, 100]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("is_ordered", BOTH)
+@pytest.mark.parametrize("linear", [PRODUCT, "y = Gemm <transB = 1> (x, v)"])
+def test_factors_are_read_bit_for_bit_and_given_back(
+    linear: str, is_ordered: bool, dtype: str, tmp_path: Path
+) -> None:
+    weight = random_codes(4, dtype, is_ordered=is_ordered, has_factors=True)
+    y = run(coded_graph(weight, linear), np.eye(K, dtype=dtype), tmp_path)
+    np.testing.assert_array_equal(y.T, weight.dequantised())
+    ((path, read),) = coded_weights(ir.load(tmp_path / "m.onnx"))
+    assert path == "proj"
+    np.testing.assert_array_equal(read.factors, weight.factors)
+    np.testing.assert_array_equal(read.dequantised(), weight.dequantised())
+    (found,) = find_linears(coded_graph(weight, linear))
+    assert (found.path, found.k, found.n, found.refusal) == ("proj", K, N, "")
+
+
 def test_an_odd_number_of_codes_is_padded() -> None:
     codes = np.array([[1, 2, 3]], np.uint8)
     assert packed(codes).tolist() == [[0x21, 0x03]]

@@ -18,7 +18,12 @@ _ROWS, _READ = [5, 2, 2], ("DequantizeLinear", "Gather")
 
 
 def random_codes(
-    bits: int, dtype: str, *, is_symmetric: bool = False, is_ordered: bool = True
+    bits: int,
+    dtype: str,
+    *,
+    is_symmetric: bool = False,
+    is_ordered: bool = True,
+    has_factors: bool = False,
 ) -> CodedWeight:
     """A weight [N, K] of random codes, scales and zeros, in the order of k or a random one."""
     random = np.random.default_rng(bits)
@@ -27,7 +32,9 @@ def random_codes(
     scales = random.normal(size=zeros.shape).astype(dtype)
     both = packed(codes) if bits == 4 else codes
     order = None if is_ordered else random.permutation(K)
-    return CodedWeight(bits, BLOCK, both, scales, None if is_symmetric else zeros, order)
+    factors = random.uniform(0.5, 2, K).astype(dtype) if has_factors else None
+    points = None if is_symmetric else zeros
+    return CodedWeight(bits, BLOCK, both, scales, points, order, factors=factors)
 
 
 def float_codes(dtype: str, *, is_ordered: bool = True) -> CodedWeight:

@@ -18,7 +18,11 @@ NAMES = sorted(path.parent.name for path in FOLDER.glob("*/expected.json"))
 # TensorRT multiplies by these: FP8 with a scale for each row, or for all.
 FLOAT8 = ("ct_fp8_bf16", "fbgemm_fp8", "modelopt_fp8")
 # ONNX Runtime multiplies by these codes; the others become floats.
-INTEGERS = [name for name in NAMES if name.startswith(("awq", "gptq", "ct_pack", "ct_int8"))]
+INTEGERS = [
+    name
+    for name in NAMES
+    if name.startswith(("awq", "gptq", "ct_pack", "ct_int8", "modelopt_int4"))
+]
 VOCABULARY = 32
 
 

@@ -60,6 +60,18 @@ def test_codes_in_an_order_of_their_own_are_multiplied_by_x_in_theirs(
     np.testing.assert_array_equal(y.T, 2 * weight.dequantised())
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_x_has_the_factors_of_a_weight(is_ordered: bool, tmp_path: Path) -> None:
+    weight = random_codes(4, "float32", is_ordered=is_ordered, has_factors=True)
+    model = coded_graph(weight, "c = MatMul(x, w) d = MatMul(x, w) y = Add(c, d)")
+    assert MultiplyCodes("exact")(model).modified
+    order = [] if is_ordered else ["Gather"]
+    assert kinds(model) == ["Mul", *order, "MatMulNBits", "MatMulNBits", "Add"]
+    x = np.random.default_rng(0).normal(size=(5, K)).astype(np.float32)
+    expected = 2 * x @ weight.dequantised().T
+    np.testing.assert_allclose(run(model, x, tmp_path), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("is_symmetric", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("bits", [4, 8])

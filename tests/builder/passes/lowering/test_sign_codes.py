@@ -104,6 +104,17 @@ def test_codes_in_an_order_of_their_own_are_multiplied_by_x_in_theirs(
     np.testing.assert_array_equal(y.T, 2 * weight.dequantised())
 
 
+def test_x_has_the_factors_of_a_weight(tmp_path: Path) -> None:
+    factors = np.linspace(0.5, 2, K, dtype=np.float32)
+    weight = replace(signed_codes(4, is_ordered=False), factors=factors)
+    model = coded_graph(weight, PRODUCT)
+    assert SignCodes()(model).modified
+    kinds = sorted(node.op_type for node in model.graph)
+    assert kinds == ["DequantizeLinear", "Gather", "MatMul", "Mul", "Transpose"]
+    y = run(model, np.eye(K, dtype=np.float32), tmp_path)
+    np.testing.assert_allclose(y.T, weight.dequantised(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_scale_of_a_block_of_zeros_becomes_one(bits: int, tmp_path: Path) -> None:
     """TensorRT takes scales above 0 alone."""
