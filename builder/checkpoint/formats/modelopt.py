@@ -39,7 +39,9 @@ def _awq(linear: StoredLinear, both: torch.Tensor) -> Weight:
     weight = linear.coded(4, (pairs ^ 8).numpy(), linear.scales("weight_scale"))
     if "pre_quant_scale" not in linear.tensors:
         return weight
-    factors = linear.tensor("pre_quant_scale", dims=1).float()
+    factors, k = linear.tensor("pre_quant_scale", dims=1).float(), both.shape[1]
+    if len(factors) != k or not factors.isfinite().all():
+        raise linear.refusal(f"pre_quant_scale has {len(factors)} values, expected {k} finite ones")
     if isinstance(weight, torch.Tensor):
         return weight * factors
     return replace(weight, factors=factors.numpy())

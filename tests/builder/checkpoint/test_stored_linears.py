@@ -180,6 +180,16 @@ def first_becomes(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
             replaced(f"{Q}.weight_scale", first_becomes(0)),
             "scales that are 0 where codes are not",
         ),
+        (
+            "modelopt_int4awq",
+            replaced(f"{DOWN}.pre_quant_scale", lambda w: w[1:]),
+            "pre_quant_scale has 255 values, expected 256 finite ones",
+        ),
+        (
+            "modelopt_int4awq",
+            replaced(f"{DOWN}.pre_quant_scale", first_becomes(float("inf"))),
+            "expected 256 finite ones",
+        ),
         ("modelopt_fp8", replaced(f"{Q}.weight", first_becomes(float("nan"))), "weight has NaN"),
         ("bnb_int8", replaced(f"{Q}.SCB", first_becomes(0)), "scales are 0 where codes are not"),
         (
