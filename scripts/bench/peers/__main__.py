@@ -62,6 +62,8 @@ class PeerRun:
         self.args, self.entries = args, entries
         # Of each: title, versions, what went wrong.
         self.peers: dict[str, dict[str, Any]] = {e.name: {"title": e.title} for e in entries}
+        for name, bits in args.bits.items():
+            self.peers[name]["bits of linears/head"] = bits
         self.results = Results({Cell(*cell): {} for cell in product(args.batch, args.context)})
 
     def measure(self) -> None:
@@ -161,6 +163,8 @@ def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argp
     add = parser.add_argument
     add("--python", action="append", default=[], metavar="PEER=PATH", help=f"interpreter or "
         f"virtual environment of a peer (default: this one); peers are {names}")  # fmt: skip
+    add("--bits", action="append", default=[], metavar="PEER=LINEARS/HEAD", help="of the weights "
+        "in a peer's files, for the report, such as genai=4/8")  # fmt: skip
     for entry in entries:
         if entry.files:
             add(f"--{entry.name}-files", default="", metavar="PATH", help=entry.files)
@@ -178,10 +182,13 @@ def _arguments(argv: Sequence[str] | None, entries: Sequence[PeerEntry]) -> argp
     add("--logs", type=Path, help="folder for what peers print (default: a temporary one)")
     add("--output", type=Path, default=OUTPUT, help="JSON file")
     args = parser.parse_args(argv)
-    pythons = {name: Path(path) for name, _, path in (text.partition("=") for text in args.python)}
-    if unknown := set(pythons) - {entry.name for entry in entries}:
-        parser.error(f"--python names {', '.join(sorted(unknown))}; peers are {names}")
-    args.pythons = {n: p / "bin" / "python" if p.is_dir() else p for n, p in pythons.items()}
+    for option in ("python", "bits"):
+        given = dict(text.partition("=")[::2] for text in getattr(args, option))
+        if unknown := given.keys() - {entry.name for entry in entries}:
+            parser.error(f"--{option} names {', '.join(sorted(unknown))}; peers are {names}")
+        setattr(args, option, given)
+    paths = {name: Path(path) for name, path in args.python.items()}
+    args.pythons = {n: p / "bin" / "python" if p.is_dir() else p for n, p in paths.items()}
     return args
 
 

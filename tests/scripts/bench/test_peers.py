@@ -42,7 +42,8 @@ def test_peers_take_turns_and_are_compared_with_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entries = entry(OURS, "fake_peers:Ours"), entry("slow", "fake_peers:Slower")
-    report = measure(tmp_path, monkeypatch, *entries)
+    report = measure(tmp_path, monkeypatch, *entries, options=("--bits", "slow=4/8"))
+    assert report["peers"]["slow"]["bits of linears/head"] == "4/8"
     assert [(cell["batch"], cell["context"]) for cell in report["cells"]] == [SMALL, LARGE]
     for cell in report["cells"]:
         ours, slow = cell["peers"][OURS], cell["peers"]["slow"]
@@ -57,6 +58,15 @@ def test_peers_take_turns_and_are_compared_with_ours(
     assert "slow prompt, ms / ours = 2" in printed
     charts = peer_charts(tmp_path / "peers.json")
     assert [chart.title for chart in charts][:1] == ["Decode, tokens/s, 1 x 4 tokens"]
+
+
+def test_a_peer_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--python", "--bits"):
+        with pytest.raises(SystemExit):
+            measure(tmp_path, monkeypatch, *PEERS, options=(option, "other=4/8"))
+        assert f"{option} names other; peers are ours, peft, " in capsys.readouterr().err
 
 
 def test_every_opening_loads_the_peers_anew_and_its_rounds_count(
