@@ -6,7 +6,13 @@ https://github.com/pytorch/FBGEMM for rows. Squares are no blocks of a row, so t
 
 import torch
 
-from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight, scaled
+from trt_lora.builder.checkpoint.formats.stored_linear import (
+    Format,
+    StoredLinear,
+    Weight,
+    check_scales,
+    scaled,
+)
 from trt_lora.builder.passes.coded_weight import CodedWeight
 
 # What quantises x and the cache says nothing of the weight: here both stay floats.
@@ -30,13 +36,13 @@ def read(linear: StoredLinear) -> Weight:
     scales = linear.scales(name, linear.tensors[name].dim())
     rows, columns = linear.fields.get("weight_block_size") or (n if scales.numel() == 1 else 1, k)
     scales = scales if scales.dim() == 2 else scales.reshape(-1, 1)
-    values = scaled(linear, weight, scales, rows, columns)
     if columns < k or 1 < rows < n:
-        return values
-    if (weight.float()[scales.expand(n, 1)[:, 0] == 0] != 0).any():
+        return scaled(linear, weight, scales, rows, columns)
+    check_scales(linear, (n, k), scales, rows, columns)
+    scales = scales.expand(n, 1).contiguous()
+    if weight[scales[:, 0] == 0].float().any():
         raise linear.refusal(f"{name} has scales that are 0 where codes are not")
-    codes, own = weight.view(torch.uint8).numpy(), scales.expand(n, 1).contiguous().numpy()
-    return CodedWeight(8, k, codes, own, is_float=True)
+    return CodedWeight(8, k, weight.view(torch.uint8).numpy(), scales.numpy(), is_float=True)
 
 
 FORMAT = Format(_SCALES, TENSORS, read)

@@ -188,8 +188,20 @@ def scaled(
         ModelError: there are more or fewer scales than blocks.
     """
     n, k = codes.shape
+    check_scales(linear, (n, k), scales, rows, columns)
+    full = scales.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
+    return codes.float() * full
+
+
+def check_scales(
+    linear: StoredLinear, shape: tuple[int, int], scales: torch.Tensor, rows: int, columns: int
+) -> None:
+    """Refuse scales that are not one for each block of rows x columns of a weight.
+
+    Raises:
+        ModelError: there are more or fewer.
+    """
+    n, k = shape
     if tuple(scales.shape) != (-(-n // rows), -(-k // columns)):
         shapes = f"scales are {[*scales.shape]} beside a weight {[n, k]}"
         raise linear.refusal(f"{shapes}, one for each {rows} x {columns} are expected")
-    full = scales.repeat_interleave(rows, 0)[:n].repeat_interleave(columns, 1)[:, :k]
-    return codes.float() * full

@@ -4,7 +4,8 @@
    the middle code everywhere, go. The bytes differ in the highest bit of each code.
 2. Codes in another order than x has, or with factors of x, are multiplied by x in theirs and times
    those.
-3. TensorRT wants scales above 0; one that is 0, all of whose codes are the middle, becomes 1.
+3. TensorRT wants scales above 0; one that is 0, also because its dtype has none so small, becomes
+   1, and its codes 0.
 4. Codes that are floats stay as they are, with one scale a row.
 5. A MatMul of x [1, m, k], the output head's, is one of [m, k]: of a batch of one TensorRT first
    makes floats of the whole weight, in a kernel of their own.
@@ -82,11 +83,10 @@ def _unbatch(product: ir.Node) -> None:
 
 def _signed_codes(weight: CodedWeight) -> ir.TensorProtocol:
     """Codes [n, k]."""
-    if weight.is_float:
-        return ir.tensor(weight.codes.view(E4M3))
-    codes = np.bitwise_xor(weight.codes, _HIGHEST[weight.bits])
+    codes = np.bitwise_xor(weight.codes, 0 if weight.is_float else _HIGHEST[weight.bits])
+    codes.reshape(*weight.scales.shape, -1)[weight.scales == 0] = 0
     if weight.bits == 8:
-        return ir.tensor(codes.view(np.int8))
+        return ir.tensor(codes.view(E4M3 if weight.is_float else np.int8))
     return ir.PackedTensor(codes.reshape(-1), ir.DataType.INT4, shape=weight.shape)
 
 

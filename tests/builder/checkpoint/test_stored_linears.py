@@ -190,6 +190,11 @@ def first_becomes(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
             replaced(f"{DOWN}.pre_quant_scale", first_becomes(float("inf"))),
             "expected 256 finite ones",
         ),
+        (
+            "fbgemm_fp8",
+            replaced(f"{Q}.weight_scale", lambda w: w[1:]),
+            "one for each 1 x 128 are expected",
+        ),
         ("modelopt_fp8", replaced(f"{Q}.weight", first_becomes(float("nan"))), "weight has NaN"),
         ("bnb_int8", replaced(f"{Q}.SCB", first_becomes(0)), "scales are 0 where codes are not"),
         (

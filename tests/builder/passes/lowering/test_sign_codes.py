@@ -129,6 +129,19 @@ def test_a_scale_of_a_block_of_zeros_becomes_one(bits: int, tmp_path: Path) -> N
     np.testing.assert_array_equal(y.T, weight.dequantised())
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_of_a_scale_that_has_become_0_are_0(bits: int, tmp_path: Path) -> None:
+    """Half precision has no scale of 1e-9: the weight is 0 on a CPU, and so it is in a plan."""
+    for weight in (signed_codes(bits, "float16"), float_codes("float16")):
+        weight.scales[2] = np.float32(1e-9)
+        assert weight.codes[2].any()
+        model = coded_graph(weight, PRODUCT)
+        SignCodes()(model)
+        y = run(model, np.eye(K, dtype=np.float16), tmp_path)
+        assert not y.T[2].any()
+        np.testing.assert_array_equal(y.T, weight.dequantised())
+
+
 def test_zeros_negative_scales_and_several_scales_a_row_are_refused() -> None:
     zeros, blocks = random_codes(4, "float32"), random_codes(8, "float32", is_symmetric=True)
     negative = random_codes(4, "float32", is_symmetric=True)
