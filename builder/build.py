@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from trt_lora.builder.checks.check_model import check_model
-from trt_lora.builder.config import BuildConfig
+from trt_lora.builder.config import FLOAT8_SINCE, BuildConfig
 from trt_lora.builder.progress import NoProgress, Progress
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import resolve_lora
@@ -123,6 +123,8 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
 
 def _check_targets(config: BuildConfig, flavour: Flavour | None) -> None:
     """Refuse compute capabilities that no plan can be made for."""
+    if flavour is None and config.quantize == "fp8":
+        raise ConfigError("--quantize fp8 is for a plan, and none is made; pass --quantize int8")
     known = () if flavour is None else tuple(flavour.compute_capabilities())
     for target in config.compute_capability:
         if flavour is None:
@@ -135,6 +137,8 @@ def _check_targets(config: BuildConfig, flavour: Flavour | None) -> None:
             reason = "our kernels run on 8.0 and later; pass --lora-plugin native"
         elif float(target) < 8 and "int4" in (config.quantize, config.quantize_head):
             reason = f"{flavour.name} multiplies by 4 bits on 8.0 and later; pass --quantize int8"
+        elif float(target) < FLOAT8_SINCE and config.quantize == "fp8":
+            reason = f"FP8 is read by GPUs of {FLOAT8_SINCE} and later; pass --quantize int8"
         else:
             continue
         raise ConfigError(f"--compute-capability {target}: {reason}")

@@ -17,7 +17,10 @@ DEFAULT_MAX_INPUT_LEN = 1024
 DEFAULT_MAX_SEQ_LEN = 2048
 DEFAULT_MAX_LORAS = 8  # of --lora-mode slots
 LORA_MODE_CHOICES = ("auto", *LORA_MODES)
-QUANTIZED_BITS = {"none": 0, "int8": 8, "int4": 4}  # of a code
+QUANTIZED_BITS = {"none": 0, "int8": 8, "int4": 4, "fp8": 8}  # of a code
+QUANTIZED_HEADS = ("none", "int8", "int4")
+CALIBRATED = ("int4", "fp8")  # by a text
+FLOAT8_SINCE = 8.9  # the first compute capability that reads FP8
 QUANTIZE_BLOCKS = (16, 32, 64, 128, 256)
 QUANTIZE_LEVELS = ("fast", "exact")
 
@@ -50,8 +53,8 @@ class BuildConfig:
     quantize: str = "none"  # codes of the linears' weights, one of QUANTIZED_BITS
     quantize_head: str = "int8"  # of the output head's, where the linears have codes
     quantize_block: int = 32  # values along k that share a scale, one of QUANTIZE_BLOCKS
-    quantize_level: str = "fast"  # on a CPU, x in 8 bits; exact: x as it is
-    calibration: Path | None = None  # a text for 4 bits; None: the package's own
+    quantize_level: str = "fast"  # x in 8 bits, in a plan of FP8 alone; exact: x as it is
+    calibration: Path | None = None  # a text for 4 bits and FP8; None: the package's own
     force: bool = False  # replace an engine that stands at `output`
 
     def __post_init__(self) -> None:
@@ -102,13 +105,13 @@ class BuildConfig:
 
     def _check_codes(self) -> None:
         check_choice("--quantize", self.quantize, tuple(QUANTIZED_BITS))
-        check_choice("--quantize-head", self.quantize_head, tuple(QUANTIZED_BITS))
+        check_choice("--quantize-head", self.quantize_head, QUANTIZED_HEADS)
         check_choice("--quantize-block", str(self.quantize_block), tuple(map(str, QUANTIZE_BLOCKS)))
         check_choice("--quantize-level", self.quantize_level, QUANTIZE_LEVELS)
-        if self.calibration is not None and self.quantize != "int4":
+        if self.calibration is not None and self.quantize not in CALIBRATED:
             raise ConfigError(
-                f"--calibration is a text for --quantize int4, and --quantize is {self.quantize}; "
-                "leave out one of them"
+                f"--calibration is a text for --quantize {' or '.join(CALIBRATED)}, and --quantize "
+                f"is {self.quantize}; leave out one of them"
             )
         if self.quantize != "none" and self.dtype == "bfloat16":
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Load a base model for the export, and find or read the codes of its linears."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from trt_lora.builder.checkpoint.formats.stored_linear import Weight
 from trt_lora.builder.checkpoint.stand_ins import StandIns
 from trt_lora.builder.checkpoint.stored_linears import StoredLinears, stored_linears
 from trt_lora.builder.checks.meta_model import head_path, meta_model, usable_positions
+from trt_lora.builder.config import FLOAT8_SINCE, BuildConfig
 from trt_lora.builder.passes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.progress import Progress
@@ -19,8 +20,7 @@ from trt_lora.builder.quantising.quantise import QuantisedLinear, Quantiser
 from trt_lora.builder.quantising.streamed_weights import StreamedWeights, streamable
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.plugins.errors import ModelError
-
-_FLOAT8 = 8.9  # the first compute capability that reads FP8
+from trt_lora.runtime.memory.dtypes import Array
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _quantised(build: ResolvedBuild, progress: Progress, floats: Collection[str]
     head, positions = head_path(weights.model), usable_positions(weights.model)
     quantiser = Quantiser(weights, build.config, build.has_plan, head, positions, progress)
     codes = {
-        path: replace(linear, weight=_with_scales_in(dtype, linear.weight, path))
+        path: replace(linear, weight=_in_engine(build.config, linear.weight, path))
         for path, linear in quantiser.quantised().items()
     }
     shapes = dict(weights.shapes())
@@ -68,7 +68,8 @@ def _quantised(build: ResolvedBuild, progress: Progress, floats: Collection[str]
     stand_ins = StandIns(streamed, getattr(torch, dtype))
     del weights, quantiser  # of a large vocabulary, embeddings in float32 are gigabytes
     model = load_model(build.model.checkpoint, dtype, stand_ins.weights)
-    return LoadedBase(model, codes, stand_ins)
+    notes = _slow_note((linear.weight for linear in codes.values()), "--quantize int8")
+    return LoadedBase(model, codes, stand_ins, (*notes,))
 
 
 def _streamed_weights(build: ResolvedBuild, floats: Collection[str]) -> StreamedWeights:
@@ -109,8 +110,9 @@ def _stored(build: ResolvedBuild, stored: StoredLinears, floats: Collection[str]
     if others := kept.keys() - paths.keys():
         return _stored(build, stored, {*floats, *others})
     source = f"the checkpoint ({stored.quantisation.method})"
+    scales_x = stored.quantisation.scales_x
     codes = {
-        path: QuantisedLinear(_with_scales_in(dtype, kept[name], path), source)
+        path: QuantisedLinear(_in_engine(build.config, kept[name], path), source, scales_x)
         for name, path in paths.items()
     }
     return LoadedBase(model, codes, stand_ins, (*_notes(build, stored, weights, kept, odd),))
@@ -134,7 +136,7 @@ def _kept(
 
 def _gpus_without_float8(build: ResolvedBuild) -> list[str]:
     """The compute capabilities of the plan that do not read FP8."""
-    return [each for each in build.config.compute_capability if float(each) < _FLOAT8]
+    return [each for each in build.config.compute_capability if float(each) < FLOAT8_SINCE]
 
 
 def _notes(
@@ -152,12 +154,8 @@ def _notes(
         )
     float8 = {n for n, w in weights.items() if isinstance(w, CodedWeight) and w.is_float}
     if float8 and (without := _gpus_without_float8(build)):
-        yield f"FP8 is read by GPUs of {_FLOAT8} and later, not {', '.join(without)}"
-    if slow := float8 & kept.keys():
-        yield (
-            f"a CPU makes floats of {len(slow)} linears in FP8 at every token, which is slow; for "
-            "one, build with --flavour none"
-        )
+        yield f"FP8 is read by GPUs of {FLOAT8_SINCE} and later, not {', '.join(without)}"
+    yield from _slow_note(kept.values(), "--flavour none")
     if grown := weights.keys() - kept:
         dtype = build.config.dtype
         size = (
@@ -169,9 +167,22 @@ def _notes(
         )
 
 
-def _with_scales_in(dtype: str, weight: CodedWeight, path: str) -> CodedWeight:
-    """Refuse scales that give infinite weights in the model's dtype."""
-    scales, own, factors = torch.from_numpy(weight.scales), getattr(torch, dtype), weight.factors
+def _slow_note(weights: Iterable[CodedWeight], cure: str) -> Iterator[str]:
+    if count := sum(weight.is_float for weight in weights):
+        yield (
+            f"a CPU makes floats of {count} linears in FP8 at every token, which is slow; for one, "
+            f"build with {cure}"
+        )
+
+
+def _in_engine(config: BuildConfig, weight: CodedWeight, path: str) -> CodedWeight:
+    """Give a weight scales in the engine's dtype, and products with x as it is where that is asked.
+
+    Raises:
+        ModelError: weights would be infinite.
+    """
+    dtype, factors = config.dtype, weight.factors
+    scales, own = torch.from_numpy(weight.scales), getattr(torch, dtype)
     largest = weight.largest * (1 if factors is None else float(abs(factors).max()))
     if not (scales * largest).to(own).isfinite().all():
         raise ModelError(
@@ -179,4 +190,13 @@ def _with_scales_in(dtype: str, weight: CodedWeight, path: str) -> CodedWeight:
             f"{dtype}: the model is damaged, or needs --dtype float32"
         )
     factors = None if factors is None else torch.from_numpy(factors).to(own).numpy()
-    return replace(weight, scales=scales.to(own).numpy(), factors=factors)
+    x_scale = _x_scale(config, weight)
+    return replace(weight, scales=scales.to(own).numpy(), factors=factors, x_scale=x_scale)
+
+
+def _x_scale(config: BuildConfig, weight: CodedWeight) -> Array | None:
+    """The scale of x in the engine's dtype; None: products read x as it is."""
+    if weight.x_scale is None or config.quantize_level == "exact":
+        return None
+    scale = torch.from_numpy(weight.x_scale).to(getattr(torch, config.dtype))
+    return scale.numpy() if 0 < scale < math.inf else None

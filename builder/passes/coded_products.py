@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.passes.coded_weight import E4M3, CodedWeight
 from trt_lora.runtime.memory.dtypes import Array
 
 
@@ -41,6 +42,27 @@ class CodedX:
         if weight.order is not None:
             x = self._changed(product, x, "Gather", weight.order, axis=-1)
         return x
+
+    def rounded(self, product: ir.Node, scale: Array) -> ir.Value:
+        """Return x of a product, rounded to E4M3 times a scale; beyond 448 it is 448."""
+        x = gv.present(product.inputs[0])
+        key = x, scale.tobytes()
+        if key not in self.made:
+            tensors = {
+                f"{x.name}.scale_{len(self.made)}": scale,
+                "zero_e4m3": np.zeros((), E4M3),
+            }
+            operands = [
+                gv.initializer(self.graph, name, ir.tensor(each)) for name, each in tensors.items()
+            ]
+            rounding = ir.node("QuantizeLinear", [x, *operands])
+            node = ir.node("DequantizeLinear", [rounding.outputs[0], *operands])
+            rounding.outputs[0].type = operands[1].type
+            node.outputs[0].type = x.type
+            rounding.outputs[0].shape = node.outputs[0].shape = x.shape
+            self.graph.insert_before(product, [rounding, node])
+            self.made[key] = node.outputs[0]
+        return self.made[key]
 
     def _changed(
         self, product: ir.Node, x: ir.Value, operator: str, by: Array, **attributes: int

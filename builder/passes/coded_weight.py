@@ -14,6 +14,7 @@ from trt_lora.runtime.memory.dtypes import Array
 Codes = npt.NDArray[np.uint8]
 
 E4M3 = ml_dtypes.float8_e4m3fn
+FLOAT8_MAX = 448  # of E4M3
 _OPERATOR = "DequantizeLinear"
 _NIBBLE = 4  # bits
 
@@ -34,6 +35,7 @@ class CodedWeight:
     order: npt.NDArray[np.int64] | None = None  # [k], places in k of the codes; None: as they lie
     is_float: bool = False  # codes of 8 bits are E4M3
     factors: Array | None = None  # [k], of columns of W, or of x as the codes take it; None: 1
+    x_scale: Array | None = None  # [], of x as E4M3, which products read; None: x as it is
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,7 +46,7 @@ class CodedWeight:
     @property
     def largest(self) -> float:
         """Return a bound of the magnitude of a code less its zero."""
-        return 448 if self.is_float else 1 << self.bits
+        return FLOAT8_MAX if self.is_float else 1 << self.bits
 
     def dequantised(self) -> Array:
         """Return the weight [n, k] in the dtype of its scales, rounded as the operator rounds."""
@@ -123,7 +125,12 @@ def _zeros(graph: ir.Graph, path: str, weight: CodedWeight) -> ir.Value:
 def decoding(value: ir.Value | None) -> ir.Node | None:
     """Return the node that decodes the codes of a weight; None: it is something else."""
     *_, node = (None, *_makers(value))
-    return node if node is not None and node.op_type == _OPERATOR else None
+    return node if node is not None and _decodes(node) else None
+
+
+def _decodes(node: ir.Node) -> bool:
+    """Whether a node decodes codes that the graph holds, not those of an x that it rounds."""
+    return node.op_type == _OPERATOR and gv.present(node.inputs[0]).const_value is not None
 
 
 def _makers(value: ir.Value | None) -> Iterator[ir.Node]:
@@ -165,7 +172,7 @@ def _points(zeros: ir.TensorProtocol, bits: int, shape: tuple[int, int]) -> Code
 def coded_values(model: ir.Model) -> Iterator[tuple[str, ir.Value]]:
     """Yield the weights of an engine's graph that are of codes, each behind its linear's path."""
     for node in model.graph:
-        if node.op_type == _OPERATOR:
+        if _decodes(node):
             path, value = str(gv.present(node.inputs[0]).name), node.outputs[0]
             while changes := [user for user in value.consumers() if _is_column_change(user)]:
                 value = changes[0].outputs[0]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.linears import Linear, behind_identity
+from trt_lora.builder.passes.linears import Linear, source_of
 from trt_lora.plugins.contract.operators import Operator
 from trt_lora.plugins.contract.sites import MAX_SITES
 
@@ -61,15 +61,15 @@ class LinearGroup:
 
     @property
     def x(self) -> ir.Value:
-        """The input of all linears."""
-        return self.linears[0].x
+        """The input of all linears, before any rounding."""
+        return source_of(self.linears[0].x)
 
 
 def make_groups(linears: Iterable[Linear]) -> list[LinearGroup]:
     """Group linears by the value that they read; at most `MAX_SITES` in one."""
     by_x: dict[ir.Value, list[Linear]] = {}
     for linear in linears:
-        by_x.setdefault(behind_identity(linear.x), []).append(linear)
+        by_x.setdefault(source_of(linear.x), []).append(linear)
     return [_group(some) for linears_of_x in by_x.values() for some in _batched(linears_of_x)]
 
 

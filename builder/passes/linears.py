@@ -16,6 +16,7 @@ WRAPPER_ATTRIBUTE = "model_"
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
+_SAME = ("Identity", "QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,10 @@ def _constant_shape(value: ir.Value | None) -> Sequence[int] | None:
     return None if value.const_value is None else tuple(value.const_value.shape.numpy())
 
 
-def behind_identity(value: ir.Value) -> ir.Value:
-    """Return the value behind Identity nodes."""
+def source_of(value: ir.Value) -> ir.Value:
+    """Return what a value is, behind nodes that leave it as it is or round it to codes and back."""
     node = value.producer()
-    while node is not None and node.op_type == "Identity" and node.inputs[0]:
+    while node is not None and node.op_type in _SAME and node.inputs[0]:
         value = node.inputs[0]
         node = value.producer()
     return value

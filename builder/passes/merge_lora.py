@@ -3,7 +3,7 @@
 1. Only the weights that change are written; the others stay in the engine's own file.
 2. A weight that other nodes read too, such as a tied embedding, keeps its value for them.
 3. A site that is called twice is merged once.
-4. A weight in codes becomes one of floats: the codes hold no sum.
+4. A weight in codes becomes one of floats, for the codes hold no sum, and x is rounded no more.
 """
 
 from collections.abc import Mapping
@@ -71,6 +71,7 @@ class _Merger:
         key = id(old), call.path
         if key not in self.merged:
             self.merged[key] = self._written(call, old, delta)
+        call.linear.replace_input_with(0, call.x)
         call.linear.replace_input_with(1, self.merged[key])
 
     def _written(self, call: SiteCall, old: ir.Value, delta: npt.NDArray[np.float64]) -> ir.Value:

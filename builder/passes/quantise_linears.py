@@ -5,9 +5,11 @@
 2. A Gemm reads [n, k] as it is (`transB`), a MatMul through a Transpose; x, bias and LoRA stay.
 3. A module that the graph calls twice is read twice from the same codes.
 4. Codes in another order than x has go back into it behind their product with the scales.
-5. An embedding that is tied to a linear reads rows of its codes of 8 bits, too; of 4 bits it keeps
+5. x is rounded to E4M3 where a weight says so, once for all linears that read it; LoRA reads it as
+   it was.
+6. An embedding that is tied to a linear reads rows of its codes of 8 bits, too; of 4 bits it keeps
    its floats, because answers would move.
-6. Weights that nothing reads any more go.
+7. Weights that nothing reads any more go.
 """
 
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.coded_products import CodedX
 from trt_lora.builder.passes.coded_weight import CodedWeight, write_coded
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths, module_path
 
@@ -36,12 +39,14 @@ class QuantiseLinears(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        made: dict[str, ir.Value] = {}
+        made, coded_x = dict[str, ir.Value](), CodedX(model.graph)
         for linear in [item for item in find_linears(model) if item.path in self.weights]:
             if linear.path not in made:
                 nodes = write_coded(model.graph, linear.path, self.weights[linear.path])
                 model.graph.insert_before(linear.node, nodes)
                 made[linear.path] = nodes[-1].outputs[0]
+            if (scale := self.weights[linear.path].x_scale) is not None:
+                linear.node.replace_input_with(0, coded_x.rounded(linear.node, scale))
             _read_codes(linear, made[linear.path])
             if linear.path in self.tied and self.weights[linear.path].bits == _ROW_BITS:
                 _read_rows(model, self.tied[linear.path], made[linear.path])

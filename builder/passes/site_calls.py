@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.linears import behind_identity
+from trt_lora.builder.passes.linears import source_of
 from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
 from trt_lora.plugins.contract.sites import parse_binding
 from trt_lora.plugins.errors import ModelError
@@ -72,5 +72,5 @@ def _linear(value: ir.Value, x: ir.Value) -> ir.Node | None:
         node = operands[0].producer() if len(operands) == 1 else None
     if node is None or node.op_type not in _LINEARS:
         return None
-    x_of_node = behind_identity(gv.present(node.inputs[0]))
-    return node if x_of_node is behind_identity(x) else None
+    x_of_node = source_of(gv.present(node.inputs[0]))
+    return node if x_of_node is source_of(x) else None

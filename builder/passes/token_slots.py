@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.linears import Linear, behind_identity
+from trt_lora.builder.passes.linears import Linear, source_of
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT, SLOT_ROWS, SLOTS
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.generation.decoding.step_inputs import (
@@ -65,7 +65,7 @@ class TokenSlots:
 
     def _of(self, x: ir.Value, width: int) -> ir.Value | None:
         """The slots of x read as [tokens, width]."""
-        x = behind_identity(x)
+        x = source_of(x)
         leading = _leading(_sizes(x), width)
         if leading[:1] == (BATCH,):
             return self._of_rows(leading, x, {"end": len(leading)})

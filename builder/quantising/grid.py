@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trt_lora.builder.passes.coded_weight import CodedWeight, packed
+from trt_lora.builder.passes.coded_weight import FLOAT8_MAX, CodedWeight, packed
 
 _CACHED = 1 << 16  # values that are read at a time, so that they stay in a core's cache
 _FACTORS = tuple(1.05 - 0.5 * step / 24 for step in range(24))  # of a block's whole range
@@ -87,6 +87,24 @@ def nearest_grid(weight: torch.Tensor, form: CodeFormat) -> Grid:
 
     (scales,) = by_rows(scales_of, weight)
     return Grid(form, scales, torch.full_like(scales, form.middle))
+
+
+def nearest_float8(weight: torch.Tensor, dtype: torch.dtype) -> CodedWeight:
+    """Return a weight [n, k] as E4M3: the largest magnitude of a row is the largest float.
+
+    Args:
+        weight: [n, k].
+        dtype: of scales.
+    """
+
+    def rows_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scales = (weight.abs().amax(-1, keepdim=True) / FLOAT8_MAX).to(dtype)
+        steps = (weight / _divisor(scales.float())).clamp_(-FLOAT8_MAX, FLOAT8_MAX)
+        return steps.mul_(scales != 0).to(torch.float8_e4m3fn), scales
+
+    codes, scales = by_rows(rows_of, weight)
+    code_bytes = codes.view(torch.uint8).numpy()
+    return CodedWeight(8, weight.shape[1], code_bytes, _numpy(scales), is_float=True)
 
 
 def searched_grid(weight: torch.Tensor, form: CodeFormat, importance: torch.Tensor) -> Grid:

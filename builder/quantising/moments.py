@@ -1,4 +1,4 @@
-"""Second moments of what each linear reads, on windows of a text.
+"""Second moments and largest magnitudes of what each linear reads, on windows of a text.
 
 Linears that read one tensor, such as q, k and v, share its moments.
 """
@@ -66,6 +66,16 @@ class Moments:
             measured = self._measured(now)
             for x in now:  # which takes a part of the memory each
                 yield x, measured.pop(x.paths[0])
+
+    def largest(self, inputs: Sequence[SharedInput]) -> dict[str, float]:
+        """Return the largest magnitude of each input, by the paths of all linears that read it."""
+        found = {x.paths[0]: 0.0 for x in inputs}
+
+        def see(path: str, x: torch.Tensor) -> None:
+            found[path] = max(found[path], float(x.abs().max()))
+
+        self._run(list(found), self.windows, see)
+        return {path: found[x.paths[0]] for x in inputs for path in x.paths}
 
     def _measured(self, inputs: Sequence[SharedInput]) -> dict[str, torch.Tensor]:
         sums = {x.paths[0]: np.zeros((x.k,) * (1 if x.is_wide else 2), np.float32) for x in inputs}

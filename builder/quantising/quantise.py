@@ -1,22 +1,30 @@
-"""Quantise the linears of a float model: which, to how many bits, and by what.
+"""Quantise the linears of a float model: which, to what codes, and by what.
 
 8 bits are rounded to the nearest, symmetric. 4 bits have zeros, in ranges of the least error; on a
 text the error is that of `x @ W`, and GPTQ finds the codes. The output head is rounded without one.
-A plan takes no zeros, and of 8 bits one scale a row.
+A plan takes no zeros, and of 8 bits one scale a row; codes of FP8 are floats, and its products read
+x as FP8, too, with one scale of what the text has.
 """
 
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
-from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.passes.coded_weight import FLOAT8_MAX, CodedWeight
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.quantising.gptq import gptq_codes
-from trt_lora.builder.quantising.grid import CodeFormat, Grid, nearest_grid, searched_grid
+from trt_lora.builder.quantising.grid import (
+    CodeFormat,
+    Grid,
+    nearest_float8,
+    nearest_grid,
+    searched_grid,
+)
 from trt_lora.builder.quantising.moments import Moments
 from trt_lora.builder.quantising.streamed_weights import StreamedWeights
 from trt_lora.plugins.errors import ConfigError
@@ -33,6 +41,7 @@ class QuantisedLinear:
 
     weight: CodedWeight
     source: str
+    scales_x: bool = False  # whether x is divided by factors that are in the weight
 
     def format(self, level: str, embedding: str) -> WeightFormat:
         """Return what the manifest says of it, of its products, and of a tied embedding."""
@@ -40,8 +49,10 @@ class QuantisedLinear:
         name = "fp8" if weight.is_float else f"int{weight.bits}"
         is_symmetric = weight.zeros is None
         sizes = weight.shape, weight.bits, weight.block
-        level = "exact" if weight.is_float else level
-        return WeightFormat(name, *sizes, is_symmetric, self.source, level, embedding)
+        if weight.is_float:
+            level = "exact" if weight.x_scale is None else "fast"
+        has_scaled_x = self.scales_x and weight.factors is None
+        return WeightFormat(name, *sizes, is_symmetric, self.source, level, embedding, has_scaled_x)
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Quantiser:
         """Return the linears that are to be read as codes, by their modules' paths.
 
         Raises:
-            ConfigError: the text for 4 bits cannot be read.
+            ConfigError: the text cannot be read.
             ModelError: the model cannot be run on the text.
         """
         self.progress.stage("quantise")
@@ -78,9 +89,29 @@ class Quantiser:
             for path, linear in self._calibrated(paths.keys(), windows):
                 del paths[path]
                 yield path, linear
+        if self.config.quantize == "fp8":
+            yield from self._float8(paths.keys())
+            return
         # Without a text, and what the decoder does not run.
         for path in paths:
             yield path, self._nearest(path, self.config.quantize)
+
+    def _float8(self, paths: Collection[str]) -> Iterator[tuple[str, QuantisedLinear]]:
+        windows = self._windows() if self.config.quantize_level == "fast" else []
+        largest, source = dict[str, float](), "rounded to the nearest"
+        if windows:
+            moments, source = (
+                Moments(self.weights.model, windows),
+                f"{source}, x on {_sha256(windows)}",
+            )
+            with self.weights.in_modules():
+                largest = moments.largest(moments.inputs())
+        for path in paths:
+            weight = nearest_float8(self.weights[path], getattr(torch, self.config.dtype))
+            if path in largest:
+                scale = np.float32(largest[path] / FLOAT8_MAX)
+                weight = replace(weight, x_scale=np.asarray(scale))
+            yield path, QuantisedLinear(weight, source)
 
     def _form(self, name: str, k: int) -> CodeFormat:
         bits, dtype = QUANTIZED_BITS[name], getattr(torch, self.config.dtype)
@@ -116,7 +147,7 @@ class Quantiser:
     def _calibrated(
         self, paths: Collection[str], windows: Sequence[Sequence[int]]
     ) -> Iterator[tuple[str, QuantisedLinear]]:
-        source = f"GPTQ on {hashlib.sha256(repr(windows).encode()).hexdigest()}"
+        source = f"GPTQ on {_sha256(windows)}"
         moments = Moments(self.weights.model, windows)
         with self.weights.in_modules():
             inputs = [item for item in moments.inputs() if set(item.paths).issubset(paths)]
@@ -143,6 +174,10 @@ class Quantiser:
             grid = searched_grid(weight, form, torch.ones(k))
         coded = grid.coded(grid.codes(weight)).split(self.config.quantize_block)
         return QuantisedLinear(coded, "rounded to the nearest")
+
+
+def _sha256(windows: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(repr(windows).encode()).hexdigest()
 
 
 def _by_moments(

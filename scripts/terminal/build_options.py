@@ -211,14 +211,14 @@ def _add_engine_options(add: Callable[..., object]) -> None:
 
 def _add_code_options(add: Callable[..., object]) -> None:
     kinds = tuple(config.QUANTIZED_BITS)
-    what = "weights of linears in codes of 8 or 4 bits (default: %(default)s)"
+    what = "weights of linears in codes of 8 or 4 bits; fp8 in a plan alone (default: %(default)s)"
     _add_choice(add, "--quantize", kinds, what)
     what = "the same of the output head, with --quantize (default: %(default)s)"
-    _add_choice(add, "--quantize-head", kinds, what)
+    _add_choice(add, "--quantize-head", config.QUANTIZED_HEADS, what)
     what = "values that share a scale: 16, 32, 64, 128 or 256 (default: %(default)s)"
     _add_number(add, "--quantize-block", "VALUES", what)
     what = (
-        "on a CPU, products with activations in 8 bits (fast) or as they are (exact) "
+        "products with activations in 8 bits (fast; in a plan of fp8 alone) or as they are (exact) "
         "(default: %(default)s)"
     )
     _add_choice(add, "--quantize-level", config.QUANTIZE_LEVELS, what)
@@ -226,6 +226,6 @@ def _add_code_options(add: Callable[..., object]) -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="a text like those that the engine will see, for --quantize int4 (default: one that "
-        "comes with the package)",
+        help="a text like those that the engine will see, for --quantize int4 or fp8 (default: "
+        "one that comes with the package)",
     )

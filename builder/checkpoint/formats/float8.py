@@ -2,8 +2,10 @@
 
 https://github.com/deepseek-ai/DeepSeek-V3/blob/main/inference/kernel.py (`weight_dequant`) and
 https://github.com/pytorch/FBGEMM for rows. Squares are no blocks of a row, so they become floats.
+One scale of x, where there is one, was found on a text: products read x rounded by it.
 """
 
+import numpy as np
 import torch
 
 from trt_lora.builder.checkpoint.formats.stored_linear import (
@@ -14,12 +16,12 @@ from trt_lora.builder.checkpoint.formats.stored_linear import (
     scaled,
 )
 from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.plugins.messages import shown
+from trt_lora.runtime.memory.dtypes import Array
 
-# What quantises x and the cache says nothing of the weight: here both stay floats.
-TENSORS = (
-    *("weight", "input_scale", "input_scale_ub", "activation_scale"),
-    *("k_scale", "v_scale", "output_scale"),
-)
+_X_SCALES = ("input_scale", "activation_scale")
+# The others quantise the cache, or bound scales of x that each token finds: here both stay floats.
+TENSORS = ("weight", *_X_SCALES, "input_scale_ub", "k_scale", "v_scale", "output_scale")
 _SCALES = ("weight_scale_inv", "weight_scale")  # the first is a factor too, whatever its name says
 
 
@@ -42,7 +44,19 @@ def read(linear: StoredLinear) -> Weight:
     scales = scales.expand(n, 1).contiguous()
     if weight[scales[:, 0] == 0].float().any():
         raise linear.refusal(f"{name} has scales that are 0 where codes are not")
-    return CodedWeight(8, k, weight.view(torch.uint8).numpy(), scales.numpy(), is_float=True)
+    codes, x_scale = weight.view(torch.uint8).numpy(), _x_scale(linear)
+    return CodedWeight(8, k, codes, scales.numpy(), is_float=True, x_scale=x_scale)
+
+
+def _x_scale(linear: StoredLinear) -> Array | None:
+    """The scale of x; None: each token has its own, or x stays as it is."""
+    name = next((name for name in _X_SCALES if name in linear.tensors), None)
+    if name is None:
+        return None
+    scale = linear.tensor(name, dims=linear.tensors[name].dim()).float().numpy()
+    if scale.size != 1 or not np.isfinite(scale).all() or not (scale > 0).all():
+        raise linear.refusal(f"{name} is {shown(scale.tolist())}, expected one number above 0")
+    return scale.reshape(())
 
 
 FORMAT = Format(_SCALES, TENSORS, read)

@@ -28,6 +28,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization")
 _ELEMENTWISE = (
     *("Abs", "Cast", "Erf", "Exp", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Softplus"),
     *("Sqrt", "Tanh", "Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"),
+    *("QuantizeLinear", "DequantizeLinear"),  # with one scale
 )
 
 Sizes = tuple[int | ir.SymbolicDim, ...]
