@@ -325,7 +325,7 @@ def test_a_text_that_cannot_be_read_is_refused(
         ({"quantize_head": "int2"}, "--quantize-head is 'int2'; choose from"),
         ({"quantize_block": 48}, "--quantize-block is '48'; choose from: 16, 32, 64, 128, 256"),
         ({"quantize_level": "slow"}, "--quantize-level is 'slow'; choose from: fast, exact"),
-        ({"quantize": "int8", "calibration": Path("a")}, "is a text for --quantize int4, and"),
+        ({"quantize": "int8", "calibration": Path("a")}, "is a text for --quantize int4 or fp8, "),
         ({"quantize": "int4", "dtype": "bfloat16"}, "takes --dtype float16 or float32; it is bf"),
     ],
 )

@@ -253,6 +253,14 @@ def first_becomes(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
         ),
         ("fp8_block", replaced(f"{Q}.weight", lambda w: w.float()), "weight is float32"),
         ("fbgemm_fp8", without(f"{Q}.weight"), "weight is missing beside"),
+        *(
+            (
+                "modelopt_fp8",
+                replaced(f"{Q}.input_scale", lambda _, scale=scale: torch.tensor(scale)),
+                f"input_scale is {scale}, expected one number above 0",
+            )
+            for scale in (0.0, -1.0, float("nan"), float("inf"), [1.0, 2.0])
+        ),
         # Tensors without their linear, or of another format.
         (
             "modelopt_int4awq",

@@ -1,5 +1,6 @@
 """Weights in codes: what they mean, by hand and by ONNX Runtime, and through a graph and back."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from support.models.coded_graphs import BLOCK, K, N, coded_graph, float_codes, r
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.coded_weight import (
+    E4M3,
     CodedWeight,
     coded_weights,
     packed,
@@ -38,6 +40,25 @@ def test_a_weight_by_hand() -> None:
     whole = CodedWeight(8, 2, np.array([[0, 128, 255, 1]], np.uint8), scales)
     assert whole.dequantised().tolist() == [[-64, 0, 254, -254]]
     assert (plain.shape, whole.shape) == ((1, 4), (1, 4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_products_share_an_x_that_is_rounded_to_floats_of_8_bits(
+    dtype: str, tmp_path: Path
+) -> None:
+    scale = np.asarray(0.25, dtype)
+    weight = replace(float_codes(dtype), x_scale=scale)
+    model = coded_graph(weight, "c = MatMul(x, w) d = Gemm <transB = 1> (x, v) y = Add(c, d)")
+    kinds = [node.op_type for node in model.graph if "uantize" in node.op_type]
+    assert sorted(kinds) == ["DequantizeLinear", "DequantizeLinear", "QuantizeLinear"]
+    x = np.random.default_rng(1).normal(size=(5, K)).astype(dtype)
+    x[0, 0], x[1, 1] = 1000, -1000  # the largest is 448 / 4
+    rounded = np.clip(x / scale, -448, 448).astype(E4M3).astype(np.float64) * 0.25
+    assert np.abs(rounded).max() == 112
+    expected = 2 * rounded @ weight.dequantised().T.astype(np.float64)
+    y = run(model, x, tmp_path)
+    error = np.abs(y - expected).max() / np.abs(expected).max()
+    assert error < (1e-6 if dtype == "float32" else 2e-3)
 
 
 def test_codes_that_are_floats_by_hand() -> None:

@@ -53,6 +53,15 @@ def test_a_linear_gets_the_delta_and_other_readers_of_its_weight_do_not(
     np.testing.assert_array_equal(same, W)
 
 
+def test_a_merged_linear_reads_x_without_its_rounding_to_codes(tmp_path: Path) -> None:
+    y, _, _ = merged(
+        "s = Constant <value_float = 0.5> () q = QuantizeLinear(x, s) d = DequantizeLinear(q, s) "
+        "m = MatMul(d, w) y = trt_lora.LoraAdd1(x, lora_A_s, lora_B_s, m)",
+        tmp_path,
+    )
+    np.testing.assert_allclose(y, X @ (W + A @ B), rtol=1e-4, atol=1e-5)
+
+
 def test_a_module_that_is_called_twice_is_merged_once(tmp_path: Path) -> None:
     y, _, _ = merged(
         "a = MatMul(x, w) b = trt_lora.LoraAdd1(x, lora_A_s, lora_B_s, a) c = MatMul(b, w) "

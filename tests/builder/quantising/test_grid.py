@@ -3,12 +3,19 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from trt_lora.builder.quantising.grid import CodeFormat, Grid, nearest_grid, searched_grid
+from trt_lora.builder.quantising.grid import (
+    CodeFormat,
+    Grid,
+    nearest_float8,
+    nearest_grid,
+    searched_grid,
+)
 
 BLOCK = 16
 FOUR = CodeFormat(4, BLOCK, torch.float32)
@@ -51,6 +58,20 @@ def test_codes_are_those_of_the_scales_that_are_stored(dtype: torch.dtype) -> No
         assert coded.scales.dtype.name == str(dtype).removeprefix("torch.")
         error = np.abs(coded.dequantised().astype(np.float64) - WEIGHT.numpy())
         assert error.max() < 1.1 * float(grid.scales.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_floats_of_8_bits_are_the_nearest_to_a_row_s_largest(dtype: torch.dtype) -> None:
+    weight = torch.cat([WEIGHT, WEIGHT[:1] * 1e-7, WEIGHT[:1] * 0])
+    coded = nearest_float8(weight, dtype)
+    scales = (np.abs(weight.numpy()).max(1, keepdims=True) / 448).astype(coded.scales.dtype)
+    np.testing.assert_array_equal(coded.scales, scales)
+    has_scale = scales[:, 0] > 0  # half precision has none so small: zeros, not infinite codes
+    assert has_scale.tolist() == [True] * 5 + [dtype == torch.float32, False]
+    steps = weight.numpy()[has_scale] / scales[has_scale].astype(np.float32)
+    expected = np.clip(steps, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(coded.codes[has_scale], expected.view(np.uint8))
+    assert not (coded.codes[~has_scale] & 0x7F).any()  # zeros, some below
 
 
 def test_a_search_finds_the_least_weighted_error_of_its_ranges() -> None:

@@ -42,6 +42,23 @@ def test_linears_that_read_one_tensor_share_its_moments(tmp_path: Path) -> None:
     assert inputs == expected  # the head is not the decoder's
 
 
+def test_the_largest_of_an_input_is_that_of_all_that_read_it(tmp_path: Path) -> None:
+    model = load(tmp_path)
+    found = Moments(model, WINDOWS)
+    largest = found.largest(found.inputs())
+    assert len(largest) == 2 * 7
+    for path, value in largest.items():
+        seen: list[float] = []
+        hook = model.get_submodule(path).register_forward_pre_hook(
+            lambda _, args, to=seen: to.append(float(args[0].abs().max()))
+        )
+        with torch.inference_mode():
+            for window in WINDOWS:
+                model(torch.tensor([window]))
+        hook.remove()
+        assert value == pytest.approx(max(seen), rel=1e-5)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_moments_are_those_of_the_inputs_that_eager_attention_gives(
     architecture: str, tmp_path: Path
