@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,10 +257,15 @@ def first_becomes(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
         *(
             (
                 "modelopt_fp8",
-                replaced(f"{Q}.input_scale", lambda _, scale=scale: torch.tensor(scale)),
+                replaced(f"{Q}.input_scale", partial(torch.full_like, fill_value=scale)),
                 f"input_scale is {scale}, expected one number above 0",
             )
-            for scale in (0.0, -1.0, float("nan"), float("inf"), [1.0, 2.0])
+            for scale in (0.0, -1.0, float("nan"), float("inf"))
+        ),
+        (
+            "modelopt_fp8",
+            replaced(f"{Q}.input_scale", lambda s: torch.stack([s, s])),
+            "expected one number above 0",
         ),
         # Tensors without their linear, or of another format.
         (
