@@ -12,7 +12,7 @@ from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, check_direc
 from trt_lora.builder.checkpoint.quantisation import Quantisation, stated_quantisation
 from trt_lora.builder.checkpoint.weight_files import (
     StoredWeight,
-    gguf_file,
+    lone_gguf,
     read_header,
     read_weights,
     weight_files,
@@ -54,12 +54,16 @@ class Checkpoint:
     def quantisation(self) -> Quantisation | None:
         """The codes that the weights are in; None: they are floats."""
         stated = stated_quantisation(self.config_path, self.fields)
-        return stated if self.gguf is None else self.gguf.quantisation(stated)
+        if self.gguf is None:
+            return stated
+        if stated is not None:
+            raise stated.refusal(f"the weights beside it are in {self.gguf.file.path.name}")
+        return self.gguf.quantisation
 
     @cached_property
     def gguf(self) -> GgufWeights | None:
         """The weights in a GGUF file; None: they are in files of another kind."""
-        path = gguf_file(self.directory)
+        path = lone_gguf(self.directory)
         return None if path is None else gguf_weights(path, self.fields)
 
     @cached_property

@@ -23,6 +23,7 @@ _MAGIC, _VERSIONS, _ALIGNMENT = b"GGUF", (2, 3), 32
 _NUMBERS = dict(enumerate("BbHhIif?")) | dict(enumerate("Qqd", 10))  # struct's, by value types
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
+_LEAST_TENSOR, _LEAST_VALUE = 32, 13  # bytes in the header
 # Values and bytes of a block, of the tensors that are read.
 _BLOCKS = {
     "Q4_0": (32, 18),
@@ -91,13 +92,12 @@ class _Header:
     def read(self) -> GgufFile:
         if self.take(4) != _MAGIC:
             raise self.damaged("it does not begin with GGUF")
-        version = self.number("I")
-        if version not in _VERSIONS:
-            big = (
-                ": it may be big-endian, and little-endian is read" if not version & 0xFFFF else ""
-            )
-            raise self.damaged(f"its version is {version}, and 2 or 3 is read{big}")
+        if (version := self.number("I")) not in _VERSIONS:
+            order = "" if version & 0xFFFF else ", little-endian, which this file is not"
+            raise self.damaged(f"its version is {version}, and 2 or 3 is read{order}")
         tensors, values = self.number("Q"), self.number("Q")
+        if tensors * _LEAST_TENSOR + values * _LEAST_VALUE > len(self.data):
+            raise self.damaged(f"it is too small for {tensors} tensors and {values} values")
         metadata = self.unique((self.text(), self.value(self.number("I"))) for _ in range(values))
         found = self.unique(self.tensor() for _ in range(tensors))
         return GgufFile(self.path, metadata, self.placed(found, metadata))

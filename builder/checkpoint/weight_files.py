@@ -87,7 +87,7 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     )
 
 
-def gguf_file(directory: Path) -> Path | None:
+def lone_gguf(directory: Path) -> Path | None:
     """Return the one GGUF file of a model that has its weights in no other form.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 5400, "scripts": 8160}
+BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 5770, "scripts": 8160}
 TESTS = 50_200
 
 

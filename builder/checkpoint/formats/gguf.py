@@ -30,25 +30,32 @@ def read(linear: StoredLinear) -> CodedWeight:
 
 def _q4_0(blocks: Codes) -> CodedWeight:
     """A scale, and 16 bytes: first values in the low halves, then values in the high ones."""
-    both = blocks[:, :, 2:]
-    codes = np.concatenate([both & 15, both >> 4], axis=-1)
+    codes = _parts(blocks[:, :, 2:], 16, 4)
     return CodedWeight(4, 32, packed(_rows(codes)), _scales(blocks[:, :, :2]))
 
 
 def _q8_0(blocks: Codes) -> CodedWeight:
     """A scale, and 32 signed bytes, here counted from the least one."""
-    return CodedWeight(8, 32, _rows(blocks[:, :, 2:] ^ 128), _scales(blocks[:, :, :2]))
+    codes = np.bitwise_xor(blocks[:, :, 2:], 128)
+    return CodedWeight(8, 32, _rows(codes), _scales(blocks[:, :, :2]))
 
 
 def _q6_k(blocks: Codes) -> CodedWeight:
     """Twice 128 values: 4 bits in 64 bytes, 2 in 32; a signed factor for each 16; their scale."""
     low, high, factors, scale = np.split(blocks, [128, 192, 208], axis=-1)
-    halves = (*blocks.shape[:2], 2, 1)
-    low = low.reshape(*halves, 64) >> np.array([[0], [4]], np.uint8) & 15
-    high = high.reshape(*halves, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
-    codes = low.reshape(*blocks.shape[:2], 256) | high.reshape(*blocks.shape[:2], 256) << 4
+    codes = np.bitwise_or(_parts(low, 64, 4), np.left_shift(_parts(high, 32, 2), 4))
     scales = _scales(scale)[:, :, None] * factors.view(np.int8).astype(np.float32)
-    return CodedWeight(8, 16, _rows(codes + np.uint8(128 - 32)), scales.reshape(len(blocks), -1))
+    codes = np.add(codes, 128 - 32)  # the middle of 6 bits becomes that of 8
+    return CodedWeight(8, 16, _rows(codes), scales.reshape(len(blocks), -1))
+
+
+def _parts(packed_codes: Codes, width: int, bits: int) -> Codes:
+    """Codes [n, blocks, values]: of `width` bytes first those in the lowest bits of each."""
+    blocks = packed_codes.shape[:2]
+    shifts = np.arange(0, 8, bits).astype(np.uint8)[:, None]
+    parts = np.right_shift(packed_codes.reshape(*blocks, -1, 1, width), shifts)
+    codes: Codes = np.bitwise_and(parts, (1 << bits) - 1).reshape(*blocks, -1)
+    return codes
 
 
 def _scales(halves: Codes) -> Array:

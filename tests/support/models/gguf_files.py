@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.models.checkpoints import WEIGHTS_FILE
 
 Type = gguf.GGMLQuantizationType
@@ -20,8 +20,11 @@ Types = Callable[[str], Any]  # the type of a tensor, by its name in the file
 GGUF_FILE = "model.gguf"
 _MODULES = {"embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output"}
 _OF_A_LAYER = {
-    **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
-    **{"o_proj": "attn_output", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm"},
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "o_proj": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
     **{f"{part}_proj": f"attn_{part}" for part in "qkv"},
     **{f"{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
@@ -97,7 +100,7 @@ def write_gguf(
     path: Path,
     stated: Mapping[str, Any],
     tensors: Mapping[str, npt.NDArray[Any]],
-    types: Types = all_of(Type.Q8_0),
+    types: Types,
 ) -> None:
     """Write a file by the library."""
     writer = gguf.GGUFWriter(path, stated["general.architecture"])
@@ -127,8 +130,6 @@ def in_gguf(model: Path, directory: Path, types: Types, **stated: Any) -> Path:
 
 def as_safetensors(directory: Path, target: Path) -> Path:
     """Copy a model in a GGUF file; its weights are what the library makes of them, as they were."""
-    from safetensors.torch import save_file
-
     shutil.copytree(directory, target, ignore=shutil.ignore_patterns("*.gguf"))
     save_file(library_weights(directory), target / WEIGHTS_FILE, {"format": "pt"})
     return target
