@@ -22,7 +22,8 @@ def read(linear: StoredLinear) -> CodedWeight:
     (kind,) = linear.tensors
     rows = linear.tensor(kind, torch.uint8).numpy()
     nbytes, weight_of = _KINDS[kind]
-    weight = weight_of(rows.reshape(len(rows), -1, nbytes))
+    with np.errstate(invalid="ignore"):  # infinite times 0, which is refused below
+        weight = weight_of(rows.reshape(len(rows), -1, nbytes))
     if not np.isfinite(weight.scales).all():
         raise linear.refusal(f"{kind} has scales that are infinite or NaN")
     return weight

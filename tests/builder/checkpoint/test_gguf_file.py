@@ -1,5 +1,6 @@
 """The container: what a header says, and every way in which it can be wrong."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from struct import pack
@@ -192,6 +193,19 @@ def test_a_file_that_ends_anywhere_is_refused(tmp_path: Path, name: str) -> None
     for size in [*range(1, 1500, 7), *range(1500, end, 9973), end - 1]:
         with pytest.raises(ModelError, match="is damaged or no GGUF file: "):
             read(tmp_path, data[:size])
+
+
+@pytest.mark.parametrize("name", GGUFS)
+def test_bytes_that_were_changed_are_read_or_refused(tmp_path: Path, name: str) -> None:
+    data = (FOLDER / name / "model.gguf").read_bytes()
+    end = min(tensor.start for tensor in read(tmp_path, data).tensors.values())
+    generator = np.random.default_rng(0)
+    for place, byte in zip(generator.integers(0, end, 500), generator.bytes(500), strict=True):
+        changed = bytearray(data)
+        changed[place] = byte
+        with contextlib.suppress(ModelError):
+            tensors = read(tmp_path, bytes(changed)).tensors.values()
+            assert all(tensor.end <= len(data) for tensor in tensors)
 
 
 def test_an_empty_file_and_a_pointer_are_refused(tmp_path: Path) -> None:

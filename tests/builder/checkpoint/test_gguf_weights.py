@@ -101,7 +101,7 @@ def test_scales_that_are_not_finite_are_refused(kind: str, bad: float) -> None:
     rows = np.zeros((2, {"Q4_0": 18, "Q8_0": 34, "Q6_K": 210}[kind]), np.uint8)
     scale = np.array([bad], np.float16).view(np.uint8)
     rows[1, -2 if kind == "Q6_K" else 0 :][:2] = scale
-    rows[:, 192:208] = 1
+    rows[:, 193:208] = 1  # a factor is 0
     with pytest.raises(ModelError, match=f"a.q_proj: {kind.lower()} has scales that are infinite"):
         format.read(linear_of(kind, rows))
 
