@@ -11,7 +11,12 @@ from trt_lora.builder.checkpoint.base_model import load_model
 from trt_lora.builder.checkpoint.formats.stored_linear import Weight
 from trt_lora.builder.checkpoint.stand_ins import StandIns
 from trt_lora.builder.checkpoint.stored_linears import StoredLinears, stored_linears
-from trt_lora.builder.checks.meta_model import head_path, meta_model, usable_positions
+from trt_lora.builder.checks.meta_model import (
+    embedding_path,
+    head_path,
+    meta_model,
+    usable_positions,
+)
 from trt_lora.builder.config import FLOAT8_SINCE, BuildConfig
 from trt_lora.builder.passes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
@@ -106,7 +111,7 @@ def _stored(build: ResolvedBuild, stored: StoredLinears, floats: Collection[str]
         {name: weight.shape for name, weight in kept.items()}, getattr(torch, dtype)
     )
     model = load_model(stored.checkpoint, dtype, {**weights, **stand_ins.weights})
-    paths = stand_ins.paths(model)
+    paths = stand_ins.paths(model, embedding_path(model))
     if others := kept.keys() - paths.keys():
         return _stored(build, stored, {*floats, *others})
     source = f"the checkpoint ({stored.quantisation.method})"
@@ -149,8 +154,8 @@ def _notes(
     """Which codes become floats, why, and how many bytes they are then."""
     if odd:
         yield (
-            f"a plan takes no zeros and of 8 bits one scale a row, which {len(odd)} linears in "
-            "codes have otherwise: with --flavour none they stay codes"
+            "a plan takes no zeros, no scales below 0, and of 8 bits one scale a row, which "
+            f"{len(odd)} linears in codes have otherwise: with --flavour none they stay codes"
         )
     float8 = {n for n, w in weights.items() if isinstance(w, CodedWeight) and w.is_float}
     if float8 and (without := _gpus_without_float8(build)):

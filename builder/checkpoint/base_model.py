@@ -54,7 +54,7 @@ def load_model(
     given = {f"{path}.weight": weight for path, weight in (linears or {}).items()}
     tensors: Iterable[tuple[Path, str, torch.Tensor]]
     tensors = float_tensors(checkpoint, lambda name: name not in given)
-    if not given:
+    if not given and checkpoint.gguf is None:
         model, report = _from_files(directory, dtype)
     else:
         values = [(directory, name, dense(weight)) for name, weight in given.items()]

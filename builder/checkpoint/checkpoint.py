@@ -1,16 +1,18 @@
 """A base model on disk: config fields, weight headers and token ids, each parsed once."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_lora.builder.checkpoint.gguf_weights import GgufWeights, gguf_weights
 from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, check_directory, read_object
 from trt_lora.builder.checkpoint.quantisation import Quantisation, stated_quantisation
 from trt_lora.builder.checkpoint.weight_files import (
     StoredWeight,
+    lone_gguf,
     read_header,
     read_weights,
     weight_files,
@@ -51,11 +53,24 @@ class Checkpoint:
     @cached_property
     def quantisation(self) -> Quantisation | None:
         """The codes that the weights are in; None: they are floats."""
-        return stated_quantisation(self.config_path, self.fields)
+        stated = stated_quantisation(self.config_path, self.fields)
+        if self.gguf is None:
+            return stated
+        if stated is not None:
+            raise stated.refusal(f"the weights beside it are in {self.gguf.file.path.name}")
+        return self.gguf.quantisation
+
+    @cached_property
+    def gguf(self) -> GgufWeights | None:
+        """The weights in a GGUF file; None: they are in files of another kind."""
+        path = lone_gguf(self.directory)
+        return None if path is None else gguf_weights(path, self.fields)
 
     @cached_property
     def headers(self) -> Mapping[Path, tuple[StoredWeight, ...]]:
         """What each file of the weights says that it holds; the files that transformers reads."""
+        if self.gguf is not None:
+            return {self.gguf.file.path: self.gguf.header}
         return {path: read_header(path) for path in weight_files(self.directory)}
 
     @property
@@ -68,9 +83,16 @@ class Checkpoint:
         """The file of each tensor, by the tensor's name."""
         return {weight.name: path for path, header in self.headers.items() for weight in header}
 
+    def read(
+        self, path: Path, is_wanted: Callable[[str], object]
+    ) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Yield tensors of one of the files, one at a time, by name."""
+        read = partial(read_weights, path) if self.gguf is None else self.gguf.read
+        return read(is_wanted)
+
     def tensor(self, name: str) -> "torch.Tensor":
         """Read one of the tensors."""
-        return next(iter(read_weights(self.homes[name], name.__eq__)))[1]
+        return next(self.read(self.homes[name], name.__eq__))[1]
 
     def stop_token_ids(self, config: Any) -> tuple[int, ...]:
         """Return the tokens that end an answer; none where the model names none.

@@ -10,7 +10,10 @@ from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import shown
 
 # Those that `formats` reads.
-METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt")
+METHODS = (
+    *("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gguf", "gptq"),
+    "modelopt",
+)
 
 _KEYS = ("quantization_config", "compression_config")
 _MODELOPT_FILE = "hf_quant_config.json"

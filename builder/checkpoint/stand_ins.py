@@ -36,16 +36,18 @@ class StandIns:
             for i, (path, shape) in enumerate(self.shapes.items())
         }
 
-    def paths(self, model: Any) -> Mapping[str, str]:
+    def paths(self, model: Any, embedding: str = "") -> Mapping[str, str]:
         """Return the path of the linear that each is the weight of, and of nothing else, by name.
 
         Args:
             model: a `PreTrainedModel` that was loaded with them; one that is missing in the result
                 may have been copied, as a part of another weight.
+            embedding: path of one that a linear may be tied to.
         """
         users, linears = defaultdict[int, list[str]](list), dict(module_linears(model))
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            users[parameter.data_ptr()].append(name.removesuffix(".weight"))
+            if name != f"{embedding}.weight":
+                users[parameter.data_ptr()].append(name.removesuffix(".weight"))
         found = {name: users[weight.data_ptr()] for name, weight in self.weights.items()}
         return {
             name: paths[0]

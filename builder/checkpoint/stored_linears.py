@@ -13,13 +13,14 @@ from trt_lora.builder.checkpoint.formats import (
     bitsandbytes,
     compressed_tensors,
     float8,
+    gguf,
     gptq,
     modelopt,
 )
 from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight
 from trt_lora.builder.checkpoint.model_directory import NEXT_STEP
 from trt_lora.builder.checkpoint.quantisation import Quantisation
-from trt_lora.builder.checkpoint.weight_files import SAFETENSORS, check_dense, read_weights
+from trt_lora.builder.checkpoint.weight_files import GGUF, SAFETENSORS, check_dense
 from trt_lora.builder.model_errors import one_line
 
 FORMATS: Mapping[str, Format] = {
@@ -28,6 +29,7 @@ FORMATS: Mapping[str, Format] = {
     "compressed-tensors": compressed_tensors.FORMAT,
     "fbgemm_fp8": float8.FORMAT,
     "fp8": float8.FORMAT,
+    "gguf": gguf.FORMAT,
     "gptq": gptq.FORMAT,
     "modelopt": modelopt.FORMAT,
 }
@@ -49,7 +51,8 @@ class StoredLinears:
 
     def __post_init__(self) -> None:
         """Look at the names, dtypes and shapes of the tensors."""
-        if other := [path.name for path in self.checkpoint.headers if path.suffix != SAFETENSORS]:
+        names = [path.name for path in self.checkpoint.headers]
+        if other := [name for name in names if not name.endswith((SAFETENSORS, GGUF))]:
             raise self.quantisation.refusal(f"codes are read of {SAFETENSORS}, not {other[0]}")
         if not self._homes:
             raise self.quantisation.refusal("no linear has the tensors of that")
@@ -73,7 +76,7 @@ class StoredLinears:
         tensors = {
             names[name]: tensor
             for file in sorted({*self._homes[path].values()})
-            for name, tensor in read_weights(file, names.__contains__)
+            for name, tensor in self.checkpoint.read(file, names.__contains__)
         }
         read, fields = FORMATS[self.quantisation.method].read, self.quantisation.fields
         with one_line(f"{path} cannot be read", NEXT_STEP):  # tensors of any shape
@@ -148,7 +151,7 @@ def float_tensors(
     found = stored_linears(checkpoint)
     codes = frozenset[str]() if found is None else found.names
     for path in checkpoint.headers:
-        names = read_weights(path, lambda name: name not in codes and is_wanted(name))
+        names = checkpoint.read(path, lambda name: name not in codes and is_wanted(name))
         yield from ((path, *item) for item in names)
 
 

@@ -19,9 +19,11 @@ from trt_lora.plugins.messages import listed, shown
 if TYPE_CHECKING:  # torch takes seconds to import, and headers need none
     import torch
 
-SAFETENSORS = ".safetensors"
+SAFETENSORS, GGUF = ".safetensors", ".gguf"
 _FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there is read
-_WEIGHT_SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+_INDEX = ".index.json"  # behind the name of a file that lies in shards
+_WEIGHT_SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", GGUF, ".h5", ".msgpack")
+_GGUF_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
 
 _FLOATS = {"F16", "BF16", "F32", "F64", "float16", "bfloat16", "float32", "float64"}
 _FLOAT_NAMES = {"F16": "float16", "BF16": "bfloat16"}  # of those that are no float32 or wider
@@ -67,7 +69,7 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
         ModelError: there are none, some are missing, or two sets of them are there.
     """
     for name in _FILES:
-        single, index = directory / name, directory / f"{name}.index.json"
+        single, index = directory / name, directory / f"{name}{_INDEX}"
         shards = _shards(index) if os.path.lexists(index) else ()
         has_single = os.path.lexists(single)  # a link may lead nowhere
         if has_single and any(path.exists() for path in shards if path != single):
@@ -83,6 +85,25 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
         f"{', only ' + listed(others) if others else ''}; pass the folder that save_pretrained "
         "wrote or the model hub downloaded"
     )
+
+
+def lone_gguf(directory: Path) -> Path | None:
+    """Return the one GGUF file of a model that has its weights in no other form.
+
+    Raises:
+        ModelError: there are two, or parts of one.
+    """
+    if any(os.path.lexists(directory / f"{name}{end}") for name in _FILES for end in ("", _INDEX)):
+        return None
+    found = sorted(path.name for path in directory.glob(f"*{GGUF}"))
+    if parts := [name for name in found if _GGUF_PART.search(name)]:
+        raise ModelError(
+            f"{directory} has parts of a GGUF file, {listed(parts)}; make one of them with "
+            "llama-gguf-split --merge"
+        )
+    if len(found) > 1:
+        raise ModelError(f"{directory} has {len(found)} GGUF files, {listed(found)}; keep one")
+    return directory / found[0] if found else None
 
 
 def read_header(path: Path) -> tuple[StoredWeight, ...]:

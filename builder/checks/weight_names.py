@@ -48,7 +48,7 @@ def check_weight_names(checkpoint: Checkpoint, targets: Targets) -> None:
     """Refuse experts, and targets that no weight belongs to.
 
     Targets are left to the modules for a type that is not in `KNOWN_TYPES`, and everything without
-    `.safetensors` files.
+    `.safetensors` and GGUF files.
 
     Args:
         checkpoint: of the model.
@@ -58,7 +58,7 @@ def check_weight_names(checkpoint: Checkpoint, targets: Targets) -> None:
         ConfigError: a target matches no linear of the model.
         ModelError: it is a mixture of experts, or its weight files are damaged or incomplete.
     """
-    if not any(checkpoint.directory.glob("*.safetensors")):
+    if checkpoint.gguf is None and not any(checkpoint.directory.glob("*.safetensors")):
         return
     fields, weights = checkpoint.fields, checkpoint.weights
     if any("experts" in weight.name.split(".") for weight in weights):

@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.loaded_weights import check_tensor, own_names
-from trt_lora.builder.checkpoint.weight_files import SAFETENSORS
+from trt_lora.builder.checkpoint.weight_files import GGUF, SAFETENSORS
 from trt_lora.builder.export.torch_modules import module_linears, weight_shape
 
 
@@ -89,7 +89,7 @@ def streamable(checkpoint: Checkpoint, model: Any) -> dict[str, tuple[int, int]]
         (weight.name.removesuffix(".weight"), weight.shape)
         for path, header in checkpoint.headers.items()
         for weight in header
-        if path.suffix == SAFETENSORS and weight.name.endswith(".weight")
+        if path.suffix in (SAFETENSORS, GGUF) and weight.name.endswith(".weight")
     ]
     return {
         name: (shape[0], shape[1])

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 5500, "scripts": 8160}
-TESTS = 50_600
+BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 5870, "scripts": 8160}
+TESTS = 51_300
 
 
 def code_lines(path: Path) -> int:

@@ -157,8 +157,8 @@ def test_a_plan_keeps_codes_without_zeros_and_the_build_says_what_it_does_not(
     assert base.codes == {}
     why, grown = base.notes
     assert why == (
-        "a plan takes no zeros and of 8 bits one scale a row, which 7 linears in codes have "
-        "otherwise: with --flavour none they stay codes"
+        "a plan takes no zeros, no scales below 0, and of 8 bits one scale a row, which 7 "
+        "linears in codes have otherwise: with --flavour none they stay codes"
     )
     assert grown.startswith("7 linears in codes of ")
 

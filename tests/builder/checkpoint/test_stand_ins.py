@@ -61,6 +61,13 @@ def test_a_weight_that_was_copied_or_that_two_modules_share_is_none_of_theirs() 
     assert stand_ins.paths(model) == {"h.k": "model.h.k"}
 
 
+def test_an_embedding_that_is_named_may_share_a_weight() -> None:
+    stand_ins, model = made()
+    model.model.table = torch.nn.Embedding(3, 8)
+    model.model.table.weight = model.model.h.down.weight
+    assert stand_ins.paths(model, "model.table") == {name: f"model.{name}" for name in SHAPES}
+
+
 def test_a_weight_under_another_name_or_of_another_module_is_none_of_theirs() -> None:
     stand_ins, model = made()
     model.model.h.other = model.model.h._modules.pop("q")

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 FOLDER = Path(__file__).parent.parent / "data" / "quantised"
 ADAPTER = FOLDER / "adapter"
-NAMES = sorted(path.parent.name for path in FOLDER.glob("*/expected.json"))
+GGUFS = ("gguf_q4_0", "gguf_q8_0")
+NAMES = sorted({path.parent.name for path in FOLDER.glob("*/expected.json")} - {*GGUFS})
 # TensorRT multiplies by these: FP8 with a scale for each row, or for all.
 FLOAT8 = ("ct_fp8_bf16", "fbgemm_fp8", "modelopt_fp8")
 # ONNX Runtime multiplies by these codes; the others become floats.
