@@ -39,7 +39,7 @@ GPU = (
     _workload("kernels", "What do the kernels cost beside cuBLAS?", 130, "gpu.kernels:rows"),
     *(
         _workload(f"plan:{flavour.name}", "What does LoRA add to a plan's answer, and a switch "
-                  "cost?", 90, "plan:gpu_rows", flavour.name)
+                  "cost?", 150, "plan:gpu_rows", flavour.name)
         for flavour in FLAVOURS
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Engines of a few Llama-3-8B layers: with the plugin, with native GEMMs, without LoRA."""
+"""Engines of a few Llama-3-8B layers: our plugin, native GEMMs, no LoRA; in floats and in codes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, read_manifest
+from trt_lora.scripts.bench.gpu.random_codes import KINDS, with_random_codes
 from trt_lora.scripts.bench.llama import LayerShape
 
 LAYERS, VOCABULARY = 4, 1024
@@ -13,7 +14,11 @@ MAX_RANK, MAX_ROWS, MAX_PROMPT, MAX_TOKENS = 64, 32, 64, 1024
 
 
 def build(folder: Path, flavour: str, shape: LayerShape) -> dict[str, Path]:
-    """Build engines of a random model; return their directories by what does LoRA in them."""
+    """Build engines of a random model, in floats and in codes.
+
+    Returns:
+        Their directories by what does LoRA in them, codes first: "plugin", "int4 base".
+    """
     from trt_lora.builder import BuildConfig, build_engine
 
     model = save_model(folder / "model", shape)
@@ -23,6 +28,11 @@ def build(folder: Path, flavour: str, shape: LayerShape) -> dict[str, Path]:
     for name, output in directories.items():
         build_engine(BuildConfig(model, output, ("all-linear",), lora_plugin=name, **options))
     directories["base"] = _without_lora(directories["native"], folder / "base", flavour)
+    for kind in KINDS:
+        codes, output = with_random_codes(model, folder / f"{kind} model", kind), folder / kind
+        build_engine(BuildConfig(codes, output, ("all-linear",), lora_plugin="plugin", **options))
+        directories[f"{kind} plugin"] = output
+        directories[f"{kind} base"] = _without_lora(output, folder / f"{kind} base", flavour)
     return directories
 
 

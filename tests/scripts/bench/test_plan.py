@@ -14,13 +14,14 @@ from support.commands import trt_lora
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory, small_manifest
+from support.models.loaded_base import loaded
 from support.schedulers import scheduler_of
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.plugins.errors import StateError
-from trt_lora.plugins.tensorrt.flavour import TENSORRT, flavour_named
+from trt_lora.plugins.tensorrt.flavour import TENSORRT, TENSORRT_RTX, flavour_named
 from trt_lora.runtime import SamplingParams
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import ONNX_FILE, read_manifest
@@ -28,6 +29,7 @@ from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.serving.engine_loop import EngineLoop
 from trt_lora.scripts.bench import host_step, plan
 from trt_lora.scripts.bench.gpu import llama_engines
+from trt_lora.scripts.bench.gpu.random_codes import KINDS, with_random_codes
 from trt_lora.scripts.bench.llama import LayerShape
 from trt_lora.scripts.measuring.worker import Skipped
 
@@ -136,6 +138,22 @@ def test_a_plan_decodes_on_one_stream_and_prefills_on_two(
         for index, profile in enumerate(manifest.profiles)
     }
     assert streams == {"decode": [0, 0, 0, 0], "prefill": [1, 1, 1, 1]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_codes_are_read_as_a_plan_takes_them(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_engines, "LAYERS", 1)
+    shape = LayerShape(hidden=256, keys=64, inner=512)
+    model = llama_engines.save_model(tmp_path / "model", shape)
+    codes = with_random_codes(model, tmp_path / "codes", kind)
+    config = BuildConfig(codes, tmp_path / "engine", ("all-linear",))
+    linears = loaded(config, TENSORRT_RTX).codes.values()
+    assert len(linears) == 7
+    forms = {linear.format(config.quantize_level, "").format for linear in linears}
+    assert forms == {kind}
+    assert {linear.weight.x_scale is not None for linear in linears} == {kind == "fp8"}
 
 
 @pytest.mark.parametrize("way", host_step.WAYS)
