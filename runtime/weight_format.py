@@ -13,9 +13,9 @@ class WeightFormat:
     block: int  # values along k that share a scale
     is_symmetric: bool  # whether every block has the middle code as its zero
     source: str  # what made the codes
-    level: (
-        str  # of products on a CPU, of fp8 also in a plan: "fast" rounds x to 8 bits, "exact" not
-    )
+    # Of products on a CPU, of fp8 also in a plan: "fast" rounds x to 8 bits, "exact" takes it as
+    # it is.
+    level: str
     embedding: str = ""  # path of the module that gathers rows of the same codes
     scales_x: bool = False  # whether x is divided by factors that are in the weight
 

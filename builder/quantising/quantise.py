@@ -100,10 +100,8 @@ class Quantiser:
         windows = self._windows() if self.config.quantize_level == "fast" else []
         largest, source = dict[str, float](), "rounded to the nearest"
         if windows:
-            moments, source = (
-                Moments(self.weights.model, windows),
-                f"{source}, x on {_sha256(windows)}",
-            )
+            source += f", x on {_sha256(windows)}"
+            moments = Moments(self.weights.model, windows)
             with self.weights.in_modules():
                 largest = moments.largest(moments.inputs())
         for path in paths:
