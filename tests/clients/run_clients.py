@@ -3,8 +3,6 @@
 `make clients` runs this file; pytest does not collect it by itself, because it installs packages.
 """
 
-import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from clients.environments import PINS, python_of
 from clients.letters_engine import build_letters
 from clients.served import Served
 from clients.serving import serving
-from support.doc_blocks import ROOT
+from support.environments import run_module
 
 REAL = ("aiperf", "lm_eval")  # they measure and compare the demo's model
 
@@ -49,15 +47,4 @@ def test_a_client_is_answered_as_it_expects(client: str, letters: Served, tmp_pa
 def run(client: str, served: Served, folder: Path) -> None:
     """Run the file of a client in its environment; it fails where its answers are wrong."""
     served.write(folder)
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT / "tests"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # or it is fetched
-        "NO_PROXY": "127.0.0.1,localhost",
-    }
-    command = [str(python_of(client)), "-m", f"clients.{client}_client"]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-    print(done.stdout)
+    print(run_module(python_of(client), f"clients.{client}_client", folder))

@@ -35,6 +35,12 @@ def expected_hashes(name: str) -> dict[str, str]:
     return hashes
 
 
+def library_of(name: str) -> str:
+    """Return the name and version of the library that made a checkpoint."""
+    library: str = json.loads((FOLDER / name / "expected.json").read_text())["library"]
+    return library
+
+
 def sha256(weight: npt.NDArray[Any]) -> str:
     """Return the hash of a weight in float32."""
     return hashlib.sha256(np.ascontiguousarray(weight, dtype="<f4").tobytes()).hexdigest()
