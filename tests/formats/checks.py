@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file
-from support.models.quantised import FOLDER, NAMES, expected_hashes, library_of, sha256
+from support.models.quantised import FOLDER, GGUFS, NAMES, expected_hashes, library_of, sha256
 from support.models.tiny_models import save_model
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
@@ -39,7 +39,7 @@ def check_fixtures(package: str, read: Read) -> None:
         AssertionError: a weight is not that of its hash, or no fixture is of this version.
     """
     library = f"{package} {version(package)}"
-    names = [name for name in NAMES if library_of(name) == library]
+    names = [name for name in (*NAMES, *GGUFS) if library_of(name) == library]
     assert names, f"{library} made no fixture. Pin the version that expected.json names"
     for name in names:
         found = {path: sha256(weight.numpy()) for path, weight in read(FOLDER / name).items()}

@@ -2,7 +2,7 @@
 
 from formats.environments import PINS
 from support.doc_blocks import ROOT
-from support.models.quantised import NAMES, library_of
+from support.models.quantised import GGUFS, NAMES, library_of
 
 FOLDER = ROOT / "tests" / "formats"
 
@@ -14,7 +14,7 @@ def test_every_library_has_pins_and_a_file() -> None:
 
 def test_every_fixture_is_of_a_version_that_is_pinned() -> None:
     pinned = {pin.replace("==", " ") for pins in PINS.values() for pin in pins}
-    assert {library_of(name) for name in NAMES} <= pinned
+    assert {library_of(name) for name in (*NAMES, *GGUFS)} <= pinned
 
 
 def test_make_runs_them_and_the_suite_does_not() -> None:
