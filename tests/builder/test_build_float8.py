@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.build_progress import Notes
-from support.models.checkpoints import Weights, with_config, with_weights
+from support.models.checkpoints import Weights, with_weights
 from support.models.loaded_base import loaded
 from support.models.quantised import ADAPTER, FOLDER, VOCABULARY
 from support.models.quick_build import quick_build
@@ -26,6 +26,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime import open_engine
 from trt_lora.runtime.manifest import ONNX_FILE
+from trt_lora.scripts.bench.gpu.random_codes import with_random_codes
 from trt_lora.scripts.verification.logits import engine_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -102,9 +103,7 @@ def test_rounding_x_costs_one_kernel_a_layer_in_decoding_and_none_in_prompts(
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 32}
     floats = save_model("Llama", tmp_path / "floats", **sizes)
-    codes = with_weights(floats, tmp_path / "weights", in_float8)
-    fields = {"quant_method": "modelopt", "quant_algo": "FP8"}
-    codes = with_config(codes, tmp_path / "codes", quantization_config=fields)
+    codes = with_random_codes(floats, tmp_path / "codes", "fp8")
     counts = []
     for level in ("exact", "fast"):
         engine = tmp_path / level
@@ -118,20 +117,6 @@ def test_rounding_x_costs_one_kernel_a_layer_in_decoding_and_none_in_prompts(
     decode, prefill, rounded_decode, rounded_prefill = counts
     assert rounded_decode == [count + 2 for count in decode]  # of two layers
     assert rounded_prefill == prefill
-
-
-def in_float8(weights: Weights) -> Weights:
-    """Linears of layers in FP8, with a scale for each and one for what it reads."""
-    linears = [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight")]
-    for path in linears:
-        weight = weights[f"{path}.weight"]
-        scale = weight.abs().max() / 448
-        weights |= {
-            f"{path}.weight": (weight / scale).to(torch.float8_e4m3fn),
-            f"{path}.weight_scale": scale,
-            f"{path}.input_scale": torch.tensor(0.02),
-        }
-    return weights
 
 
 def test_a_scale_of_x_is_that_of_products_alone_where_it_can_be(tmp_path: Path) -> None:

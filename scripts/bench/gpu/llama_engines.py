@@ -17,7 +17,7 @@ def build(folder: Path, flavour: str, shape: LayerShape) -> dict[str, Path]:
     """Build engines of a random model, in floats and in codes.
 
     Returns:
-        Their directories by what does LoRA in them, codes first: "plugin", "int4 base".
+        Their directories by codes, where there are such, and what does LoRA: "int4 plugin".
     """
     from trt_lora.builder import BuildConfig, build_engine
 
