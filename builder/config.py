@@ -21,6 +21,7 @@ QUANTIZED_BITS = {"none": 0, "int8": 8, "int4": 4, "fp8": 8}  # of a code
 QUANTIZED_HEADS = ("none", "int8", "int4")
 CALIBRATED = ("int4", "fp8")  # by a text
 FLOAT8_SINCE = 8.9  # the first compute capability that reads FP8
+NVFP4_SINCE = 10.0  # and NVFP4
 QUANTIZE_BLOCKS = (16, 32, 64, 128, 256)
 QUANTIZE_LEVELS = ("fast", "exact")
 

@@ -17,7 +17,7 @@ from trt_lora.builder.checks.meta_model import (
     meta_model,
     usable_positions,
 )
-from trt_lora.builder.config import FLOAT8_SINCE, BuildConfig
+from trt_lora.builder.config import FLOAT8_SINCE, NVFP4_SINCE, BuildConfig
 from trt_lora.builder.passes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.progress import Progress
@@ -131,17 +131,24 @@ def _kept(
     if build.config.dtype == "bfloat16":
         return {}, ()
     odd = [name for name, w in coded.items() if build.has_plan and not has_signed_form(w)]
-    is_float_read = build.has_plan and not _gpus_without_float8(build)
     return {
         name: weight
         for name, weight in coded.items()
-        if name not in odd and (is_float_read or not weight.is_float)
+        if name not in odd and not (weight.is_float and _float_codes_fault(build, weight))
     }, odd
 
 
-def _gpus_without_float8(build: ResolvedBuild) -> list[str]:
-    """The compute capabilities of the plan that do not read FP8."""
-    return [each for each in build.config.compute_capability if float(each) < FLOAT8_SINCE]
+def _float_codes_fault(build: ResolvedBuild, weight: CodedWeight) -> str:
+    """Why a build does not multiply by codes that are floats; empty: it does."""
+    if not build.has_plan:
+        return "a CPU multiplies by no codes that are floats"
+    name, since = _float_name(weight), FLOAT8_SINCE if weight.parts is None else NVFP4_SINCE
+    without = [each for each in build.config.compute_capability if float(each) < since]
+    if without:
+        return f"{name} is read by GPUs of {since} and later, not {', '.join(without)}"
+    if weight.parts is not None and _x_scale(build.config, weight) is None:
+        return "a plan that leaves x as it is would make floats of NVFP4 at every step"
+    return ""
 
 
 def _notes(
@@ -157,9 +164,11 @@ def _notes(
             "a plan takes no zeros, no scales below 0, and of 8 bits one scale a row, which "
             f"{len(odd)} linears in codes have otherwise: with --flavour none they stay codes"
         )
-    float8 = {n for n, w in weights.items() if isinstance(w, CodedWeight) and w.is_float}
-    if float8 and (without := _gpus_without_float8(build)):
-        yield f"FP8 is read by GPUs of {FLOAT8_SINCE} and later, not {', '.join(without)}"
+    floats = [w for w in weights.values() if isinstance(w, CodedWeight) and w.is_float]
+    if build.has_plan:
+        yield from dict.fromkeys(filter(None, (_float_codes_fault(build, w) for w in floats)))
+    if any(weight.parts for weight in kept.values()):
+        yield f"the plan reads weights and x as NVFP4: it runs on GPUs of {NVFP4_SINCE} and later"
     yield from _slow_note(kept.values(), "--flavour none")
     if grown := weights.keys() - kept:
         dtype = build.config.dtype
@@ -173,11 +182,16 @@ def _notes(
 
 
 def _slow_note(weights: Iterable[CodedWeight], cure: str) -> Iterator[str]:
-    if count := sum(weight.is_float for weight in weights):
+    names = [_float_name(weight) for weight in weights if weight.is_float]
+    if names:
         yield (
-            f"a CPU makes floats of {count} linears in FP8 at every token, which is slow; for one, "
-            f"build with {cure}"
+            f"a CPU makes floats of {len(names)} linears in {' and '.join({*names})} at every "
+            f"token, which is slow; for one, build with {cure}"
         )
+
+
+def _float_name(weight: CodedWeight) -> str:
+    return "FP8" if weight.parts is None else "NVFP4"
 
 
 def _in_engine(config: BuildConfig, weight: CodedWeight, path: str) -> CodedWeight:

@@ -79,7 +79,7 @@ def _memory(manifest: Manifest) -> int:
     codes = sum(kind.nbytes(itemsize) for kind in coded)
     floats = (weights.size_bytes if weights else 0) - codes
     has_own = ONNX_CPU_FILE in manifest.files
-    made = sum(math.prod(kind.shape) for kind in coded if not has_own or kind.format == "fp8")
+    made = sum(math.prod(kind.shape) for kind in coded if not has_own or kind.is_float)
     return codes + floats * _FLOAT32_BYTES // itemsize + 2 * made * itemsize
 
 

@@ -1,12 +1,13 @@
 """What reads weights that are codes: products, with x as they take it, and tied embeddings."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes import nvfp4
 from trt_lora.builder.passes.coded_weight import E4M3, CodedWeight
 from trt_lora.runtime.memory.dtypes import Array
 
@@ -29,50 +30,48 @@ def gathers_of(weight: ir.Value) -> Iterator[ir.Node]:
 
 @dataclass(frozen=True)
 class CodedX:
-    """What products read, as codes take it; those that share x, factors and order share it."""
+    """What products read, as codes take it; those that share x and how it changes share it."""
 
-    graph: ir.Graph
-    made: dict[tuple[ir.Value, bytes], ir.Value] = field(default_factory=dict)
+    model: ir.Model
+    made: dict[tuple[ir.Value, str, bytes], ir.Value] = field(default_factory=dict)
 
     def read(self, product: ir.Node, weight: CodedWeight) -> ir.Value:
         """Return x of a product, times the factors of its weight, in the order of its codes."""
         x = gv.present(product.inputs[0])
         if weight.factors is not None:
-            x = self._changed(product, x, "Mul", weight.factors)
+            x = self._changed(product, x, "mul", weight.factors)
         if weight.order is not None:
-            x = self._changed(product, x, "Gather", weight.order, axis=-1)
+            x = self._changed(product, x, "gather", weight.order)
         return x
 
-    def rounded(self, product: ir.Node, scale: Array) -> ir.Value:
-        """Return x of a product, rounded to E4M3 times a scale; beyond 448 it is 448."""
-        x = gv.present(product.inputs[0])
-        key = x, scale.tobytes()
+    def rounded(self, product: ir.Node, weight: CodedWeight) -> ir.Value:
+        """Return x of a product, rounded to E4M3 times the weight's scale of x, or to NVFP4."""
+        x, how = gv.present(product.inputs[0]), "scale" if weight.parts is None else "unit"
+        return self._changed(product, x, how, gv.present(weight.x_scale))
+
+    def _changed(self, product: ir.Node, x: ir.Value, how: str, by: Array) -> ir.Value:
+        key = x, how, by.tobytes()
         if key not in self.made:
-            tensors = {
-                f"{x.name}.scale_{len(self.made)}": scale,
-                "zero_e4m3": np.zeros((), E4M3),
-            }
-            operands = [
-                gv.initializer(self.graph, name, ir.tensor(each)) for name, each in tensors.items()
-            ]
-            rounding = ir.node("QuantizeLinear", [x, *operands])
-            node = ir.node("DequantizeLinear", [rounding.outputs[0], *operands])
-            rounding.outputs[0].type = operands[1].type
-            node.outputs[0].type = x.type
-            rounding.outputs[0].shape = node.outputs[0].shape = x.shape
-            self.graph.insert_before(product, [rounding, node])
-            self.made[key] = node.outputs[0]
+            graph, name = self.model.graph, f"{x.name}.{how}_{len(self.made)}"
+            nodes = _CHANGES[how](self.model, x, gv.initializer(graph, name, ir.tensor(by)))
+            result = nodes[-1].outputs[0]
+            result.type, result.shape = x.type, x.shape
+            graph.insert_before(product, nodes)
+            self.made[key] = result
         return self.made[key]
 
-    def _changed(
-        self, product: ir.Node, x: ir.Value, operator: str, by: Array, **attributes: int
-    ) -> ir.Value:
-        key = x, by.tobytes()
-        if key not in self.made:
-            name = f"{x.name}.{operator.lower()}_{len(self.made)}"
-            operands = [x, gv.initializer(self.graph, name, ir.tensor(by))]
-            node = ir.node(operator, operands, attributes)
-            node.outputs[0].type, node.outputs[0].shape = x.type, x.shape
-            self.graph.insert_before(product, node)
-            self.made[key] = node.outputs[0]
-        return self.made[key]
+
+def _float8(model: ir.Model, x: ir.Value, scale: ir.Value) -> list[ir.Node]:
+    """Beyond 448 scales x is 448."""
+    zero = gv.initializer(model.graph, "zero_e4m3", ir.tensor(np.zeros((), E4M3)))
+    codes = ir.node("QuantizeLinear", [x, scale, zero])
+    codes.outputs[0].type, codes.outputs[0].shape = zero.type, x.shape
+    return [codes, ir.node("DequantizeLinear", [codes.outputs[0], scale, zero])]
+
+
+_CHANGES: Mapping[str, Callable[[ir.Model, ir.Value, ir.Value], list[ir.Node]]] = {
+    "mul": lambda _, x, factors: [ir.node("Mul", [x, factors])],
+    "gather": lambda _, x, order: [ir.node("Gather", [x, order], {"axis": -1})],
+    "scale": _float8,
+    "unit": lambda model, x, unit: [nvfp4.rounding(model, x, unit)],
+}

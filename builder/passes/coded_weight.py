@@ -35,7 +35,9 @@ class CodedWeight:
     order: npt.NDArray[np.int64] | None = None  # [k], places in k of the codes; None: as they lie
     is_float: bool = False  # codes of 8 bits are E4M3
     factors: Array | None = None  # [k], of columns of W, or of x as the codes take it; None: 1
-    x_scale: Array | None = None  # [], of x as E4M3, which products read; None: x as it is
+    x_scale: Array | None = None  # [], of x in the same codes, which products read; None: x as is
+    # NVFP4's E4M3 [n, k / block] and float32 [], whose products, rounded, the scales are.
+    parts: tuple[Array, Array] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -93,10 +95,8 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node
         path: of the linear's module.
         weight: as it is to be read.
     """
-    operands = [
-        gv.initializer(graph, f"{path}.codes", _codes_of(weight)),
-        gv.initializer(graph, f"{path}.scales", ir.tensor(weight.scales)),
-    ]
+    scales, makers = write_scales(graph, path, weight)
+    operands = [gv.initializer(graph, f"{path}.codes", _codes_of(weight)), scales]
     if not weight.is_float:
         operands.append(_zeros(graph, path, weight))
     nodes = [ir.node(_OPERATOR, operands, {"axis": 1, "block_size": weight.block})]
@@ -108,8 +108,31 @@ def write_coded(graph: ir.Graph, path: str, weight: CodedWeight) -> list[ir.Node
         nodes.append(ir.node("Mul", [nodes[-1].outputs[0], factors]))
     for node in nodes:
         result = node.outputs[0]
-        result.type, result.shape = operands[1].type, ir.Shape(weight.shape)
-    return nodes
+        result.type, result.shape = scales.type, ir.Shape(weight.shape)
+    return [*makers, *nodes]
+
+
+def write_scales(
+    graph: ir.Graph, prefix: str, weight: CodedWeight
+) -> tuple[ir.Value, list[ir.Node]]:
+    """Return the scales of a weight, and the nodes, not yet in the graph, that make them of parts.
+
+    Args:
+        graph: gets `<prefix>.scales`, or, of parts, `.fine_scales` and `.unit`.
+        prefix: of their names.
+        weight: that they are of.
+    """
+    if weight.parts is None:
+        return gv.initializer(graph, f"{prefix}.scales", ir.tensor(weight.scales)), []
+    named = zip(("fine_scales", "unit"), weight.parts, strict=True)
+    parts = [gv.initializer(graph, f"{prefix}.{end}", ir.tensor(part)) for end, part in named]
+    dtype = ir.DataType.from_numpy(weight.scales.dtype)
+    product = ir.node(_OPERATOR, parts)
+    rounded = ir.node("Cast", [product.outputs[0]], {"to": dtype})
+    for node, own in ((product, parts[1].dtype), (rounded, dtype)):
+        node.outputs[0].type = ir.TensorType(gv.present(own))
+        node.outputs[0].shape = parts[0].shape
+    return rounded.outputs[0], [product, rounded]
 
 
 def _zeros(graph: ir.Graph, path: str, weight: CodedWeight) -> ir.Value:
@@ -130,7 +153,9 @@ def decoding(value: ir.Value | None) -> ir.Node | None:
 
 def _decodes(node: ir.Node) -> bool:
     """Whether a node decodes codes that the graph holds, not those of an x that it rounds."""
-    return node.op_type == _OPERATOR and gv.present(node.inputs[0]).const_value is not None
+    if node.op_type != _OPERATOR or "block_size" not in node.attributes:  # or it makes scales
+        return False
+    return gv.present(node.inputs[0]).const_value is not None
 
 
 def _makers(value: ir.Value | None) -> Iterator[ir.Node]:
@@ -148,18 +173,34 @@ def read_coded(value: ir.Value | None) -> CodedWeight | None:
         return None
     changes = {each.op_type: gv.present(each.inputs[1]).const_value for each in _makers(value)}
     places, factors = changes.get("Gather"), changes.get("Mul")
-    codes, scales, *zeros = (gv.present(gv.present(item).const_value) for item in node.inputs)
-    bits, (n, blocks) = codes.dtype.bitwidth, scales.shape.numpy()
+    codes, *zeros = (gv.present(v.const_value) for v in (node.inputs[0], *node.inputs[2:]) if v)
+    scales, parts = _read_scales(gv.present(node.inputs[1]))
+    bits, (n, blocks) = codes.dtype.bitwidth, scales.shape
     return CodedWeight(
         bits,
         node.attributes["block_size"].as_int(),
         _bytes(codes).reshape(n, -1),
-        scales.numpy(),
+        scales,
         _points(zeros[0], bits, (n, blocks)) if zeros else None,
         None if places is None else np.argsort(places.numpy()),
         codes.dtype == ir.DataType.FLOAT8E4M3FN,
         None if factors is None else factors.numpy(),
+        parts=parts,
     )
+
+
+def _read_scales(value: ir.Value) -> tuple[Array, tuple[Array, Array] | None]:
+    """Scales, and their parts where the graph makes them of those."""
+    if value.const_value is not None:
+        return value.const_value.numpy(), None
+    product = gv.present(gv.present(gv.present(value.producer()).inputs[0]).producer())
+    fine, unit = (gv.present(gv.present(v).const_value).numpy() for v in product.inputs)
+    return multiplied(fine, unit, gv.present(value.dtype).numpy()), (fine, unit)
+
+
+def multiplied(fine: Array, unit: Array, dtype: npt.DTypeLike) -> Array:
+    """Return the scales that two parts are, rounded to a dtype as the graph does."""
+    return (fine.astype(unit.dtype) * unit).astype(dtype)
 
 
 def _points(zeros: ir.TensorProtocol, bits: int, shape: tuple[int, int]) -> Codes | None:

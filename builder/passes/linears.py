@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes import nvfp4
 from trt_lora.builder.passes.coded_weight import decoding
 from trt_lora.builder.targets import not_linear
 
@@ -103,7 +104,7 @@ def _constant_shape(value: ir.Value | None) -> Sequence[int] | None:
 def source_of(value: ir.Value) -> ir.Value:
     """Return what a value is, behind nodes that leave it as it is or round it to codes and back."""
     node = value.producer()
-    while node is not None and node.op_type in _SAME and node.inputs[0]:
+    while node is not None and (node.op_type in _SAME or nvfp4.rounds(node)) and node.inputs[0]:
         value = node.inputs[0]
         node = value.producer()
     return value

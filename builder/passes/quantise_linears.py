@@ -5,8 +5,8 @@
 2. A Gemm reads [n, k] as it is (`transB`), a MatMul through a Transpose; x, bias and LoRA stay.
 3. A module that the graph calls twice is read twice from the same codes.
 4. Codes in another order than x has go back into it behind their product with the scales.
-5. x is rounded to E4M3 where a weight says so, once for all linears that read it; LoRA reads it as
-   it was.
+5. x is rounded to E4M3 or NVFP4 where a weight says so, once for all linears that read it; LoRA
+   reads it as it was.
 6. An embedding that is tied to a linear reads rows of its codes of 8 bits, too; of 4 bits it keeps
    its floats, because answers would move.
 7. Weights that nothing reads any more go.
@@ -39,16 +39,16 @@ class QuantiseLinears(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        made, coded_x = dict[str, ir.Value](), CodedX(model.graph)
+        made, coded_x = dict[str, ir.Value](), CodedX(model)
         for linear in [item for item in find_linears(model) if item.path in self.weights]:
             if linear.path not in made:
                 nodes = write_coded(model.graph, linear.path, self.weights[linear.path])
                 model.graph.insert_before(linear.node, nodes)
                 made[linear.path] = nodes[-1].outputs[0]
-            if (scale := self.weights[linear.path].x_scale) is not None:
-                linear.node.replace_input_with(0, coded_x.rounded(linear.node, scale))
+            if (weight := self.weights[linear.path]).x_scale is not None:
+                linear.node.replace_input_with(0, coded_x.rounded(linear.node, weight))
             _read_codes(linear, made[linear.path])
-            if linear.path in self.tied and self.weights[linear.path].bits == _ROW_BITS:
+            if linear.path in self.tied and weight.bits == _ROW_BITS:
                 _read_rows(model, self.tied[linear.path], made[linear.path])
         RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified=bool(made))

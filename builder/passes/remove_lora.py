@@ -49,7 +49,8 @@ class RemoveLoRA(ir.passes.InPlacePass):
         for value in [value for value in model.graph.inputs if value.name in self.bindings]:
             model.graph.inputs.remove(value)
             model.graph.initializers.pop(str(value.name), None)
-        model.functions.clear()
+        for function in [key for key in model.functions if key[0] == DOMAIN]:
+            del model.functions[function]
         return ir.passes.PassResult(model, modified=bool(nodes or products))
 
     def _expands(self, node: ir.Node) -> bool:

@@ -46,9 +46,11 @@ class QuantisedLinear:
     def format(self, level: str, embedding: str) -> WeightFormat:
         """Return what the manifest says of it, of its products, and of a tied embedding."""
         weight = self.weight
-        name = "fp8" if weight.is_float else f"int{weight.bits}"
+        name, bits = "fp8" if weight.is_float else f"int{weight.bits}", weight.bits
+        if weight.parts is not None:
+            name, bits = "nvfp4", 4
         is_symmetric = weight.zeros is None
-        sizes = weight.shape, weight.bits, weight.block
+        sizes = weight.shape, bits, weight.block
         if weight.is_float:
             level = "exact" if weight.x_scale is None else "fast"
         has_scaled_x = self.scales_x and weight.factors is None

@@ -25,8 +25,8 @@ PLAIN = "without LoRA"
 
 def kernel_layouts(
     directory: Path, manifest: Manifest, progress: Progress, profile: str | None = None
-) -> list[Layout]:
-    """Build an engine directory's ONNX file in every layout; `PLAIN` comes first.
+) -> Iterator[Layout]:
+    """Build an engine directory's ONNX file in every layout: `PLAIN`, the plugin, what else it has.
 
     Args:
         directory: the engine's.
@@ -35,7 +35,8 @@ def kernel_layouts(
         profile: the optimization profile to build for; by default all of the manifest.
 
     Returns:
-        Layouts whose kernels name their profile by its place in the manifest.
+        Layouts, each built when it is asked for, whose kernels name their profile by its place in
+        the manifest.
 
     Raises:
         ConfigError: the engine has no profiles, because it was built without TensorRT, or not this.
@@ -46,12 +47,12 @@ def kernel_layouts(
         raise ConfigError(f"{directory} has no LoRA sites: there is nothing to compare")
     flavour = TENSORRT_RTX if manifest.flavour == "none" else flavour_named(manifest.flavour)
     if profile is None:
-        return list(_layouts(directory, manifest, flavour, progress))
+        return _layouts(directory, manifest, flavour, progress)
     if profile not in manifest.profiles:
         raise ConfigError(f"no profile {profile!r}; this engine has {', '.join(manifest.profiles)}")
     alone = replace(manifest, profiles={profile: manifest.profiles[profile]})
     place = list(manifest.profiles).index(profile)
-    return [each.moved_to(place) for each in _layouts(directory, alone, flavour, progress)]
+    return (each.moved_to(place) for each in _layouts(directory, alone, flavour, progress))
 
 
 def _layouts(

@@ -75,7 +75,7 @@ def _print_kernels(
     with extra("export", "--kernels"):  # a machine that only serves engines need not have it
         from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
     with stage_progress() as progress:
-        layouts = kernel_layouts(directory, manifest, progress, profile)
+        layouts = [*kernel_layouts(directory, manifest, progress, profile)]
     if as_json:
         print_json([dataclasses.asdict(layout) for layout in layouts])
     else:

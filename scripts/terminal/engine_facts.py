@@ -52,7 +52,7 @@ def _weights(manifest: Manifest) -> str:
         whose = "linears" if path in sites else path
         whose += f" and {kind.embedding}" if kind.embedding else ""
         scales = "a scale a row" if kind.block == kind.shape[1] else f"block {kind.block}"
-        x = ", x too" if kind.format == "fp8" and kind.level == "fast" else ""
+        x = ", x too" if kind.is_float and kind.level == "fast" else ""
         parts[f"{whose} {kind.format}{x}, {scales}"] += kind.nbytes(itemsize)
     parts[f"in {manifest.dtype}"] = file.size_bytes - parts.total()
     return "; ".join(f"{name}: {size / 1e6:.1f} MB" for name, size in parts.items())

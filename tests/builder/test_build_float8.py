@@ -1,10 +1,10 @@
 """Engines whose plan multiplies x and weights as FP8, against PEFT with x rounded by torch."""
 
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from support.build_progress import Notes
 from support.models.checkpoints import Weights, with_weights
 from support.models.loaded_base import loaded
-from support.models.quantised import ADAPTER, FOLDER, VOCABULARY
+from support.models.quantised import ADAPTER, FOLDER
 from support.models.quick_build import quick_build
+from support.models.rounded_x import IDS, answers, error, float8, with_rounded_x, x_scales
 from support.models.tiny_models import save_model, tiny_config
 
 from trt_lora.builder.build import build_engine
@@ -21,7 +22,7 @@ from trt_lora.builder.passes.coded_weight import coded_weights
 from trt_lora.builder.passes.site_calls import site_calls
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.quantising import quantise
-from trt_lora.builder.tensorrt.kernel_counts import PLAIN, kernel_layouts
+from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime import open_engine
@@ -30,48 +31,8 @@ from trt_lora.scripts.bench.gpu.random_codes import with_random_codes
 from trt_lora.scripts.verification.logits import engine_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
-IDS = np.random.default_rng(0).integers(0, VOCABULARY, (1, 40))
 PLAN: dict[str, Any] = {"flavour": "tensorrt-rtx"}
 MODEL = FOLDER / "modelopt_fp8"
-
-
-def answers(engine: Path) -> dict[str, Any]:
-    """Logits of the base model and of the adapter, of a prompt and of steps behind it."""
-    with open_engine(engine, "onnxruntime") as running:
-        running.adapters.load("adapter", ADAPTER, strict=False)
-        return {name: engine_logits(running, name, IDS, prompt=8) for name in ("", "adapter")}
-
-
-def x_scales(model: Path) -> dict[str, float]:
-    """The scale of what each linear reads, by path."""
-    tensors = load_file(model / "model.safetensors")
-    ends = ((name, name.removesuffix(".input_scale")) for name in tensors)
-    return {path: float(tensors[name]) for name, path in ends if path != name}
-
-
-def rounding(reference: PeftReference, scales: dict[str, float]) -> PeftReference:
-    """Let base layers alone read x rounded; A and B read it as it is."""
-    for name, module in reference.model.named_modules():
-        path = name.removeprefix("base_model.model.").removesuffix(".base_layer")
-        if path in scales and isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(
-                lambda _, args, scale=scales[path]: (float8(args[0], scale),)
-            )
-    return reference
-
-
-def float8(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Round x to E4M3 times a scale."""
-    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
-
-
-def error(found: dict[str, Any], reference: PeftReference) -> float:
-    """The largest difference of logits, in units of the largest logit."""
-    differences = []
-    for name, ours in found.items():
-        theirs = reference.logits(name, IDS, np.ones_like(IDS))
-        differences.append(np.abs(ours - theirs).max() / np.abs(theirs).max())
-    return float(max(differences))
 
 
 @pytest.mark.slow
@@ -83,7 +44,7 @@ def test_linears_read_x_rounded_by_the_checkpoint_s_scale_and_adapters_as_it_is(
     manifest = quick_build(tiny_config(MODEL, engine, **PLAN))
     assert {kind.level for kind in manifest.weights.values()} == {"fast"}
     plain = PeftReference(MODEL, {"adapter": ADAPTER})
-    reference = rounding(PeftReference(MODEL, {"adapter": ADAPTER}), x_scales(MODEL))
+    reference = with_rounded_x(PeftReference(MODEL, {"adapter": ADAPTER}), x_scales(MODEL), float8)
     found = answers(engine)
     # A rounding that falls to the other side, because of a last bit before it, is a step of E4M3.
     assert error(found, reference) < 0.2 * error(found, plain)
@@ -112,8 +73,7 @@ def test_rounding_x_costs_one_kernel_a_layer_in_decoding_and_none_in_prompts(
         assert {kind.level for kind in manifest.weights.values()} == {level}
         for profile in ("decode", "prefill"):
             layouts = kernel_layouts(engine, manifest, NoProgress(), profile)
-            sizes_of = {each.name: len(each.kernels) for each in layouts}
-            counts.append([sizes_of[PLAIN], sizes_of["plugin"]])
+            counts.append([len(each.kernels) for each in islice(layouts, 2)])
     decode, prefill, rounded_decode, rounded_prefill = counts
     assert rounded_decode == [count + 2 for count in decode]  # of two layers
     assert rounded_prefill == prefill
@@ -172,7 +132,8 @@ def test_a_float_model_becomes_fp8_with_scales_of_x_that_a_text_gives(
     plain = PeftReference(model, {})
     weights = {path: w.dequantised() for path, w in coded_weights(ir.load(engine / ONNX_FILE))}
     reference = PeftReference(model, {}, weights=weights)
-    rounding(reference, largest_inputs(plain, Letters(model).encode_text(text.read_text())))
+    largest = largest_inputs(plain, Letters(model).encode_text(text.read_text()))
+    with_rounded_x(reference, largest, float8)
     with open_engine(engine, "onnxruntime") as running:
         found = {"": engine_logits(running, "", IDS, prompt=8)}
     assert error(found, reference) < 0.2 * error(found, plain)

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_fp8_adds_no_kernels_to_a_plan_and_takes_half_the_bytes(tmp_path: Path) 
         options = {"dtype": "float16", "flavour": "tensorrt-rtx"}
         manifest = quick_build(tiny_config(model, engine, **options))
         layouts = kernel_layouts(engine, manifest, NoProgress(), "decode")
-        counts.append({each.name: len(each.kernels) for each in layouts})
+        counts.append({each.name: len(each.kernels) for each in islice(layouts, 2)})
         nbytes.append((engine / PLAN_FILE).stat().st_size)
     assert all(counts[1][name] <= count for name, count in counts[0].items())
     assert counts[1]["plugin"] == counts[1][PLAIN] + 2 * 4  # of two layers

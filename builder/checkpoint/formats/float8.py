@@ -44,12 +44,16 @@ def read(linear: StoredLinear) -> Weight:
     scales = scales.expand(n, 1).contiguous()
     if weight[scales[:, 0] == 0].float().any():
         raise linear.refusal(f"{name} has scales that are 0 where codes are not")
-    codes, x_scale = weight.view(torch.uint8).numpy(), _x_scale(linear)
+    codes, x_scale = weight.view(torch.uint8).numpy(), scale_of_x(linear)
     return CodedWeight(8, k, codes, scales.numpy(), is_float=True, x_scale=x_scale)
 
 
-def _x_scale(linear: StoredLinear) -> Array | None:
-    """The scale of x; None: each token has its own, or x stays as it is."""
+def scale_of_x(linear: StoredLinear) -> Array | None:
+    """Return the scale of x; None: each token has its own, or x stays as it is.
+
+    Raises:
+        ModelError: it is no number above 0.
+    """
     name = next((name for name in _X_SCALES if name in linear.tensors), None)
     if name is None:
         return None

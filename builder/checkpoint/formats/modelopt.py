@@ -5,15 +5,22 @@ https://github.com/NVIDIA/Model-Optimizer/blob/main/modelopt/torch/export/quant_
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from trt_lora.builder.checkpoint.formats import float8
-from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight, scaled
-from trt_lora.builder.passes.coded_weight import unpacked
+from trt_lora.builder.checkpoint.formats.stored_linear import (
+    Format,
+    StoredLinear,
+    Weight,
+    check_scales,
+)
+from trt_lora.builder.passes import nvfp4
+from trt_lora.builder.passes.coded_weight import E4M3, CodedWeight, multiplied, unpacked
 
-# E2M1: a sign, two bits of exponent, one of mantissa; modelopt reads minus zero as zero.
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1 = torch.tensor([*_MAGNITUDES, *(0 - value for value in _MAGNITUDES)])
+# The 16 values of E2M1 as E4M3; modelopt reads minus zero as zero.
+_E2M1 = np.arange(16, dtype=np.uint8).view(nvfp4.E2M1).astype(E4M3).view(np.uint8)
+_E2M1[8] = 0
 
 
 def read(linear: StoredLinear) -> Weight:
@@ -26,11 +33,20 @@ def read(linear: StoredLinear) -> Weight:
     if algorithm == "FP8":
         return float8.read(linear)
     both = linear.tensor("weight", torch.uint8)
-    if algorithm == "NVFP4":
-        scales = linear.scales("weight_scale") * linear.scales("weight_scale_2", 0)
-        codes = torch.from_numpy(unpacked(both.numpy()))
-        return scaled(linear, _E2M1[codes.int()], scales, 1, 16)
-    return _awq(linear, both)
+    return _nvfp4(linear, both) if algorithm == "NVFP4" else _awq(linear, both)
+
+
+def _nvfp4(linear: StoredLinear, both: torch.Tensor) -> Weight:
+    """Codes [n, k / 2], the first of a byte in its low half, with scales of two parts."""
+    codes = _E2M1[unpacked(both.numpy())]
+    fine, unit = linear.scales("weight_scale"), linear.scales("weight_scale_2", 0)
+    check_scales(linear, codes.shape, fine, 1, nvfp4.BLOCK)
+    if codes.shape[1] % nvfp4.BLOCK:
+        raise linear.refusal(f"weight has {codes.shape[1]} columns, no blocks of {nvfp4.BLOCK}")
+    stored = linear.tensor("weight_scale", torch.float8_e4m3fn)
+    parts = stored.view(torch.uint8).numpy().view(E4M3), unit.numpy()
+    scales, x_scale = multiplied(*parts, np.float32), float8.scale_of_x(linear)
+    return CodedWeight(8, nvfp4.BLOCK, codes, scales, is_float=True, x_scale=x_scale, parts=parts)
 
 
 def _awq(linear: StoredLinear, both: torch.Tensor) -> Weight:

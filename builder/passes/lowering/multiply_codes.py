@@ -42,7 +42,7 @@ class MultiplyCodes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
-        coded_x = CodedX(model.graph)
+        coded_x = CodedX(model)
         made = [self._multiply(value, coded_x) for _, value in list(coded_values(model))]
         if any(made):
             RemoveUnusedNodesPass()(model)

@@ -24,7 +24,8 @@ class FolderFollower:
     """Looks into the folder again and again, and acts on what has changed since the last look.
 
     So what was unloaded over HTTP stays away until its files change. A folder that cannot be read
-    takes nothing away: what was read from it is served on. It is looked at in threads of its own:
+    takes nothing away: what was read from it is served on. Nor does one look without a name, which
+    may fall between the two renames of a replacement. It is looked at in threads of its own:
     a file system that hangs holds up nobody else.
     """
 
@@ -47,6 +48,7 @@ class FolderFollower:
         self._folder, self._offers = folder, offers
         self._manifest, self._refresh_s = manifest, refresh_s
         self._seen: dict[str, Found] = {}
+        self._missing = frozenset[str]()  # at the last look alone
         self._taking: str | None = None  # what is offered at this moment
         self._is_away = False
         self._threads = ThreadPoolExecutor(2, "trt-lora-folder")
@@ -111,10 +113,11 @@ class FolderFollower:
         if self._is_away:
             _LOG.warning("the folder of adapters is there again")
         self._is_away = False
-        for name in before:
-            if name not in now:
-                del self._seen[name]
-                await self._offers.withdraw(name)
+        missing = frozenset(before) - now.keys()
+        for name in missing & self._missing:
+            del self._seen[name]
+            await self._offers.withdraw(name)
+        self._missing = missing
         for name, found in now.items():
             if self._seen.get(name) != found:
                 self._seen[name] = found

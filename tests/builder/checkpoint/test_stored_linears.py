@@ -60,17 +60,17 @@ def test_weights_are_those_that_the_library_makes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_integers_and_fp8_by_rows_stay_codes_and_all_else_becomes_floats(name: str) -> None:
+def test_integers_fp8_by_rows_and_nvfp4_stay_codes_and_all_else_becomes_floats(name: str) -> None:
     checkpoint = Checkpoint(FOLDER / name)
     assert checkpoint.quantisation is not None
     assert checkpoint.quantisation.scales_x == ("awq" in name)
     found = weights(name).values()
     coded = [weight for weight in found if isinstance(weight, CodedWeight)]
-    assert all(weight.is_float == ("fp8" in name) for weight in coded)
+    assert all(weight.is_float == ("fp" in name) for weight in coded)
     if name == "fp8_block":  # a weight smaller than a square has one scale
         assert max(n for n, _ in (weight.shape for weight in coded)) <= 128
         return
-    is_coded = name in INTEGERS or name in FLOAT8 or name == "bnb_int8"
+    is_coded = name in (*INTEGERS, *FLOAT8, "bnb_int8", "modelopt_nvfp4")
     assert len(coded) == is_coded * len(found)
 
 

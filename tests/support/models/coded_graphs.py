@@ -9,7 +9,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from support.models.exporter_metadata import come_from
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import CodedWeight, packed
+from trt_lora.builder.passes import nvfp4
+from trt_lora.builder.passes.coded_weight import E4M3, CodedWeight, multiplied, packed
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.runtime.memory.dtypes import Array
 
@@ -44,6 +45,23 @@ def float_codes(dtype: str, *, is_ordered: bool = True) -> CodedWeight:
     scales = np.abs(random.normal(size=(N, 1))).astype(dtype)
     order = None if is_ordered else random.permutation(K)
     return CodedWeight(8, K, codes, scales, order=order, is_float=True)
+
+
+def nvfp4_codes(dtype: str) -> CodedWeight:
+    """A weight [N, K] of random codes that are E2M1, in blocks of 16, for x that is rounded."""
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 16, (N, K), dtype=np.uint8).view(nvfp4.E2M1).astype(E4M3)
+    fine = np.abs(random.normal(size=(N, K // nvfp4.BLOCK))).astype(E4M3)
+    unit, x_scale = np.array(0.01, np.float32), np.array(0.002, dtype)
+    return CodedWeight(
+        8,
+        nvfp4.BLOCK,
+        codes.view(np.uint8),
+        multiplied(fine, unit, dtype),
+        is_float=True,
+        x_scale=x_scale,
+        parts=(fine, unit),
+    )
 
 
 def coded_graph(weight: CodedWeight, linear: str, path: str = "proj") -> ir.Model:

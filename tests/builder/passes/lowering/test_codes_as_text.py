@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 import pytest
-from support.models.coded_graphs import BLOCK, K, N, float_codes, random_codes
+from support.models.coded_graphs import BLOCK, K, N, float_codes, nvfp4_codes, random_codes
 from support.models.exporter_metadata import come_from
 
 from trt_lora.builder.passes import graph_values as gv
@@ -29,8 +29,8 @@ y = Add(a, b)
 """
 
 
-def graph(linears: str, weight: CodedWeight) -> ir.Model:
-    """Linears `q` and `k`, which make a and b, and their sum, read codes."""
+def graph(linears: str, weight: CodedWeight, other: CodedWeight | None = None) -> ir.Model:
+    """Linears `q` and `k`, which make a and b, and their sum, read the same codes, or two."""
     text = linears.replace("<", " <").replace(">", "> ")
     model = ir.from_onnx_text(
         f'<ir_version: 11, opset_import: ["" : 24]> g (float[t, {K}] x) => (float[t, {N}] y) '
@@ -45,7 +45,7 @@ def graph(linears: str, weight: CodedWeight) -> ir.Model:
                 node.replace_input_with(place, own)
     for node, path in zip(model.graph, ("q", "k", "sum"), strict=True):
         come_from(node, path)
-    QuantiseLinears({"q": weight, "k": weight})(model)
+    QuantiseLinears({"q": weight, "k": other or weight})(model)
     return model
 
 
@@ -153,10 +153,10 @@ def test_tensorrt_has_signed_codes_without_zeros_and_then_one_product() -> None:
     assert (
         as_text(model)
         == f"""
-_0 = {decoded}(q.signed_codes, q.signed_scales)
+_0 = {decoded}(q.signed.codes, q.signed.scales)
 _1 = Transpose<perm=(1, 0)>(_0)
 a = MatMul(x, _1)
-_3 = {decoded}(k.signed_codes, k.signed_scales)
+_3 = {decoded}(k.signed.codes, k.signed.scales)
 _4 = Transpose<perm=(1, 0)>(_3)
 b = MatMul(x, _4)
 y = Add(a, b)
@@ -189,3 +189,43 @@ def test_tensorrt_has_a_scale_for_each_row_of_fp8(is_rounded: bool) -> None:
     assert [line for line in lines if line in rounding] == rounding * is_rounded
     assert "DequantizeLinear<axis=0>(a.codes, a.scales)" in lines
     assert sum(line.startswith("MatMul") for line in lines) == 1
+
+
+def test_tensorrt_rounds_x_to_nvfp4_by_an_operator_of_its_own() -> None:
+    model = graph(PRODUCTS, nvfp4_codes("float16"))
+    block = f"axis=1, block_size={BLOCK}"
+    assert as_text(model).splitlines()[1:7] == [
+        "_0 = DequantizeLinear(q.fine_scales, q.unit)",
+        "_1 = Cast<to=10>(_0)",
+        f"_2 = DequantizeLinear<{block}>(q.codes, _1)",
+        "_3 = RoundToNVFP4(x, x.unit_0)",
+        "_4 = Transpose<perm=(1, 0)>(_2)",
+        "a = MatMul(_3, _4)",
+    ]
+    SignCodes()(model)
+    MultiplySideBySide()(model)
+    assert not model.functions
+    x_block = f"axis=-1, block_size={BLOCK}"
+    assert (
+        as_text(model)
+        == f"""
+_0, _1 = TRT_FP4DynamicQuantize<{x_block}, scale_type=17>(x, x.unit_0)
+_2 = DequantizeLinear(_1, x.unit_0)
+_3 = DequantizeLinear<{x_block}>(_0, _2)
+_4 = DequantizeLinear(a.scales, q.signed.unit)
+_5 = Cast<to=10>(_4)
+_6 = DequantizeLinear<{block}>(a.codes, _5)
+_7 = Transpose<perm=(1, 0)>(_6)
+_8 = MatMul(_3, _7)
+_9, _10 = Split<axis=-1>(_8, a.widths)
+y = Add(_9, _10)
+"""
+    )
+
+
+def test_weights_of_nvfp4_with_units_of_their_own_stay_apart() -> None:
+    weight = nvfp4_codes("float16")
+    fine, unit = gv.present(weight.parts)
+    model = graph(PRODUCTS, weight, replace(weight, parts=(fine, 2 * unit)))
+    SignCodes()(model)
+    assert not MultiplySideBySide()(model).modified

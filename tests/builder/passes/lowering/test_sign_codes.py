@@ -79,7 +79,7 @@ def test_the_nodes_of_a_product(bits: int) -> None:
     SignCodes()(model)
     assert [node.op_type for node in model.graph] == before
     names = [value.name for value in model.graph[0].inputs if value]
-    assert names == ["proj.signed_codes", "proj.signed_scales"]
+    assert names == ["proj.signed.codes", "proj.signed.scales"]
     assert attributes(model) == (block if bits == 4 else {"axis": 0})
 
 
@@ -122,7 +122,7 @@ def test_a_scale_of_a_block_of_zeros_becomes_one(bits: int, tmp_path: Path) -> N
     weight.scales[2], weight.codes[2] = 0, 0x88 if bits == 4 else 0x80
     model = coded_graph(weight, PRODUCT)
     SignCodes()(model)
-    scales = model.graph.initializers["proj.signed_scales"].const_value
+    scales = model.graph.initializers["proj.signed.scales"].const_value
     assert scales is not None
     assert (scales.numpy() > 0).all()
     y = run(model, np.eye(K, dtype=np.float32), tmp_path)

@@ -17,7 +17,7 @@ from support.served_engines import Gated, MakeGated, Spoken, write_adapter
 from support.web_server import COMPLETIONS, web_server
 
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.server.adapters.adapter_folder import AdapterFolder
+from trt_lora.runtime.server.adapters.adapter_folder import AdapterFolder, Found
 from trt_lora.runtime.server.adapters.folder_follower import FolderFollower
 from trt_lora.runtime.server.adapters.offered_adapters import OfferedAdapters
 
@@ -261,3 +261,51 @@ def test_what_is_offered_at_this_moment_is_found(folder: Path, manifest: Manifes
 
     assert asyncio.run(follow()) is None  # then it is for who took its name away to say
     assert offers.found == [path]
+
+
+class Looks(AdapterFolder):
+    """A folder between two renames at its second look, and empty from its fourth on."""
+
+    def __init__(self, folder: Path) -> None:
+        """Show one adapter, and later another under its name."""
+        super().__init__(folder, [])
+        old, new = Found(folder / "old"), Found(folder / "new")
+        self.shown = [{"x": old}, {}, {"x": new}]
+
+    def look(self) -> dict[str, Found]:
+        return self.shown.pop(0) if self.shown else {}
+
+
+class Told:
+    """What a follower says, in its order."""
+
+    def __init__(self) -> None:
+        """Nothing was said."""
+        self.said: list[str] = []
+        self.is_withdrawn = asyncio.Event()
+
+    async def offer(self, name: str, path: Path) -> None:
+        self.said.append(f"{name} is {path.name}")
+
+    async def withdraw(self, name: str) -> None:
+        self.said.append(f"{name} is gone")
+        self.is_withdrawn.set()
+
+    def is_unread(self, name: str) -> bool:
+        return False
+
+
+def test_a_look_between_the_two_renames_of_a_replacement_takes_nothing_away(
+    folder: Path, manifest: Manifest
+) -> None:
+    """Its pin would be lost, and an answer refused."""
+
+    async def follow() -> list[str]:
+        told = Told()
+        follower = FolderFollower(Looks(folder), cast("OfferedAdapters", told), manifest, 0.001)
+        await follower.start()
+        await asyncio.wait_for(told.is_withdrawn.wait(), 10)
+        await follower.close()
+        return told.said
+
+    assert asyncio.run(follow()) == ["x is old", "x is new", "x is gone"]
