@@ -17,8 +17,8 @@ from trt_lora.builder.checks.meta_model import (
     meta_model,
     usable_positions,
 )
-from trt_lora.builder.config import FLOAT8_SINCE, NVFP4_SINCE, BuildConfig
-from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.config import FLOAT8_SINCE, NVFP4_SINCE
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.quantising.quantise import QuantisedLinear, Quantiser
@@ -65,7 +65,7 @@ def _quantised(build: ResolvedBuild, progress: Progress, floats: Collection[str]
     head, positions = head_path(weights.model), usable_positions(weights.model)
     quantiser = Quantiser(weights, build.config, build.has_plan, head, positions, progress)
     codes = {
-        path: replace(linear, weight=_in_engine(build.config, linear.weight, path))
+        path: replace(linear, weight=_in_engine(build, linear.weight, path))
         for path, linear in quantiser.quantised().items()
     }
     shapes = dict(weights.shapes())
@@ -117,7 +117,7 @@ def _stored(build: ResolvedBuild, stored: StoredLinears, floats: Collection[str]
     source = f"the checkpoint ({stored.quantisation.method})"
     scales_x = stored.quantisation.scales_x
     codes = {
-        path: QuantisedLinear(_in_engine(build.config, kept[name], path), source, scales_x)
+        path: QuantisedLinear(_in_engine(build, kept[name], path), source, scales_x)
         for name, path in paths.items()
     }
     return LoadedBase(model, codes, stand_ins, (*_notes(build, stored, weights, kept, odd),))
@@ -146,7 +146,7 @@ def _float_codes_fault(build: ResolvedBuild, weight: CodedWeight) -> str:
     without = [each for each in build.config.compute_capability if float(each) < since]
     if without:
         return f"{name} is read by GPUs of {since} and later, not {', '.join(without)}"
-    if weight.parts is not None and _x_scale(build.config, weight) is None:
+    if weight.parts is not None and _x_scale(build, weight) is None:
         return "a plan that leaves x as it is would make floats of NVFP4 at every step"
     return ""
 
@@ -194,13 +194,13 @@ def _float_name(weight: CodedWeight) -> str:
     return "FP8" if weight.parts is None else "NVFP4"
 
 
-def _in_engine(config: BuildConfig, weight: CodedWeight, path: str) -> CodedWeight:
+def _in_engine(build: ResolvedBuild, weight: CodedWeight, path: str) -> CodedWeight:
     """Give a weight scales in the engine's dtype, and products with x as it is where that is asked.
 
     Raises:
         ModelError: weights would be infinite.
     """
-    dtype, factors = config.dtype, weight.factors
+    dtype, factors = build.config.dtype, weight.factors
     scales, own = torch.from_numpy(weight.scales), getattr(torch, dtype)
     largest = weight.largest * (1 if factors is None else float(abs(factors).max()))
     if not (scales * largest).to(own).isfinite().all():
@@ -209,13 +209,14 @@ def _in_engine(config: BuildConfig, weight: CodedWeight, path: str) -> CodedWeig
             f"{dtype}: the model is damaged, or needs --dtype float32"
         )
     factors = None if factors is None else torch.from_numpy(factors).to(own).numpy()
-    x_scale = _x_scale(config, weight)
+    x_scale = _x_scale(build, weight)
     return replace(weight, scales=scales.to(own).numpy(), factors=factors, x_scale=x_scale)
 
 
-def _x_scale(config: BuildConfig, weight: CodedWeight) -> Array | None:
+def _x_scale(build: ResolvedBuild, weight: CodedWeight) -> Array | None:
     """The scale of x in the engine's dtype; None: products read x as it is."""
-    if weight.x_scale is None or config.quantize_level == "exact":
+    is_exact = not build.has_plan or build.config.quantize_level == "exact"
+    if weight.x_scale is None or is_exact:
         return None
-    scale = torch.from_numpy(weight.x_scale).to(getattr(torch, config.dtype))
+    scale = torch.from_numpy(weight.x_scale).to(getattr(torch, build.config.dtype))
     return scale.numpy() if 0 < scale < math.inf else None

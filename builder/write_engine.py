@@ -16,8 +16,8 @@ from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.load_base import load_base
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
-from trt_lora.builder.passes.coded_products import gathers_of
-from trt_lora.builder.passes.coded_weight import coded_values
+from trt_lora.builder.passes.codes.coded_products import gathers_of
+from trt_lora.builder.passes.codes.coded_weight import coded_values
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress

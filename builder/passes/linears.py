@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes import nvfp4
-from trt_lora.builder.passes.coded_weight import decoding
+from trt_lora.builder.passes.codes import nvfp4
+from trt_lora.builder.passes.codes.coded_weight import decoding
 from trt_lora.builder.targets import not_linear
 
 # The attribute of the exporter's wrapper that holds the model: the first part of every module path

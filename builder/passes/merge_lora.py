@@ -16,7 +16,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import read_coded
+from trt_lora.builder.passes.codes.coded_weight import read_coded
 from trt_lora.builder.passes.remove_lora import RemoveLoRA
 from trt_lora.builder.passes.site_calls import SiteCall, site_calls
 from trt_lora.plugins.errors import ModelError

@@ -5,8 +5,8 @@
 2. A Gemm reads [n, k] as it is (`transB`), a MatMul through a Transpose; x, bias and LoRA stay.
 3. A module that the graph calls twice is read twice from the same codes.
 4. Codes in another order than x has go back into it behind their product with the scales.
-5. x is rounded to E4M3 or NVFP4 where a weight says so, once for all linears that read it; LoRA
-   reads it as it was.
+5. x is rounded to E4M3, NVFP4 or 8 bits where a weight says so, once for all linears that read it;
+   LoRA reads it as it was.
 6. An embedding that is tied to a linear reads rows of its codes of 8 bits, too; of 4 bits it keeps
    its floats, because answers would move.
 7. Weights that nothing reads any more go.
@@ -19,8 +19,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_products import CodedX
-from trt_lora.builder.passes.coded_weight import CodedWeight, write_coded
+from trt_lora.builder.passes.codes.coded_products import CodedX
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight, write_coded
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths, module_path
 
 _ROW_BITS = 8

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from trt_lora.builder.passes.coded_weight import FLOAT8_MAX, CodedWeight, packed
+from trt_lora.builder.passes.codes.coded_weight import FLOAT8_MAX, CodedWeight, packed
 
 _CACHED = 1 << 16  # values that are read at a time, so that they stay in a core's cache
 _FACTORS = tuple(1.05 - 0.5 * step / 24 for step in range(24))  # of a block's whole range

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
-from trt_lora.builder.passes.coded_weight import FLOAT8_MAX, CodedWeight
+from trt_lora.builder.passes.codes.coded_weight import FLOAT8_MAX, CodedWeight
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.quantising.gptq import gptq_codes
 from trt_lora.builder.quantising.grid import (

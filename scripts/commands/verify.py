@@ -144,7 +144,7 @@ def _weights(engine: Engine) -> dict[str, Array]:
     """The weights that the engine's codes are."""
     import onnx_ir as ir
 
-    from trt_lora.builder.passes.coded_weight import coded_weights
+    from trt_lora.builder.passes.codes.coded_weight import coded_weights
 
     model, found = ir.load(engine.directory / ONNX_FILE), dict[str, Array]()
     for path, weight in coded_weights(model):

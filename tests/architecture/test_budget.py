@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 5870, "scripts": 8220}
-TESTS = 51_650
+BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 6030, "scripts": 8220}
+TESTS = 51_850
 
 
 def code_lines(path: Path) -> int:

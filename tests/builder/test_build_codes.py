@@ -1,6 +1,5 @@
 """Engines whose linears read codes: built from a float model, against PEFT on the same codes."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,13 @@ from safetensors.numpy import load_file
 from support.build_progress import Notes
 from support.models.architecture_check import batch, engine_logits, largest_error
 from support.models.quick_build import quick_build
+from support.models.standard_engine import standard_engine
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder import BuildConfig
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes import quantise_linears
-from trt_lora.builder.passes.coded_weight import CodedWeight, coded_weights
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight, coded_weights
 from trt_lora.builder.passes.linears import Linear, find_linears
 from trt_lora.builder.passes.lowering.sign_codes import has_signed_form
 from trt_lora.builder.quantising import quantise
@@ -122,12 +122,7 @@ def test_both_files_answer_alike_and_lie_over_the_same_codes(
     adapter, engine = save_adapter(tiny_model, tmp_path / "a", r=4), tmp_path / "engine"
     quick_build(tiny_config(tiny_model, engine, quantize="int4", quantize_head="int4", **EXACT))
     own = answers(engine, adapter)
-    standard = tmp_path / "standard"
-    shutil.copytree(engine, standard)
-    (standard / ONNX_CPU_FILE).unlink()
-    text = (standard / "manifest.json").read_text().replace(ONNX_CPU_FILE, "none")
-    (standard / "manifest.json").write_text(text)
-    (standard / "none").write_bytes((engine / ONNX_CPU_FILE).read_bytes())
+    standard = standard_engine(engine, tmp_path / "standard")
     for name, expected in answers(standard, adapter).items():
         assert largest_error(own[name], expected) < 1e-5
     values = ir.load(engine / ONNX_CPU_FILE).graph.initializers

@@ -18,7 +18,7 @@ from support.models.rounded_x import IDS, answers, error, float8, with_rounded_x
 from support.models.tiny_models import save_model, tiny_config
 
 from trt_lora.builder.build import build_engine
-from trt_lora.builder.passes.coded_weight import coded_weights
+from trt_lora.builder.passes.codes.coded_weight import coded_weights
 from trt_lora.builder.passes.site_calls import site_calls
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.quantising import quantise

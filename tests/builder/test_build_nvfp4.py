@@ -17,8 +17,8 @@ from support.models.rounded_x import answers, error, nvfp4, nvfp4_array, with_ro
 from support.models.tiny_models import tiny_config
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import coded_weights
-from trt_lora.builder.passes.nvfp4 import rounding, rounds
+from trt_lora.builder.passes.codes.coded_weight import coded_weights
+from trt_lora.builder.passes.codes.nvfp4 import rounding, rounds
 from trt_lora.builder.passes.site_calls import site_calls
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts

@@ -4,7 +4,7 @@ https://github.com/casper-hansen/AutoAWQ/blob/main/awq/utils/packing_utils.py
 """
 
 from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight
-from trt_lora.builder.passes.coded_weight import Codes
+from trt_lora.builder.passes.codes.coded_weight import Codes
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of the codes of eight columns
 

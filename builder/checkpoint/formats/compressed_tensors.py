@@ -4,13 +4,14 @@ https://github.com/vllm-project/compressed-tensors/tree/main/src/compressed_tens
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from trt_lora.builder.checkpoint.formats import float8
 from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight
-from trt_lora.builder.passes.coded_weight import Codes
+from trt_lora.builder.passes.codes.coded_weight import Codes
 
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
 
@@ -30,7 +31,16 @@ def read(linear: StoredLinear) -> Weight:
     codes, zeros, groups = _codes(linear, bits), _zeros(linear, bits), None
     if "weight_g_idx" in linear.tensors:
         groups = linear.tensor("weight_g_idx", linear.tensors["weight_g_idx"].dtype, 1)
-    return linear.coded(bits, codes, scales, zeros, groups)
+    weight = linear.coded(bits, codes, scales, zeros, groups)
+    if bits == 4 or isinstance(weight, torch.Tensor) or _has_zero_of_x(linear):
+        return weight
+    return replace(weight, x_scale=float8.scale_of_x(linear))
+
+
+def _has_zero_of_x(linear: StoredLinear) -> bool:
+    """Whether codes of x have another zero than 0, which a plan does not take."""
+    zero = linear.tensors.get("input_zero_point")
+    return zero is not None and bool(zero.any())
 
 
 def _stated(linear: StoredLinear) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from trt_lora.builder.checkpoint.formats.stored_linear import (
     check_scales,
     scaled,
 )
-from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.memory.dtypes import Array
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear
-from trt_lora.builder.passes.coded_weight import CodedWeight, Codes, packed
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight, Codes, packed
 from trt_lora.runtime.memory.dtypes import Array
 
 

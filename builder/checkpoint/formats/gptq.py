@@ -7,7 +7,7 @@ version 2 of the format (`gptq_v2`) stores zeros as they are, the first one less
 import torch
 
 from trt_lora.builder.checkpoint.formats.stored_linear import Format, StoredLinear, Weight
-from trt_lora.builder.passes.coded_weight import Codes
+from trt_lora.builder.passes.codes.coded_weight import Codes
 
 _OFFSETS = {"gptq": 1, "gptq_v2": 0}  # of the zeros that are stored, by checkpoint_format
 

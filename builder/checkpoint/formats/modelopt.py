@@ -15,8 +15,8 @@ from trt_lora.builder.checkpoint.formats.stored_linear import (
     Weight,
     check_scales,
 )
-from trt_lora.builder.passes import nvfp4
-from trt_lora.builder.passes.coded_weight import E4M3, CodedWeight, multiplied, unpacked
+from trt_lora.builder.passes.codes import nvfp4
+from trt_lora.builder.passes.codes.coded_weight import E4M3, CodedWeight, multiplied, unpacked
 
 # The 16 values of E2M1 as E4M3; modelopt reads minus zero as zero.
 _E2M1 = np.arange(16, dtype=np.uint8).view(nvfp4.E2M1).astype(E4M3).view(np.uint8)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trt_lora.builder.passes.coded_weight import CodedWeight, Codes, packed
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight, Codes, packed
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import listed, shown
 

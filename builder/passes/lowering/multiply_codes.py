@@ -18,8 +18,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_products import CodedX, gathers_of, products_of
-from trt_lora.builder.passes.coded_weight import (
+from trt_lora.builder.passes.codes.coded_products import CodedX, gathers_of, products_of
+from trt_lora.builder.passes.codes.coded_weight import (
     CodedWeight,
     Codes,
     coded_values,

@@ -21,9 +21,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes import nvfp4
-from trt_lora.builder.passes.coded_products import CodedX, products_of
-from trt_lora.builder.passes.coded_weight import (
+from trt_lora.builder.passes.codes import nvfp4
+from trt_lora.builder.passes.codes.coded_products import CodedX, products_of
+from trt_lora.builder.passes.codes.coded_weight import (
     E4M3,
     CodedWeight,
     coded_values,

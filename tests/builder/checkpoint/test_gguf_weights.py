@@ -31,7 +31,7 @@ from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
 from trt_lora.builder.checkpoint.formats import gguf as format
 from trt_lora.builder.checkpoint.formats.stored_linear import StoredLinear
 from trt_lora.builder.checkpoint.stored_linears import dense, stored_linears
-from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight
 from trt_lora.plugins.errors import ModelError
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}

@@ -28,7 +28,7 @@ from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
 from trt_lora.builder.checkpoint.quantisation import METHODS
 from trt_lora.builder.checkpoint.stored_linears import FORMATS, dense, stored_linears
-from trt_lora.builder.passes.coded_weight import CodedWeight, unpacked
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight, unpacked
 
 LAYER = "model.layers.0"
 Q, K, DOWN = f"{LAYER}.self_attn.q_proj", f"{LAYER}.self_attn.k_proj", f"{LAYER}.mlp.down_proj"

@@ -13,8 +13,8 @@ from support.models.quick_build import quick_build
 from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
 from support.spoken_engine import spoken_engine
 
-from trt_lora.builder.passes import coded_weight
-from trt_lora.builder.passes.coded_weight import unpacked
+from trt_lora.builder.passes.codes import coded_weight
+from trt_lora.builder.passes.codes.coded_weight import unpacked
 from trt_lora.runtime import open_engine
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.load import load_adapter

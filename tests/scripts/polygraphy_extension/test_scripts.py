@@ -13,7 +13,7 @@ from support.models.quick_build import quick_build
 from support.models.tiny_models import tiny_config
 from support.polygraphy_command import polygraphy, script
 
-from trt_lora.builder.passes.coded_weight import coded_weights
+from trt_lora.builder.passes.codes.coded_weight import coded_weights
 from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.runtime import read_manifest
 from trt_lora.runtime.manifest import ONNX_FILE

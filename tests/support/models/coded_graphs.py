@@ -9,8 +9,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from support.models.exporter_metadata import come_from
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes import nvfp4
-from trt_lora.builder.passes.coded_weight import E4M3, CodedWeight, multiplied, packed
+from trt_lora.builder.passes.codes import nvfp4
+from trt_lora.builder.passes.codes.coded_weight import E4M3, CodedWeight, multiplied, packed
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.runtime.memory.dtypes import Array
 

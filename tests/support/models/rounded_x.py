@@ -56,6 +56,11 @@ def float8(x: torch.Tensor, scale: float) -> torch.Tensor:
     return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 
+def int8(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """Round x to 8 bits times a scale."""
+    return (x / scale).round().clamp(-128, 127) * scale
+
+
 def nvfp4(x: torch.Tensor, unit: float) -> torch.Tensor:
     """Round x to E2M1 in blocks of 16 with scales of E4M3 times a unit, by ml_dtypes."""
     return torch.from_numpy(nvfp4_array(x.float().numpy(), unit)).reshape(x.shape)

@@ -11,7 +11,7 @@ from support.models.coded_graphs import BLOCK, K, N, float_codes, nvfp4_codes, r
 from support.models.exporter_metadata import come_from
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.multiply_codes import MultiplyCodes
 from trt_lora.builder.passes.lowering.multiply_side_by_side import MultiplySideBySide
 from trt_lora.builder.passes.lowering.sign_codes import SignCodes

@@ -17,7 +17,7 @@ from support.models.coded_graphs import (
     tied_graph,
 )
 
-from trt_lora.builder.passes.coded_weight import write_coded
+from trt_lora.builder.passes.codes.coded_weight import write_coded
 from trt_lora.builder.passes.lowering.multiply_codes import MultiplyCodes
 from trt_lora.builder.save_graphs import _share_weights
 from trt_lora.runtime.memory.dtypes import Array

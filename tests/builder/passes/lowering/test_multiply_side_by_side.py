@@ -10,7 +10,7 @@ import pytest
 from support.models.coded_graphs import K, coded_graph, float_codes, random_codes, run
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import CodedWeight, write_coded
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight, write_coded
 from trt_lora.builder.passes.lowering.multiply_side_by_side import MultiplySideBySide
 from trt_lora.builder.passes.lowering.sign_codes import SignCodes
 

@@ -19,7 +19,7 @@ from support.models.coded_graphs import (
 )
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import CodedWeight
+from trt_lora.builder.passes.codes.coded_weight import CodedWeight
 from trt_lora.builder.passes.lowering.sign_codes import SignCodes, has_signed_form
 
 PRODUCT = "y = MatMul(x, w)"

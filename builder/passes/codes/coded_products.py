@@ -7,8 +7,8 @@ import numpy as np
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes import nvfp4
-from trt_lora.builder.passes.coded_weight import E4M3, CodedWeight
+from trt_lora.builder.passes.codes import nvfp4
+from trt_lora.builder.passes.codes.coded_weight import E4M3, CodedWeight
 from trt_lora.runtime.memory.dtypes import Array
 
 
@@ -45,9 +45,11 @@ class CodedX:
         return x
 
     def rounded(self, product: ir.Node, weight: CodedWeight) -> ir.Value:
-        """Return x of a product, rounded to E4M3 times the weight's scale of x, or to NVFP4."""
-        x, how = gv.present(product.inputs[0]), "scale" if weight.parts is None else "unit"
-        return self._changed(product, x, how, gv.present(weight.x_scale))
+        """Return x of a product, rounded to codes like the weight's, by its scale of x."""
+        how = "unit" if weight.parts is not None else "scale" if weight.is_float else "step"
+        return self._changed(
+            product, gv.present(product.inputs[0]), how, gv.present(weight.x_scale)
+        )
 
     def _changed(self, product: ir.Node, x: ir.Value, how: str, by: Array) -> ir.Value:
         key = x, how, by.tobytes()
@@ -61,17 +63,19 @@ class CodedX:
         return self.made[key]
 
 
-def _float8(model: ir.Model, x: ir.Value, scale: ir.Value) -> list[ir.Node]:
-    """Beyond 448 scales x is 448."""
-    zero = gv.initializer(model.graph, "zero_e4m3", ir.tensor(np.zeros((), E4M3)))
-    codes = ir.node("QuantizeLinear", [x, scale, zero])
-    codes.outputs[0].type, codes.outputs[0].shape = zero.type, x.shape
-    return [codes, ir.node("DequantizeLinear", [codes.outputs[0], scale, zero])]
+def _rounded(model: ir.Model, x: ir.Value, scale: ir.Value, zero: Array) -> list[ir.Node]:
+    """X as codes of zero's dtype and back; beyond the largest code it is that."""
+    name = f"zero_{'e4m3' if zero.dtype == E4M3 else zero.dtype.name}"
+    point = gv.initializer(model.graph, name, ir.tensor(zero))
+    codes = ir.node("QuantizeLinear", [x, scale, point])
+    codes.outputs[0].type, codes.outputs[0].shape = point.type, x.shape
+    return [codes, ir.node("DequantizeLinear", [codes.outputs[0], scale, point])]
 
 
 _CHANGES: Mapping[str, Callable[[ir.Model, ir.Value, ir.Value], list[ir.Node]]] = {
     "mul": lambda _, x, factors: [ir.node("Mul", [x, factors])],
     "gather": lambda _, x, order: [ir.node("Gather", [x, order], {"axis": -1})],
-    "scale": _float8,
+    "scale": lambda model, x, scale: _rounded(model, x, scale, np.zeros((), E4M3)),
+    "step": lambda model, x, step: _rounded(model, x, step, np.zeros((), np.int8)),
     "unit": lambda model, x, unit: [nvfp4.rounding(model, x, unit)],
 }

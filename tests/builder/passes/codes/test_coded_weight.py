@@ -10,7 +10,7 @@ import pytest
 from support.models.coded_graphs import BLOCK, K, N, coded_graph, float_codes, random_codes, run
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.coded_weight import (
+from trt_lora.builder.passes.codes.coded_weight import (
     E4M3,
     CodedWeight,
     coded_weights,

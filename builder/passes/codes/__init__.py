@@ -1,0 +1,1 @@
+"""Weights that are codes, and x as products by them take it."""
