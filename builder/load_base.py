@@ -162,7 +162,8 @@ def _notes(
     if odd:
         yield (
             "a plan takes no zeros, no scales below 0, and of 8 bits one scale a row, which "
-            f"{len(odd)} linears in codes have otherwise: with --flavour none they stay codes"
+            f"{len(odd)} linears in codes have otherwise: with --flavour none they stay codes, and "
+            "--quantize int4 makes others of the float model"
         )
     floats = [w for w in weights.values() if isinstance(w, CodedWeight) and w.is_float]
     if build.has_plan:
