@@ -186,8 +186,8 @@ def _slow_note(weights: Iterable[CodedWeight], cure: str) -> Iterator[str]:
     names = [_float_name(weight) for weight in weights if weight.is_float]
     if names:
         yield (
-            f"a CPU makes floats of {len(names)} linears in {' and '.join({*names})} at every "
-            f"token, which is slow; for one, build with {cure}"
+            f"a CPU makes floats of {len(names)} linears in {names[0]} at every token, which is "
+            f"slow; for one, build with {cure}"
         )
 
 

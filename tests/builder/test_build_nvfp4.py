@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
+from support.models.checkpoints import Weights, with_weights
 from support.models.coded_graphs import run
 from support.models.loaded_base import loaded
 from support.models.quantised import ADAPTER, FOLDER
@@ -23,6 +24,7 @@ from trt_lora.builder.passes.site_calls import site_calls
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
 from trt_lora.builder.tensorrt.onnx_bytes import parsed_form
+from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest
 from trt_lora.runtime.memory.dtypes import Array
@@ -162,3 +164,22 @@ def test_scales_of_parts_are_those_of_the_library_in_half_precision(tmp_path: Pa
         expected = (fine.astype(np.float32) * unit).astype(np.float16)
         np.testing.assert_array_equal(linear.weight.scales, expected)
         assert linear.weight.scales.dtype == np.float16
+
+
+@pytest.mark.parametrize(("factor", "is_taken"), [(1e4, True), (1e7, False)])
+def test_weights_that_are_infinite_in_the_engine_s_dtype_are_refused(
+    factor: float, is_taken: bool, tmp_path: Path
+) -> None:
+    """The largest code is 6, whatever E4M3 has besides."""
+
+    def larger(weights: Weights) -> Weights:
+        units = {name: w * factor for name, w in weights.items() if name.endswith("scale_2")}
+        return weights | units
+
+    model = with_weights(MODEL, tmp_path / "m", larger)
+    config = tiny_config(model, tmp_path / "e", **PLAN, dtype="float16")
+    if is_taken:
+        assert len(loaded(config, TENSORRT_RTX).codes) == 7
+        return
+    with pytest.raises(ModelError, match=r"has scales up to .* infinite in float16"):
+        loaded(config, TENSORRT_RTX)

@@ -14,7 +14,7 @@ from trt_lora.runtime.memory.dtypes import Array
 Codes = npt.NDArray[np.uint8]
 
 E4M3 = ml_dtypes.float8_e4m3fn
-FLOAT8_MAX = 448  # of E4M3
+FLOAT8_MAX, NVFP4_MAX = 448, 6  # of E4M3, of E2M1
 _OPERATOR = "DequantizeLinear"
 _NIBBLE = 4  # bits
 
@@ -24,7 +24,8 @@ class CodedWeight:
     """W [n, k] of a linear: `(code - zero) * scale`, a zero and a scale for each block of k.
 
     https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html, blocked along axis 1. Codes may be
-    floats of 8 bits (E4M3), which have no zeros: `code * scale`.
+    floats of 8 bits (E4M3), which have no zeros: `code * scale`. So are NVFP4's: E4M3 has all that
+    E2M1 has, and ONNX Runtime reads no E2M1.
     """
 
     bits: int  # of a code: 4 or 8
@@ -48,6 +49,8 @@ class CodedWeight:
     @property
     def largest(self) -> float:
         """Return a bound of the magnitude of a code less its zero."""
+        if self.parts is not None:
+            return NVFP4_MAX
         return FLOAT8_MAX if self.is_float else 1 << self.bits
 
     def dequantised(self) -> Array:
