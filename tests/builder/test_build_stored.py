@@ -220,10 +220,11 @@ def test_a_plan_is_made_and_a_cpu_reads_the_library_s_weights(name: str, tmp_pat
 
 @pytest.mark.slow
 def test_a_plan_rounds_x_to_8_bits_by_the_checkpoint_s_scale(tmp_path: Path) -> None:
-    """Where codes of x have a zero, or a CPU finds its own scales, x stays as it is."""
+    """Where codes of x have a zero, or each token its scale, or for a CPU, x stays as it is."""
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
-    model = with_weights(FOLDER / "ct_int8", tmp_path / "m", with_scale_of_x)
-    engine = tmp_path / "engine"
+    dynamic = with_weights(FOLDER / "ct_int8", tmp_path / "dynamic", with_scale_of_x)
+    model, float8 = (with_codes_of_x(dynamic, tmp_path, kind) for kind in ("int", "float"))
+    engine, plan = tmp_path / "engine", {"flavour": "tensorrt-rtx"}
     manifest = quick_build(tiny_config(model, engine, flavour="tensorrt-rtx"))
     plain = PeftReference(model, {"adapter": ADAPTER})
     own = PeftReference(model, {"adapter": ADAPTER})
@@ -234,9 +235,18 @@ def test_a_plan_rounds_x_to_8_bits_by_the_checkpoint_s_scale(tmp_path: Path) -> 
     layouts = islice(kernel_layouts(engine, manifest, NoProgress(), "decode"), 2)
     assert [len(each.kernels) for each in layouts] == [13, 17]  # as of floats
     asymmetric = with_weights(model, tmp_path / "z", with_zero_of_x)
-    for other, options in ((model, {}), (asymmetric, {"flavour": "tensorrt-rtx"})):
+    others = [(model, {}), (asymmetric, plan), (dynamic, plan), (float8, plan)]
+    for other, options in others:
         base = loaded(tiny_config(other, engine, **options), TENSORRT_RTX if options else None)
         assert all(linear.weight.x_scale is None for linear in base.codes.values())
+
+
+def with_codes_of_x(model: Path, folder: Path, kind: str) -> Path:
+    """State that x has codes of 8 bits of a kind, with the scale that is stored."""
+    fields = json.loads((model / "config.json").read_text())["quantization_config"]
+    stated = {"num_bits": 8, "type": kind, "dynamic": False, "strategy": "tensor"}
+    fields["config_groups"]["group_0"]["input_activations"] = stated
+    return with_config(model, folder / kind, quantization_config=fields)
 
 
 def with_scale_of_x(weights: Weights) -> Weights:

@@ -23,7 +23,8 @@ def read(linear: StoredLinear) -> Weight:
         ModelError: fields or tensors are not of this format, or contradict each other.
     """
     linear.option("format", _FORMATS)
-    stated = _stated(linear)
+    group = _group(linear)
+    stated = group["weights"]
     if stated.get("type") == "float":
         return float8.read(linear)
     bits = linear.option("num_bits", (4, 8), source=stated)
@@ -32,25 +33,26 @@ def read(linear: StoredLinear) -> Weight:
     if "weight_g_idx" in linear.tensors:
         groups = linear.tensor("weight_g_idx", linear.tensors["weight_g_idx"].dtype, 1)
     weight = linear.coded(bits, codes, scales, zeros, groups)
-    if bits == 4 or isinstance(weight, torch.Tensor) or _has_zero_of_x(linear):
+    if bits == 4 or isinstance(weight, torch.Tensor) or not _has_scale_of_x(linear, group):
         return weight
     return replace(weight, x_scale=float8.scale_of_x(linear))
 
 
-def _has_zero_of_x(linear: StoredLinear) -> bool:
-    """Whether codes of x have another zero than 0, which a plan does not take."""
-    zero = linear.tensors.get("input_zero_point")
-    return zero is not None and bool(zero.any())
+def _has_scale_of_x(linear: StoredLinear, group: Mapping[str, Any]) -> bool:
+    """Whether x is to have codes of 8 bits with a scale of the file, and 0 as their zero."""
+    x, zero = group.get("input_activations") or {}, linear.tensors.get("input_zero_point")
+    is_static = not x.get("dynamic") and (x.get("type"), x.get("num_bits")) == ("int", 8)
+    return is_static and (zero is None or not bool(zero.any()))
 
 
-def _stated(linear: StoredLinear) -> Mapping[str, Any]:
-    """What is said of weights, the same for all."""
+def _group(linear: StoredLinear) -> Mapping[str, Any]:
+    """What is said of weights and of x, the same for all."""
     groups = linear.fields.get("config_groups")
     groups = list(groups.values()) if isinstance(groups, Mapping) else []
     if len(groups) != 1 or not isinstance(groups[0].get("weights"), Mapping):
         raise linear.refusal(f"config_groups has {len(groups)} forms of weights, and one is read")
-    weights: Mapping[str, Any] = groups[0]["weights"]
-    return weights
+    group: Mapping[str, Any] = groups[0]
+    return group
 
 
 def _codes(linear: StoredLinear, bits: int) -> Codes:

@@ -13,10 +13,10 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.codes.coded_weight import FLOAT8_MAX, NVFP4_MAX
 
 BLOCK = 16
 E2M1 = ml_dtypes.float4_e2m1fn
-_LARGEST, _LARGEST_SCALE = 6, 448  # of E2M1, of E4M3
 _FUNCTION = ("trt_lora.nvfp4", "RoundToNVFP4", "")
 _E4M3 = ir.DataType.FLOAT8E4M3FN
 
@@ -61,8 +61,8 @@ def _function(opset: int) -> ir.Function:
 def _step(tape: Tape, blocks: ir.Value, unit: ir.Value) -> ir.Value:
     """The scale of each block [.., 1]."""
     largest = tape.op("ReduceMax", [tape.op("Abs", [blocks]), gv.constant(tape, [-1])])
-    wanted = tape.op("Div", [tape.op("Div", [largest, _number(tape, _LARGEST)]), unit])
-    held = tape.op("Min", [wanted, _number(tape, _LARGEST_SCALE)])
+    wanted = tape.op("Div", [tape.op("Div", [largest, _number(tape, NVFP4_MAX)]), unit])
+    held = tape.op("Min", [wanted, _number(tape, FLOAT8_MAX)])
     fine = tape.op("Cast", [held], {"to": _E4M3})
     return tape.op("Mul", [tape.op("Cast", [fine], {"to": ir.DataType.FLOAT}), unit])
 
@@ -72,7 +72,7 @@ def _rounded(tape: Tape, values: ir.Value) -> ir.Value:
 
     ONNX Runtime's CPU has no E2M1.
     """
-    size = tape.op("Min", [tape.op("Abs", [values]), _number(tape, _LARGEST)])
+    size = tape.op("Min", [tape.op("Abs", [values]), _number(tape, NVFP4_MAX)])
     spacing = _number(tape, 2)
     for below, step in ((4, 1), (2, 0.5)):
         is_below = tape.op("Less", [size, _number(tape, below)])
