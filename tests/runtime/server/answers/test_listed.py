@@ -130,6 +130,16 @@ def test_what_makes_answers_is_named_where_they_end(web: Web, manifest: Manifest
             assert not any("system_fingerprint" in event for event in events)
 
 
+def test_the_packages_version_is_read_once_and_not_for_every_answer(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = web.answer(COMPLETIONS, prompt=PROMPT, **GREEDY)["system_fingerprint"]
+    read = list[str]()
+    monkeypatch.setattr("importlib.metadata.version", read.append)
+    assert web.answer(COMPLETIONS, prompt=PROMPT, **GREEDY)["system_fingerprint"] == name
+    assert not read
+
+
 def test_a_stream_may_have_several_tokens_in_an_event(web: Web) -> None:
     asked = {"prompt": PROMPT, "return_token_ids": True, **GREEDY, "max_tokens": 8}
     (whole,) = web.answer(COMPLETIONS, **asked)["choices"]
