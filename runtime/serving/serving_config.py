@@ -13,8 +13,8 @@ from trt_lora.runtime.memory.tensor import HOST
 
 # Tokens of prompts in a step: on a GPU, about as many as take it as long as a token of each row; on
 # the host a piece of one prompt (see `StaticDecoder`), and where rows wait for their next token no
-# more than makes a step two or three times as long. A piece would make it eight times as long.
-_HOST_BUDGET, _HOST_BESIDE_ROWS, _GPU_BUDGET = 256, 32, 512
+# more than makes a step about twice as long. A piece would make it eight times as long.
+_HOST_BUDGET, _HOST_BESIDE_ROWS, _GPU_BUDGET = 256, 16, 512
 _LEAST = {"max_wait_steps": 0, "max_wait_s": 0, "preempt_after": 0}  # of the others 1
 
 
@@ -26,7 +26,7 @@ class ServingConfig:
     rows: int | None = None  # sequences at a time, most; None: the engine's largest batch
     cache_bytes: int | None = None  # instead of `rows`: as many as a KV cache of this size holds
     # Of prompts in one step, over all rows, but never less than one chunk of one. None: 512 on a
-    # GPU, about what a decode step of full rows costs; on the host 256, and 32 beside rows that are
+    # GPU, about what a decode step of full rows costs; on the host 256, and 16 beside rows that are
     # decoded, unless more than those can have their first token in this step.
     max_num_batched_tokens: int | None = None
     shares_prefixes: bool = True  # run a prefix that another request had only once
