@@ -8,6 +8,7 @@ from typing import Any
 
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.kernels.launcher import chip_of
 from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.plugins.tensorrt.plugin_failures import summary
 from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
@@ -83,9 +84,10 @@ class Plan:
         with self.plugin_calls():
             self._engine = self._runtime.deserialize_cuda_engine(plan)
             if self._engine is None:
+                obstacle = flavour.gpu_obstacle(chip_of(memory.index).version)
                 raise BackendError(
-                    f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU "
-                    f"(built with {dict(manifest.versions)}); build it on this machine"
+                    f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU (built with "
+                    f"{dict(manifest.versions)}); {obstacle or 'build it on this machine'}"
                 )
         _check_interface(trt, self._engine, directory / PLAN_FILE, manifest)
         self._memory_bytes = int(self._engine.device_memory_size_v2)

@@ -102,6 +102,11 @@ class FakeTensorRT(ModuleType):
             "trt_lora.plugins.tensorrt.flavour.load_alias", lambda soname, needed: None
         )
 
+    def supports(self, *capabilities: str) -> None:
+        """Be for these GPUs alone, as TensorRT-RTX is; none: no list, as in full TensorRT."""
+        names = ["NONE", "CURRENT", *(f"SM{each.replace('.', '')}" for each in capabilities)]
+        self.ComputeCapability = IntEnum("ComputeCapability", names)  # type: ignore[misc]
+
     def Runtime(self, logger: FakeLogger) -> "Runtime":
         """Return a runtime, which keeps the logger."""
         return Runtime(self, logger)

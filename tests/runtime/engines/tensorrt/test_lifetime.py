@@ -164,6 +164,18 @@ def test_a_plan_that_is_refused_says_what_built_it_and_leaves_nothing_open(
     assert not cuda.live_streams()
 
 
+def test_a_plan_that_is_refused_on_a_gpu_that_the_library_does_not_support_says_so(
+    engine: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    trt.supports("8.6", "12.0")
+    trt.refusals.add("deserialize_cuda_engine")
+
+    with pytest.raises(BackendError, match=r"compute capability 8\.6, 12\.0.* has 9\.0") as caught:
+        engine.__enter__()
+    assert "pip install 'trt-lora[tensorrt]'" in str(caught.value)
+    assert "on this machine" not in str(caught.value)
+
+
 @pytest.mark.parametrize("method", ["deserialize_cuda_engine", "create_execution_context"])
 def test_an_engine_that_cannot_be_loaded_stays_closed_and_can_be_tried_again(
     engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT, method: str
