@@ -50,6 +50,15 @@ def constant(name: str) -> Any:
     return getattr(bindings("runtime"), name)
 
 
+class OwnStream:
+    """A stream of the current GPU that waits for no default stream; destroyed with this object."""
+
+    def __init__(self, priority: int = 0) -> None:
+        flags = constant("cudaStreamNonBlocking")
+        self.handle = int(call("cudaStreamCreateWithPriority", flags, priority))
+        weakref.finalize(self, try_call, "cudaStreamDestroy", self.handle)
+
+
 class Event:
     """A point in the work of a stream of the current GPU; destroyed with this object."""
 

@@ -14,6 +14,7 @@ from trt_lora.plugins.tensorrt.plugin_failures import summary
 from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
 from trt_lora.runtime.engines.interface import Port, check_interface
 from trt_lora.runtime.manifest import PLAN_FILE, RUNTIME_CACHE_FILE, Manifest
+from trt_lora.runtime.memory.cuda import OwnStream, call
 from trt_lora.runtime.memory.device import CudaMemory
 
 _LOG = logging.getLogger(__name__)
@@ -62,9 +63,9 @@ class RuntimeCache:
 
 
 class Plan:
-    """A deserialised plan, one activation buffer for all its contexts, and its runtime cache.
+    """A deserialised plan, its runtime cache, and a buffer and side streams for all its contexts.
 
-    The contexts share the buffer, so that only one may run at a time: use one stream. It has the
+    The contexts share these, so that only one may run at a time: use one stream. The buffer has the
     size of the largest profile and never moves. Contexts must go before `close`.
     """
 
@@ -90,6 +91,11 @@ class Plan:
                     f"{dict(manifest.versions)}); {obstacle or 'build it on this machine'}"
                 )
         _check_interface(trt, self._engine, directory / PLAN_FILE, manifest)
+        # TensorRT's own might wait for the default stream, whose use by others would end a capture.
+        # Of the highest priority: what runs beside a matrix product then begins before it fills
+        # the GPU.
+        _, highest = call("cudaDeviceGetStreamPriorityRange")
+        self._aux_streams = [OwnStream(highest) for _ in range(self._engine.num_aux_streams)]
         self._memory_bytes = int(self._engine.device_memory_size_v2)
         self._memory = memory.allocate(self._memory_bytes)
         self._cache: RuntimeCache | None = None
@@ -110,6 +116,7 @@ class Plan:
         context = self._engine.create_execution_context(self._how(for_graph=for_graph))
         if context is None:
             raise BackendError("no execution context: the GPU is out of memory for this engine")
+        context.set_aux_streams([stream.handle for stream in self._aux_streams])
         context.set_device_memory(self._memory.pointer, self._memory_bytes)
         return context
 

@@ -224,7 +224,7 @@ def overwriting_pinned_memory_before_it_is_copied(cuda: FakeCuda) -> None:
 
 def graph_of_a_fill(cuda: FakeCuda) -> tuple[Stream, int, Graph]:
     """Return a stream, an address, and a launchable graph that fills the memory there."""
-    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    _, stream = cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0)
     assert stream is not None
     address = synced_block(cuda)
     cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeThreadLocal)
@@ -259,7 +259,7 @@ def capture_of_the_default_stream(cuda: FakeCuda) -> None:
 
 
 def capture_that_others_disturb(cuda: FakeCuda) -> None:
-    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    _, stream = cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0)
     cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeGlobal)
 
 
@@ -355,7 +355,7 @@ def test_the_fake_does_captured_work_when_it_is_launched_and_not_before() -> Non
 
 def test_waiting_in_a_capture_makes_the_fake_end_it_with_an_error() -> None:
     cuda = FakeCuda()
-    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    _, stream = cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0)
     cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeThreadLocal)
 
     assert cuda.cudaStreamSynchronize(stream)[0] is Status.cudaErrorStreamCaptureUnsupported

@@ -91,6 +91,7 @@ class FakeTensorRT(ModuleType):
         self.capturable = True  # what TensorRT-RTX says of every context
         self.plugin_waits = False  # a plugin synchronises inside a run
         self.stream = 0  # of the run that was enqueued last
+        self.aux_streams = 0  # of a plan
         self.call_plugin: Callable[[], object] = lambda: None  # when a plan is loaded, and in runs
         self.environment = b"a GPU and its driver"  # a runtime cache is of one
 
@@ -146,6 +147,11 @@ class ICudaEngine(EngineInterface):
     def device_memory_size_v2(self) -> int:
         """What a context needs for its activations, in the largest profile."""
         return ACTIVATION_BYTES
+
+    @property
+    def num_aux_streams(self) -> int:
+        """How many streams a run uses beside its own."""
+        return self._trt.aux_streams
 
     def create_runtime_config(self) -> "IRuntimeConfig":
         """Return a configuration for contexts; only TensorRT-RTX's knows of a cache."""
@@ -227,6 +233,7 @@ class IExecutionContext:
         self._engine = engine
         self.config = config
         self._memory: list[Block] = []  # for activations
+        self.aux_streams: list[int] = []
         self._ready = False  # it ran once with all that is set
         self._profile = 0
         self._inputs = {binding.name: binding for binding in trt.manifest.inputs}
@@ -238,6 +245,10 @@ class IExecutionContext:
         trt.contexts.add(self)
         weakref.finalize(self, _destroyed, trt.cuda, self._token, self._captured)
         weakref.finalize(self, _check_device, trt.cuda, engine.device, "a context is destroyed")
+
+    def set_aux_streams(self, aux_streams: list[int]) -> None:
+        """Use these streams beside that of a run."""
+        self.aux_streams = aux_streams
 
     def set_device_memory(self, memory: int, size: int) -> None:
         """Use this memory for activations."""
@@ -313,6 +324,8 @@ class IExecutionContext:
         if stream_handle == 0:
             cuda.violate("TensorRT: the default stream costs an extra wait")
         self._check_aliases()
+        if not {stream_handle, *self.aux_streams} <= {*cuda.live_streams()}:
+            cuda.violate("TensorRT: a run on a stream that is not there")
         for name, binding in (self._inputs | self._outputs).items():
             if name not in self._addresses or (name in self._inputs and name not in self._shapes):
                 cuda.violate(f"TensorRT: shape or address of {name} is not set")

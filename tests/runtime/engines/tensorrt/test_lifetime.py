@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.fakes import fake_tensorrt
-from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda import HIGHEST_PRIORITY, FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory, small_manifest
@@ -57,7 +57,7 @@ def test_a_session_frees_as_much_as_it_allocates(engine: TensorRTEngine, cuda: F
         ("cudaMallocAsync", "cudaFreeAsync"),
         ("cudaMallocHost", "cudaFreeHost"),
         ("cudaEventCreateWithFlags", "cudaEventDestroy"),
-        ("cudaStreamCreateWithFlags", "cudaStreamDestroy"),
+        ("cudaStreamCreateWithPriority", "cudaStreamDestroy"),
         ("cudaStreamEndCapture", "cudaGraphDestroy"),
         ("cudaGraphInstantiate", "cudaGraphExecDestroy"),
     ):
@@ -150,6 +150,23 @@ def test_an_interrupted_run_is_waited_for_before_its_memory_is_freed(
         assert close(logits_of(engine, tensor_map), NO_ADAPTER)
 
 
+def test_the_streams_beside_the_own_one_are_ours_urgent_and_the_same_in_every_context(
+    engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT
+) -> None:
+    trt.aux_streams = 2
+    with engine:
+        tensor_map = bound_prompt(engine)
+        for _ in range(3):  # plain, captured, launched
+            assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+        made = [args for name, args in cuda.calls if name == "cudaStreamCreateWithPriority"]
+        assert made == [(cuda.cudaStreamNonBlocking, HIGHEST_PRIORITY)] * 2 + [(1, 0)]
+        assert len(list(trt.contexts)) == 2
+        assert {tuple(context.aux_streams) for context in trt.contexts} == {
+            (*cuda.live_streams()[:2],)
+        }
+    assert not cuda.live_streams()
+
+
 # Errors on the way in.
 
 
@@ -194,7 +211,7 @@ def test_an_engine_that_cannot_be_loaded_stays_closed_and_can_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    "function", ["cudaGetDevice", "cudaMallocAsync", "cudaStreamCreateWithFlags"]
+    "function", ["cudaGetDevice", "cudaMallocAsync", "cudaStreamCreateWithPriority"]
 )
 def test_an_engine_without_a_stream_stays_closed_and_keeps_no_context(
     engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT, function: str
