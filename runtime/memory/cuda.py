@@ -13,10 +13,18 @@ from trt_lora.runtime.memory.dtypes import Array
 def cuda_obstacle() -> str:
     """Reason why no CUDA device can be used here; empty if one can."""
     try:
-        count = call("cudaGetDeviceCount")
+        if not call("cudaGetDeviceCount"):
+            return "there is no NVIDIA GPU"
+        device = call("cudaGetDevice")
+        pools = constant("cudaDeviceAttr").cudaDevAttrMemoryPoolsSupported
+        if call("cudaDeviceGetAttribute", pools, device):
+            return ""
     except BackendError as error:
         return str(error)
-    return "" if count else "there is no NVIDIA GPU"
+    return (
+        f"GPU {device} allocates no memory on streams (cudaMallocAsync), as virtual GPUs with some "
+        "profiles; use another profile or another GPU"
+    )
 
 
 def call(function: str, *args: Any) -> Any:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,7 @@ class Plan:
         self._trt = trt = flavour.load()
         self._plugins = register_plugins(trt) if manifest.lora_plugin == "plugin" else None
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))  # must outlive the rest
-        plan = (directory / PLAN_FILE).read_bytes()
-        with self.plugin_calls():
+        with self.plugin_calls(), _mapped(directory / PLAN_FILE) as plan:
             self._engine = self._runtime.deserialize_cuda_engine(plan)
             if self._engine is None:
                 obstacle = flavour.gpu_obstacle(chip_of(memory.index).version)
@@ -156,6 +156,13 @@ class Plan:
                 config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
             self._configs[for_graph] = config
         return self._configs[for_graph]
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[mmap]:
+    """The bytes of a file, which take no memory that the system could not have back."""
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as pages:
+        yield pages
 
 
 def _check_interface(trt: Any, engine: Any, file: Path, manifest: Manifest) -> None:

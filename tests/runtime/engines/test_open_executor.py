@@ -45,12 +45,13 @@ def test_tensorrt_runs_an_engine_where_a_gpu_its_library_and_a_plan_are_there(
     assert engine.manifest.sites == small_manifest().sites
 
 
-def test_opening_asks_for_the_number_of_gpus_and_the_current_one_and_nothing_else(
+def test_opening_asks_for_gpus_and_attributes_and_nothing_else(
     directory: Path, trt: FakeTensorRT, cuda: FakeCuda
 ) -> None:
     open_executor(directory)
 
-    assert cuda.names() == ["cudaGetDeviceCount", "cudaGetDevice"]
+    device = "cudaGetDevice"
+    assert cuda.names() == ["cudaGetDeviceCount", device, "cudaDeviceGetAttribute", device]
     assert not list(trt.contexts)
 
 

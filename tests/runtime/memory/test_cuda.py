@@ -36,9 +36,14 @@ def test_a_call_returns_the_one_result_or_none(cuda: FakeCuda) -> None:
     assert call("cudaStreamSynchronize", 0) is None
 
 
-def test_a_gpu_is_no_obstacle_and_only_the_count_is_asked_for(cuda: FakeCuda) -> None:
+def test_a_gpu_is_no_obstacle_and_only_attributes_are_asked_for(cuda: FakeCuda) -> None:
     assert not cuda_obstacle()
-    assert cuda.names() == ["cudaGetDeviceCount"]
+    assert cuda.names() == ["cudaGetDeviceCount", "cudaGetDevice", "cudaDeviceGetAttribute"]
+
+
+def test_a_gpu_without_memory_pools_is_an_obstacle(cuda: FakeCuda) -> None:
+    cuda.has_pools = 0
+    assert "GPU 0 allocates no memory on streams (cudaMallocAsync), as virtual" in cuda_obstacle()
 
 
 @pytest.mark.parametrize(

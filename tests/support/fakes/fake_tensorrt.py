@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from importlib.machinery import ModuleSpec
+from mmap import mmap
 from types import ModuleType
 from typing import Any
 
@@ -91,7 +92,8 @@ class FakeTensorRT(ModuleType):
         self.capturable = True  # what TensorRT-RTX says of every context
         self.plugin_waits = False  # a plugin synchronises inside a run
         self.stream = 0  # of the run that was enqueued last
-        self.aux_streams = 0  # of a plan
+        self.plan: bytes | mmap = b""  # that was deserialised last
+        self.aux_streams = 0  # of it
         self.call_plugin: Callable[[], object] = lambda: None  # when a plan is loaded, and in runs
         self.environment = b"a GPU and its driver"  # a runtime cache is of one
 
@@ -125,10 +127,11 @@ class Runtime:
         self._trt = trt
         self._logger = logger
 
-    def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
+    def deserialize_cuda_engine(self, serialized_engine: bytes | mmap) -> "ICudaEngine | None":
         """Return the engine of a plan, which keeps the runtime, or None."""
         self._trt.call_plugin()
-        if serialized_engine != PLAN or "deserialize_cuda_engine" in self._trt.refusals:
+        self._trt.plan = serialized_engine
+        if bytes(serialized_engine) != PLAN or "deserialize_cuda_engine" in self._trt.refusals:
             return None
         return ICudaEngine(self._trt, self)
 

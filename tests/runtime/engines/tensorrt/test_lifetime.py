@@ -1,5 +1,6 @@
 """Opening and closing a TensorRT engine: nothing is left, whatever fails."""
 
+import mmap
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from support.models.tiny_model_runs import (
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.engines.tensorrt.plan import _mapped
 from trt_lora.runtime.manifest import PLAN_FILE
 
 # Lifetimes.
@@ -165,6 +167,22 @@ def test_the_streams_beside_the_own_one_are_ours_urgent_and_the_same_in_every_co
             (*cuda.live_streams()[:2],)
         }
     assert not cuda.live_streams()
+
+
+def test_a_plan_is_mapped_while_it_is_loaded_and_no_longer(
+    engine: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    with engine:
+        assert isinstance(trt.plan, mmap.mmap)
+        assert trt.plan.closed
+
+
+def test_tensorrt_takes_a_plan_that_is_mapped(tmp_path: Path) -> None:
+    rtx = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    (tmp_path / PLAN_FILE).write_bytes(b"no plan, as the library itself says" * 100)
+    runtime = rtx.Runtime(rtx.Logger(rtx.Logger.INTERNAL_ERROR))
+    with _mapped(tmp_path / PLAN_FILE) as plan:
+        assert runtime.deserialize_cuda_engine(plan) is None
 
 
 # Errors on the way in.
