@@ -2,7 +2,7 @@
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from importlib.machinery import ModuleSpec
 from mmap import mmap
@@ -13,30 +13,11 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import ALIGNMENT, Block, Work
-from support.fakes.fake_tensorrt_interface import EngineInterface, TensorIOMode
+from support.fakes.fake_tensorrt_interface import Dims, EngineInterface, TensorIOMode
 from support.fakes.fake_topk import TopKDriver
 from support.fakes.tiny_engine import ACTIVATION_BYTES, PLAN, small_manifest, tiny_model
 
 from trt_lora.runtime.memory.dtypes import storage_dtype
-
-
-class Dims:
-    """A shape as TensorRT gives it: no tuple, but tuple() takes it."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self._sizes = sizes
-
-    def __len__(self) -> int:
-        """Return the number of dimensions."""
-        return len(self._sizes)
-
-    def __getitem__(self, axis: int) -> int:
-        """Return one size."""
-        return self._sizes[axis]
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the sizes."""
-        return iter(self._sizes)
 
 
 class FakeLogger:
