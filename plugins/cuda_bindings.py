@@ -12,6 +12,10 @@ _EXPLAIN = {
     "nvrtc": "nvrtcGetErrorString",
     "runtime": "cudaGetErrorString",
 }
+_NEXT_STEPS = {  # by status, where NVIDIA's explanation names none
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "; the driver is older than NVRTC: update the driver, or "
+    "install an older nvidia-cuda-nvrtc (`trt-lora doctor` shows both versions)",
+}
 
 
 def checked(name: str, function: str, *args: Any) -> Any:
@@ -43,7 +47,8 @@ def checked_function(name: str, function: str) -> Callable[..., Any]:
             raise BackendError(f"{function}: {error}{hint}") from error
         if int(status):
             _, text = getattr(library, _EXPLAIN[name])(status)
-            raise BackendError(f"{function}: {text.decode()} ({status.name})")
+            step = _NEXT_STEPS.get(status.name, "")
+            raise BackendError(f"{function}: {text.decode()} ({status.name}){step}")
         return results[0] if len(results) == 1 else tuple(results)
 
     return call

@@ -159,12 +159,33 @@ class Compiler:
             )
             return
         known = self.timing_cache.read_bytes() if self.timing_cache.is_file() else b""
-        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
+        if not _takes_cache(config, known):
+            self.progress.note(
+                f"{self.timing_cache} is ignored, and written anew at the end: it is damaged, or "
+                f"of another GPU, driver or {self.flavour.name}"
+            )
+            _takes_cache(config, b"")
 
     def _save_timing_cache(self, config: Any) -> None:
-        if self.timing_cache is not None and self.flavour.has_timing_cache:
+        """It only saves time: whatever is wrong with it, the plan is there."""
+        if self.timing_cache is None or not self.flavour.has_timing_cache:
+            return
+        try:
             with publish_file(self.timing_cache) as path:  # other builds may be reading it
                 path.write_bytes(config.get_timing_cache().serialize())
+        except (
+            OSError,
+            AttributeError,
+            TypeError,
+            RuntimeError,
+        ) as error:  # None where there is none
+            self.progress.note(f"{self.timing_cache} is not written: {error}")
+
+
+def _takes_cache(config: Any, known: bytes) -> bool:
+    """Set a timing cache of these bytes; empty ones begin a new one."""
+    cache = config.create_timing_cache(known)  # None for bytes that it does not understand
+    return cache is not None and bool(config.set_timing_cache(cache, ignore_mismatch=False))
 
 
 @contextmanager

@@ -71,6 +71,11 @@ class Chip(NamedTuple):
     multiprocessors: int
 
     @property
+    def version(self) -> str:
+        """Its compute capability as people write it, such as 9.0."""
+        return ".".join(map(str, self.compute_capability))
+
+    @property
     def cluster(self) -> int:
         """CTAs that share a shrink; before compute capability 9.0 there are no clusters."""
         return CLUSTER if self.compute_capability >= (9, 0) else 1
@@ -103,10 +108,9 @@ def plan_launches(shape: GroupShape, chip: Chip, *, aligned: bool = True) -> tup
     """
     check_shape(shape)
     if chip.compute_capability < (8, 0):
-        version = ".".join(map(str, chip.compute_capability))
         raise ConfigError(
-            f"the LoRA kernels need compute capability 8.0 or newer and this GPU has {version}; "
-            "build the engine without the plugin"
+            "the LoRA kernels need compute capability 8.0 or newer and this GPU has "
+            f"{chip.version}; build the engine without the plugin"
         )
     if aligned and chip.cluster > 1 and _is_decode(shape):
         return (_decode(shape, chip),)

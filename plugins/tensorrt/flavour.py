@@ -57,6 +57,21 @@ class Flavour:
         versions = {name: name.removeprefix("SM") for name in members if name.startswith("SM")}
         return {f"{sm[:-1]}.{sm[-1]}": members[name] for name, sm in versions.items()}
 
+    def gpu_obstacle(self, version: str) -> str:
+        """Reason why GPUs of a compute capability, such as 9.0, run no plan; empty if they may.
+
+        Raises:
+            BackendError: the library is not installed, or it fails to load.
+        """
+        supported = self.compute_capabilities()
+        if not supported or version in supported:  # full TensorRT has no such list
+            return ""
+        return (
+            f"{self.name} supports GPUs of compute capability {', '.join(supported)}, and this one "
+            f"has {version}; a GPU of a data centre needs full TensorRT: pip install "
+            "'trt-lora[tensorrt]', and build the engine again with --flavour tensorrt"
+        )
+
     def plugin_obstacle(self) -> str:
         """Reason why the LoRA plugin cannot be used here; empty if it can."""
         return alias_obstacle() if self.missing_name else ""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.kernels.launcher import chip_of
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime.engines.engine import EngineExecutor
 from trt_lora.runtime.engines.engine_files import check_files
@@ -12,7 +13,7 @@ from trt_lora.runtime.engines.interface import check_manifest
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.manifest import PLAN_FILE, Manifest, read_manifest
-from trt_lora.runtime.memory.cuda import cuda_obstacle
+from trt_lora.runtime.memory.cuda import call, cuda_obstacle
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ def open_executor(
 
     Args:
         directory: what `build-engine --output` made.
-        backend: "tensorrt", "onnxruntime", or "auto": TensorRT where a GPU and a plan are there;
-            which of them it is, and why, is logged.
+        backend: "tensorrt", "onnxruntime", or "auto": TensorRT where a plan and a GPU that its
+            library supports are there; which of them it is, and why, is logged.
         check: "fast" compares the files with the manifest by size and a sample, in milliseconds;
             "full" by every byte, which takes a second per gigabyte (`check_files`).
 
@@ -46,9 +47,11 @@ def open_executor(
     if backend == "tensorrt" and obstacle:
         raise BackendError(f"{directory} cannot run on TensorRT here: {obstacle}")
     if backend == "auto":
+        refused = "" if obstacle else _gpu_obstacle(manifest)  # `tensorrt` tries all the same
+        obstacle = obstacle or refused
         gpu = f"{manifest.flavour} (GPU): it has a plan, and library and GPU are there"
         choice = f"ONNX Runtime (CPU): {obstacle}" if obstacle else gpu
-        _LOG.info("%s runs on %s", directory, choice)
+        _LOG.log(logging.WARNING if refused else logging.INFO, "%s runs on %s", directory, choice)
     check_files(directory, manifest, check, "onnxruntime" if obstacle else "tensorrt")
     check_manifest(directory, manifest)
     if obstacle:
@@ -69,3 +72,9 @@ def _tensorrt_obstacle(directory: Path, manifest: Manifest) -> str:
             f"pip install 'trt-lora[{flavour.extra}]'"
         )
     return cuda_obstacle()
+
+
+def _gpu_obstacle(manifest: Manifest) -> str:
+    """Reason why this GPU runs no plan of the engine's flavour; empty if it may."""
+    chip = chip_of(call("cudaGetDevice"))
+    return flavour_named(manifest.flavour).gpu_obstacle(chip.version)

@@ -13,10 +13,18 @@ from trt_lora.runtime.memory.dtypes import Array
 def cuda_obstacle() -> str:
     """Reason why no CUDA device can be used here; empty if one can."""
     try:
-        count = call("cudaGetDeviceCount")
+        if not call("cudaGetDeviceCount"):
+            return "there is no NVIDIA GPU"
+        device = call("cudaGetDevice")
+        pools = constant("cudaDeviceAttr").cudaDevAttrMemoryPoolsSupported
+        if call("cudaDeviceGetAttribute", pools, device):
+            return ""
     except BackendError as error:
         return str(error)
-    return "" if count else "there is no NVIDIA GPU"
+    return (
+        f"GPU {device} allocates no memory on streams (cudaMallocAsync), as virtual GPUs with some "
+        "profiles; use another profile or another GPU"
+    )
 
 
 def call(function: str, *args: Any) -> Any:
@@ -48,6 +56,15 @@ def try_call(function: str, *args: Any) -> Any:
 def constant(name: str) -> Any:
     """Return a constant of the CUDA runtime, such as the enum `cudaMemcpyKind`."""
     return getattr(bindings("runtime"), name)
+
+
+class OwnStream:
+    """A stream of the current GPU that waits for no default stream; destroyed with this object."""
+
+    def __init__(self, priority: int = 0) -> None:
+        flags = constant("cudaStreamNonBlocking")
+        self.handle = int(call("cudaStreamCreateWithPriority", flags, priority))
+        weakref.finalize(self, try_call, "cudaStreamDestroy", self.handle)
 
 
 class Event:

@@ -3,16 +3,19 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import BackendError
+from trt_lora.plugins.kernels.launcher import chip_of
 from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.plugins.tensorrt.plugin_failures import summary
 from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
 from trt_lora.runtime.engines.interface import Port, check_interface
 from trt_lora.runtime.manifest import PLAN_FILE, RUNTIME_CACHE_FILE, Manifest
+from trt_lora.runtime.memory.cuda import OwnStream, call
 from trt_lora.runtime.memory.device import CudaMemory
 
 _LOG = logging.getLogger(__name__)
@@ -61,9 +64,9 @@ class RuntimeCache:
 
 
 class Plan:
-    """A deserialised plan, one activation buffer for all its contexts, and its runtime cache.
+    """A deserialised plan, its runtime cache, and a buffer and side streams for all its contexts.
 
-    The contexts share the buffer, so that only one may run at a time: use one stream. It has the
+    The contexts share these, so that only one may run at a time: use one stream. The buffer has the
     size of the largest profile and never moves. Contexts must go before `close`.
     """
 
@@ -79,15 +82,20 @@ class Plan:
         self._trt = trt = flavour.load()
         self._plugins = register_plugins(trt) if manifest.lora_plugin == "plugin" else None
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))  # must outlive the rest
-        plan = (directory / PLAN_FILE).read_bytes()
-        with self.plugin_calls():
+        with self.plugin_calls(), _mapped(directory / PLAN_FILE) as plan:
             self._engine = self._runtime.deserialize_cuda_engine(plan)
             if self._engine is None:
+                obstacle = flavour.gpu_obstacle(chip_of(memory.index).version)
                 raise BackendError(
-                    f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU "
-                    f"(built with {dict(manifest.versions)}); build it on this machine"
+                    f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU (built with "
+                    f"{dict(manifest.versions)}); {obstacle or 'build it on this machine'}"
                 )
         _check_interface(trt, self._engine, directory / PLAN_FILE, manifest)
+        # TensorRT's own might wait for the default stream, whose use by others would end a capture.
+        # Of the highest priority: what runs beside a matrix product then begins before it fills
+        # the GPU.
+        _, highest = call("cudaDeviceGetStreamPriorityRange")
+        self._aux_streams = [OwnStream(highest) for _ in range(self._engine.num_aux_streams)]
         self._memory_bytes = int(self._engine.device_memory_size_v2)
         self._memory = memory.allocate(self._memory_bytes)
         self._cache: RuntimeCache | None = None
@@ -108,6 +116,7 @@ class Plan:
         context = self._engine.create_execution_context(self._how(for_graph=for_graph))
         if context is None:
             raise BackendError("no execution context: the GPU is out of memory for this engine")
+        context.set_aux_streams([stream.handle for stream in self._aux_streams])
         context.set_device_memory(self._memory.pointer, self._memory_bytes)
         return context
 
@@ -147,6 +156,13 @@ class Plan:
                 config.dynamic_shapes_kernel_specialization_strategy = kinds.EAGER
             self._configs[for_graph] = config
         return self._configs[for_graph]
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[mmap]:
+    """The bytes of a file, which take no memory that the system could not have back."""
+    with file.open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as pages:
+        yield pages
 
 
 def _check_interface(trt: Any, engine: Any, file: Path, manifest: Manifest) -> None:

@@ -23,7 +23,7 @@ from trt_lora.runtime.engines.tensorrt.topk_search import (
 )
 from trt_lora.runtime.engines.topk import TEMPERATURES
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.runtime.memory.cuda import Event, call, constant, try_call
+from trt_lora.runtime.memory.cuda import Event, OwnStream, call, try_call
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap, tensor_from_numpy
 
@@ -48,9 +48,8 @@ class PlanRunner:
         context = plan.new_context()
         self._written = Event()  # on the default stream, by others
         self._under_way: RunKey | None = None  # the run that was enqueued and not waited for
-        flags = constant("cudaStreamNonBlocking")
-        # Last: what fails before leaves no stream behind.
-        self._stream = int(call("cudaStreamCreateWithFlags", flags))
+        self._own_stream = OwnStream()
+        self._stream = self._own_stream.handle
         self._context = BoundContext(context, self._outputs, self._stream)
         self._graphs = GraphCache(max_graphs, self._stream, self._context_for_graph)
 
@@ -102,7 +101,7 @@ class PlanRunner:
         try_call("cudaStreamSynchronize", self._stream)  # a run that failed may have left work
         self._graphs.clear()
         del self._context, self._graphs  # contexts go before the plan, and compile no more
-        try_call("cudaStreamDestroy", self._stream)
+        del self._own_stream
         self._plan.save_cache()
         del self._plan
 

@@ -6,7 +6,7 @@ use may keep a prefix that another sequence begins with.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import gcd, prod
 from operator import attrgetter
@@ -31,6 +31,11 @@ class Region:
     binding: Binding
     offset: int  # bytes from the start of the allocation
     row_bytes: int
+
+    @property
+    def heads(self) -> int:
+        """How many parts of a row follow one another, each with all tokens."""
+        return int(self.binding.shape[1])
 
     def nbytes(self, rows: int) -> int:
         """Return the size of so many rows, up to where the next cache input may begin."""
@@ -175,10 +180,18 @@ class KVCache:
         self.lengths[:] = 0
 
     def copy_row(self, source: int, target: int) -> None:
-        """Copy a row with its length: a prefix that two sequences share, or a row that moves."""
+        """Copy a row with its length: a prefix that two sequences share, or a row that moves.
+
+        An overlapping step may have written one token more, which belongs to the row when it is
+        told.
+        """
+        tokens = min(int(self.lengths[source]) + 1, self.max_len)
         for first, blocks in self._row_blocks:
-            to, of = (self._pointer(first, row) for row in (target, source))
-            self._memory.copy(to, of, blocks)
+            head_bytes = first.row_bytes // first.heads
+            filled = replace(blocks, nbytes=head_bytes // self.max_len * tokens)
+            for offset in range(0, first.row_bytes, head_bytes):
+                to, of = (self._pointer(first, row) + offset for row in (target, source))
+                self._memory.copy(to, of, filled)
         self.lengths[target] = self.lengths[source]
 
     def check_room(self, first: int, tokens: Ids) -> None:
@@ -290,11 +303,12 @@ def _check_alignment(regions: Sequence[Region], max_len: int) -> None:
 def _row_blocks(regions: Sequence[Region]) -> Iterator[tuple[Region, Blocks]]:
     """The places of one row: the first region of each size, and how many follow how far apart.
 
-    Layers repeat, so that regions of one size are equally far apart, and a row is one copy, or one
-    for the keys and one for the values. Where they are not, each is copied by itself.
+    Layers repeat, so that regions of one size are equally far apart, and a head of a row is one
+    copy, or one for the keys and one for the values. Where they are not, each is copied by itself.
     """
-    size = attrgetter("row_bytes")
-    for nbytes, same in groupby(sorted(regions, key=size), key=size):  # in order of their offsets
+    size = attrgetter("row_bytes", "heads")
+    in_order = sorted(regions, key=size)  # those of one size by their offsets
+    for (nbytes, _), same in groupby(in_order, key=size):
         group = list(same)
         strides = {after.offset - before.offset for before, after in pairwise(group)}
         if len(strides) == 1:

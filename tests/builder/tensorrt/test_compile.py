@@ -194,25 +194,85 @@ def test_a_machine_without_a_driver_builds(monkeypatch: pytest.MonkeyPatch) -> N
     assert _run(lambda: "a plan", threading.Event()) == "a plan"
 
 
+class TimingConfig:
+    """The timing caches of full TensorRT's `IBuilderConfig`; it takes those of this GPU."""
+
+    def __init__(self) -> None:
+        self.cache: SimpleNamespace | None = None
+
+    def create_timing_cache(self, data: bytes) -> SimpleNamespace | None:
+        is_known = data in (b"", b"of another GPU") or data.startswith(b"of this")
+        return SimpleNamespace(serialize=lambda: data or b"of this build") if is_known else None
+
+    def set_timing_cache(self, cache: SimpleNamespace, ignore_mismatch: bool) -> bool:
+        if cache.serialize() == b"of another GPU":
+            return ignore_mismatch
+        self.cache = cache
+        return True
+
+    def get_timing_cache(self) -> SimpleNamespace | None:
+        return self.cache
+
+
+def timed(path: Path) -> tuple[Compiler, Recorder, TimingConfig]:
+    """Return a compiler with a timing cache, after it has loaded that."""
+    recorder, config = Recorder(), TimingConfig()
+    compiler = Compiler(TENSORRT, recorder, lora_plugin="native", timing_cache=path)
+    compiler._load_timing_cache(config)
+    return compiler, recorder, config
+
+
+@pytest.mark.parametrize("data", [b"damaged", b"of another GPU"])
+def test_a_timing_cache_that_tensorrt_refuses_is_replaced(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "timing.cache"
+    path.write_bytes(data)
+    compiler, recorder, config = timed(path)
+    (note,) = recorder.notes
+    assert note.startswith(f"{path} is ignored, and written anew at the end: it is damaged, or of")
+    compiler._save_timing_cache(config)
+    assert path.read_bytes() == b"of this build"
+
+
+def test_a_timing_cache_of_this_gpu_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "timing.cache"
+    path.write_bytes(b"of this GPU")
+    _, recorder, config = timed(path)
+    assert config.cache is not None
+    assert config.cache.serialize() == b"of this GPU"
+    assert not recorder.notes
+
+
+@pytest.mark.parametrize("cache", [None, SimpleNamespace(serialize=lambda: None)])
+def test_a_plan_outlives_a_timing_cache_that_tensorrt_does_not_give(
+    cache: SimpleNamespace | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "timing.cache"
+    compiler, recorder, config = timed(path)
+    config.cache = cache
+    compiler._save_timing_cache(config)
+    assert f"{path} is not written: " in recorder.notes[0]
+    assert not path.exists()
+
+
 def test_a_timing_cache_that_cannot_be_written_whole_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "timing.cache"
-    path.write_bytes(b"of the build before")
-    times = SimpleNamespace(serialize=lambda: b"of this build")
+    path.write_bytes(b"of this GPU, before")
+    compiler, recorder, config = timed(path)
+    config.cache = config.create_timing_cache(b"of this build")
 
     def full(self: Path, data: bytes) -> int:
         with self.open("wb") as file:
             file.write(data[:5])
         raise OSError(28, "No space left on device")
 
-    compiler = Compiler(TENSORRT, NoProgress(), lora_plugin="native", timing_cache=path)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
-        with pytest.raises(OSError, match="No space left"):
-            compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
-    assert path.read_bytes() == b"of the build before"
-    compiler._save_timing_cache(SimpleNamespace(get_timing_cache=lambda: times))
+        compiler._save_timing_cache(config)
+    assert recorder.notes == [f"{path} is not written: [Errno 28] No space left on device"]
+    assert path.read_bytes() == b"of this GPU, before"
+    compiler._save_timing_cache(config)
     assert path.read_bytes() == b"of this build"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from kernels.emulator import BUILD, compiler, load
-from support.fakes.fake_driver import FakeDriver
+from support.fakes.fake_driver import FakeDriver, Status
 
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
@@ -18,6 +18,7 @@ from trt_lora.plugins.kernels.launcher import (
     KernelSite,
     KernelStacks,
     group_of,
+    load_kernel,
 )
 
 SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", has_addend=True)
@@ -196,3 +197,14 @@ def test_a_refused_launch_has_nvidias_words(driver: FakeDriver) -> None:
     driver.status = 700
     with pytest.raises(BackendError, match=r"an illegal memory access .*\(CUDA_ERROR_ILLEGAL_ADD"):
         Kernels().launch(SHAPE, BUFFERS, 0)
+
+
+def test_a_driver_that_is_older_than_the_compiler_is_told_so(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Status, "name", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+    driver.status = 222
+    with pytest.raises(
+        BackendError, match=r"_PTX_VERSION\); the driver is older than NVRTC: update"
+    ):
+        load_kernel(b"ptx", "decode_float16")

@@ -78,6 +78,15 @@ def test_full_tensorrt_comes_before_rtx_where_both_are_installed(
     assert installed_flavour() is expected
 
 
+def test_tensorrt_rtx_alone_refuses_a_gpu_of_a_data_centre() -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    obstacle = TENSORRT_RTX.gpu_obstacle("9.0")
+    assert "7.5, 8.0, 8.6, 8.9, 12.0, 12.1, and this one has 9.0" in obstacle
+    assert not TENSORRT_RTX.gpu_obstacle("8.9")
+    full = Flavour("tensorrt", "math", extra="tensorrt", has_timing_cache=True)
+    assert not full.gpu_obstacle("9.0")
+
+
 def test_loading_returns_the_module() -> None:
     assert Flavour("json", "json", extra="", has_timing_cache=False).load() is sys.modules["json"]
 

@@ -45,12 +45,13 @@ def test_tensorrt_runs_an_engine_where_a_gpu_its_library_and_a_plan_are_there(
     assert engine.manifest.sites == small_manifest().sites
 
 
-def test_opening_asks_for_the_number_of_gpus_and_nothing_else(
+def test_opening_asks_for_gpus_and_attributes_and_nothing_else(
     directory: Path, trt: FakeTensorRT, cuda: FakeCuda
 ) -> None:
     open_executor(directory)
 
-    assert cuda.names() == ["cudaGetDeviceCount"]
+    device = "cudaGetDevice"
+    assert cuda.names() == ["cudaGetDeviceCount", device, "cudaDeviceGetAttribute", device]
     assert not list(trt.contexts)
 
 
@@ -97,6 +98,22 @@ def test_auto_logs_which_backend_runs_and_why(
         f"{directory} runs on tensorrt-rtx (GPU): it has a plan, and library and GPU are there",
         f"{directory} runs on ONNX Runtime (CPU): there is no NVIDIA GPU",
     ]
+
+
+def test_auto_leaves_a_gpu_alone_that_the_library_does_not_support_and_warns(
+    directory: Path, trt: FakeTensorRT, caplog: pytest.LogCaptureFixture
+) -> None:
+    trt.supports("8.6", "12.0")
+    with caplog.at_level("WARNING", "trt_lora.runtime.engines.open_executor"):
+        assert isinstance(open_executor(directory), OnnxRuntimeEngine)
+    (record,) = caplog.records
+    assert "runs on ONNX Runtime (CPU): tensorrt-rtx supports GPUs of" in record.getMessage()
+    assert "8.6, 12.0, and this one has 9.0; " in record.getMessage()
+
+    with open_executor(directory, "tensorrt"):  # who asks for it may try
+        pass
+    trt.supports("8.6", "9.0")
+    assert isinstance(open_executor(directory), TensorRTEngine)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "TensorRT", ""])

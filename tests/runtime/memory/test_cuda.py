@@ -36,9 +36,14 @@ def test_a_call_returns_the_one_result_or_none(cuda: FakeCuda) -> None:
     assert call("cudaStreamSynchronize", 0) is None
 
 
-def test_a_gpu_is_no_obstacle_and_only_the_count_is_asked_for(cuda: FakeCuda) -> None:
+def test_a_gpu_is_no_obstacle_and_only_attributes_are_asked_for(cuda: FakeCuda) -> None:
     assert not cuda_obstacle()
-    assert cuda.names() == ["cudaGetDeviceCount"]
+    assert cuda.names() == ["cudaGetDeviceCount", "cudaGetDevice", "cudaDeviceGetAttribute"]
+
+
+def test_a_gpu_without_memory_pools_is_an_obstacle(cuda: FakeCuda) -> None:
+    cuda.has_pools = 0
+    assert "GPU 0 allocates no memory on streams (cudaMallocAsync), as virtual" in cuda_obstacle()
 
 
 @pytest.mark.parametrize(
@@ -224,7 +229,7 @@ def overwriting_pinned_memory_before_it_is_copied(cuda: FakeCuda) -> None:
 
 def graph_of_a_fill(cuda: FakeCuda) -> tuple[Stream, int, Graph]:
     """Return a stream, an address, and a launchable graph that fills the memory there."""
-    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    _, stream = cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0)
     assert stream is not None
     address = synced_block(cuda)
     cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeThreadLocal)
@@ -259,7 +264,7 @@ def capture_of_the_default_stream(cuda: FakeCuda) -> None:
 
 
 def capture_that_others_disturb(cuda: FakeCuda) -> None:
-    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    _, stream = cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0)
     cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeGlobal)
 
 
@@ -355,7 +360,7 @@ def test_the_fake_does_captured_work_when_it_is_launched_and_not_before() -> Non
 
 def test_waiting_in_a_capture_makes_the_fake_end_it_with_an_error() -> None:
     cuda = FakeCuda()
-    _, stream = cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)
+    _, stream = cuda.cudaStreamCreateWithPriority(cuda.cudaStreamNonBlocking, 0)
     cuda.cudaStreamBeginCapture(stream, CaptureMode.cudaStreamCaptureModeThreadLocal)
 
     assert cuda.cudaStreamSynchronize(stream)[0] is Status.cudaErrorStreamCaptureUnsupported

@@ -21,6 +21,8 @@ from typing import Any
 from support.fakes.fake_cuda_memory import FakeCudaMemory
 from support.fakes.fake_cuda_state import SUCCESS, CaptureMode, Event, Graph, Status, Stream, Work
 
+HIGHEST_PRIORITY = -5
+
 
 class FakeCuda(FakeCudaMemory):
     """The functions of `cuda.bindings.runtime` that the package uses."""
@@ -31,9 +33,15 @@ class FakeCuda(FakeCudaMemory):
             return status, None
         return SUCCESS, self._new_stream()
 
-    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Status, Stream | None]:
+    def cudaDeviceGetStreamPriorityRange(self) -> tuple[Status, int, int]:
+        """Return the least and the highest priority of streams."""
+        return self._enter("cudaDeviceGetStreamPriorityRange"), 0, HIGHEST_PRIORITY
+
+    def cudaStreamCreateWithPriority(
+        self, flags: int, priority: int
+    ) -> tuple[Status, Stream | None]:
         """Make a stream that does not wait for the default stream."""
-        if status := self._enter("cudaStreamCreateWithFlags", flags):
+        if status := self._enter("cudaStreamCreateWithPriority", flags, priority):
             return status, None
         if flags != self.cudaStreamNonBlocking:
             self.violate("a stream of ours waits for nobody's default stream")

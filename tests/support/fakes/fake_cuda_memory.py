@@ -25,6 +25,14 @@ DEVICE_BYTES = 1 << 30
 class FakeCudaMemory(FakeCudaState):
     """The functions on memory."""
 
+    cudaDeviceAttr = SimpleNamespace(cudaDevAttrMemoryPoolsSupported=115)
+    has_pools = 1  # of memory that is allocated on streams
+
+    def cudaDeviceGetAttribute(self, attr: int, device: int) -> tuple[Status, int]:
+        """Say whether there are memory pools; nothing else is asked."""
+        assert attr == self.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported
+        return self._enter("cudaDeviceGetAttribute", attr, device), self.has_pools
+
     def cudaPointerGetAttributes(self, ptr: int) -> tuple[Status, SimpleNamespace | None]:
         """Return, of memory, the GPU that it is of."""
         if status := self._enter("cudaPointerGetAttributes", ptr):

@@ -2,9 +2,10 @@
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from importlib.machinery import ModuleSpec
+from mmap import mmap
 from types import ModuleType
 from typing import Any
 
@@ -12,30 +13,11 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import ALIGNMENT, Block, Work
-from support.fakes.fake_tensorrt_interface import EngineInterface, TensorIOMode
+from support.fakes.fake_tensorrt_interface import Dims, EngineInterface, TensorIOMode
 from support.fakes.fake_topk import TopKDriver
 from support.fakes.tiny_engine import ACTIVATION_BYTES, PLAN, small_manifest, tiny_model
 
 from trt_lora.runtime.memory.dtypes import storage_dtype
-
-
-class Dims:
-    """A shape as TensorRT gives it: no tuple, but tuple() takes it."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self._sizes = sizes
-
-    def __len__(self) -> int:
-        """Return the number of dimensions."""
-        return len(self._sizes)
-
-    def __getitem__(self, axis: int) -> int:
-        """Return one size."""
-        return self._sizes[axis]
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the sizes."""
-        return iter(self._sizes)
 
 
 class FakeLogger:
@@ -91,6 +73,8 @@ class FakeTensorRT(ModuleType):
         self.capturable = True  # what TensorRT-RTX says of every context
         self.plugin_waits = False  # a plugin synchronises inside a run
         self.stream = 0  # of the run that was enqueued last
+        self.plan: bytes | mmap = b""  # that was deserialised last
+        self.aux_streams = 0  # of it
         self.call_plugin: Callable[[], object] = lambda: None  # when a plan is loaded, and in runs
         self.environment = b"a GPU and its driver"  # a runtime cache is of one
 
@@ -101,6 +85,11 @@ class FakeTensorRT(ModuleType):
         monkeypatch.setattr(
             "trt_lora.plugins.tensorrt.flavour.load_alias", lambda soname, needed: None
         )
+
+    def supports(self, *capabilities: str) -> None:
+        """Be for these GPUs alone, as TensorRT-RTX is; none: no list, as in full TensorRT."""
+        names = ["NONE", "CURRENT", *(f"SM{each.replace('.', '')}" for each in capabilities)]
+        self.ComputeCapability = IntEnum("ComputeCapability", names)  # type: ignore[misc]
 
     def Runtime(self, logger: FakeLogger) -> "Runtime":
         """Return a runtime, which keeps the logger."""
@@ -119,10 +108,11 @@ class Runtime:
         self._trt = trt
         self._logger = logger
 
-    def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
+    def deserialize_cuda_engine(self, serialized_engine: bytes | mmap) -> "ICudaEngine | None":
         """Return the engine of a plan, which keeps the runtime, or None."""
         self._trt.call_plugin()
-        if serialized_engine != PLAN or "deserialize_cuda_engine" in self._trt.refusals:
+        self._trt.plan = serialized_engine
+        if bytes(serialized_engine) != PLAN or "deserialize_cuda_engine" in self._trt.refusals:
             return None
         return ICudaEngine(self._trt, self)
 
@@ -141,6 +131,11 @@ class ICudaEngine(EngineInterface):
     def device_memory_size_v2(self) -> int:
         """What a context needs for its activations, in the largest profile."""
         return ACTIVATION_BYTES
+
+    @property
+    def num_aux_streams(self) -> int:
+        """How many streams a run uses beside its own."""
+        return self._trt.aux_streams
 
     def create_runtime_config(self) -> "IRuntimeConfig":
         """Return a configuration for contexts; only TensorRT-RTX's knows of a cache."""
@@ -222,6 +217,7 @@ class IExecutionContext:
         self._engine = engine
         self.config = config
         self._memory: list[Block] = []  # for activations
+        self.aux_streams: list[int] = []
         self._ready = False  # it ran once with all that is set
         self._profile = 0
         self._inputs = {binding.name: binding for binding in trt.manifest.inputs}
@@ -233,6 +229,10 @@ class IExecutionContext:
         trt.contexts.add(self)
         weakref.finalize(self, _destroyed, trt.cuda, self._token, self._captured)
         weakref.finalize(self, _check_device, trt.cuda, engine.device, "a context is destroyed")
+
+    def set_aux_streams(self, aux_streams: list[int]) -> None:
+        """Use these streams beside that of a run."""
+        self.aux_streams = aux_streams
 
     def set_device_memory(self, memory: int, size: int) -> None:
         """Use this memory for activations."""
@@ -308,6 +308,8 @@ class IExecutionContext:
         if stream_handle == 0:
             cuda.violate("TensorRT: the default stream costs an extra wait")
         self._check_aliases()
+        if not {stream_handle, *self.aux_streams} <= {*cuda.live_streams()}:
+            cuda.violate("TensorRT: a run on a stream that is not there")
         for name, binding in (self._inputs | self._outputs).items():
             if name not in self._addresses or (name in self._inputs and name not in self._shapes):
                 cuda.violate(f"TensorRT: shape or address of {name} is not set")

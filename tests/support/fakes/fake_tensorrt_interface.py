@@ -1,8 +1,28 @@
 """Inputs and outputs of a fake TensorRT's engine, as `ICudaEngine` tells them."""
 
+from collections.abc import Iterator
 from enum import Enum, IntEnum
 
 from trt_lora.runtime.manifest import Binding, Manifest
+
+
+class Dims:
+    """A shape as TensorRT gives it: no tuple, but tuple() takes it."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._sizes)
+
+    def __getitem__(self, axis: int) -> int:
+        """Return one size."""
+        return self._sizes[axis]
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the sizes."""
+        return iter(self._sizes)
 
 
 class TensorIOMode(IntEnum):

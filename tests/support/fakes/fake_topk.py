@@ -35,6 +35,7 @@ class TopKDriver(FakeDriver):
         for module in (cuda_bindings, launcher):
             monkeypatch.setattr(module, "bindings", lambda n: self if n == "driver" else _REAL(n))
         monkeypatch.setattr(candidates, "compile_candidates", _ptx)
+        launcher.chip_of.cache_clear()
         for module, name in ((candidates, "_function"), (launcher, "_start_driver")):
             fresh = functools.cache(getattr(module, name).__wrapped__)
             monkeypatch.setattr(module, name, fresh)

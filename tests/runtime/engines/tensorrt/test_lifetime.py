@@ -1,12 +1,13 @@
 """Opening and closing a TensorRT engine: nothing is left, whatever fails."""
 
+import mmap
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.fakes import fake_tensorrt
-from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_cuda import HIGHEST_PRIORITY, FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory, small_manifest
@@ -25,6 +26,7 @@ from support.models.tiny_model_runs import (
 from trt_lora.plugins.errors import BackendError, StateError
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.engines.tensorrt.plan import _mapped
 from trt_lora.runtime.manifest import PLAN_FILE
 
 # Lifetimes.
@@ -57,7 +59,7 @@ def test_a_session_frees_as_much_as_it_allocates(engine: TensorRTEngine, cuda: F
         ("cudaMallocAsync", "cudaFreeAsync"),
         ("cudaMallocHost", "cudaFreeHost"),
         ("cudaEventCreateWithFlags", "cudaEventDestroy"),
-        ("cudaStreamCreateWithFlags", "cudaStreamDestroy"),
+        ("cudaStreamCreateWithPriority", "cudaStreamDestroy"),
         ("cudaStreamEndCapture", "cudaGraphDestroy"),
         ("cudaGraphInstantiate", "cudaGraphExecDestroy"),
     ):
@@ -150,6 +152,39 @@ def test_an_interrupted_run_is_waited_for_before_its_memory_is_freed(
         assert close(logits_of(engine, tensor_map), NO_ADAPTER)
 
 
+def test_the_streams_beside_the_own_one_are_ours_urgent_and_the_same_in_every_context(
+    engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT
+) -> None:
+    trt.aux_streams = 2
+    with engine:
+        tensor_map = bound_prompt(engine)
+        for _ in range(3):  # plain, captured, launched
+            assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+        made = [args for name, args in cuda.calls if name == "cudaStreamCreateWithPriority"]
+        assert made == [(cuda.cudaStreamNonBlocking, HIGHEST_PRIORITY)] * 2 + [(1, 0)]
+        assert len(list(trt.contexts)) == 2
+        assert {tuple(context.aux_streams) for context in trt.contexts} == {
+            (*cuda.live_streams()[:2],)
+        }
+    assert not cuda.live_streams()
+
+
+def test_a_plan_is_mapped_while_it_is_loaded_and_no_longer(
+    engine: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    with engine:
+        assert isinstance(trt.plan, mmap.mmap)
+        assert trt.plan.closed
+
+
+def test_tensorrt_takes_a_plan_that_is_mapped(tmp_path: Path) -> None:
+    rtx = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    (tmp_path / PLAN_FILE).write_bytes(b"no plan, as the library itself says" * 100)
+    runtime = rtx.Runtime(rtx.Logger(rtx.Logger.INTERNAL_ERROR))
+    with _mapped(tmp_path / PLAN_FILE) as plan:
+        assert runtime.deserialize_cuda_engine(plan) is None
+
+
 # Errors on the way in.
 
 
@@ -162,6 +197,18 @@ def test_a_plan_that_is_refused_says_what_built_it_and_leaves_nothing_open(
         engine.__enter__()
 
     assert not cuda.live_streams()
+
+
+def test_a_plan_that_is_refused_on_a_gpu_that_the_library_does_not_support_says_so(
+    engine: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    trt.supports("8.6", "12.0")
+    trt.refusals.add("deserialize_cuda_engine")
+
+    with pytest.raises(BackendError, match=r"compute capability 8\.6, 12\.0.* has 9\.0") as caught:
+        engine.__enter__()
+    assert "pip install 'trt-lora[tensorrt]'" in str(caught.value)
+    assert "on this machine" not in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["deserialize_cuda_engine", "create_execution_context"])
@@ -182,7 +229,7 @@ def test_an_engine_that_cannot_be_loaded_stays_closed_and_can_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    "function", ["cudaGetDevice", "cudaMallocAsync", "cudaStreamCreateWithFlags"]
+    "function", ["cudaGetDevice", "cudaMallocAsync", "cudaStreamCreateWithPriority"]
 )
 def test_an_engine_without_a_stream_stays_closed_and_keeps_no_context(
     engine: TensorRTEngine, cuda: FakeCuda, trt: FakeTensorRT, function: str

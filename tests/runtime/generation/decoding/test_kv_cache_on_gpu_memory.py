@@ -42,9 +42,10 @@ def filled(memory: Memory, manifest: Manifest) -> KVCache:
     return cache
 
 
-def row_values(cache: KVCache, row: int) -> list[set[float]]:
-    """Return the different values of each layer of a row."""
-    return [set(view.numpy().ravel().tolist()) for view in cache.views(row, 1).values()]
+def row_values(cache: KVCache, row: int, count: int = 16) -> list[set[float]]:
+    """Return the different values of each layer of a row, in its first tokens."""
+    views = cache.views(row, 1).values()
+    return [set(view.numpy()[:, :, :count].ravel().tolist()) for view in views]
 
 
 def written(row: int, layers: int) -> list[set[float]]:
@@ -64,8 +65,9 @@ def test_the_last_row_moves_to_the_one_that_is_released_and_no_other_changes(
     assert cache.owners == (0, 3, 2)
     assert cache.lengths.tolist() == [1, 4, 3, 0]
     cache.check_integrity()
-    for row, value in enumerate((0, 3, 2, 3)):
-        assert row_values(cache, row) == written(value, layers)
+    for row, value in enumerate((0, 3, 2)):
+        assert row_values(cache, row, value + 1) == written(value, layers)
+    assert row_values(cache, 3) == written(3, layers)
 
 
 @pytest.mark.parametrize("make_memory", [HostMemory, CudaMemory])
@@ -79,12 +81,13 @@ def test_a_row_that_is_released_and_cleared_leaves_zeros_and_no_other_changes(
     cache.release(0, clear=True)
 
     assert cache.owners == (2, 1)
-    assert [row_values(cache, row) for row in (0, 1)] == [written(2, layers), written(1, layers)]
+    assert row_values(cache, 0, 3) == written(2, layers)
+    assert row_values(cache, 1) == written(1, layers)
     assert [row_values(cache, row) for row in (2, 3)] == [[{0.0}] * layers] * 2
 
 
-@pytest.mark.parametrize(("heads", "copies"), [((2,), 1), ((2, 2), 1), ((2, 1), 2)])
-def test_a_row_is_one_copy_on_the_device_for_each_shape_of_a_cache(
+@pytest.mark.parametrize(("heads", "copies"), [((2,), 2), ((2, 2), 2), ((2, 1), 3)])
+def test_a_head_of_a_row_is_one_copy_on_the_device_for_each_shape_of_a_cache(
     cuda: FakeCuda, heads: tuple[int, ...], copies: int
 ) -> None:
     cache = filled(CudaMemory(), manifest_of(*heads))
@@ -94,7 +97,7 @@ def test_a_row_is_one_copy_on_the_device_for_each_shape_of_a_cache(
     layers = 3 * len(heads)
 
     assert [name for name in names if "Memcpy" in name] == ["cudaMemcpy2DAsync"] * copies
-    assert row_values(cache, 2) == row_values(cache, 0) == written(0, layers)
+    assert row_values(cache, 2, 1) == row_values(cache, 0) == written(0, layers)
     assert cache.lengths[2] == 1
     del cache
 
@@ -106,7 +109,20 @@ def test_layers_that_are_not_equally_far_apart_are_copied_one_by_one(cuda: FakeC
     cache = filled(CudaMemory(), replace(uneven, inputs=named))
     cache.copy_row(1, 3)
 
-    assert row_values(cache, 3) == written(1, 7)
+    assert row_values(cache, 3, 2) == written(1, 7)
+
+
+@pytest.mark.parametrize("make_memory", [HostMemory, CudaMemory])
+def test_a_row_moves_with_what_a_step_ahead_has_written_and_not_with_what_is_behind(
+    cuda: FakeCuda, make_memory: Callable[[], Memory]
+) -> None:
+    cache = filled(make_memory(), manifest_of(2, 1))
+    cache.lengths[0] = 15
+    for source, target, moved in ((1, 2, 3), (0, 3, 16)):
+        cache.copy_row(source, target)
+        for view in cache.views(target, 1).values():
+            same = (view.numpy() // 10 == source).all(axis=(0, 1, 3))
+            assert same.tolist() == [True] * moved + [False] * (16 - moved)
 
 
 def test_blocks_further_apart_than_cuda_takes_are_copied_one_by_one(cuda: FakeCuda) -> None:
