@@ -173,12 +173,8 @@ class Compiler:
         try:
             with publish_file(self.timing_cache) as path:  # other builds may be reading it
                 path.write_bytes(config.get_timing_cache().serialize())
-        except (
-            OSError,
-            AttributeError,
-            TypeError,
-            RuntimeError,
-        ) as error:  # None where there is none
+        # An attribute error where TensorRT has none to give.
+        except (OSError, AttributeError, TypeError, RuntimeError) as error:
             self.progress.note(f"{self.timing_cache} is not written: {error}")
 
 
