@@ -90,6 +90,7 @@ class FakeTensorRT(ModuleType):
         self.profiles: list[int] = []  # profile of every run that was enqueued or captured
         self.capturable = True  # what TensorRT-RTX says of every context
         self.plugin_waits = False  # a plugin synchronises inside a run
+        self.nodes: list[Any] = []  # plugins of the engine
         self.stream = 0  # of the run that was enqueued last
         self.call_plugin: Callable[[], object] = lambda: None  # when a plan is loaded, and in runs
         self.environment = b"a GPU and its driver"  # a runtime cache is of one
@@ -233,6 +234,10 @@ class IExecutionContext:
         trt.contexts.add(self)
         weakref.finalize(self, _destroyed, trt.cuda, self._token, self._captured)
         weakref.finalize(self, _check_device, trt.cuda, engine.device, "a context is destroyed")
+        for node in trt.nodes:
+            clone = node.attach_to_context(None)
+            clone.get_capability_interface(None)
+            weakref.finalize(self, clone.destroy)
 
     def set_device_memory(self, memory: int, size: int) -> None:
         """Use this memory for activations."""
