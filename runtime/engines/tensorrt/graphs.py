@@ -10,7 +10,7 @@ from typing import Any
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, frozen_copy
-from trt_lora.runtime.memory.cuda import call, constant, try_call
+from trt_lora.runtime.memory.cuda import call, constant, try_call, uncollected
 
 MAX_GRAPHS = 32  # at a time, each with an execution context
 _GIVE_UP_AFTER = 3  # captures that failed where none succeeded
@@ -92,7 +92,7 @@ class GraphCache:
             context = self._new_context()
             context.run(key)
             ran = True
-            self._graphs[key] = _Graph(context, self._stream)
+            self._graphs[key] = self._graph_of(context)
             self._succeeded = True
         except BaseException as error:
             try_call("cudaStreamSynchronize", self._stream)  # the context must not go before
@@ -100,6 +100,13 @@ class GraphCache:
                 raise
             self._refuse(key, error)
         return ran
+
+    def _graph_of(self, context: BoundContext) -> "_Graph":
+        """Capture; once more if it fails, for it may be that this thread has just freed memory."""
+        try:
+            return _Graph(context, self._stream)
+        except BackendError:
+            return _Graph(context, self._stream)
 
     def _refuse(self, key: RunKey, error: Exception) -> None:
         self._remember(self._refused, key)
@@ -145,14 +152,15 @@ def _captured(context: BoundContext, stream: int) -> Any:
             "BuilderFlag.REQUIRE_USER_ALLOCATION"
         )
     mode = constant("cudaStreamCaptureMode").cudaStreamCaptureModeThreadLocal
-    call("cudaStreamBeginCapture", stream, mode)
-    try:
-        context.enqueue()
-    except BaseException:
-        with contextlib.suppress(BackendError):  # the stream must not stay in capture
-            try_call("cudaGraphDestroy", call("cudaStreamEndCapture", stream))
-        raise
-    graph = call("cudaStreamEndCapture", stream)
+    with uncollected():
+        call("cudaStreamBeginCapture", stream, mode)
+        try:
+            context.enqueue()
+        except BaseException:
+            with contextlib.suppress(BackendError):  # the stream must not stay in capture
+                try_call("cudaGraphDestroy", call("cudaStreamEndCapture", stream))
+            raise
+        graph = call("cudaStreamEndCapture", stream)
     try:
         return call("cudaGraphInstantiate", graph, 0)
     finally:
