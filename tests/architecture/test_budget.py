@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 15_550, "builder": 6030, "scripts": 8220}
-TESTS = 51_850
+BUDGET = {"plugins": 3250, "runtime": 15_590, "builder": 6030, "scripts": 8220}
+TESTS = 52_050
 
 
 def code_lines(path: Path) -> int:

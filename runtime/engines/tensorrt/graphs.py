@@ -5,6 +5,7 @@ import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from trt_lora.plugins.errors import BackendError, TensorError
@@ -40,11 +41,17 @@ class GraphCache:
     """
 
     def __init__(
-        self, max_graphs: int, stream: int, new_context: Callable[[], BoundContext]
+        self,
+        max_graphs: int,
+        stream: int,
+        new_context: Callable[[], BoundContext],
+        plugin_calls: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        """Have no graphs yet; `plugin_calls` is held while a plugin may be called: at no launch."""
         self._max_graphs = max_graphs
         self._stream = stream
         self._new_context = new_context
+        self._plugin_calls = plugin_calls
         self._graphs: OrderedDict[RunKey, _Graph] = OrderedDict()
         self._once: OrderedDict[RunKey, None] = OrderedDict()  # ran without a graph
         self._refused: OrderedDict[RunKey, None] = OrderedDict()  # cannot be captured
@@ -90,7 +97,8 @@ class GraphCache:
         context = None
         try:
             context = self._new_context()
-            context.run(key)
+            with self._plugin_calls():
+                context.run(key)
             ran = True
             self._graphs[key] = self._graph_of(context)
             self._succeeded = True
@@ -104,8 +112,12 @@ class GraphCache:
     def _graph_of(self, context: BoundContext) -> "_Graph":
         """Capture; once more if it fails, for it may be that this thread has just freed memory."""
         try:
-            return _Graph(context, self._stream)
+            return self._try_graph_of(context)
         except BackendError:
+            return self._try_graph_of(context)
+
+    def _try_graph_of(self, context: BoundContext) -> "_Graph":
+        with self._plugin_calls():  # where a plugin failed, this raises, and the graph goes
             return _Graph(context, self._stream)
 
     def _refuse(self, key: RunKey, error: Exception) -> None:
