@@ -142,6 +142,7 @@ class _Graph:
         self._context = context
         self._launchable = _captured(context, stream)
         weakref.finalize(self, try_call, "cudaGraphExecDestroy", self._launchable)
+        call("cudaGraphUpload", self._launchable, stream)  # else a decode step waits for it
 
     def launch(self, stream: int) -> None:
         call("cudaGraphLaunch", self._launchable, stream)

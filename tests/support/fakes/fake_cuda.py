@@ -164,6 +164,14 @@ class FakeCuda(FakeCudaMemory):
         self.graphs.append(Graph(graph.works, launchable=True))
         return SUCCESS, self.graphs[-1]
 
+    def cudaGraphUpload(self, graphExec: Graph, stream: Any) -> tuple[Status]:
+        """Bring a graph to the GPU, which its first launch would do."""
+        if status := self._enter("cudaGraphUpload", graphExec, stream):
+            return (status,)
+        self._check_alive("cudaGraphUpload", graphExec)
+        self._queue("cudaGraphUpload", self._on(stream))
+        return (SUCCESS,)
+
     def cudaGraphLaunch(self, graphExec: Graph, stream: Any) -> tuple[Status]:
         """Enqueue all that was captured."""
         if status := self._enter("cudaGraphLaunch", graphExec, stream):

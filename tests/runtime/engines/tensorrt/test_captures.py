@@ -83,6 +83,14 @@ def test_collections_go_on_behind_a_capture_as_they_did_before_it(is_on: bool) -
         gc.enable()
 
 
+def test_a_graph_is_on_the_gpu_before_its_first_launch(
+    engine: TensorRTEngine, cuda: FakeCuda
+) -> None:
+    assert three_runs(engine, cuda) == (1, 1)
+    calls = [name for name, _ in cuda.calls if name.startswith("cudaGraph")]
+    assert calls[:4] == [f"cudaGraph{do}" for do in ("Instantiate", "Destroy", "Upload", "Launch")]
+
+
 # Captures that fail.
 
 
@@ -124,7 +132,11 @@ def test_a_capture_that_was_invalidated_is_tried_once_more(
 
 
 @pytest.mark.parametrize(
-    "function", ["cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"]
+    "function",
+    [
+        *("cudaStreamBeginCapture", "cudaStreamEndCapture"),
+        *("cudaGraphInstantiate", "cudaGraphUpload"),
+    ],
 )
 def test_a_capture_that_fails_once_is_tried_once_more(
     engine: TensorRTEngine, cuda: FakeCuda, function: str
