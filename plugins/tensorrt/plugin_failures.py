@@ -17,7 +17,7 @@ class PluginFailures:
 
     TensorRT reports none of them, and does not say for whom it calls a plugin. So one build or one
     run at a time lets it call them: what is noted meanwhile is that one's. A run waits for the
-    build of an engine in another thread of its process.
+    build of an engine in another thread of its process, unless it is the launch of a CUDA graph.
     """
 
     def __init__(self) -> None:

@@ -55,6 +55,10 @@ class Owner(Protocol):
         """Return a new plugin for the node of that name, where it is known."""
         ...
 
+    def let_go(self, plugin: Any) -> None:
+        """Hold a plugin no longer."""
+        ...
+
 
 def safe(otherwise: object = None) -> Callable[[F], F]:
     """Make a callback that notes an exception and returns `otherwise`."""
@@ -100,7 +104,13 @@ class PluginNode:
         self._planned: PlannedCall | None = None  # for them, by a call: it knows the GPU
 
     def get_capability_interface(self, kind: Any) -> Any:
+        """Return this object, of which TensorRT's bindings keep a reference at every call."""
+        self.owner.let_go(self)
         return self
+
+    def destroy(self) -> None:
+        """Forget everything: the bindings never give their references back."""
+        vars(self).clear()
 
     def get_output_data_types(self, types: Sequence[Any]) -> list[Any]:
         return [types[0]] * self.operator.sites

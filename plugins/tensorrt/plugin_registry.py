@@ -38,15 +38,19 @@ class LoraPlugins:
         creator_class = type("LoraCreator", (_Creator, trt.IPluginCreatorV3One), {})
         operators = (*OPERATORS, *SLOT_OPERATORS)
         self.creators = [creator_class(self, operator) for operator in operators]
-        # TensorRT holds addresses, so Python must hold the objects; for good, because one that is
-        # freed after `destroy`, when a build has failed, ends the process.
-        self._kept: list[Any] = []
+        # By id, those of which no interface was asked for. TensorRT holds addresses, so Python must
+        # hold the objects; for good, because one that is freed after `destroy` ends the process.
+        self._kept: dict[int, Any] = {}
 
     def make(self, operator: Operator, node: str = "", columns: Sequence[int] = ()) -> Any:
         """Return a new plugin for the node of that name, where it is known."""
         plugin = self.plugin_class(self, operator, node, columns)
-        self._kept.append(plugin)
+        self._kept[id(plugin)] = plugin
         return plugin
+
+    def let_go(self, plugin: Any) -> None:
+        """Hold a plugin no longer: who is given its interface holds it."""
+        self._kept.pop(id(plugin), None)
 
 
 def register_plugins(trt: Any) -> LoraPlugins:

@@ -1,6 +1,7 @@
 """CUDA runtime calls, events, and the current device."""
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,6 +111,18 @@ def on_device(index: int, do: Callable[..., Any] = call) -> Iterator[None]:
     finally:
         if before is not None:
             try_call("cudaSetDevice", before)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Let Python collect no garbage in the block: memory freed by it would end a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

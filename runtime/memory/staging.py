@@ -103,15 +103,25 @@ class Staging:
 
     def _send_chunk(self, slot: "_Slot", chunk: list[tuple[Piece, int]], stream: int) -> None:
         slot.copied.wait()  # the device may still read what was here
-        pinned = slot.pointer - chunk[0][0].offset
-        kind = constant("cudaMemcpyKind").cudaMemcpyHostToDevice
-        for target, run in groupby(chunk, key=itemgetter(1)):
-            parts = [part for part, _ in run]
-            for part in parts:
-                ctypes.memmove(pinned + part.offset, part.address, part.nbytes)
-            start, end = parts[0].offset, parts[-1].offset + parts[-1].nbytes
-            call("cudaMemcpyAsync", target + start, pinned + start, end - start, kind, stream)
+        try:
+            _enqueue(slot.pointer, chunk, stream)
+        except BaseException:
+            with contextlib.suppress(BackendError):  # of the copies before the one that failed
+                slot.copied.record(stream)
+            raise
         slot.copied.record(stream)
+
+
+def _enqueue(pinned: int, chunk: list[tuple[Piece, int]], stream: int) -> None:
+    """Fill pinned memory and copy it, in one copy where pieces go to one buffer."""
+    pinned -= chunk[0][0].offset
+    kind = constant("cudaMemcpyKind").cudaMemcpyHostToDevice
+    for target, run in groupby(chunk, key=itemgetter(1)):
+        parts = [part for part, _ in run]
+        for part in parts:
+            ctypes.memmove(pinned + part.offset, part.address, part.nbytes)
+        start, end = parts[0].offset, parts[-1].offset + parts[-1].nbytes
+        call("cudaMemcpyAsync", target + start, pinned + start, end - start, kind, stream)
 
 
 class PinnedBuffer:

@@ -5,12 +5,13 @@ import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime.engines.tensorrt.context import BoundContext
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey, frozen_copy
-from trt_lora.runtime.memory.cuda import call, constant, try_call
+from trt_lora.runtime.memory.cuda import call, constant, try_call, uncollected
 
 MAX_GRAPHS = 32  # at a time, each with an execution context
 _GIVE_UP_AFTER = 3  # captures that failed where none succeeded
@@ -40,11 +41,17 @@ class GraphCache:
     """
 
     def __init__(
-        self, max_graphs: int, stream: int, new_context: Callable[[], BoundContext]
+        self,
+        max_graphs: int,
+        stream: int,
+        new_context: Callable[[], BoundContext],
+        plugin_calls: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        """Have no graphs yet; `plugin_calls` is held while a plugin may be called: at no launch."""
         self._max_graphs = max_graphs
         self._stream = stream
         self._new_context = new_context
+        self._plugin_calls = plugin_calls
         self._graphs: OrderedDict[RunKey, _Graph] = OrderedDict()
         self._once: OrderedDict[RunKey, None] = OrderedDict()  # ran without a graph
         self._refused: OrderedDict[RunKey, None] = OrderedDict()  # cannot be captured
@@ -90,9 +97,10 @@ class GraphCache:
         context = None
         try:
             context = self._new_context()
-            context.run(key)
+            with self._plugin_calls():
+                context.run(key)
             ran = True
-            self._graphs[key] = _Graph(context, self._stream)
+            self._graphs[key] = self._graph_of(context)
             self._succeeded = True
         except BaseException as error:
             try_call("cudaStreamSynchronize", self._stream)  # the context must not go before
@@ -100,6 +108,17 @@ class GraphCache:
                 raise
             self._refuse(key, error)
         return ran
+
+    def _graph_of(self, context: BoundContext) -> "_Graph":
+        """Capture; once more if it fails, for it may be that this thread has just freed memory."""
+        try:
+            return self._try_graph_of(context)
+        except BackendError:
+            return self._try_graph_of(context)
+
+    def _try_graph_of(self, context: BoundContext) -> "_Graph":
+        with self._plugin_calls():  # where a plugin failed, this raises, and the graph goes
+            return _Graph(context, self._stream)
 
     def _refuse(self, key: RunKey, error: Exception) -> None:
         self._remember(self._refused, key)
@@ -123,6 +142,7 @@ class _Graph:
         self._context = context
         self._launchable = _captured(context, stream)
         weakref.finalize(self, try_call, "cudaGraphExecDestroy", self._launchable)
+        call("cudaGraphUpload", self._launchable, stream)  # else a decode step waits for it
 
     def launch(self, stream: int) -> None:
         call("cudaGraphLaunch", self._launchable, stream)
@@ -145,14 +165,15 @@ def _captured(context: BoundContext, stream: int) -> Any:
             "BuilderFlag.REQUIRE_USER_ALLOCATION"
         )
     mode = constant("cudaStreamCaptureMode").cudaStreamCaptureModeThreadLocal
-    call("cudaStreamBeginCapture", stream, mode)
-    try:
-        context.enqueue()
-    except BaseException:
-        with contextlib.suppress(BackendError):  # the stream must not stay in capture
-            try_call("cudaGraphDestroy", call("cudaStreamEndCapture", stream))
-        raise
-    graph = call("cudaStreamEndCapture", stream)
+    with uncollected():
+        call("cudaStreamBeginCapture", stream, mode)
+        try:
+            context.enqueue()
+        except BaseException:
+            with contextlib.suppress(BackendError):  # the stream must not stay in capture
+                try_call("cudaGraphDestroy", call("cudaStreamEndCapture", stream))
+            raise
+        graph = call("cudaStreamEndCapture", stream)
     try:
         return call("cudaGraphInstantiate", graph, 0)
     finally:

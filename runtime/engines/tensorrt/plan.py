@@ -111,9 +111,10 @@ class Plan:
             for_graph: it runs the same shapes again and again, and a graph of it must not change.
 
         Raises:
-            BackendError: the GPU is out of memory.
+            BackendError: the GPU is out of memory, or a plugin failed.
         """
-        context = self._engine.create_execution_context(self._how(for_graph=for_graph))
+        with self.plugin_calls():
+            context = self._engine.create_execution_context(self._how(for_graph=for_graph))
         if context is None:
             raise BackendError("no execution context: the GPU is out of memory for this engine")
         context.set_aux_streams([stream.handle for stream in self._aux_streams])

@@ -51,7 +51,9 @@ class PlanRunner:
         self._own_stream = OwnStream()
         self._stream = self._own_stream.handle
         self._context = BoundContext(context, self._outputs, self._stream)
-        self._graphs = GraphCache(max_graphs, self._stream, self._context_for_graph)
+        self._graphs = GraphCache(
+            max_graphs, self._stream, self._context_for_graph, plan.plugin_calls
+        )
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """See `Executor.execute`."""
@@ -127,8 +129,7 @@ class PlanRunner:
             try_call("cudaStreamSynchronize", self._stream)
             self._under_way = None
             if isinstance(error, BackendError):
-                # A LoRA node that failed has written nothing, and a graph may have been made of it.
-                self._graphs.clear()
+                self._graphs.clear()  # one that was not launched now might never be
             raise
 
     def _finish(self) -> None:
@@ -138,8 +139,8 @@ class PlanRunner:
             call("cudaStreamSynchronize", self._stream)
 
     def _enqueue(self, key: RunKey, *, repeats: bool = False) -> None:
-        with self._plan.plugin_calls():
-            if not self._graphs.run(key, repeats=repeats):
+        if not self._graphs.run(key, repeats=repeats):
+            with self._plan.plugin_calls():
                 self._context.run(key)
 
     def _context_for_graph(self) -> BoundContext:

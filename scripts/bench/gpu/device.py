@@ -1,10 +1,8 @@
 """GPU device of the benchmark: tensors, captured graphs and replay times."""
 
-import contextlib
-import gc
 import importlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
 from trt_lora.plugins.kernels.launcher import Kernels
+from trt_lora.runtime.memory.cuda import uncollected
 
 _CUDA: Any = torch.cuda  # half of it has no types
 
@@ -71,7 +70,7 @@ class CudaDevice:
             run()
             _CUDA.synchronize()
             graph = _CUDA.CUDAGraph(keep_graph=True)  # kept so that its nodes can be counted
-            with _no_collection():
+            with uncollected():
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     run()
@@ -94,16 +93,6 @@ class CudaDevice:
     def synchronize(self) -> None:
         """Wait for everything."""
         _CUDA.synchronize()
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python from finalizing old buffers now: a free would end the capture."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _count_nodes(graph: Any) -> int | None:

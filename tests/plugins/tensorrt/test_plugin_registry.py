@@ -1,5 +1,6 @@
 """The plugin in TensorRT-RTX's real bindings: built without a GPU, its callbacks called here."""
 
+import gc
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,11 @@ def test_an_engine_with_the_plugin_builds(dtype: str, model: Path, tmp_path: Pat
     assert manifest.lora_plugin == "plugin"
     assert {site.dtype for site in manifest.sites} == {dtype}
     assert b"LoraDelta3" in (tmp_path / "e" / "engine.plan").read_bytes()
+    kept = register_plugins(TENSORRT_RTX.load())._kept
+    nodes = [each for each in gc.get_objects() if issubclass(type(each), PluginNode)]
+    shells = [node for node in nodes if id(node) not in kept]
+    assert shells  # the bindings hold them
+    assert not any(map(vars, shells))
 
 
 @pytest.mark.slow

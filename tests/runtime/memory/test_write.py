@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 
+from trt_lora.plugins.errors import BackendError
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_numpy
@@ -56,6 +57,26 @@ def test_pinned_memory_is_freed_once_the_device_has_read_it(cuda: FakeCuda) -> N
     memory.close()
     calls = cuda.names()[before:]
     assert calls.index("cudaEventSynchronize") < calls.index("cudaFreeHost")
+
+
+def test_pinned_memory_of_a_write_that_failed_half_way_is_waited_for(cuda: FakeCuda) -> None:
+    memory = CudaMemory()
+    block = memory.zeros(4096)
+    before = len(cuda.calls)
+    memory.write(placed(block, some_arrays()))  # makes the pinned memory
+    memory.write(placed(block, some_arrays()))
+    again = cuda.names()[before:]
+    calls_of_one = len(again) - 1 - again[::-1].index("cudaGetDevice")
+    second_copy = again.index("cudaMemcpyAsync", again.index("cudaMemcpyAsync", calls_of_one) + 1)
+    cuda.fail_call(len(cuda.calls) + second_copy - calls_of_one)
+    with pytest.raises(BackendError, match="cudaMemcpyAsync"):
+        memory.write(placed(block, some_arrays()))
+    other = {at: array * 2 for at, array in some_arrays().items()}
+    memory.write(placed(block, other))
+    for at, array in other.items():
+        found = block.numpy().view(np.int32)[at // 4 : at // 4 + len(array)]
+        np.testing.assert_array_equal(found, array)
+    memory.close()
 
 
 def test_the_host_writes_to_its_own_memory() -> None:

@@ -10,11 +10,14 @@
   to the host is garbage until the copy is done; where it is not pinned, the host waits at once.
 * What is enqueued while a stream is captured is part of a graph, and happens when that is launched;
   a graph is launched only while all memory is there that it uses.
+* The thread that captures may not allocate or free pinned memory, load a library, or use the
+  default stream, for which TensorRT's own may wait: that is refused, and the capture invalid.
 * An error stays until somebody asks for the last one.
 * What breaks a rule raises `Violation` and is kept in `violations`, also when a finalizer did it.
 """
 
 # functions and constants have NVIDIA's names
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +25,25 @@ from support.fakes.fake_cuda_memory import FakeCudaMemory
 from support.fakes.fake_cuda_state import SUCCESS, CaptureMode, Event, Graph, Status, Stream, Work
 
 HIGHEST_PRIORITY = -5
+UNSAFE = ("cudaMallocHost", "cudaFreeHost")  # in the thread that captures
+STREAM_LAST = (  # functions whose last argument is a stream
+    *("cudaMallocAsync", "cudaFreeAsync", "cudaMemcpyAsync", "cudaMemcpy2DAsync"),
+    *("cudaMemsetAsync", "cudaStreamSynchronize", "cudaEventRecord"),
+)
 
 
 class FakeCuda(FakeCudaMemory):
     """The functions of `cuda.bindings.runtime` that the package uses."""
+
+    def __init__(self, devices: int = 1) -> None:
+        super().__init__(devices)
+        self._capturing: dict[int, int] = {}  # the thread that captures, by stream
+
+    def invalidates_a_capture(self) -> bool:
+        """Whether this thread captures; if so, what it has called invalidates that."""
+        own = {s for s, thread in self._capturing.items() if thread == threading.get_ident()}
+        self._invalid |= own
+        return bool(own)
 
     def cudaStreamCreate(self) -> tuple[Status, Stream | None]:
         """Make a stream."""
@@ -126,6 +144,7 @@ class FakeCuda(FakeCudaMemory):
         if self._on(stream) <= 0 or self._on(stream) in self._captures:
             self.violate(f"cudaStreamBeginCapture: stream {self._on(stream)} cannot be captured")
         self._captures[self._on(stream)] = []
+        self._capturing[self._on(stream)] = threading.get_ident()
         return (SUCCESS,)
 
     def cudaStreamEndCapture(self, stream: Any) -> tuple[Status, Graph | None]:
@@ -134,6 +153,7 @@ class FakeCuda(FakeCudaMemory):
         if self._on(stream) not in self._captures:
             self.violate(f"cudaStreamEndCapture: stream {self._on(stream)} is not captured")
         works = self._captures.pop(self._on(stream))
+        del self._capturing[self._on(stream)]
         if self._on(stream) in self._invalid:
             self._invalid.discard(self._on(stream))
             status = status or Status.cudaErrorStreamCaptureInvalidated
@@ -150,6 +170,14 @@ class FakeCuda(FakeCudaMemory):
         self._check_alive("cudaGraphInstantiate", graph)
         self.graphs.append(Graph(graph.works, launchable=True))
         return SUCCESS, self.graphs[-1]
+
+    def cudaGraphUpload(self, graphExec: Graph, stream: Any) -> tuple[Status]:
+        """Bring a graph to the GPU, which its first launch would do."""
+        if status := self._enter("cudaGraphUpload", graphExec, stream):
+            return (status,)
+        self._check_alive("cudaGraphUpload", graphExec)
+        self._queue("cudaGraphUpload", self._on(stream))
+        return (SUCCESS,)
 
     def cudaGraphLaunch(self, graphExec: Graph, stream: Any) -> tuple[Status]:
         """Enqueue all that was captured."""
@@ -179,6 +207,13 @@ class FakeCuda(FakeCudaMemory):
         return (SUCCESS,)
 
     # The rules.
+
+    def _enter(self, function: str, *args: Any) -> Status:
+        status = super()._enter(function, *args)
+        is_on_default = function in STREAM_LAST and self._on(args[-1]) <= 0
+        if (function in UNSAFE or is_on_default) and self.invalidates_a_capture():
+            status = self.last_error = status or Status.cudaErrorStreamCaptureUnsupported
+        return status
 
     def _new_stream(self) -> Stream:
         self._next_stream += 1

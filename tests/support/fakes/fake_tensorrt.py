@@ -72,6 +72,7 @@ class FakeTensorRT(ModuleType):
         self.profiles: list[int] = []  # profile of every run that was enqueued or captured
         self.capturable = True  # what TensorRT-RTX says of every context
         self.plugin_waits = False  # a plugin synchronises inside a run
+        self.nodes: list[Any] = []  # plugins of the engine
         self.stream = 0  # of the run that was enqueued last
         self.plan: bytes | mmap = b""  # that was deserialised last
         self.aux_streams = 0  # of it
@@ -229,6 +230,10 @@ class IExecutionContext:
         trt.contexts.add(self)
         weakref.finalize(self, _destroyed, trt.cuda, self._token, self._captured)
         weakref.finalize(self, _check_device, trt.cuda, engine.device, "a context is destroyed")
+        for node in trt.nodes:
+            clone = node.attach_to_context(None)
+            clone.get_capability_interface(None)
+            weakref.finalize(self, clone.destroy)
 
     def set_aux_streams(self, aux_streams: list[int]) -> None:
         """Use these streams beside that of a run."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import GARBAGE, Work
-from support.fakes.fake_driver import FakeDriver, Launched
+from support.fakes.fake_driver import FakeDriver, Launched, Status
 
 from trt_lora.plugins import cuda_bindings
 from trt_lora.plugins.kernels import candidates, launcher
@@ -17,6 +17,12 @@ from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 
 _REAL = cuda_bindings.bindings
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+class Capturing(Status):
+    """The status of what is refused while a stream is captured."""
+
+    name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
 
 
 class TopKDriver(FakeDriver):
@@ -39,6 +45,13 @@ class TopKDriver(FakeDriver):
         for module, name in ((candidates, "_function"), (launcher, "_start_driver")):
             fresh = functools.cache(getattr(module, name).__wrapped__)
             monkeypatch.setattr(module, name, fresh)
+
+    def cuLibraryLoadData(self, *args: Any) -> tuple[Any, ...]:
+        """Load a library, unless this thread captures."""
+        if self.cuda.invalidates_a_capture():
+            return (Capturing(900),)
+        loaded: tuple[Any, ...] = super().__getattr__("cuLibraryLoadData")(*args)
+        return loaded
 
     def _cuLaunchKernel(self, kernel: int, *args: Any) -> tuple[()]:
         super()._cuLaunchKernel(kernel, *args)

@@ -5,8 +5,6 @@ import importlib.util
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from support.fakes.tiny_engine import (
     PREFILL,
     UP,
     VOCABULARY,
-    engine_directory,
     small_manifest,
 )
 from support.models.tiny_model_runs import (
@@ -38,7 +35,6 @@ from support.models.tiny_model_runs import (
 from support.signatures import signature_of
 
 from trt_lora.plugins.errors import BackendError, TensorError
-from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.inputs import RunInputs
 from trt_lora.runtime.engines.tensorrt.run_key import RunState
@@ -311,44 +307,3 @@ def test_the_fake_methods_have_the_parameters_of_the_real_ones(kind: str, method
     theirs = signature_of(getattr(getattr(real, REAL_KINDS.get(kind, kind)), method))
 
     assert any(ours == names[: len(ours)] for names in theirs), theirs
-
-
-# The LoRA plugin, whose failures TensorRT does not report.
-
-
-def test_a_failure_of_the_plugin_fails_the_run_and_no_graph_is_kept_of_it(
-    trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
-) -> None:
-    plugins = SimpleNamespace(failures=PluginFailures())
-    monkeypatch.setattr(
-        "trt_lora.runtime.engines.tensorrt.plan.register_plugins", lambda module: plugins
-    )
-    manifest = replace(small_manifest(), lora_plugin="plugin")
-    with TensorRTEngine(engine_directory(tmp_path / "engine"), manifest) as engine:
-        tensor_map = bound_prompt(engine)
-        expected = logits_of(engine, tensor_map)
-        trt.call_plugin = lambda: [plugins.failures.note("LoraAdd1: no kernel") for _ in range(2)]
-        for _ in range(2):  # the second time it comes, a run is captured
-            with pytest.raises(BackendError, match=r"plugin failed: LoraAdd1: no kernel$"):
-                engine.execute(tensor_map)
-        trt.call_plugin = lambda: None
-        cuda.calls.clear()
-        assert np.array_equal(logits_of(engine, tensor_map), expected)
-        assert "cudaGraphLaunch" not in cuda.names()
-
-
-def test_a_plan_whose_plugin_cannot_be_made_is_refused_with_its_reason(
-    trt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plugins = SimpleNamespace(failures=PluginFailures())
-    monkeypatch.setattr(
-        "trt_lora.runtime.engines.tensorrt.plan.register_plugins", lambda module: plugins
-    )
-    trt.call_plugin = lambda: plugins.failures.note("LoraAdd1: another release")
-    trt.refusals.add("deserialize_cuda_engine")
-    manifest = replace(small_manifest(), lora_plugin="plugin")
-    with (
-        pytest.raises(BackendError, match=r"plugin failed: LoraAdd1: another release$"),
-        TensorRTEngine(engine_directory(tmp_path / "engine"), manifest),
-    ):
-        pass
