@@ -17,19 +17,23 @@ og: Any = import_module("onnxruntime_genai")  # not installed where types are ch
 
 
 class Genai:
-    """Files: what `genai_adapter.py` made of its builder's model."""
+    """Files: what `genai_adapter.py` made of its builder's model, or that model itself.
+
+    Its builder's own has the adapter in its weights, in their bits, and none can be set.
+    """
 
     def load(self, setup: Setup) -> None:
         """Load the model, and the adapter beside it."""
         (directory,) = setup.files
         os.environ[_NO_TILES] = "1"  # of this process; read when a model is loaded
-        (adapter,) = directory.glob("*.onnx_adapter")
+        self._adapters: Any = None
         config = og.Config(str(directory))
         options = {"intra_op_num_threads": setup.threads}
         config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
         self._model = og.Model(config)
-        self._adapters = og.Adapters(self._model)
-        self._adapters.load(str(adapter), "adapter")
+        for adapter in directory.glob("*.onnx_adapter"):
+            self._adapters = og.Adapters(self._model)
+            self._adapters.load(str(adapter), "adapter")
 
     def answer(self, ids: Rows, steps: int) -> PeerAnswer:
         """Run in a new generator; what setting its adapter takes is left out."""
@@ -39,7 +43,8 @@ class Genai:
             max_length=length, min_length=length, do_sample=False, batch_size=len(ids)
         )
         generator = og.Generator(self._model, params)
-        generator.set_active_adapter(self._adapters, "adapter")
+        if self._adapters:
+            generator.set_active_adapter(self._adapters, "adapter")
         array = np.array(ids, np.int32)
 
         def first() -> Rows:
