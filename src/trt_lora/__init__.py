@@ -7,7 +7,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """Return `__version__`, read from the installed package when it is asked for.
+    """Return `__version__`, read from the installed package when it is first asked for, and kept.
+
+    Reading takes a millisecond, and every answer of a server names the version.
 
     Raises:
         PackageNotFoundError: (an ImportError) the checkout is on the path, and not installed.
@@ -16,4 +18,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version
 
-    return version("trt-lora")
+    found = globals()[name] = version("trt-lora")
+    return found

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from starlette.responses import Response
@@ -45,12 +44,9 @@ class Model:
     tokenizer: TextTokenizer
     sampling: SamplingParams  # where a request does not say how
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """What answers are made with, so that a client sees when that changes.
-
-        It is kept: reading the version takes half a millisecond, which every first token waits for.
-        """
+        """What answers are made with, so that a client sees when that changes."""
         return f"trt-lora-{trt_lora.__version__}-{self.manifest.base_model.fingerprint[:8]}"
 
 

@@ -31,7 +31,8 @@ class Genai:
         options = {"intra_op_num_threads": setup.threads}
         config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
         self._model = og.Model(config)
-        for adapter in directory.glob("*.onnx_adapter"):
+        if found := list(directory.glob("*.onnx_adapter")):
+            (adapter,) = found
             self._adapters = og.Adapters(self._model)
             self._adapters.load(str(adapter), "adapter")
 
