@@ -1,6 +1,6 @@
 # The words a person types: demo, test, test-fast, test-lean, notebook, architectures, lint, types,
-# docs, fuzz, clients, formats, bench, docker. Each installs what it needs first; gpu installs nothing.
-.PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz clients formats bench gpu docker dev
+# docs, fuzz, clients, scale, formats, bench, docker. Each installs what it needs first; gpu installs nothing.
+.PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz clients scale formats bench gpu docker dev
 PYTHON ?= python3
 comma := ,
 VENV := .venv
@@ -76,6 +76,11 @@ fuzz: $(VENV)/ready        ## throw damaged files at every reader, then stress t
 # Some of them: make clients CLIENTS='openai or litellm'.
 clients: $(VENV)/ready     ## clients that nobody here wrote ask `trt-lora serve`
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(if $(CLIENTS),-k '$(CLIENTS)') -rP tests/clients/run_clients.py
+
+# Each in an environment of its own below build/scaleout, by the pins of tests/scaleout/scaleout.toml.
+# Some of them: make scale SCALE='ray or triton'.
+scale: $(VENV)/ready       ## Ray Serve, Dynamo, Triton and vllm-router over engines, each as it is
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(if $(SCALE),-k '$(SCALE)') -rP tests/scaleout/run_scaleout.py
 
 # Each in an environment of its own below build/formats, by the pins of tests/formats/formats.toml.
 # Some of them: make formats FORMATS='bitsandbytes or modelopt'.

@@ -1,0 +1,30 @@
+"""Frameworks that spread one server over several engines, each in an environment of its own.
+
+`make scale` runs this file; pytest does not collect it by itself, because it installs packages.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from clients.letters_engine import build_letters
+from clients.served import Served
+from clients.serving import serving
+from scaleout.environments import PINS, python_of
+from support.environments import run_module
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Two servers of the tiny engine that speaks bytes, which share a folder of adapters."""
+    folder = tmp_path_factory.mktemp("letters")
+    what = (folder / "engine", folder / "model", build_letters(folder))
+    with serving(*what) as served, serving(*what) as other:
+        yield replace(served, others=(other.address,))
+
+
+@pytest.mark.parametrize("framework", PINS)
+def test_it_answers_as_one_engine_does(framework: str, letters: Served, tmp_path: Path) -> None:
+    letters.write(tmp_path)
+    print(run_module(python_of(framework), f"scaleout.{framework}_run", tmp_path))
