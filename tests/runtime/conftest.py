@@ -1,15 +1,32 @@
-"""A GPU, a TensorRT and an engine, all of them fakes that notice what is left behind."""
+"""Fakes of a GPU, TensorRT and an engine that notice what is left behind; an engine that speaks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import TinyEngine
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory, small_manifest
+from support.served_engines import Spoken, write_adapter
+from support.spoken_engine import spoken_engine
 
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.engines.tensorrt.graphs import MAX_GRAPHS
+from trt_lora.runtime.manifest import read_manifest
+
+
+@pytest.fixture(scope="session")
+def spoken(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Spoken:
+    """See `Spoken`."""
+    folder = tmp_path_factory.mktemp("spoken")
+    engine = spoken_engine(tiny_engine.slots, folder / "engine")
+    manifest = read_manifest(engine)
+    made = {
+        name: write_adapter(folder / "adapters" / name, manifest, rank=rank, seed=rank)
+        for name, rank in (("a", 4), ("b", 8))
+    }
+    return Spoken(engine, made)
 
 
 @pytest.fixture

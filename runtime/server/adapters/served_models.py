@@ -83,6 +83,11 @@ class ServedModels:
         self._client, self._roots = client, [folder.resolve() for folder in roots]
         self._root, self._started = root, int(time.time())
 
+    @property
+    def loaded(self) -> dict[str, str]:
+        """The paths, as they were given, of the adapters that somebody has loaded, by name."""
+        return {n: served.path for n, served in self._adapters.items() if not served.is_offered}
+
     def adapter(self, model: str | None) -> str | None:
         """Return the adapter that a request means; None is the base model.
 

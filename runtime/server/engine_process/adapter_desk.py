@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
@@ -155,7 +156,16 @@ class AdapterDesk:
         levels = Counter(_LEVELS[(name in in_slots) + (name in in_memory)] for name in loaded)
         return {
             "slots": stats.slots,
-            "resident": sorted(adapters.bindings.resident & set(loaded)),
+            "resident": self._versions(sorted(adapters.bindings.resident & set(loaded))),
             "levels": {level: levels[level] for level in _LEVELS},
             "loads": {"memory": stats.reads, "slot": stats.copies},
         }
+
+    def _versions(self, names: Iterable[str]) -> dict[str, tuple[int, str]]:
+        """The number and the SHA-256 of what each name means."""
+        found = {}
+        for name in names:
+            with suppress(UnknownAdapterError):  # unloaded by another thread
+                info = self._adapters.info(name)
+                found[name] = info.version, info.content_hash
+        return found

@@ -5,26 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import TinyEngine
-from support.served_engines import MakeGated, Spoken, write_adapter
-from support.spoken_engine import spoken_engine
+from support.served_engines import MakeGated, Spoken
 from support.web_server import Web, web_server
 
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.manifest import Manifest, read_manifest
-
-
-@pytest.fixture(scope="session")
-def spoken(tiny_engine: TinyEngine, tmp_path_factory: pytest.TempPathFactory) -> Spoken:
-    """See `Spoken`."""
-    folder = tmp_path_factory.mktemp("spoken")
-    engine = spoken_engine(tiny_engine.slots, folder / "engine")
-    manifest = read_manifest(engine)
-    made = {
-        name: write_adapter(folder / "adapters" / name, manifest, rank=rank, seed=rank)
-        for name, rank in (("a", 4), ("b", 8))
-    }
-    return Spoken(engine, made)
 
 
 @pytest.fixture(scope="module")
