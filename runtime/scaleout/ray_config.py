@@ -8,11 +8,13 @@ import msgspec
 
 from trt_lora.plugins.checked import check_range
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.server.app import Server
 from trt_lora.runtime.server.guard import GuardConfig
 from trt_lora.runtime.server.running_server import ServerConfig
 from trt_lora.runtime.serving.serving_config import ServingConfig
 
 _HEALTH_S = 2.0  # between two looks at a replica's engine
+_HANG_S = 10.0  # until an engine that does not answer is one that hangs
 _QUEUED = 9  # requests of a row, the one that has it among them: the server's own limit
 _STREAMS = 16  # of ingresses, which are requests to Ray, too
 
@@ -34,6 +36,8 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     replicas: int = 1
     max_replicas: int = 0  # as many as requests need, above `replicas`
     target_requests: int = 0  # of a replica, before there is another one; 0: its rows
+    upscale_delay: float = 30.0  # seconds that they are needed before they come
+    downscale_delay: float = 600.0  # and not needed before they go
     num_gpus: float = 0.0  # of each replica
     num_cpus: float = 1.0
     spill_after: int = 8  # requests that a replica may have more than the least busy one
@@ -69,18 +73,22 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the options of the replicas' deployment.
 
         Args:
-            rows: of each engine.
+            rows: of each engine, most.
         """
+        rows = self.max_num_seqs or rows
         scale: dict[str, Any] = {"num_replicas": self.replicas}
         if self.max_replicas:
             wanted = {"min_replicas": self.replicas, "max_replicas": self.max_replicas}
-            target = {"target_ongoing_requests": self.target_requests or rows}
-            scale = {"autoscaling_config": wanted | target}
+            wanted |= {"target_ongoing_requests": self.target_requests or rows}
+            delays = {"upscale_delay_s": self.upscale_delay}
+            delays |= {"downscale_delay_s": self.downscale_delay}
+            scale = {"autoscaling_config": wanted | delays}
         return scale | {
             "max_ongoing_requests": _QUEUED * rows + _STREAMS,
             "max_queued_requests": self.max_queued_requests,
             "graceful_shutdown_timeout_s": self.graceful_shutdown_s,
             "health_check_period_s": _HEALTH_S,
+            "health_check_timeout_s": _HANG_S,
             "ray_actor_options": {"num_gpus": self.num_gpus, "num_cpus": self.num_cpus},
         }
 
@@ -96,6 +104,10 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             lora_dir_refresh_s=self.lora_dir_refresh,
             serving=ServingConfig(rows=self.max_num_seqs),
         )
+
+    def application(self) -> Server:
+        """Return a server of the engine, which is not open yet."""
+        return Server(self.server, self.guard, allows_updates=self.allow_runtime_lora_updating)
 
     @property
     def guard(self) -> GuardConfig:

@@ -30,7 +30,6 @@ from trt_lora.runtime.scaleout.passing import SCOPE, Inbox, Passed, whole_body, 
 from trt_lora.runtime.scaleout.ray_config import RayConfig
 from trt_lora.runtime.scaleout.replica import Replica
 from trt_lora.runtime.scaleout.residency import Residency, Wish, differing, ranked
-from trt_lora.runtime.server.app import Server
 from trt_lora.runtime.server.errors import HttpError
 
 _LOG = logging.getLogger(__name__)
@@ -51,10 +50,10 @@ class ResidencyRouter(RequestRouter):  # type: ignore[misc] # Ray has no types h
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """Return the candidates, each a rank of its own."""
-        wish = Wish()
-        if pending_request is not None and pending_request.args:
-            wish = pending_request.args[0]
-            pending_request.routing_context.should_backoff = True  # before it asks here again
+        if pending_request is None:
+            return [candidate_replicas]
+        wish = pending_request.args[0]
+        pending_request.routing_context.should_backoff = True  # before it asks here again
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if wish.replica:
             return [[by_name[wish.replica]]] if wish.replica in by_name else []
@@ -76,15 +75,13 @@ class RayReplica(Replica):
     async def __init__(self, config: RayConfig) -> None:  # type: ignore[misc] # Ray awaits it
         """Open the engine, and load what the other replicas have loaded."""
         context = serve.get_replica_context()
-        updates = config.allow_runtime_lora_updating
-        server = Server(config.server, config.guard, allows_updates=updates)
-        await self.open(server, context.replica_id.unique_id)
+        await self.open(config.application(), context.replica_id.unique_id)
         self._others = serve.get_deployment_handle(context.deployment, context.app_name)
         self._looks = 2  # at the others: one more when requests come here, too
         await self._look()
 
     async def check_health(self) -> None:
-        """Raise an error if the engine is gone."""
+        """Ask the engine, which answers unless it hangs or is gone."""
         await super().check_health()
         await self._look()
 
@@ -144,8 +141,7 @@ class Ingress:
                 stream.add_done_callback(self._streams.discard)
                 await self._sent(there, number, scope, body)
         except BackPressureError:
-            error = HttpError(503, "all replicas are full; try again later", retry_after_s=1)
-            self._inboxes[number].put(error)
+            self._inboxes[number].put(HttpError(503, "all replicas are full", retry_after_s=1))
         except RayError:
             self._inboxes[number].put(HttpError(503, "the replica is gone; ask again"))
 
@@ -164,8 +160,8 @@ class Ingress:
                 for number, message in batch:
                     if inbox := self._inboxes.get(number):
                         inbox.put(message)
-        except RayError as error:  # its requests fail by themselves
-            _LOG.warning("a replica is gone: %s", type(error).__name__)
+        except RayError as error:
+            _LOG.warning("a replica is gone, and its requests fail: %s", type(error).__name__)
 
     async def _everywhere(self, scope: Scope, body: bytes) -> Response:
         name = loaded_name(scope["path"], body)
@@ -173,7 +169,7 @@ class Ingress:
         found = await asked.results_async(return_exceptions=True)
         told = [whole for whole in found if isinstance(whole, Whole)]
         taken = {whole.replica: whole.path for whole in told if whole.is_taken}
-        if name is not None and len(taken) < len(found):
+        if name and 0 < len(taken) < len(found):
             await self._replicas.broadcast("undo", name, taken).results_async()
         if not told:
             return HttpError(503, "no replica answers", retry_after_s=1).response()
@@ -193,13 +189,12 @@ def trt_lora_app(engine: str, lora_dir: str | None = None, **options: Any) -> se
 def app(args: Mapping[str, Any]) -> serve.Application:
     """Return the same for `serve run`, whose arguments are the fields of `RayConfig`."""
     config = RayConfig.of(args)
-    rows = config.max_num_seqs or read_manifest(config.engine).max_batch_size
     router = RequestRouterConfig(
         request_router_class=ResidencyRouter,
         request_router_kwargs={"spill_after": config.spill_after},
         request_routing_stats_period_s=_STATS_S,
     )
-    options = config.deployment(rows)
+    options = config.deployment(read_manifest(config.engine).max_batch_size)
     replicas = serve.deployment(RayReplica, request_router_config=router, **options)
     ingress = serve.deployment(Ingress, max_ongoing_requests=_CONNECTIONS)
     return ingress.bind(replicas.bind(config), config.base)

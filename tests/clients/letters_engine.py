@@ -1,6 +1,7 @@
 """A tiny random engine that speaks bytes, so that it can read and write any text, JSON for one."""
 
 import json
+import string
 from pathlib import Path
 
 from support.models.quick_build import quick_build
@@ -18,17 +19,22 @@ TEMPLATE = (
 )
 
 
-def build_letters(folder: Path) -> dict[str, Path]:
-    """Build `folder`/engine for four rows and two slots; return adapters by name."""
+def build_letters(folder: Path, slots: int = 2, adapters: int = 2) -> dict[str, Path]:
+    """Build `folder`/engine for four rows; return adapters by name, "a" first."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
     sizes = {"vocab_size": len(vocabulary), "max_position_embeddings": LENGTH}
     model = save_model("Llama", folder / "model", **sizes)
     _write_words(model, vocabulary)
-    limits = {"max_loras": 2, "max_batch_size": 4, "max_input_len": LENGTH, "max_seq_len": LENGTH}
+    limits = {
+        "max_loras": slots,
+        "max_batch_size": 4,
+        "max_input_len": LENGTH,
+        "max_seq_len": LENGTH,
+    }
     targets = ("attn_q", "attn_v")
     built = quick_build(tiny_config(model, folder / "engine", target_modules=targets, **limits))
-    return _adapters(folder / "adapters", built)
+    return _adapters(folder / "adapters", built, adapters)
 
 
 def _write_words(model: Path, vocabulary: dict[str, int]) -> None:
@@ -43,6 +49,9 @@ def _write_words(model: Path, vocabulary: dict[str, int]) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
 
 
-def _adapters(folder: Path, manifest: Manifest) -> dict[str, Path]:
-    ranks = {"a": 4, "b": 8}
-    return {n: write_adapter(folder / n, manifest, rank=r, seed=r) for n, r in ranks.items()}
+def _adapters(folder: Path, manifest: Manifest, count: int) -> dict[str, Path]:
+    names = string.ascii_lowercase[:count]
+    return {
+        name: write_adapter(folder / name, manifest, rank=4 + 4 * (seed % 2), seed=seed)
+        for seed, name in enumerate(names, 4)
+    }

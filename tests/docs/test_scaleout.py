@@ -8,7 +8,9 @@ FOLDER = ROOT / "tests" / "scaleout"
 
 def test_every_framework_has_pins_and_a_file() -> None:
     assert {f"{name}_run.py" for name in PINS} == {path.name for path in FOLDER.glob("*_run.py")}
-    assert all("==" in requirement for pins in PINS.values() for requirement in pins)
+    others = [each for pins in PINS.values() for each in pins if each[0] not in ".-"]
+    assert len(others) >= len(PINS)
+    assert all("==" in requirement for requirement in others)
 
 
 def test_make_runs_them_and_the_suite_does_not() -> None:

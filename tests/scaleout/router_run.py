@@ -2,17 +2,22 @@
 
 import json
 import re
+import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from clients.served import FEW, MESSAGES, PROMPT, Served, command, told
+from clients.served import PROMPT, Served, command, told
+from scaleout.asking import asks_every_model, posted
 from support.eventually import eventually
 from support.ports import free_port, is_answered
 
 ROUNDS = 6
+MOST_S = 15.0  # until both servers know what is published: they look every 5 s
 
 
 @contextmanager
@@ -31,22 +36,6 @@ def routed(served: Served) -> Iterator[str]:
             router.terminate()
 
 
-def posted(url: str, **body: object) -> str:
-    """Return what is answered to JSON."""
-    given = json.dumps(body | FEW).encode()
-    asked = urllib.request.Request(url, given, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked) as answer:
-        return str(answer.read().decode())
-
-
-def streamed(url: str, **body: object) -> str:
-    """Return the text of a chat's stream, which ends as it should."""
-    *events, done = posted(url, stream=True, **body).strip().split("\n\n")
-    assert done == "data: [DONE]"
-    found = [json.loads(event.removeprefix("data: ")) for event in events]
-    return "".join(event["choices"][0]["delta"].get("content") or "" for event in found)
-
-
 def answered(address: str) -> float:
     """How many answers a server has given."""
     with urllib.request.urlopen(f"{address}/metrics") as answer:
@@ -54,20 +43,24 @@ def answered(address: str) -> float:
     return sum(map(float, re.findall(r"^vllm:request_success_total{\S+} (\S+)$", text, re.M)))
 
 
-def asks_every_model(address: str, served: Served) -> None:
-    """Completions and streams of chats; and the refusal of a name that neither server knows."""
-    for model, expected in served.answers.items():
-        body = json.loads(posted(f"{address}/v1/completions", model=model, prompt=PROMPT))
-        assert body["choices"][0]["text"] == expected.completion
-        text = streamed(f"{address}/v1/chat/completions", model=model, messages=MESSAGES)
-        assert text == expected.chat
-    try:
-        posted(f"{address}/v1/completions", model="nobody", prompt=PROMPT)
-    except urllib.error.HTTPError as error:
-        assert error.code == 404
-        assert json.load(error)["error"]["param"] == "model"
-    else:
-        raise AssertionError("an unknown model was answered")
+def is_published(address: str, served: Served) -> None:
+    """An adapter that appears in the folder of both servers is answered by both, soon."""
+    name, path = next(iter(served.adapters.items()))
+    folder = Path(path).parent
+    shutil.copytree(path, folder / ".coming")
+    (folder / ".coming").rename(folder / "new")
+    start = time.monotonic()
+    in_turns = 0
+    while in_turns < 4:  # of two servers, each twice
+        with suppress(urllib.error.HTTPError):
+            body = json.loads(posted(f"{address}/v1/completions", model="new", prompt=PROMPT))
+            assert body["choices"][0]["text"] == served.answers[name].completion
+            in_turns += 1
+            continue
+        in_turns = 0
+        assert time.monotonic() - start < MOST_S
+    print(f"published: both servers answered after {time.monotonic() - start:.1f} s")
+    shutil.rmtree(folder / "new")
 
 
 if __name__ == "__main__":
@@ -77,8 +70,10 @@ if __name__ == "__main__":
     with routed(its) as place:
         for _ in range(ROUNDS):
             asks_every_model(place, its)
+        asked = sum(answered(address) for address in both) - sum(before)
+        is_published(place, its)
     counts = [answered(address) - old for address, old in zip(both, before, strict=True)]
     print(f"answers of the servers: {counts}")
     assert len(counts) == 2
-    assert sum(counts) == ROUNDS * 2 * len(its.answers)
+    assert asked == ROUNDS * 2 * len(its.answers)
     assert min(counts) > 0

@@ -11,8 +11,12 @@ import pytest
 from clients.letters_engine import build_letters
 from clients.served import Served
 from clients.serving import serving
+from scaleout.build_fleet import build_fleet
 from scaleout.environments import PINS, python_of
+from scaleout.fleet import Fleet
 from support.environments import run_module
+
+OWN = ("ray",)  # they open engines themselves
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +28,24 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield replace(served, others=(other.address,))
 
 
-@pytest.mark.parametrize("framework", PINS)
+@pytest.fixture(scope="session")
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory,
+    readme_folder: Path,
+    demo_adapters: dict[str, Path],
+) -> Fleet:
+    """Engines for a framework to serve."""
+    real = readme_folder / "engines" / "many"
+    return build_fleet(tmp_path_factory.mktemp("fleet"), real, demo_adapters)
+
+
+@pytest.mark.parametrize("framework", OWN)
+def test_it_serves_engines(framework: str, fleet: Fleet, tmp_path: Path) -> None:
+    fleet.write(tmp_path)
+    print(run_module(python_of(framework), f"scaleout.{framework}_run", tmp_path))
+
+
+@pytest.mark.parametrize("framework", [name for name in PINS if name not in OWN])
 def test_it_answers_as_one_engine_does(framework: str, letters: Served, tmp_path: Path) -> None:
     letters.write(tmp_path)
     print(run_module(python_of(framework), f"scaleout.{framework}_run", tmp_path))

@@ -53,5 +53,7 @@ def test_replicas_are_a_number_or_as_many_as_requests_need() -> None:
         "min_replicas": 1,
         "max_replicas": 3,
         "target_ongoing_requests": 4,
+        "upscale_delay_s": 30.0,
+        "downscale_delay_s": 600.0,
     }
     assert scaled["max_ongoing_requests"] > 4 * 9
