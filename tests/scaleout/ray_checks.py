@@ -2,6 +2,7 @@
 
 # pyright: reportMissingImports=false
 import asyncio
+import json
 import random
 import shutil
 import statistics
@@ -101,17 +102,21 @@ async def fails_alone(asker: Asker, fleet: Fleet) -> None:
     victim, *_ = await _all_places(asker)
     ray.kill(ray.get_actor(f"SERVE_REPLICA::default#RayReplica#{victim}", namespace="serve"))
     start = time.monotonic()
-    found = await asyncio.gather(*tasks)
-    failed = [stream.model for stream in found if stream.error]
-    assert 0 < len(failed) < len(names), failed
-    assert all("gone" in stream.error for stream in found if stream.error)
-    begun = [stream for stream in found if len(stream.tokens) >= TOKENS]
-    check([replace(each, error="", tokens=each.tokens[:TOKENS]) for each in begun], fleet)
-    for name in failed:
-        assert (await asker.stream(name)).tokens == fleet.answers[name]
+    for name in names:
+
+        async def answers(name: str = name) -> bool:
+            return (await asker.stream(name)).tokens == fleet.answers[name]
+
+        await until(name, answers, 10)
     seconds = time.monotonic() - start
     assert seconds < 10
-    print(f"killed: {len(failed)} of {len(names)} fail, and answer elsewhere in {seconds:.1f} s")
+    found = await asyncio.gather(*tasks)
+    failed = [stream for stream in found if stream.error]
+    assert 0 < len(failed) < len(names), failed
+    assert all("gone" in stream.error for stream in failed)
+    begun = [stream for stream in found if len(stream.tokens) >= TOKENS]
+    check([replace(each, error="", tokens=each.tokens[:TOKENS]) for each in begun], fleet)
+    print(f"killed: {len(failed)} of {len(names)} fail; all adapters answer after {seconds:.1f} s")
 
     async def are_two() -> bool:
         return len(await _all_places(asker)) == 2
@@ -147,6 +152,31 @@ async def churns(asker: Asker, fleet: Fleet, seconds: float) -> None:
 
     await asyncio.gather(changes(), *(asks() for _ in range(8)))
     print(f"churn: {count} answers in {seconds:.0f} s, none with a wrong token")
+
+
+async def scales(asker: Asker, fleet: Fleet) -> None:
+    """A second replica comes when it is needed, and goes when it is not; no answer is lost."""
+    names = [name for name in fleet.answers if name != "base"][:8]
+    tasks = [asyncio.create_task(asker.stream(name, LONG)) for name in names]
+
+    async def are(count: int) -> bool:
+        check([await asker.stream("a")], fleet)
+        return len(await _all_places(asker)) == count
+
+    up = await until("two replicas", lambda: are(2), 90)
+    found = await asyncio.gather(*tasks)
+    assert all(stream.status == 200 and not stream.error for stream in found), found
+    down = await until("one replica", lambda: are(1), 120)
+    print(
+        f"scaled: a second replica after {up:.0f} s, one again {down:.0f} s after the last answer"
+    )
+
+
+async def most_stats() -> int:
+    """How many bytes a replica tells the routers, most."""
+    handle = serve.get_deployment_handle("RayReplica", "default")
+    found = await handle.broadcast("record_routing_stats").results_async()
+    return max(len(json.dumps(stats)) for stats in found)
 
 
 def many_adapters(fleet: Fleet, folder: Path, count: int) -> Path:

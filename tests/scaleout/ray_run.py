@@ -3,34 +3,57 @@
 # pyright: reportMissingImports=false
 import asyncio
 import os
+import random
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import ray
 from ray import serve
+from ray.serve.request_router import PendingRequest, RunningReplica
 from scaleout import ray_checks as checks
 from scaleout.fleet import Fleet, told_fleet
 from scaleout.ray_speed import is_fast
 from scaleout.streams import Asker
 from support.ports import free_port
 
-from trt_lora.runtime.scaleout.ray_serve import trt_lora_app
+from trt_lora.runtime.scaleout import ray_serve
+from trt_lora.runtime.scaleout.ray_serve import ResidencyRouter
 
 PORT = free_port()
-CHURN_S, MANY = 60.0, 1000
+CHURN_S, MANY = 15.0, 1000
+
+
+class RandomRouter(ResidencyRouter):
+    """One that looks at nothing."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Return the candidates by chance, unless one is asked for."""
+        if pending_request is not None and pending_request.args[0].replica:
+            return await super().choose_replicas(candidate_replicas, pending_request)
+        return [[each] for each in random.sample(candidate_replicas, len(candidate_replicas))]
 
 
 @asynccontextmanager
-async def served(engine: str, folder: str, **options: object) -> AsyncIterator[Asker]:
+async def served(
+    engine: str, folder: str, router: type = ResidencyRouter, **options: object
+) -> AsyncIterator[Asker]:
     """Serve an engine by two replicas until the end of the block."""
     fixed = {"served_model_name": "base", "backend": "onnxruntime", "num_cpus": 0.1}
     fixed |= {"allow_runtime_lora_updating": True, "lora_root": folder, "replicas": 2}
     start = time.monotonic()
-    await asyncio.to_thread(serve.run, trt_lora_app(engine, folder, **{**fixed, **options}))
+    with patch.object(ray_serve, "ResidencyRouter", router):
+        application = ray_serve.trt_lora_app(engine, folder, **{**fixed, **options})
+    await asyncio.to_thread(serve.run, application)
     print(f"ready after {time.monotonic() - start:.1f} s")
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=300)
@@ -49,14 +72,21 @@ async def run(fleet: Fleet) -> None:
         met, wait = await checks.has_slots(asker, fleet)
         await checks.churns(asker, fleet, CHURN_S)
         await checks.fails_alone(asker, fleet)
+    async with served(fleet.few, fleet.folder, router=RandomRouter) as asker:
+        by_chance, _ = await checks.has_slots(asker, fleet)
     async with served(fleet.many, fleet.folder, replicas=1) as asker:
         _, alone = await checks.has_slots(asker, fleet)
-    print(f"16 adapters, 2 x 4 slots: {met:.1%} met theirs in a slot; first token {wait * 1e3:.0f}")
-    print(f"ms, {wait / alone:.2f} of one replica with all of them in slots")
+    print(f"16 adapters, 2 x 4 slots: {met:.1%} met theirs in a slot, {by_chance:.1%} by chance")
+    print(f"first token {wait * 1e3:.0f} ms, {wait / alone:.2f} of one replica with all in slots")
+    elastic: dict[str, Any] = {"replicas": 1, "max_replicas": 2, "target_requests": 2}
+    elastic |= {"upscale_delay": 1.0, "downscale_delay": 3.0}
+    async with served(fleet.few, fleet.folder, **elastic) as asker:
+        await checks.scales(asker, fleet)
     with tempfile.TemporaryDirectory() as folder:
         many = checks.many_adapters(fleet, Path(folder), MANY)
         async with served(fleet.few, str(many)) as asker:
             assert (await asker.stream(f"n{MANY - 1}")).tokens == fleet.answers["a"]
+            print(f"{MANY} adapters: replicas tell routers {await checks.most_stats()} bytes")
     async with served(fleet.real, fleet.real_folder, max_num_seqs=8) as asker:
         await is_fast(asker, fleet)
 
