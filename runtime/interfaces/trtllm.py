@@ -163,22 +163,34 @@ class PeftCacheManager:
         task_id = request.lora_task_id
         if task_id is None:
             return None
-        name, adapters = self._name(task_id), self.adapters
         with self._lock:
-            if (arrays := request.arrays) is not None:
-                source = f"request of LoRA task {task_id}"
-                adapter = adapter_from_trtllm_arrays(source, *arrays, adapters.manifest)
-                if not self.is_task_cached(task_id):
-                    adapters.add(name, adapter, replace=True)
-                elif adapters.info(name).content_hash != adapters.hash_of(adapter):
-                    raise AdapterError(
-                        f"LoRA task {task_id} is cached with other weights; send them under "
-                        "another lora_task_id"
-                    )
+            self._take_in(task_id, request)
             try:
-                return adapters.lease(name)
+                return self.adapters.lease(self._name(task_id))
             except UnknownAdapterError as error:  # evicted ones among them
-                raise _not_cached(task_id) from error
+                raise task_not_cached(task_id) from error
+
+    @checked
+    def take_in(self, request: TrtllmLoraRequest) -> str | None:
+        """Take the weights of a request in, for a sequence that waits for a slot in its turn.
+
+        Args:
+            request: of a sequence.
+
+        Returns:
+            The adapter by name, as `Scheduler.submit` takes it; None is the base model. Until the
+            sequence has joined, the task may be evicted: it then ends with UnknownAdapterError.
+
+        Raises:
+            PeftTaskNotCachedError, AdapterError, TensorError, StateError: as `add_request_peft`;
+                a StateError is that host memory has no room.
+        """
+        task_id = request.lora_task_id
+        if task_id is None:
+            return None
+        with self._lock:
+            self._take_in(task_id, request)
+            return self._cached_name(task_id)
 
     @checked
     def load_task(self, task_id: int, path: str | Path) -> None:
@@ -231,10 +243,25 @@ class PeftCacheManager:
         """Return whether the task lies where a step can bind it."""
         return self._name(task_id) in self.adapters.bindings.resident
 
+    def _take_in(self, task_id: int, request: TrtllmLoraRequest) -> None:
+        """Add the weights that came; compare them with the cached ones, where there are some."""
+        if (arrays := request.arrays) is None:
+            return
+        name, adapters = self._name(task_id), self.adapters
+        source = f"request of LoRA task {task_id}"
+        adapter = adapter_from_trtllm_arrays(source, *arrays, adapters.manifest)
+        if not self.is_task_cached(task_id):
+            adapters.add(name, adapter, replace=True)
+        elif adapters.info(name).content_hash != adapters.hash_of(adapter):
+            raise AdapterError(
+                f"LoRA task {task_id} is cached with other weights; send them under "
+                "another lora_task_id"
+            )
+
     def _cached_name(self, task_id: int) -> str:
         name = self._name(task_id)
         if name not in self.adapters.names:
-            raise _not_cached(task_id)
+            raise task_not_cached(task_id)
         return name
 
     def _name(self, task_id: int) -> str:
@@ -242,7 +269,8 @@ class PeftCacheManager:
         return f"{self._prefix} task {task_id}"
 
 
-def _not_cached(task_id: int) -> PeftTaskNotCachedError:
+def task_not_cached(task_id: int) -> PeftTaskNotCachedError:
+    """Return TensorRT-LLM's error of a task that is not, or no longer, cached."""
     return PeftTaskNotCachedError(
         f"LoRA task {task_id} not found in cache. Please send LoRA weights with request"
     )

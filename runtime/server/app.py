@@ -26,7 +26,8 @@ from trt_lora.runtime.server.answers.tokenizing import (
 )
 from trt_lora.runtime.server.errors import GONE, HttpError
 from trt_lora.runtime.server.guard import Guard, GuardConfig
-from trt_lora.runtime.server.json_body import decoded, read_body
+from trt_lora.runtime.server.json_body import read_body
+from trt_lora.runtime.server.json_values import decoded
 from trt_lora.runtime.server.openapi import openapi
 from trt_lora.runtime.server.page.page import page_routes
 from trt_lora.runtime.server.running_server import RunningServer, ServerConfig, started

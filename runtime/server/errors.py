@@ -3,9 +3,12 @@
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import msgspec
-from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 GONE = 499  # nginx's status of a client that has left before its response began
 _MOST = 200  # characters of a value that a message repeats
@@ -60,8 +63,10 @@ class HttpError(Exception):
             self.headers["connection"] = "close"
         self.kind = kind or _TYPES.get(status) or HTTPStatus(status).phrase.replace(" ", "")
 
-    def response(self) -> Response:
+    def response(self) -> "Response":
         """Return the whole response."""
+        from starlette.responses import Response  # Triton's model raises these without the web
+
         return Response(
             self.body(), self.status, headers=self.headers, media_type="application/json"
         )

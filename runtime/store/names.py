@@ -213,6 +213,12 @@ def strength_name(name: str, scale: float) -> str:
     return name if scale == 1 else f"{name}@{scale!r}"
 
 
+def without_strength(name: str) -> str:
+    """Return the name of the adapter itself: that of "json@0.5" is "json"."""
+    match = _STRENGTH.fullmatch(name)
+    return match[1] if match else name
+
+
 def check_name(name: str) -> None:
     """Refuse what cannot be the name of an adapter.
 

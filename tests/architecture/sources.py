@@ -22,7 +22,7 @@ def product_files() -> list[Path]:
 
 def data_files() -> list[Path]:
     """Return what the wheel holds beside Python: kernels, texts, a page, the mark of types."""
-    endings = ("cu", "cuh", "jinja", "csv", "txt", "html", "css", "js", "svg")
+    endings = ("cu", "cuh", "jinja", "csv", "txt", "html", "css", "js", "svg", "pbtxt")
     kinds = [f"**/*.{ending}" for ending in endings]
     return files(TYPED, *(f"{package}/{kind}" for package in PACKAGES for kind in kinds))
 

@@ -9,7 +9,7 @@ import pytest
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.server.answers.bodies import AnswerBody, ChatBody, CompletionBody
 from trt_lora.runtime.server.errors import HttpError
-from trt_lora.runtime.server.json_body import decoded
+from trt_lora.runtime.server.json_values import decoded
 
 MODEL = SamplingParams(temperature=0.6, top_p=0.9, max_tokens=99)  # what the model says
 KINDS: tuple[type[AnswerBody], ...] = (CompletionBody, ChatBody)

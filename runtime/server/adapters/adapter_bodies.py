@@ -2,7 +2,7 @@
 
 import msgspec
 
-from trt_lora.runtime.server.json_body import Number
+from trt_lora.runtime.server.json_values import Number
 
 
 class LoadBody(msgspec.Struct):

@@ -13,7 +13,7 @@ from trt_lora.runtime.generation.text.prompts import Prompt
 from trt_lora.runtime.server.answers.refused_fields import RefusedFields
 from trt_lora.runtime.server.answers.structures import ResponseFormat, structure
 from trt_lora.runtime.server.errors import HttpError
-from trt_lora.runtime.server.json_body import Number
+from trt_lora.runtime.server.json_values import Number
 
 LONGEST_ID, MOST_SCALE = 256, 1e4
 MOST_PROMPTS, MOST_ANSWERS, MOST_STOPS, LONGEST_STOP, MOST_BIASES = 64, 16, 16, 1000, 1024
@@ -23,7 +23,7 @@ _LONGEST_SALT, _NOT_IN_SALT = 128, frozenset("@/\\\0")
 
 
 # Fields of `SamplingParams` that a body has under the same name; None leaves the default.
-_SAME = (
+SAME_FIELDS = (
     *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p"),
     *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
@@ -120,7 +120,7 @@ class AnswerBody(RefusedFields, kw_only=True):
         self._check_sizes(max_logprobs)
         self._check_contradictions()
         given: dict[str, Any] = {
-            name: value for name in _SAME if (value := getattr(self, name)) is not None
+            name: value for name in SAME_FIELDS if (value := getattr(self, name)) is not None
         }
         given |= {"logprobs": None if self.logprob_token_ids else self.wanted_logprobs}
         given |= {"logit_bias": self._biases(), "max_tokens": self.most_tokens()}

@@ -70,6 +70,17 @@ def test_the_first_request_brings_the_weights_and_later_ones_the_id() -> None:
     tasks.adapters.check_integrity()
 
 
+def test_a_task_that_waits_for_a_slot_is_a_name_and_no_lease() -> None:
+    tasks = cache()
+    names = [tasks.take_in(first(number)) for number in range(SLOTS + 1)]
+    assert len({*names}) == SLOTS + 1, "more than there are slots"
+    assert tasks.take_in(TrtllmLoraRequest(0)) == names[0]
+    assert tasks.adapters.stats.leased == 0
+    assert tasks.take_in(TrtllmLoraRequest()) is None
+    with pytest.raises(PeftTaskNotCachedError, match="LoRA task 9 not found in cache"):
+        tasks.take_in(TrtllmLoraRequest(9))
+
+
 def test_a_request_without_a_task_is_the_base_models() -> None:
     tasks = cache()
     lease = tasks.add_request_peft(TrtllmLoraRequest())

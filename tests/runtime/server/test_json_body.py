@@ -11,7 +11,7 @@ from support.web_server import COMPLETIONS, Web, refused
 from trt_lora.runtime.server.adapters.adapter_bodies import LoadBody
 from trt_lora.runtime.server.answers.bodies import ChatBody, CompletionBody
 from trt_lora.runtime.server.errors import HttpError, public
-from trt_lora.runtime.server.json_body import decoded
+from trt_lora.runtime.server.json_values import decoded
 
 DEEPEST = 64
 
