@@ -12,7 +12,7 @@ from trt_lora.runtime.server.answers.bodies import AnswerBody
 from trt_lora.runtime.server.answers.replies import DONE
 from trt_lora.runtime.server.errors import HttpError
 from trt_lora.runtime.server.guard import MOST_BYTES
-from trt_lora.runtime.server.json_body import decoded
+from trt_lora.runtime.server.json_values import decoded
 
 # Of a scope; what else there is belongs to the server that has made it.
 SCOPE = (
