@@ -26,7 +26,7 @@ from trt_lora.runtime.scaleout import ray_serve
 from trt_lora.runtime.scaleout.ray_serve import ResidencyRouter
 
 PORT = free_port()
-CHURN_S, MANY = 15.0, 1000
+CHURN_S, MANY, SKEWS = 60.0, 1000, (1.1, 1.5, 2.0)
 
 
 class RandomRouter(ResidencyRouter):
@@ -69,15 +69,19 @@ async def run(fleet: Fleet) -> None:
         await checks.refuses(asker)
         await checks.loads_everywhere(asker, fleet)
         await checks.leaves(asker)
-        met, wait = await checks.has_slots(asker, fleet)
+        found = {skew: await checks.has_slots(asker, fleet, skew) for skew in SKEWS}
         await checks.churns(asker, fleet, CHURN_S)
         await checks.fails_alone(asker, fleet)
     async with served(fleet.few, fleet.folder, router=RandomRouter) as asker:
-        by_chance, _ = await checks.has_slots(asker, fleet)
+        by_chance = {skew: await checks.has_slots(asker, fleet, skew) for skew in SKEWS}
     async with served(fleet.many, fleet.folder, replicas=1) as asker:
-        _, alone = await checks.has_slots(asker, fleet)
-    print(f"16 adapters, 2 x 4 slots: {met:.1%} met theirs in a slot, {by_chance:.1%} by chance")
-    print(f"first token {wait * 1e3:.0f} ms, {wait / alone:.2f} of one replica with all in slots")
+        alone = {skew: await checks.has_slots(asker, fleet, skew) for skew in SKEWS}
+    for skew, (met, wait) in found.items():
+        print(
+            f"16 adapters by Zipf's law of {skew}, 2 x 4 slots: {met:.1%} met theirs in a slot, "
+            f"{by_chance[skew][0]:.1%} by chance; first token {wait * 1e3:.0f} ms, "
+            f"{wait / alone[skew][1]:.2f} of one replica with all in slots"
+        )
     elastic: dict[str, Any] = {"replicas": 1, "max_replicas": 2, "target_requests": 2}
     elastic |= {"upscale_delay": 1.0, "downscale_delay": 3.0}
     async with served(fleet.few, fleet.folder, **elastic) as asker:
