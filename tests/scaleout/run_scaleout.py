@@ -13,6 +13,9 @@ from clients.served import Served
 from clients.serving import serving
 from scaleout.environments import PINS, python_of
 from support.environments import run_module
+from support.served_engines import write_adapter
+
+from trt_lora.runtime.manifest import read_manifest
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +23,9 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two servers of the tiny engine that speaks bytes, which share a folder of adapters."""
     folder = tmp_path_factory.mktemp("letters")
     what = (folder / "engine", folder / "model", build_letters(folder))
+    manifest = read_manifest(folder / "engine")
+    for seed in range(10, 26):  # for who wants more than the servers have
+        write_adapter(folder / "many" / f"n{seed}", manifest, seed=seed)
     with serving(*what) as served, serving(*what) as other:
         yield replace(served, others=(other.address,))
 
