@@ -128,6 +128,11 @@ class EngineLoop:
         self._scheduler.progress.set()
         self._thread.join()
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended with an error, and takes nothing more."""
+        return self._error is not None
+
     def _check_open(self) -> None:
         if self._error is not None:
             raise StateError(f"the engine's loop has died of: {self._error}") from self._error

@@ -16,6 +16,7 @@ from trt_lora.runtime.generation.chosen_tokens import (
     grammar_exhausted,
     non_finite_logits,
 )
+from trt_lora.runtime.generation.decoding.kv_cache import Prefix
 from trt_lora.runtime.generation.decoding.rows import RowCounts, Rows
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence, prepare_grammars
@@ -119,6 +120,11 @@ class Scheduler:
     def shared_tokens(self) -> int:
         """How many tokens of prompts were not run: other requests had begun with them."""
         return self._rows.counts.shared
+
+    @property
+    def kept(self) -> tuple[Prefix, ...]:
+        """What rows that nobody uses keep of sequences that have ended."""
+        return tuple(self._rows.cache.prefixes.values())
 
     @property
     def counts(self) -> RowCounts:

@@ -15,6 +15,9 @@ from scaleout.build_fleet import build_fleet
 from scaleout.environments import PINS, python_of
 from scaleout.fleet import Fleet
 from support.environments import run_module
+from support.served_engines import write_adapter
+
+from trt_lora.runtime.manifest import read_manifest
 
 OWN = ("ray",)  # they open engines themselves
 
@@ -24,6 +27,9 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two servers of the tiny engine that speaks bytes, which share a folder of adapters."""
     folder = tmp_path_factory.mktemp("letters")
     what = (folder / "engine", folder / "model", build_letters(folder))
+    manifest = read_manifest(folder / "engine")
+    for seed in range(10, 26):  # for who wants more than the servers have
+        write_adapter(folder / "many" / f"n{seed}", manifest, seed=seed)
     with serving(*what) as served, serving(*what) as other:
         yield replace(served, others=(other.address,))
 

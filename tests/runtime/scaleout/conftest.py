@@ -1,68 +1,30 @@
-"""Triton's model, as Triton runs it, on an engine that waits to be let."""
+"""A worker of Dynamo over an engine that runs when it is let, with adapters 1 and 2 in a folder."""
 
 import importlib
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.fakes import fake_triton
+from support.asked_worker import AskedWorker
+from support.fakes.fake_dynamo import install
 from support.fakes.gated_engine import GatedEngine
-from support.fakes.slot_engine import POISON, number_file
+from support.fakes.slot_engine import number_file
 
-from trt_lora.runtime import Engine
-from trt_lora.runtime.scaleout.triton.settings import Settings
-from trt_lora.runtime.store.config import StoreConfig
+from trt_lora.runtime.scaleout import worker_engine
 
-MakeModel = Callable[..., Any]
+MODULE = "trt_lora.runtime.scaleout.dynamo"
 
 
 @pytest.fixture
-def gated(tmp_path: Path) -> GatedEngine:
-    """Two slots and two rows."""
-    (tmp_path / "engine").mkdir()
-    return GatedEngine(tmp_path / "engine")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Adapters 1, 2, 3, and one that answers with NaN."""
-    home = tmp_path / "adapters"
-    home.mkdir()
-    for number in (1, 2, 3, POISON):
-        number_file(home, number)
-    return home
-
-
-@pytest.fixture
-def make_model(
-    gated: GatedEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[MakeModel]:
-    """Load a model; its configuration has some fields more, and parameters."""
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake_triton)
-    module = importlib.import_module("trt_lora.runtime.scaleout.triton.model")
-    made: list[Any] = []
-
-    def make(*, host_memory: int | None = None, config: Any = None, **parameters: str) -> Any:
-        store = StoreConfig(host_memory=host_memory)
-        monkeypatch.setattr(Settings, "open", lambda _: Engine(gated, store))
-        given = {"engine": "engines/many", "adapters": str(folder), **parameters}
-        told = {key: {"string_value": value} for key, value in given.items()}
-        policy = {"model_transaction_policy": {"decoupled": True}, "max_batch_size": 1}
-        text = json.dumps({"parameters": told, **policy, **(config or {})})
-        model = module.TritonPythonModel()
-        model.initialize({"model_config": text, "model_name": "many"})
-        made.append(model)
-        return model
-
-    yield make
-    gated.let()
-    for model in made:
-        model.finalize()
-
-
-@pytest.fixture
-def model(make_model: MakeModel) -> Any:
-    return make_model()
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AskedWorker]:
+    """One that is not started yet."""
+    engine = GatedEngine(tmp_path / "engine")
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    for number in (1, 2):
+        number_file(folder, number).rename(folder / f"a{number}.safetensors")
+    fake = install(monkeypatch)
+    monkeypatch.setattr(worker_engine, "open_executor", lambda directory, backend: engine)
+    yield AskedWorker(folder, fake, engine, importlib.import_module(MODULE))
+    del sys.modules[MODULE]
