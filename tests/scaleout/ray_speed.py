@@ -13,7 +13,7 @@ from scaleout.streams import Asker, Stream
 from support.eventually import eventually
 from support.served_process import started
 
-STREAMS, TOKENS, ROUNDS = 16, 100, 5
+STREAMS, TOKENS, ROUNDS = 16, 40, 3
 
 
 @contextmanager
