@@ -52,7 +52,8 @@ SERVED = [
     '"pinned":false',
     "Success: LoRA adapter 'letter' removed successfully.",
 ]
-LANGUAGES = {"", "text", "bash", "python", "cpp"}  # text: another tool's
+# text: another tool's; yaml: test_scale_out_page
+LANGUAGES = {"", "text", "bash", "python", "cpp", "yaml"}
 
 
 def pages() -> dict[str, list[Block]]:

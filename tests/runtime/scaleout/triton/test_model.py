@@ -247,7 +247,7 @@ def test_the_model_needs_nothing_of_the_web() -> None:
         "import trt_lora.runtime.scaleout.triton.model\n"
         "print({'starlette', 'uvicorn', 'prometheus_client', 'zmq'} & sys.modules.keys())"
     )
-    tests = Path(__file__).parents[2]
+    tests = Path(__file__).parents[3]
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=tests, check=True, capture_output=True, text=True
     )
