@@ -8,6 +8,7 @@ import msgspec
 
 from trt_lora.plugins.checked import check_range
 from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.server.adapters.served_models import NamedPath
 from trt_lora.runtime.server.app import Server
 from trt_lora.runtime.server.guard import GuardConfig
 from trt_lora.runtime.server.running_server import ServerConfig
@@ -25,7 +26,10 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     engine: str  # a directory that every machine has
     lora_dir: str | None = None  # that every machine has, and every replica follows
     lora_dir_refresh: float = ServerConfig.lora_dir_refresh_s
-    lora_root: str | None = None  # below which adapters may lie that are loaded over HTTP
+    # Folders below which adapters may lie that are loaded over HTTP; on a command line one.
+    lora_root: list[str] | str = []
+    # NAME=PATH, or vLLM's JSON, of adapters that every replica loads at its start.
+    lora_modules: list[str] | str = []
     served_model_name: str | None = None
     backend: str = "auto"
     max_num_seqs: int | None = None
@@ -94,12 +98,18 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def server(self) -> ServerConfig:
-        """What each replica serves."""
+        """What each replica serves.
+
+        Raises:
+            ConfigError: `lora_modules` has what cannot be read.
+        """
+        modules = list(map(NamedPath.of, _listed(self.lora_modules)))
         return ServerConfig(
             directory=Path(self.engine),
             backend=self.backend,
             names=[self.base],
-            lora_roots=[Path(self.lora_root)] if self.lora_root else [],
+            lora_roots=[Path(p) for p in (*_listed(self.lora_root), *(m.path for m in modules))],
+            lora_modules=modules,
             lora_dir=Path(self.lora_dir) if self.lora_dir else None,
             lora_dir_refresh_s=self.lora_dir_refresh,
             serving=ServingConfig(rows=self.max_num_seqs),
@@ -118,3 +128,7 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             admin_key=self.admin_api_key,
             allowed_hosts=(*GuardConfig.allowed_hosts, *hosts),
         )
+
+
+def _listed(given: list[str] | str) -> list[str]:
+    return [given] if isinstance(given, str) else given

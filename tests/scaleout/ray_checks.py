@@ -7,6 +7,7 @@ import random
 import shutil
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,11 +98,9 @@ async def fails_alone(asker: Asker, fleet: Fleet) -> None:
     """A replica that is killed takes its own answers with it, and no others."""
     names = [name for name in fleet.answers if name != "base"][:8]
     tasks = [asyncio.create_task(asker.stream(name, SHORT)) for name in names]
-
-    async def run_on_both() -> bool:  # each has four rows
-        return await asker.series("vllm:num_requests_running") > 4
-
-    await until("both run", run_on_both)
+    await until("both run", lambda: _run_on_both(asker))
+    path = f"{fleet.folder}/a"
+    assert (await asker.ask("POST", LOAD, lora_name="x", lora_path=path))[0] == 200
     victim, *_ = await _all_places(asker)
     ray.kill(ray.get_actor(f"SERVE_REPLICA::default#RayReplica#{victim}", namespace="serve"))
 
@@ -120,8 +119,9 @@ async def fails_alone(asker: Asker, fleet: Fleet) -> None:
     check([replace(each, error="", tokens=each.tokens[:TOKENS]) for each in begun], fleet)
     print(f"killed: {len(failed)} of {len(names)} fail; all adapters answer after {seconds:.1f} s")
 
-    async def are_two() -> bool:
-        return len(await _all_places(asker)) == 2
+    async def are_two() -> bool:  # and the new one has what the other was told to load
+        places = await _all_places(asker)
+        return victim not in places and len(places) == 2 and await _places(asker, "x") == places
 
     print(f"killed: two replicas again after {await until('two', are_two, 60):.1f} s more")
 
@@ -154,6 +154,18 @@ async def churns(asker: Asker, fleet: Fleet, seconds: float) -> None:
 
     await asyncio.gather(changes(), *(asks() for _ in range(8)))
     print(f"churn: {count} answers in {seconds:.0f} s, none with a wrong token")
+
+
+async def drains(asker: Asker, fleet: Fleet, redeploy: Callable[[], object]) -> None:
+    """A replica that shall go ends its answers first."""
+    names = [name for name in fleet.answers if name != "base"][:8]
+    tasks = [asyncio.create_task(asker.stream(name, LONG)) for name in names]
+    await until("both run", lambda: _run_on_both(asker))
+    await asyncio.to_thread(redeploy)
+    found = await asyncio.gather(*tasks)
+    assert all(stream.status == 200 and not stream.error for stream in found), found
+    assert all(len(stream.tokens) == LONG for stream in found)
+    print(f"drained: {len(found)} answers of {LONG} tokens are whole")
 
 
 async def scales(asker: Asker, fleet: Fleet) -> None:
@@ -193,6 +205,11 @@ def check(streams: list[Stream], fleet: Fleet) -> None:
     for stream in streams:
         assert (stream.status, stream.error) == (200, ""), stream
         assert stream.tokens == fleet.answers[stream.model], stream
+
+
+async def _run_on_both(asker: Asker) -> bool:
+    """Whether both replicas have requests in rows: each has four."""
+    return await asker.series("vllm:num_requests_running") > 4
 
 
 async def _is(asker: Asker, name: str, value: float) -> bool:

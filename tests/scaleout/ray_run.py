@@ -43,17 +43,22 @@ class RandomRouter(ResidencyRouter):
         return [[each] for each in random.sample(candidate_replicas, len(candidate_replicas))]
 
 
+def application(engine: str, folder: str, **options: object) -> serve.Application:
+    """Two replicas, unless options say otherwise."""
+    fixed = {"served_model_name": "base", "backend": "onnxruntime", "num_cpus": 0.1}
+    fixed |= {"allow_runtime_lora_updating": True, "lora_root": folder, "replicas": 2}
+    return ray_serve.trt_lora_app(engine, folder, **{**fixed, **options})
+
+
 @asynccontextmanager
 async def served(
     engine: str, folder: str, router: type = ResidencyRouter, **options: object
 ) -> AsyncIterator[Asker]:
     """Serve an engine by two replicas until the end of the block."""
-    fixed = {"served_model_name": "base", "backend": "onnxruntime", "num_cpus": 0.1}
-    fixed |= {"allow_runtime_lora_updating": True, "lora_root": folder, "replicas": 2}
     start = time.monotonic()
     with patch.object(ray_serve, "ResidencyRouter", router):
-        application = ray_serve.trt_lora_app(engine, folder, **{**fixed, **options})
-    await asyncio.to_thread(serve.run, application)
+        made = application(engine, folder, **options)
+    await asyncio.to_thread(serve.run, made)
     print(f"ready after {time.monotonic() - start:.1f} s")
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=300)
@@ -72,6 +77,8 @@ async def run(fleet: Fleet) -> None:
         found = {skew: await checks.has_slots(asker, fleet, skew) for skew in SKEWS}
         await checks.churns(asker, fleet, CHURN_S)
         await checks.fails_alone(asker, fleet)
+        less = application(fleet.few, fleet.folder, replicas=1)
+        await checks.drains(asker, fleet, lambda: serve.run(less))
     async with served(fleet.few, fleet.folder, router=RandomRouter) as asker:
         by_chance = {skew: await checks.has_slots(asker, fleet, skew) for skew in SKEWS}
     async with served(fleet.many, fleet.folder, replicas=1) as asker:

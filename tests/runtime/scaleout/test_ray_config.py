@@ -44,6 +44,17 @@ def test_a_server_gets_what_is_said() -> None:
     assert set(guard.allowed_hosts) == {"127.0.0.1", "localhost", "[::1]", "h"}
 
 
+def test_adapters_of_the_start_and_folders_are_one_or_several() -> None:
+    one = RayConfig(engine="e", lora_root="r", lora_modules="a=x/a").server
+    assert (one.lora_roots, one.lora_modules) == ([Path("r"), Path("x/a")], [("a", "x/a", None)])
+    modules = ["a=x", '{"name": "b", "path": "y", "base_model_name": "p"}']
+    several = RayConfig(engine="e", lora_root=["r", "s"], lora_modules=modules).server
+    assert several.lora_roots == [Path("r"), Path("s"), Path("x"), Path("y")]
+    assert several.lora_modules == [("a", "x", None), ("b", "y", "p")]
+    with pytest.raises(ConfigError, match="NAME=PATH"):
+        _ = RayConfig(engine="e", lora_modules="a").server
+
+
 def test_replicas_are_a_number_or_as_many_as_requests_need() -> None:
     fixed = RayConfig(engine="e", replicas=2).deployment(4)
     assert fixed["num_replicas"] == 2
