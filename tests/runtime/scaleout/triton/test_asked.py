@@ -1,16 +1,17 @@
 """Requests to Triton's model: three clients' words for the same, and what is refused by name."""
 
 import re
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pytest
-from support.doc_blocks import ROOT
 
 from trt_lora.plugins.errors import LoRAError
 from trt_lora.runtime.scaleout.triton.asked import Asked, read_asked
 
-CONFIG = (ROOT / "runtime/scaleout/triton/config.pbtxt").read_text()
+FOLDER = files("trt_lora.runtime.scaleout.triton")
+CONFIG = FOLDER.joinpath("config.pbtxt").read_text()
 
 
 def asked(parameters: str = "", /, **inputs: Any) -> Asked:
@@ -105,8 +106,7 @@ def test_what_is_no_text_is_refused() -> None:
 
 
 def test_the_configuration_names_every_input_and_output_that_the_model_knows() -> None:
-    folder = ROOT / "runtime" / "scaleout" / "triton"
-    code = "".join((folder / f"{name}.py").read_text() for name in ("asked", "answer"))
+    code = "".join(FOLDER.joinpath(f"{name}.py").read_text() for name in ("asked", "answer"))
     named = re.findall(r'name: "(\w+)"', CONFIG)
     known = set(re.findall(r'"(\w+)": ?_|inputs?\.get\("(\w+)"|inputs, "(\w+)"', code))
     assert all(f'"{name}"' in code for name in named)
