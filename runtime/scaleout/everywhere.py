@@ -91,9 +91,9 @@ def _metrics(found: Sequence[Whole]) -> str:
         for line in whole.body.decode().splitlines():
             if line.startswith("#"):
                 family = line if line.startswith("# HELP") else family
-                head = lines.setdefault(family, [family] if family == line else [])
-                if line not in head:
-                    head.append(line)
+                known = lines.setdefault(family, [])
+                if line not in known:
+                    known.append(line)
             else:
                 lines[family].append(_labelled(line, whole.replica))
     return "\n".join(line for family in lines.values() for line in family) + "\n"

@@ -138,7 +138,7 @@ class WorkerEngine:
         }
 
     def exposition(self, labels: Mapping[str, str]) -> str:
-        """Return metrics of adapters in Prometheus' text, by the server's names where it has them.
+        """Return metrics of adapters in Prometheus' text.
 
         Args:
             labels: of every series.

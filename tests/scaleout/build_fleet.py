@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clients.letters_engine import build_letters
-from scaleout.fleet import PROMPT, TOKENS, Fleet
+from clients.served import PROMPT
+from scaleout.fleet import TOKENS, Fleet
 
 from trt_lora.runtime import SamplingParams, open_engine
 

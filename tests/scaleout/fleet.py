@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FILE = "fleet.json"
-PROMPT = "Name a fruit."
 TOKENS = 8
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from scaleout.fleet import PROMPT, TOKENS
+from clients.served import PROMPT
+from scaleout.fleet import TOKENS
 
 FIXED = {"prompt": PROMPT, "temperature": 0, "ignore_eos": True}
 FIXED |= {"stream": True, "return_token_ids": True}

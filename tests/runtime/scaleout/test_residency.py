@@ -57,10 +57,10 @@ def test_requests_of_the_base_model_go_to_the_shortest_queue_and_not_all_to_one(
 
 
 def test_newer_contents_are_preferred_and_counts_alone_are_not() -> None:
-    old, new = Residency(4, {"a": (1, "old")}), Residency(4, {"a": (2, "new")})
-    for replicas in ({"x": old, "y": new}, {"y": new, "x": old}):
-        assert best(replicas, "a") == "y"
-        assert differing(replicas) == ["a"]
+    for name in NAMES:  # of some of them either replica is the home
+        old, new = Residency(4, {name: (1, "old")}), Residency(4, {name: (2, "new")})
+        assert best({"x": old, "y": new}, name) == "y"
+        assert differing({"x": old, "y": new}) == [name]
     # A replica that started later has counted less.
     same = {
         "x": Residency(4, {n: (1, n) for n in NAMES}),
