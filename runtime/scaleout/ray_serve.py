@@ -65,8 +65,8 @@ class ResidencyRouter(RequestRouter):  # type: ignore[misc] # Ray has no types h
 
     def _residency(self, replica: RunningReplica) -> Residency:
         told = Residency(**replica.routing_stats)
-        sent = self.replica_queue_len_cache.get(replica.replica_id) or 0
-        return replace(told, queue=max(told.queue, sent))
+        calls = self.replica_queue_len_cache.get(replica.replica_id) or 0
+        return replace(told, queue=max(told.queue, calls - 1))  # one is the stream of events
 
 
 class RayReplica(Replica):

@@ -94,7 +94,8 @@ class Replica:
         """Return the fields of a `Residency`."""
         stats, wanted = await self._client.ask("stats"), self._client.waiting_adapters
         known = {"slots": stats["slots"], "resident": stats["resident"]}
-        return {**known, "wanted": sorted(wanted), "queue": len(self._client)}
+        load = {"queue": len(self._client), "rows": self._client.rows}
+        return {**known, **load, "wanted": sorted(wanted)}
 
     async def check_health(self) -> None:
         """Ask the engine; one that hangs does not answer.

@@ -26,6 +26,12 @@ from trt_lora.runtime.scaleout import ray_serve
 from trt_lora.runtime.scaleout.ray_serve import ResidencyRouter
 
 PORT = free_port()
+# Of Ray, as docs/scale-out.md says; the last: nothing is sent to anybody.
+SWITCHES = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 CHURN_S, MANY, SKEWS = 60.0, 1000, (1.1, 1.5, 2.0)
 
 
@@ -103,7 +109,7 @@ async def run(fleet: Fleet) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is sent to anybody
+    os.environ |= SWITCHES
     ray.init(_node_ip_address="127.0.0.1", num_cpus=4, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     asyncio.run(run(told_fleet()))

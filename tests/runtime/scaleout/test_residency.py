@@ -1,5 +1,7 @@
 """Which replica a request goes to."""
 
+from dataclasses import replace
+
 from trt_lora.runtime.scaleout.residency import Residency, differing, ranked
 
 NAMES = [f"a{number}" for number in range(64)]
@@ -49,6 +51,17 @@ def test_one_hot_adapter_spreads() -> None:
     replicas = {"has": has("a", queue=SPILL), "other": has()}
     assert best(replicas, "a") == "has"
     assert best({**replicas, "has": has("a", queue=SPILL + 1)}, "a") == "other"
+
+
+def test_a_row_that_is_free_is_worth_an_adapter_in_a_slot_that_is_free_too() -> None:
+    full = replace(has("a"), queue=8, rows=8)
+    assert full.is_full and not replace(full, queue=7).is_full
+    free = {"x": full, "y": replace(has("b"), rows=8)}
+    assert best(free, "a") == best({**free, "y": has("a")}, "a") == "y"
+    # Without a slot free, its adapter would cost another one its slot.
+    assert best({"x": full, "y": has("b", "c", "d", "e")}, "a") == "x"
+    # Without a row free, it would wait there too.
+    assert best({"x": full, "y": replace(full, resident={}, queue=9)}, "a") == "x"
 
 
 def test_requests_of_the_base_model_go_to_the_shortest_queue_and_not_all_to_one() -> None:
