@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.lowering.disable_attention_tiling import DisableAttentionTiling
+from trt_lora.builder.passes.lowering.experts import FuseExperts, StandardExperts
 from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
 from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
 from trt_lora.builder.passes.lowering.gather_logit_tokens import GatherLogitTokens
@@ -16,23 +17,26 @@ from trt_lora.builder.passes.lowering.standard_attention import StandardAttentio
 from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
 
 
-def save_graphs(model: ir.Model, work: Path, level: str) -> None:
+def save_graphs(model: ir.Model, work: Path, level: str, tokens: int) -> None:
     """Write the files of an exported graph into the directory `work`.
 
-    `ONNX_CPU_FILE` is written where ONNX Runtime has an operator for the graph's attention or its
-    codes; it names the weights of `ONNX_FILE`.
+    `ONNX_CPU_FILE` is written where ONNX Runtime has an operator for the graph's attention,
+    experts or codes; it names the weights of `ONNX_FILE`.
 
     Args:
         model: with LoRA inputs; its attention is lowered in place.
         work: an engine directory in the making.
         level: of products by codes, one of `multiply_codes.LEVELS`.
+        tokens: of a step, most.
     """
     own = model.clone()
-    has_own = GroupQueryAttention()(own).modified
+    has_own = GroupQueryAttention()(own).modified | FuseExperts()(own).modified
     StandardAttention()(model)
+    StandardExperts(tokens)(model)
     ir.save(model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)
     if has_own or any(node.op_type == "DequantizeLinear" for node in own.graph):
         StandardAttention()(own)  # of layers that the operator cannot express
+        StandardExperts(tokens)(own)
         DisableAttentionTiling()(own)
         OptionalLoRA()(own)
         _lower_products(own, level)

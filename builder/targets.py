@@ -8,7 +8,9 @@ from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of, resolve_tar
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
 
-LINEAR_CLASSES = ("Linear", "Conv1D")  # ends of class names; Conv1D is GPT-2's linear
+_ROUTER_MODULE = "moe_router"
+ROUTER = "Router"  # end of the class names of what finds tokens their experts
+LINEAR_CLASSES = ("Linear", "Conv1D", ROUTER)  # ends of class names; Conv1D is GPT-2's linear
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,15 @@ class Targets:
 
         Args:
             path: of the module.
-            head: path of the output head, which `all-linear` leaves out, as PEFT does.
+            head: path of the output head, which `all-linear` leaves out, as it does routers, as in
+                PEFT.
         """
         module = module_of(path)
         if module is not None and module.name in self.all_modules:
             return ""
         if ALL_LINEAR in self.all_modules:
+            if module is not None and module.name == _ROUTER_MODULE:
+                return "it is a router, which all-linear leaves out"
             return "it is the output head" if path == head else ""
         return f"{module.name if module else 'its module'} is not a target"
 

@@ -63,7 +63,8 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     config, model = build.config, build.model
     graph = make_graph(build, progress)
     embeddings, weights = graph.embeddings, graph.weights
-    sites, inputs, outputs = _save(graph, work, config.quantize_level, progress)
+    tokens = config.max_batch_size * model.lengths.max_input_len
+    sites, inputs, outputs = _save(graph, work, config.quantize_level, tokens, progress)
     del graph
     gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
     profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs)
@@ -98,12 +99,12 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
 
 
 def _save(
-    graph: Graph, work: Path, level: str, progress: Progress
+    graph: Graph, work: Path, level: str, tokens: int, progress: Progress
 ) -> tuple[tuple[Site, ...], tuple[Binding, ...], tuple[Binding, ...]]:
     """Write the ONNX file and let go of the weights; return its sites, inputs and outputs."""
     progress.stage("save")
     ClearMetadata()(graph.model)
-    save_graphs(graph.model, work, level)
+    save_graphs(graph.model, work, level, tokens)
     values = graph.model.graph
     inputs, outputs = map(_binding, values.inputs), map(_binding, values.outputs)
     for value in values.initializers.values():

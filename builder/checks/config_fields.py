@@ -11,7 +11,6 @@ from trt_lora.plugins.messages import shown
 POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, and MPT's
 
 STATE = "layers keep a state (state space or linear attention), not keys and values"
-EXPERTS = "it is a mixture of experts"
 # They take masks or positions from one length for all rows of a KV cache.
 _ONE_LENGTH_TYPES = ("gpt_neo", "moss_transcribe_diarize", "roformer")
 ENCODER = "its layers attend to an encoder (cross attention)"
@@ -25,8 +24,6 @@ _STATEFUL_TYPES = (
     *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp"),
     *("qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zaya"),
 )
-# Those that no config makes dense; the others are told by their modules.
-_EXPERT_TYPES = ("dbrx", "gpt_oss", "granitemoe", "jetmoe", "minimax", "mixtral", "olmoe", "phimoe")
 
 REFUSED_TYPES: Mapping[str, str] = {
     "blt": "it reads bytes in patches (cross attention)",
@@ -41,7 +38,6 @@ REFUSED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(_ONE_LENGTH_TYPES, "rows of different lengths change each other's answers"),
     **dict.fromkeys(_ENCODER_TYPES, ENCODER),
     **dict.fromkeys(_STATEFUL_TYPES, STATE),
-    **dict.fromkeys(_EXPERT_TYPES, EXPERTS),
 }
 
 

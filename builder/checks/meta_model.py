@@ -9,7 +9,12 @@ from transformers.pytorch_utils import Conv1D
 from trt_lora.builder.checks.config_fields import POSITIONS
 from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
 from trt_lora.builder.export.attention import ATTENTION
-from trt_lora.builder.export.torch_modules import first_position, module_linears, weight_shape
+from trt_lora.builder.export.torch_modules import (
+    first_position,
+    lora_modules,
+    module_linears,
+    weight_shape,
+)
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.builder.targets import LeftAlone, SiteList, Targets, check_targets_matched, not_linear
@@ -47,7 +52,7 @@ def find_sites(model: Any, targets: Targets) -> SiteList:
         ConfigError: a target matches no linear of the model.
     """
     sites, left_alone, head = [], [], head_path(model)
-    for path, module in module_linears(model):
+    for path, module in lora_modules(model):
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         if reason := not_linear(kind) or targets.refusal(path, head):
             left_alone.append(LeftAlone(path, reason))

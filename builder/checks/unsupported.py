@@ -6,8 +6,9 @@ No weight is read, so that a model on the meta device will do.
 from collections.abc import Iterator
 from typing import Any
 
-from trt_lora.builder.checks.config_fields import ENCODER, EXPERTS, STATE
+from trt_lora.builder.checks.config_fields import ENCODER, STATE
 from trt_lora.builder.checks.model_config import ropes
+from trt_lora.builder.export.experts import experts_obstacle
 from trt_lora.builder.model_errors import unsupported
 
 _CROSS_ATTENTION = ("encoder_attn", "cross_attn", "crossattention")
@@ -15,13 +16,13 @@ _PLAIN_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def check_supported(model: Any) -> None:
-    """Check that a `PreTrainedModel` is a dense decoder with plain attention.
+    """Check that a `PreTrainedModel` is a decoder with plain attention, dense or with experts.
 
     Raises:
         ModelError: it is not; the message says why.
     """
-    for reason in _reasons(model):
-        raise unsupported(type(model).__name__, reason)
+    if reasons := [*_reasons(model)]:
+        raise unsupported(type(model).__name__, "; ".join(reasons))
 
 
 def _reasons(model: Any) -> Iterator[str]:
@@ -33,9 +34,8 @@ def _reasons(model: Any) -> Iterator[str]:
         yield "it is not a decoder: every token sees those after it (is_decoder is not true)"
     if type(model)._is_stateful:
         yield STATE
-    names = (type(module).__name__ for module in modules.values())
-    if experts := next((name for name in names if name.endswith("Experts")), ""):
-        yield f"{EXPERTS} ({experts})"
+    experts = [module for module in modules.values() if type(module).__name__.endswith("Experts")]
+    yield from {f"it has {obstacle}" for obstacle in map(experts_obstacle, experts) if obstacle}
     if any("sinks" in dict(m.named_parameters(recurse=False)) for m in modules.values()):
         yield "its attention has sinks"
     if other := sorted(set(getattr(text, "layer_types", None) or ()) - _PLAIN_ATTENTION):

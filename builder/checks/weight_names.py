@@ -1,4 +1,4 @@
-"""Refuse what the names in the weight files say: experts, and targets that no layer has.
+"""Refuse targets that no layer has, by the names in the weight files.
 
 Headers are read alone, before torch is imported.
 """
@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.weight_files import StoredWeight
-from trt_lora.builder.checks.config_fields import EXPERTS, architecture
-from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.targets import Targets, check_targets_matched
 from trt_lora.plugins.contract.sites import Site
 
@@ -45,7 +43,7 @@ _HEAD = "lm_head"  # no weight of its own where it is tied to the embedding
 
 
 def check_weight_names(checkpoint: Checkpoint, targets: Targets) -> None:
-    """Refuse experts, and targets that no weight belongs to.
+    """Refuse targets that no weight belongs to.
 
     Targets are left to the modules for a type that is not in `KNOWN_TYPES`, and everything without
     `.safetensors` and GGUF files.
@@ -56,13 +54,11 @@ def check_weight_names(checkpoint: Checkpoint, targets: Targets) -> None:
 
     Raises:
         ConfigError: a target matches no linear of the model.
-        ModelError: it is a mixture of experts, or its weight files are damaged or incomplete.
+        ModelError: its weight files are damaged or incomplete.
     """
     if checkpoint.gguf is None and not any(checkpoint.directory.glob("*.safetensors")):
         return
     fields, weights = checkpoint.fields, checkpoint.weights
-    if any("experts" in weight.name.split(".") for weight in weights):
-        raise unsupported(architecture(fields), EXPERTS)
     model_type = fields.get("model_type")
     if model_type in KNOWN_TYPES:
         sites = [Site(path, 0, 0, "") for path in _linear_paths(model_type, weights)]

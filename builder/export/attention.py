@@ -99,13 +99,14 @@ def _mask(
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Make a `PreTrainedModel` use an attention, and its mask, from now on.
+    """Make a `PreTrainedModel` use an attention, its mask, and experts of that name from now on.
 
     `set_attn_implementation` leaves models alone that know no attention interface; their masks are
     made by the name in the config all the same.
     """
     with suppress_output():  # it warns of them
         model.set_attn_implementation(name)
+        model.set_experts_implementation(name)
     model.config._attn_implementation = name
 
 

@@ -16,10 +16,11 @@ from trt_lora.builder.export.real_rope import real_rope
 from trt_lora.builder.export.static_cache import TRACE_DOMAIN
 from trt_lora.builder.export.static_check import static_cache_obstacle
 from trt_lora.builder.export.static_step import StaticStep
-from trt_lora.builder.export.torch_modules import module_linears, untie_linears
+from trt_lora.builder.export.torch_modules import lora_modules, untie_linears
 from trt_lora.builder.export.weight_views import reads_weight, transpose_weights
 from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.passes.linears import traced_paths
+from trt_lora.builder.passes.lowering.experts import InterleaveExperts
 from trt_lora.builder.passes.lowering.rms_norms import RMSNorms
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.suppress_output import suppress_output
@@ -65,8 +66,9 @@ def export_causal_lm(model: Any, max_len: int) -> Exported:
     traced = traced_paths(graph)
     with suppress_output():
         _optimize(graph)
-    linears = {path: path in traced for path, _ in module_linears(model)}
+    linears = {path: path in traced for path, _ in lora_modules(model)}
     _use_static_opset(graph)
+    InterleaveExperts()(graph)
     RMSNorms()(graph)
     RotaryEmbeddings()(graph)
     return Exported(graph, linears)

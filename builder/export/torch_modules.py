@@ -6,12 +6,30 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from trt_lora.builder.targets import ROUTER
+
+
+def lora_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and module of all that may take LoRA in a torch model: linears, and routers.
+
+    A shared module has one path.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | Conv1D) or _is_router(module):
+            yield path, module
+
 
 def module_linears(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield path and module of every linear of a torch model; a shared module has one path."""
-    for path, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear | Conv1D):
+    """Yield path and module of every linear of a torch model that is no router."""
+    for path, module in lora_modules(model):
+        if not _is_router(module):
             yield path, module
+
+
+def _is_router(module: Any) -> bool:
+    """Whether a module has one matrix [E, h], by which it finds tokens their experts."""
+    weight = getattr(module, "weight", None)
+    return type(module).__name__.endswith(ROUTER) and weight is not None and weight.dim() == 2
 
 
 def weight_shape(linear: Any) -> tuple[int, int]:

@@ -30,6 +30,8 @@ class Module:
 # With their parent: an MLP's linear may be called dense too.
 _DENSE = ("attention.dense", "self_attention.dense", "self_attn.dense")
 
+_ROUTERS = ("mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router")
+
 MODULES = (
     Module(0, "attn_qkv", "column", ("qkv_proj", "c_attn", "query_key_value", "Wqkv")),
     Module(1, "attn_q", "column", ("q_proj",)),
@@ -47,7 +49,7 @@ MODULES = (
     Module(13, "moe_h_to_4h", "column", ("w1",)),
     Module(14, "moe_4h_to_h", "row", ("w2",)),
     Module(15, "moe_gate", "column", ("w3",)),
-    Module(16, "moe_router", "replicated", ("block_sparse_moe.gate",)),
+    Module(16, "moe_router", "replicated", ("mlp.gate", *_ROUTERS)),
     Module(17, "mlp_router", "replicated", ("shared_expert_gate",)),
     Module(18, "mlp_gate_up", "column", ("gate_up_proj",)),
     Module(19, "shared_expert_h_to_4h", "column", ("shared_expert.gate_proj",)),
