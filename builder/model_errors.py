@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from trt_lora.plugins.errors import LoRAError, ModelError
 
-_DENSE = "pass a dense decoder-only model; docs/supported-models.md lists them"
+_DENSE = "pass a decoder-only model; docs/supported-models.md lists them"
 
 
 @contextmanager

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of, resolve_targets
+from trt_lora.plugins.contract.modules import ALL_LINEAR, ROUTER, module_of, resolve_targets
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
 
-_ROUTER_MODULE = "moe_router"
-ROUTER = "Router"  # end of the class names of what finds tokens their experts
-LINEAR_CLASSES = ("Linear", "Conv1D", ROUTER)  # ends of class names; Conv1D is GPT-2's linear
+ROUTER_CLASS = "Router"  # end of the class names of what finds tokens their experts
+LINEAR_CLASSES = ("Linear", "Conv1D", ROUTER_CLASS)  # ends of class names; Conv1D is GPT-2's linear
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Targets:
         if module is not None and module.name in self.all_modules:
             return ""
         if ALL_LINEAR in self.all_modules:
-            if module is not None and module.name == _ROUTER_MODULE:
+            if module is not None and module.name == ROUTER:
                 return "it is a router, which all-linear leaves out"
             return "it is the output head" if path == head else ""
         return f"{module.name if module else 'its module'} is not a target"

@@ -66,11 +66,14 @@ def check_weight_names(checkpoint: Checkpoint, targets: Targets) -> None:
 
 
 def _linear_paths(model_type: str, weights: Iterable[StoredWeight]) -> Iterator[str]:
-    """The module paths of a model's matrices, embeddings included, and of its head."""
+    """The module paths of a model's matrices, embeddings included, and of its head.
+
+    Experts have matrices of their own in files alone: in a model those of a layer are one tensor.
+    """
     if model_type not in _OTHER_HEADS:
         yield _HEAD
     for weight in weights:
-        if len(weight.shape) == 2:
+        if len(weight.shape) == 2 and "experts" not in weight.name.split("."):
             yield from _module_paths(model_type, weight.name.rpartition(".")[0])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from trt_lora.builder.targets import ROUTER
+from trt_lora.builder.targets import ROUTER_CLASS
 
 
 def lora_modules(model: Any) -> Iterator[tuple[str, Any]]:
@@ -29,7 +29,7 @@ def module_linears(model: Any) -> Iterator[tuple[str, Any]]:
 def _is_router(module: Any) -> bool:
     """Whether a module has one matrix [E, h], by which it finds tokens their experts."""
     weight = getattr(module, "weight", None)
-    return type(module).__name__.endswith(ROUTER) and weight is not None and weight.dim() == 2
+    return type(module).__name__.endswith(ROUTER_CLASS) and weight is not None and weight.dim() == 2
 
 
 def weight_shape(linear: Any) -> tuple[int, int]:

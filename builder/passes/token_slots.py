@@ -5,6 +5,7 @@ What a token's row is, the sizes of the input say, by name:
 1. [batch, ..., k]: the row is the first index.
 2. [1, kept, k] of a static cache: that of the token kept, counted over `input_ids`.
 3. A view of one of these, whose last sizes make up k: its tokens, in their order.
+4. [tokens, k] that is computed from one of these, each token by itself.
 
 Any other input is refused by name: a wrong row would be another adapter.
 """
@@ -17,6 +18,7 @@ from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.linears import Linear, source_of
+from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT, SLOT_ROWS, SLOTS
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.generation.decoding.step_inputs import (
@@ -30,6 +32,7 @@ from trt_lora.runtime.generation.decoding.step_inputs import (
 Sizes = tuple[int | str | None, ...]
 
 _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+_TOKENWISE = ("MatMul", "Gemm", "Add", "Mul", "Sigmoid", "Swish", "Tanh", "Gelu", "Relu")
 
 
 class TokenSlots:
@@ -71,10 +74,22 @@ class TokenSlots:
             return self._of_rows(leading, x, {"end": len(leading)})
         if leading == (1, KEPT):
             return self._of_kept(leading)
-        view = x.producer()
-        if view is None or view.op_type not in _VIEWS or view.inputs[0] is None:
+        node = x.producer()
+        if node is None or node.inputs[0] is None:
             return None
-        return self._of(view.inputs[0], width)
+        if node.op_type in _VIEWS:
+            return self._of(node.inputs[0], width)
+        return self._of_same(node, leading) if len(leading) == 1 else None
+
+    def _of_same(self, node: ir.Node, leading: Sizes) -> ir.Value | None:
+        """The slots of what a node reads, if it computes each token of that by itself."""
+        if node.op_type not in _TOKENWISE and node.domain != DOMAIN:
+            return None
+        for operand in node.inputs:
+            sizes = () if operand is None else _sizes(operand)
+            if operand is not None and sizes[:-1] == leading and isinstance(sizes[-1], int):
+                return self._of(operand, sizes[-1])
+        return None
 
     def _of_rows(self, sizes: Sizes, like: ir.Value, axes: Mapping[str, int]) -> ir.Value:
         """The slot of every row, once for each place of `sizes`.

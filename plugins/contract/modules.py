@@ -15,6 +15,7 @@ from trt_lora.plugins.messages import did_you_mean
 Parallel = Literal["column", "row", "replicated"]
 
 ALL_LINEAR = "all-linear"
+ROUTER = "moe_router"  # finds tokens their experts
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ MODULES = (
     Module(13, "moe_h_to_4h", "column", ("w1",)),
     Module(14, "moe_4h_to_h", "row", ("w2",)),
     Module(15, "moe_gate", "column", ("w3",)),
-    Module(16, "moe_router", "replicated", ("mlp.gate", *_ROUTERS)),
+    Module(16, ROUTER, "replicated", ("mlp.gate", *_ROUTERS)),
     Module(17, "mlp_router", "replicated", ("shared_expert_gate",)),
     Module(18, "mlp_gate_up", "column", ("gate_up_proj",)),
     Module(19, "shared_expert_h_to_4h", "column", ("shared_expert.gate_proj",)),

@@ -70,8 +70,8 @@ def test_a_file_that_onnx_runtime_does_not_run_is_the_builds_failure_and_nothing
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def save(model: ir.Model, work: Path, level: str) -> None:
-        save_graphs(model, work, level)
+    def save(model: ir.Model, work: Path, level: str, tokens: int) -> None:
+        save_graphs(model, work, level, tokens)
         change(work / file)
 
     monkeypatch.setattr("trt_lora.builder.write_engine.save_graphs", save)

@@ -6,12 +6,14 @@ experts e of `share * down[e] (silu(gate) * up)`, where gate and up are the rows
 1. `InterleaveExperts` puts the rows of gate and up in turns, as ONNX Runtime's operator reads them,
    so that both forms below share their weights.
 2. `FuseExperts`, for ONNX Runtime: one `com.microsoft.MoE`. It reads the weights of chosen experts
-   alone, where they lie. It chooses and shares out by itself, from logits: those are the logarithms
-   of the shares, and nothing else is let in; what shares add up to is multiplied behind it.
-3. `StandardExperts`, in standard operators: for few tokens the weights of their experts are gathered
-   token by token; for more, all experts compute all tokens, and the shares of those that are not
-   chosen are zero, as many experts at a time as fit in `MOST_BYTES`. Gathered weights are written and read again, three times their bytes in all:
-   that is less than all experts' while 3 * tokens * top < E.
+   alone, where they lie. It chooses and shares out by itself, from logits: those are the
+   logarithms of the shares, and nothing else is let in; what shares add up to is multiplied
+   behind it.
+3. `StandardExperts`, in standard operators: for few tokens the weights of their experts are
+   gathered token by token; for more, all experts compute all tokens, as many experts at a time as
+   `MOST_BYTES` have room for, and the shares of those that are not chosen are zero. Gathered
+   weights are written and read again, three times their bytes in all: that is less than all
+   experts' while 3 * tokens * top < E.
 """
 
 import functools
@@ -20,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import NameFixPass
 from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes import graph_values as gv
@@ -32,7 +33,11 @@ MOST_BYTES = 1 << 30  # that experts which compute all tokens take at a time
 _OWN_DOMAIN = "com.microsoft"
 _OWN_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 # Plain silu(gate) * up, as the operator spells it.
-_SWIGLU = {"activation_type": "swiglu", "swiglu_fusion": 1, "swiglu_limit": 1e30}
+_SWIGLU: dict[str, str | int | float] = {
+    "activation_type": "swiglu",
+    "swiglu_fusion": 1,
+    "swiglu_limit": 1e30,
+}
 _SWIGLU |= {"activation_alpha": 1.0, "activation_beta": 0.0}
 
 
@@ -75,7 +80,6 @@ class StandardExperts(ir.passes.InPlacePass):
             each = expert_bytes(self.tokens, width, int(dtype.itemsize))
             _write_out(node, max(MOST_BYTES // each, 1))
         model.graph.opset_imports.pop(EXPERTS_DOMAIN, None)
-        NameFixPass()(model)  # names of a branch may be those of the graph
         return ir.passes.PassResult(model, modified=bool(nodes))
 
     def ensures(self, model: ir.Model) -> None:
@@ -122,7 +126,7 @@ def _fuse(node: ir.Node) -> None:
     logits = tape.op("Log", [tape.op("Max", [shares, gv.constant(tape, dtype.type(least))])])
     low = gv.constant(tape, np.array(np.finfo(dtype).min / 2, dtype))
     logits = _spread(tape, node, low, logits)
-    attributes = {"k": gv.size_of(chosen, 1), "normalize_routing_weights": 1, **_SWIGLU}
+    attributes = {**_SWIGLU, "k": gv.size_of(chosen, 1), "normalize_routing_weights": 1}
     operands = [x, logits, gate_up, None, down]
     mixed = tape.op("MoE", operands, attributes, domain=_OWN_DOMAIN)
     total = tape.op("ReduceSum", [shares, gv.constant(tape, [-1])], {"keepdims": 1})
@@ -138,18 +142,21 @@ def _write_out(node: ir.Node, most: int) -> None:
     few = gv.constant(tape, [experts // (3 * top)])
     is_few = tape.op("Squeeze", [tape.op("LessOrEqual", [count, few])])
     branches = {
-        "then_branch": _branch(node, _gathered),
-        "else_branch": _branch(node, functools.partial(_dense, most=most)),
+        "then_branch": _branch(node, "gathered", _gathered),
+        "else_branch": _branch(node, "dense", functools.partial(_dense, most=most)),
     }
     result = tape.op("If", [is_few], branches)
     gv.replace_node(node, gv.unnamed(tape), result)
 
 
-def _branch(node: ir.Node, write: Callable[[Tape, ir.Node], ir.Value]) -> ir.Graph:
-    tape = Tape()
+def _branch(node: ir.Node, name: str, write: Callable[[Tape, ir.Node], ir.Value]) -> ir.Graph:
+    tape, whole = Tape(), node.outputs[0]
     result = write(tape, node)
-    result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
-    return ir.Graph([], [result], nodes=gv.unnamed(tape), name="experts")
+    result.type, result.shape = whole.type, whole.shape
+    outputs = [output for each in tape.nodes for output in each.outputs]
+    for number, output in enumerate(outputs):  # no name of a branch may be one of the graph
+        output.name = f"{whole.name}.{name}.{number}"
+    return ir.Graph([], [result], nodes=tape.nodes, name=name)
 
 
 def _gathered(tape: Tape, node: ir.Node) -> ir.Value:
@@ -167,7 +174,7 @@ def _gathered(tape: Tape, node: ir.Node) -> ir.Value:
 
 def _dense(tape: Tape, node: ir.Node, *, most: int) -> ir.Value:
     """Of all tokens all experts, `most` at a time."""
-    x, chosen, shares, gate_up, down = (gv.present(operand) for operand in node.inputs)
+    x, _, shares, gate_up, down = (gv.present(operand) for operand in node.inputs)
     experts, rows, width = (gv.size_of(gate_up, axis) for axis in range(3))
     zero = gv.constant(tape, np.array(0, gv.present(x.dtype).numpy()))
     every = _spread(tape, node, zero, shares)  # [t, E]

@@ -26,6 +26,8 @@ from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import is_finite
 from trt_lora.runtime.memory.tensor import HOST, Tensor
 
+_EXPERTS = "no engine takes LoRA of experts, only of attention, routers and shared experts"
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -154,13 +156,23 @@ def _match_factors(
     found = [item for path, pair in mapped for item in zip(names.pair(path), pair, strict=True)]
     reached = {name for _, weight in found for name in weight.names}
     reasons = {
-        name: f"module {path} has no site in this engine{f': {why[path]}' if path in why else ''}"
+        name: f"module {path} has no site in this engine{_because(path, why)}"
         for path, both in factors.items()
         for weight in both.values()
         for name in weight.names
         if name not in reached
     }
     return found, reasons
+
+
+def _because(path: str, why: Mapping[str, str]) -> str:
+    if _is_expert(path):
+        return f": {_EXPERTS}"
+    return f": {why[path]}" if path in why else ""
+
+
+def _is_expert(path: str) -> bool:
+    return "experts" in path.split(".")
 
 
 def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict[str, str]:
@@ -178,7 +190,8 @@ def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict
 def _refusal(adapter: Adapter, manifest: Manifest, unexpected_keys: Mapping[str, str]) -> str:
     """Return the message that refuses an adapter for its unbound tensors."""
     modules = sorted({site.path.rsplit(".", 1)[-1] for site in manifest.sites})
-    build = f", or build an engine with --lora-dir {adapter.source}" if adapter.owned else ""
+    can_build = adapter.owned and not any(map(_is_expert, unexpected_keys))
+    build = f", or build an engine with --lora-dir {adapter.source}" if can_build else ""
     return (
         f"{adapter.source}: {len(unexpected_keys)} of its tensors have no binding: "
         f"{listed([f'{name} ({why})' for name, why in unexpected_keys.items()])}. "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from trt_lora.plugins.contract.modules import ROUTER, module_of
 from trt_lora.plugins.contract.sites import FACTORS, BindingNames
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
@@ -17,7 +18,7 @@ from trt_lora.runtime.adapters.formats.peft_config import (
     merge_advice,
     read_peft_config,
 )
-from trt_lora.runtime.adapters.formats.peft_targets import targeting_of
+from trt_lora.runtime.adapters.formats.peft_targets import PARAMETERS, targeting_of
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import BaseCopy
@@ -175,14 +176,17 @@ def save_peft(
     dtypes = {name: dtype or weight.dtype for name, weight in weights.items()}
     tensors, conversions = pack_weights(weights, dtypes, adapter.source)
     save_safetensors(tensors, directory / WEIGHTS_FILE, fingerprint)
-    ranks = {path: a.shape[1] for path, (a, _) in pairs.items()}
-    alphas = {path: b.scale * ranks[path] for path, (_, b) in pairs.items()}
+    # A router is no linear of torch's: PEFT finds its weight by the parameter's name.
+    names = {path: f"{path}.weight" if _is_router(path) else path for path in pairs}
+    ranks = {names[path]: a.shape[1] for path, (a, _) in pairs.items()}
+    alphas = {names[path]: b.scale * a.shape[1] for path, (a, b) in pairs.items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": adapter.base_model,
         "inference_mode": True,
-        "target_modules": sorted(pairs),
+        "target_modules": sorted(path for path, name in names.items() if name == path),
+        PARAMETERS: sorted(name for path, name in names.items() if name != path) or None,
         "r": (rank := _commonest(ranks)),
         "lora_alpha": (alpha := _commonest(alphas)),
         "rank_pattern": {f"^{path}": value for path, value in ranks.items() if value != rank},
@@ -190,6 +194,11 @@ def save_peft(
     }
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return Conversion.of_all(conversions.values())
+
+
+def _is_router(path: str) -> bool:
+    module = module_of(path)
+    return module is not None and module.name == ROUTER
 
 
 def _commonest(values: Mapping[str, float]) -> float:

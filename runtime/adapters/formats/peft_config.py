@@ -18,7 +18,9 @@ from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.formats.peft_targets import (
     FIELDS,
     MAX_STEPS,
+    PARAMETERS,
     ModulePatterns,
+    is_parameter,
     pattern_problem,
 )
 from trt_lora.runtime.files.json_file import read_json
@@ -26,7 +28,8 @@ from trt_lora.runtime.files.untrusted_file import file_inside
 
 CONFIG_FILE = "adapter_config.json"
 
-_HONOURED = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"} | {*FIELDS}
+_HONOURED = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"}
+_HONOURED |= {*FIELDS} - {PARAMETERS}  # of which some are refused
 
 # They steer training or bookkeeping.
 # fan_in_fan_out is used by PEFT for merging alone; VeLoRA's forward pass differs in training alone.
@@ -53,7 +56,8 @@ _MERGED = {  # refused too, but PEFT can merge them
     "lora_bias": "the adapter adds a bias beside B",
     "modules_to_save": "the adapter replaces whole modules of the base model",
     "trainable_token_indices": "the adapter changes the token embeddings",
-    "target_parameters": "the adapter targets parameters that are no linear layers",
+    PARAMETERS: "the adapter targets parameters that are no matrix `weight`, such as those of all "
+    "experts together",
     "kasa_config": "KaSA truncates the base weight",
     "layer_replication": "the base model's layers are repeated",
 }
@@ -94,17 +98,25 @@ class PeftConfig:
                 f"{len(names)} tensors; write the modules' names instead"
             )
 
+    @cached_property
+    def _parameters(self) -> frozenset[str]:
+        return frozenset(self.targeting.get(PARAMETERS) or ())
+
     def rank(self, path: str) -> int:
         """Return the rank of the module at `path`."""
-        return int(self._ranks.value(path, self.r))
+        return int(self._ranks.value(self._key(path), self.r))
 
     def scale(self, path: str) -> float:
         """Return what the module's delta is multiplied by: alpha / r, rsLoRA alpha / sqrt(r).
 
         rsLoRA: https://huggingface.co/papers/2312.03732.
         """
-        rank, alpha = self.rank(path), float(self._alphas.value(path, self.lora_alpha))
+        rank, alpha = self.rank(path), float(self._alphas.value(self._key(path), self.lora_alpha))
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def _key(self, path: str) -> str:
+        """What PEFT matches patterns with: of a target parameter its own name."""
+        return f"{path}.weight" if is_parameter(path, self._parameters) else path
 
 
 def read_peft_config(directory: Path) -> PeftConfig:
@@ -157,6 +169,8 @@ def _refuse(fields: dict[str, Any], path: Path) -> None:
     for name, value in fields.items():
         if not value or name in _HONOURED | _WITHOUT_EFFECT or (name, value) == ("bias", "none"):
             continue
+        if name == PARAMETERS and _are_weights(value):
+            continue
         if name == "init_lora_weights" and (value is True or value in _PLAIN_INITS):
             continue
         reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
@@ -180,6 +194,13 @@ def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max  # NaN is not, and an int may be beyond any float
+
+
+def _are_weights(parameters: object) -> bool:
+    """Whether all names may be those of matrices, which take LoRA as linears do."""
+    return isinstance(parameters, list) and all(
+        isinstance(name, str) and name.rpartition(".")[2] == "weight" for name in parameters
+    )
 
 
 def _has_numbers(patterns: object) -> bool:

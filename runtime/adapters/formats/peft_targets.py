@@ -116,7 +116,8 @@ def ends_of(path: str) -> Iterator[str]:
 # ---------------------------------------------------------------------------------- target modules
 
 
-FIELDS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
+PARAMETERS = "target_parameters"
+FIELDS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", PARAMETERS)
 
 Answer = bool | None  # None: only the model tells, or a pattern is too complex to be evaluated
 Rule = Callable[[str], Answer]
@@ -172,19 +173,28 @@ def target_rule(fields: Mapping[str, Any], modules: int = _USUAL) -> Rule:
         fields: of the config; those of FIELDS are read.
         modules: how many paths it will be asked about, which share the time for patterns.
     """
-    names, excluded, layers, pattern = (fields.get(name) for name in FIELDS)
+    names, excluded, layers, pattern, parameters = (fields.get(name) for name in FIELDS)
     limit = MAX_STEPS // max(modules, _USUAL)
     named, kept_out = _named(names, limit), _named(excluded or [], limit)
     if isinstance(names, str) and names.lower() == ALL_LINEAR:
         named = _is_no_head
+    if names is None and parameters:  # PEFT then chooses no modules of its own
+        named = _named([], limit)
     in_layers = _in_layers(names, layers, pattern, limit)
 
     def rule(path: str) -> Answer:
+        if is_parameter(path, parameters or ()):  # of which the other fields say nothing
+            return True
         out = kept_out(path)
         answers = (None if out is None else not out, named(path), in_layers(path))
         return False if False in answers else None if None in answers else True
 
     return rule
+
+
+def is_parameter(path: str, parameters: Collection[str]) -> bool:
+    """Whether the weight of the module at `path` is one of `target_parameters`, as in PEFT."""
+    return any(end in parameters for end in ends_of(f"{path}.weight"))
 
 
 def _named(names: object, limit: int) -> Rule:

@@ -34,8 +34,10 @@ def without_weights(model_type: str, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("model_type", "fields", "words"),
     [
-        ("mixtral", {}, "it is a mixture of experts (MixtralExperts)"),
-        ("dbrx", {}, "it is a mixture of experts (DbrxExperts)"),
+        ("dbrx", {}, "it has experts that transformers computes in a way of their own"),
+        ("aria_text", {}, "it has experts whose weights are transposed"),
+        ("beam", {}, "it has experts with a gate of their own"),
+        ("mixtral", {"hidden_act": "gelu"}, "it has experts with GELUActivation instead of SiLU"),
         ("mamba", {}, "keep a state (state space or linear attention)"),
         ("rwkv", {}, "keep a state (state space or linear attention)"),
         ("recurrent_gemma", {}, "keep a state (state space or linear attention)"),
@@ -89,6 +91,13 @@ except Exception as error:
     assert "has 64 positions; pass --max-seq-len 64 or less set()" in found.stdout
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "gpt_neox", "falcon", "bloom"])
-def test_a_dense_decoder_is_supported(model_type: str) -> None:
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "gpt_neox", "falcon", "mixtral"])
+def test_a_decoder_is_supported_dense_or_with_experts(model_type: str) -> None:
     check_supported(without_weights(model_type))
+
+
+def test_all_reasons_are_named() -> None:
+    with pytest.raises(ModelError) as refusal:
+        check_supported(without_weights("gpt_oss"))
+    for words in ("experts with biases", "gate and up are interleaved", "attention has sinks"):
+        assert words in str(refusal.value)

@@ -1,5 +1,6 @@
 """Which replica a request goes to."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trt_lora.runtime.scaleout.residency import Residency, differing, ranked
@@ -8,8 +9,8 @@ NAMES = [f"a{number}" for number in range(64)]
 SPILL = 8
 
 
-def has(*names: str, slots: int = 4, queue: int = 0, **fields: list[str]) -> Residency:
-    return Residency(slots, dict.fromkeys(names, (1, "x")), queue=queue, **fields)
+def has(*names: str, slots: int = 4, wanted: Sequence[str] = (), queue: int = 0) -> Residency:
+    return Residency(slots, dict.fromkeys(names, (1, "x")), wanted, queue)
 
 
 def best(replicas: dict[str, Residency], *adapters: str) -> str:
@@ -55,7 +56,8 @@ def test_one_hot_adapter_spreads() -> None:
 
 def test_a_row_that_is_free_is_worth_an_adapter_in_a_slot_that_is_free_too() -> None:
     full = replace(has("a"), queue=8, rows=8)
-    assert full.is_full and not replace(full, queue=7).is_full
+    assert full.is_full
+    assert not replace(full, queue=7).is_full
     free = {"x": full, "y": replace(has("b"), rows=8)}
     assert best(free, "a") == best({**free, "y": has("a")}, "a") == "y"
     # Without a slot free, its adapter would cost another one its slot.

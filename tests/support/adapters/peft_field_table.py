@@ -224,8 +224,18 @@ FIELDS: dict[str, list[Taken | Refused]] = {
         Taken(peft(target_modules=["c_attn"], layers_to_transform=[0], layers_pattern="h"), "GPT2"),
     ],
     "target_parameters": [
-        Refused(peft(target_modules=[], target_parameters=["q_proj.weight"]), RETRAIN),
-        Refused(peft(target_modules=Q_AND_V, target_parameters=["up_proj.weight"]), RETRAIN),
+        Taken(peft(target_modules=[], target_parameters=["q_proj.weight"])),
+        Taken(
+            peft(
+                target_modules=Q_AND_V,
+                target_parameters=["up_proj.weight"],
+                layers_to_transform=[1],
+                rank_pattern={"up_proj": 3, "up_proj.weight": 2},
+                alpha_pattern={"v_proj": 3, "model.layers.0.mlp.up_proj.weight": 5},
+            )
+        ),
+        Refused(written(target_parameters=["mlp.experts.gate_up_proj"]), RETRAIN),
+        Refused(written(target_parameters="mlp.gate.weight"), RETRAIN),
     ],
     # ------------------------------------------------------------------ other weights
     "bias": [

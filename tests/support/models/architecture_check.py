@@ -107,7 +107,7 @@ def check_architecture(model_type: str, folder: Path, layers: int = 2) -> Verdic
         manifest = build_engine(tiny_config(model, folder / "engine"))
     except (ConfigError, ModelError) as refusal:
         return Verdict(type(base).__name__, refusal=str(refusal))
-    options = _ADAPTERS.get(model_type, {})
+    options = _ADAPTERS.get(model_type) or _beside_experts(base)
     adapter = save_adapter(model, folder / "a", r=4, lora_alpha=8, **options)
     reference = PeftReference(model, {"a": adapter})
     with open_engine(folder / "engine") as engine:
@@ -124,6 +124,15 @@ def check_architecture(model_type: str, folder: Path, layers: int = 2) -> Verdic
         sites=len(manifest.sites),
         grouped=ONNX_CPU_FILE in manifest.files,
     )
+
+
+def _beside_experts(model: torch.nn.Module) -> dict[str, Any]:
+    """Of a mixture the attention alone: PEFT takes much else of one for experts."""
+    modules = dict(model.named_modules())
+    if not any(type(module).__name__.endswith("Experts") for module in modules.values()):
+        return {}
+    linears = [path for path, module in modules.items() if isinstance(module, torch.nn.Linear)]
+    return {"target_modules": [path for path in linears if "attn" in path or "attention" in path]}
 
 
 @torch.inference_mode()

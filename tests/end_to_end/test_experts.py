@@ -1,0 +1,140 @@
+"""Mixtures of experts, end to end: attention, router and shared expert take LoRA, as in PEFT."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.models.architecture_check import batch, engine_logits, largest_error
+from support.models.quick_build import quick_build
+from support.models.slot_rows import SlotRows
+from support.models.tiny_models import save_adapter, save_model, tiny_config
+
+from trt_lora.plugins.errors import AdapterError, ModelError
+from trt_lora.runtime import LoRAManager, open_engine, read_manifest
+from trt_lora.scripts.verification.peft_reference import PeftReference
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+SHARED = ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"]
+LONG = {"max_position_embeddings": 400}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
+# The fields of each architecture, and the parameter that its router is.
+MIXTURES: dict[str, tuple[dict[str, Any], str]] = {
+    "Qwen2Moe": (EXPERTS | LONG | {"shared_expert_intermediate_size": 40}, "mlp.gate.weight"),
+    "Qwen3Moe": (EXPERTS | {"head_dim": 8, "norm_topk_prob": True}, "mlp.gate.weight"),
+    "Mixtral": (LOCAL, "mlp.gate.weight"),
+    "Olmoe": ({"num_experts": 8, "num_experts_per_tok": 3}, "mlp.gate.weight"),
+    "GraniteMoe": (LOCAL, "block_sparse_moe.router.weight"),
+    "Phimoe": (LOCAL, "mlp.router.weight"),
+}
+TARGETS = ("all-linear", "moe_router")
+
+
+def mixture(architecture: str, folder: Path) -> Path:
+    fields = {"initializer_range": 0.3} | MIXTURES[architecture][0]
+    return save_model(architecture, folder / "model", **fields)
+
+
+def routed(model: Path, folder: Path, architecture: str, **options: Any) -> Path:
+    """An adapter of attention and router; its ranks and scales differ."""
+    parameter = MIXTURES[architecture][1]
+    own: dict[str, Any] = {
+        "target_modules": ATTENTION,
+        "target_parameters": [parameter],
+        "r": 4,
+        "lora_alpha": 8,
+        "rank_pattern": {parameter: 3},
+        "alpha_pattern": {parameter: 12},
+    }
+    return save_adapter(model, folder, **own | options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_logits_are_those_of_peft(architecture: str, tmp_path: Path) -> None:
+    model = mixture(architecture, tmp_path)
+    adapters = {
+        "routed": routed(model, tmp_path / "routed", architecture),
+        "attention": save_adapter(model, tmp_path / "attention", target_modules=ATTENTION, seed=2),
+    }
+    manifest = quick_build(tiny_config(model, tmp_path / "engine", target_modules=TARGETS))
+    routers = [site for site in manifest.sites if site.path.endswith(("gate", "router"))]
+    assert len([site for site in routers if site.n > 1]) == 2  # of two layers
+    reference, seen = PeftReference(model, adapters), {}
+    with open_engine(tmp_path / "engine", "onnxruntime") as engine:
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        for name, path in adapters.items():
+            manager.load_weights(name, path)
+        for name in ("", *adapters, ""):
+            seen[name] = engine_logits(engine, manager, name)
+            assert largest_error(seen[name], reference.logits(name, *batch())) < 1e-4
+    assert largest_error(seen["routed"], seen["attention"]) > 0.1
+    assert largest_error(seen["routed"], seen[""]) > 0.1
+
+
+@pytest.mark.slow
+def test_prompts_of_all_lengths_and_many_steps_share_a_batch_of_adapters(tmp_path: Path) -> None:
+    """Rows of Qwen2-MoE, whose shared expert and its gate take LoRA too."""
+    model = mixture("Qwen2Moe", tmp_path)
+    modules = [*ATTENTION, *SHARED, "shared_expert_gate"]
+    adapters = {
+        name: routed(model, tmp_path / name, "Qwen2Moe", target_modules=modules, seed=seed)
+        for seed, name in enumerate("ab")
+    }
+    options = {"max_loras": 2, "max_batch_size": 4, "max_input_len": 300, "max_seq_len": 340}
+    manifest = quick_build(
+        tiny_config(model, tmp_path / "engine", target_modules=TARGETS, **options)
+    )
+    assert {site.path.split("layers.0.")[-1] for site in manifest.sites} > {
+        "mlp.gate", "mlp.shared_expert_gate", "mlp.shared_expert.up_proj",
+    }  # fmt: skip
+    names, lengths, steps = ("a", "", "b", "a"), (1, 7, 33, 300), 32
+    rng, reference = np.random.default_rng(0), PeftReference(model, adapters)
+    rows = [rng.integers(3, 64, length + steps) for length in lengths]
+    with open_engine(tmp_path / "engine", "onnxruntime") as engine:
+        for name, path in adapters.items():
+            engine.adapters.register(name, path)
+        batched = SlotRows(engine, engine.adapters)
+        found = [
+            [batched.join(str(place), name or None, row[:-steps])]
+            for place, (name, row) in enumerate(zip(names, rows, strict=True))
+        ]
+        for step in range(-steps, 0):
+            tokens = {str(place): int(row[step]) for place, row in enumerate(rows)}
+            for place, logits in batched.step(tokens).items():
+                found[int(place)].append(logits)
+    for name, row, parts in zip(names, rows, found, strict=True):
+        expected = reference.logits(name, row[None], np.ones((1, row.size), np.int64))[0]
+        np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_tensorrt_builds_a_mixture(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
+    model = mixture("Qwen3Moe", tmp_path)
+    options = {"flavour": "tensorrt-rtx", "dtype": "float16", "target_modules": TARGETS}
+    manifest = quick_build(tiny_config(model, tmp_path / "engine", **options))
+    assert (manifest.lora_plugin, len(manifest.sites)) == ("plugin", 10)
+    assert manifest.files["engine.plan"].size_bytes > 0
+
+
+@pytest.mark.slow
+def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
+    model = mixture("Qwen3Moe", tmp_path)
+    quick_build(tiny_config(model, tmp_path / "engine", target_modules=TARGETS))
+    together = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    adapter = save_adapter(model, tmp_path / "a", target_modules=[], target_parameters=together)
+    manager = LoRAManager()
+    with pytest.raises(AdapterError, match=r"target_parameters is .*those of all experts together"):
+        manager.load_weights("a", adapter)
+    assert "experts" not in {site.path for site in read_manifest(tmp_path / "engine").sites}
+
+
+def test_experts_that_cannot_be_built_say_what_is_missing(tmp_path: Path) -> None:
+    model = save_model("GptOss", tmp_path / "model", head_dim=8, **LOCAL)
+    with pytest.raises(ModelError) as refusal:
+        quick_build(tiny_config(model, tmp_path / "engine"))
+    for words in ("gate and up are interleaved", "experts with biases", "attention has sinks"):
+        assert words in str(refusal.value)
