@@ -7,6 +7,7 @@ Two launches for a call, `best_of_parts` and `best_of_rows` of candidates.cu. Wh
 import ctypes
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from trt_lora.plugins.errors import ConfigError, TensorError
 from trt_lora.plugins.kernels.constants import THREADS, constant_declarations
 from trt_lora.plugins.kernels.launch_plan import ITEM_BYTES, Launch
-from trt_lora.plugins.kernels.launcher import enqueue, load_kernel
+from trt_lora.plugins.kernels.launcher import enqueue, load_functions, load_kernels
 from trt_lora.plugins.kernels.nvrtc import ELEMENTS, cached_ptx
 
 KEPT = 256  # candidates of a row
@@ -96,8 +97,18 @@ def launch_candidates(shape: LogitsShape, buffers: CandidateBuffers, stream: int
     """
     rows = kernel_rows(shape, buffers)
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(rows))
+    functions = _functions(shape.dtype)
     for launch in plan_candidates(shape):
-        enqueue(_function(launch.kernel), launch, ctypes.addressof(arguments), stream)
+        enqueue(functions[launch.kernel], launch, ctypes.addressof(arguments), stream)
+
+
+def load_candidates(dtype: str) -> None:
+    """Compile and load the kernels for logits of a dtype, on the current GPU.
+
+    Raises:
+        BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
+    """
+    load_functions(_functions(dtype).values())
 
 
 def plan_candidates(shape: LogitsShape) -> tuple[Launch, Launch]:
@@ -147,19 +158,20 @@ def candidates_entry_point(kernel: str) -> str:
     )
 
 
-def compile_candidates(arch: str, kernel: str) -> bytes:
-    """Return one kernel as PTX, from the disk if already there.
+def compile_candidates(arch: str, kernels: Sequence[str]) -> bytes:
+    """Return kernels as PTX, from the disk if already there.
 
     Raises:
         BackendError: NVRTC is missing, or refused the source; with its own log.
     """
-    return cached_ptx(arch, candidates_source() + candidates_entry_point(kernel))
+    return cached_ptx(arch, candidates_source() + "".join(map(candidates_entry_point, kernels)))
 
 
 @functools.cache
-def _function(kernel: str) -> Any:
-    """One kernel; nothing in it is newer than compute capability 8.0."""
-    return load_kernel(compile_candidates("compute_80", kernel), kernel)
+def _functions(dtype: str) -> Mapping[str, Any]:
+    """The kernels of a dtype; nothing in them is newer than compute capability 8.0."""
+    names = (f"best_of_parts_{dtype}", "best_of_rows")
+    return load_kernels(compile_candidates("compute_80", names), names)
 
 
 def _launch(kernel: str, width: int, height: int) -> Launch:

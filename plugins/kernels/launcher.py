@@ -3,7 +3,7 @@
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trt_lora.plugins.contract.sites import MAX_SITES
@@ -12,7 +12,7 @@ from trt_lora.plugins.errors import TensorError
 from trt_lora.plugins.kernels.constants import VECTOR_BYTES
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, StackShape
 from trt_lora.plugins.kernels.launch_plan import Chip, Launch, column_tiles
-from trt_lora.plugins.kernels.nvrtc import compile_ptx
+from trt_lora.plugins.kernels.nvrtc import compile_ptx, kernels_of
 from trt_lora.plugins.kernels.passes import launches_of
 
 
@@ -196,7 +196,8 @@ class Kernels:
     def planned(self, shape: GroupShape, stream: int) -> PlannedCall:
         """Return a new call as the GPU of `stream` runs it; the driver is asked which that is.
 
-        The first call that wants a kernel compiles and loads it, so not while a stream is captured.
+        The first call with a dtype compiles and loads what `load` has not, so not while a stream is
+        captured.
 
         Raises:
             BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
@@ -214,6 +215,22 @@ class Kernels:
 
         return PlannedCall(shape, launches, unaligned)
 
+    def load(self, dtype: str, *, has_slots: bool) -> None:
+        """Compile all kernels of a dtype, in one call of the compiler, and load them.
+
+        On the current GPU. Nothing is compiled or loaded by a call behind that: else a kernel is
+        loaded by its first launch, which CUDA may refuse while a stream is captured.
+
+        Args:
+            dtype: of the nodes.
+            has_slots: kernels for rows with adapters of their own, instead of the others.
+
+        Raises:
+            BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
+        """
+        arch = _arch(chip_of(_device_of(0)))
+        load_functions(_functions(arch, dtype, has_slots=has_slots).values())
+
     def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
         """Plan and enqueue one call on `stream`; see `planned` and `PlannedCall.launch`."""
         self.planned(shape, stream).launch(buffers, stream)
@@ -230,30 +247,47 @@ def _plan(
 ) -> tuple[tuple[tuple[Any, Launch], ...], bool]:
     """The kernels of a call in order, and whether addresses that are not aligned have the same."""
     chip = chip_of(device)
-    arch = "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
+    functions = _functions(_arch(chip), shape.dtype, has_slots=shape.stacks is not None)
     launches = launches_of(shape, chip, aligned=aligned)
-    kernels = tuple((_function(arch, each.kernel), each) for each in launches)
+    kernels = tuple((functions[each.kernel], each) for each in launches)
     return kernels, launches_of(shape, chip, aligned=False) == launches
 
 
+def _arch(chip: Chip) -> str:
+    return "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
+
+
 @functools.cache
-def _function(arch: str, kernel: str) -> Any:
-    """One kernel, which the driver loads on every GPU where it is launched.
+def _functions(arch: str, dtype: str, *, has_slots: bool) -> Mapping[str, Any]:
+    """All kernels of a dtype by name, which the driver loads on every GPU where they are launched.
 
-    Each is compiled when it is first wanted: half a second, where all take ten.
+    Together: one call of the compiler takes less time than one for each.
     """
-    return load_kernel(compile_ptx(arch, (kernel,)), kernel)
+    names = kernels_of(dtype, has_slots=has_slots)
+    return load_kernels(compile_ptx(arch, names), names)
 
 
-def load_kernel(ptx: bytes, kernel: str) -> Any:
-    """Return a kernel of PTX, by its name, for `enqueue`.
+def load_kernels(ptx: bytes, names: Sequence[str]) -> dict[str, Any]:
+    """Return kernels of PTX by their names, for `enqueue`.
 
     Raises:
         BackendError: CUDA refused; with NVIDIA's own explanation.
     """
     library = _call("cuLibraryLoadData", ptx, [], [], 0, [], [], 0)
-    found = _call("cuLibraryGetKernel", library, kernel.encode())
-    return bindings("driver").CUfunction(int(found))  # cuLaunchKernel takes either
+    found = {name: _call("cuLibraryGetKernel", library, name.encode()) for name in names}
+    function = bindings("driver").CUfunction  # cuLaunchKernel takes either
+    return {name: function(int(kernel)) for name, kernel in found.items()}
+
+
+def load_functions(functions: Iterable[Any]) -> None:
+    """Load kernels on the current GPU, which their first launch would do else.
+
+    Raises:
+        BackendError: CUDA refused; with NVIDIA's own explanation.
+    """
+    kernel = bindings("driver").CUkernel
+    for function in functions:
+        _call("cuFuncLoad", _call("cuKernelGetFunction", kernel(int(function))))
 
 
 def enqueue(function: Any, launch: Launch, arguments: int, stream: int) -> None:

@@ -49,6 +49,12 @@ KERNELS = (
 SLOT_KERNELS = {SLOTS + name: SLOTS + template for name, template in KERNELS.items()}
 
 
+def kernels_of(dtype: str, *, has_slots: bool) -> tuple[str, ...]:
+    """Return the names of all kernels that nodes of a dtype may launch."""
+    kernels = SLOT_KERNELS if has_slots else KERNELS
+    return tuple(name for name in kernels if f"_{dtype}" in name)
+
+
 def source(*, has_slots: bool = False) -> str:
     """Return the templates in CUDA C++ that includes no header; `entry_point` makes kernels.
 

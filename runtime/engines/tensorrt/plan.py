@@ -91,6 +91,8 @@ class Plan:
                     f"{dict(manifest.versions)}); {obstacle or 'build it on this machine'}"
                 )
         _check_interface(trt, self._engine, directory / PLAN_FILE, manifest)
+        if self._plugins is not None:  # now: a first step is a user's, and may be captured
+            self._plugins.kernels.load(manifest.dtype, has_slots=bool(manifest.max_loras))
         # TensorRT's own might wait for the default stream, whose use by others would end a capture.
         # Of the highest priority: what runs beside a matrix product then begins before it fills
         # the GPU.

@@ -115,7 +115,7 @@ def test_a_refused_launch_has_nvidias_words(driver: FakeDriver) -> None:
 @pytest.mark.parametrize("kernel", CANDIDATE_KERNELS)
 def test_every_kernel_compiles_and_rounds_nothing_to_float32(kernel: str, arch: str) -> None:
     """A float32 exponential or a flushed denormal would show in the totals of a GPU alone."""
-    ptx = compile_candidates(arch, kernel).decode()
+    ptx = compile_candidates(arch, (kernel,)).decode()
     (nbytes,) = re.findall(rf"\.entry {kernel}\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]", ptx)
     assert int(nbytes) == ctypes.sizeof(KernelRows)
     assert "div.rn.f64" in ptx

@@ -1,7 +1,7 @@
 """Launching the kernels, on a driver that only keeps what it is told."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ from kernels.emulator import BUILD, compiler, load
 from support.fakes.fake_driver import FakeDriver, Status
 
 from trt_lora.plugins.errors import BackendError, TensorError
-from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape
+from trt_lora.plugins.kernels import launcher
+from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape, StackShape
 from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
 from trt_lora.plugins.kernels.launcher import (
     KernelGroup,
@@ -18,8 +19,9 @@ from trt_lora.plugins.kernels.launcher import (
     KernelSite,
     KernelStacks,
     group_of,
-    load_kernel,
+    load_kernels,
 )
+from trt_lora.plugins.kernels.nvrtc import kernels_of
 
 SHAPE = GroupShape(2, 64, (SiteShape(32, 8), SiteShape(16, 1)), "float16", has_addend=True)
 BUFFERS = GroupBuffers(
@@ -103,6 +105,33 @@ def test_a_kernel_is_loaded_once(driver: FakeDriver) -> None:
     for m in (2, 2, 3):
         Kernels().launch(replace(SHAPE, m=m), BUFFERS, 0)
     assert (len(driver.loaded), len(driver.launched)) == (1, 3)
+
+
+@pytest.mark.parametrize("chip", [H200, A100], ids=["H200", "A100"])
+@pytest.mark.parametrize("has_slots", [False, True], ids=["one", "slots"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_what_is_loaded_is_neither_compiled_nor_loaded_by_a_call(
+    driver: FakeDriver, dtype: str, has_slots: bool, chip: Chip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(arch: str, names: Sequence[str]) -> bytes:
+        return "".join(f".entry {name}()" for name in names).encode()
+
+    monkeypatch.setattr(launcher, "compile_ptx", compiled)
+    driver.chips = [chip]
+    Kernels().load(dtype, has_slots=has_slots)
+    before = driver.calls.copy()
+    assert {(0, name) for name in kernels_of(dtype, has_slots=has_slots)} == driver.ready
+    stacks = StackShape(4, 2, (0, 1)) if has_slots else None
+    for m in (1, 2, 3, 5, 8, 9, 16, 33, 64, 65, 200, 1024):
+        for k in (64, 72):  # aligned, and not
+            shape = replace(SHAPE, m=m, k=k, dtype=dtype, stacks=stacks)
+            buffers = BUFFERS._replace(slot=8, rank=16) if has_slots else BUFFERS
+            Kernels().launch(shape, buffers, 0)
+            Kernels().launch(shape, buffers._replace(x=0x3), 0)
+    behind = set(driver.calls[len(before) :])
+    assert "cuLaunchKernel" in behind
+    assert behind.isdisjoint({"cuLibraryLoadData", "cuLibraryGetKernel", "cuFuncLoad"})
+    assert {(launch.device, launch.kernel) for launch in driver.launched} <= driver.ready
 
 
 @pytest.mark.parametrize(("current", "stream"), [(0, 9), (1, 9), (1, 0)])
@@ -207,4 +236,4 @@ def test_a_driver_that_is_older_than_the_compiler_is_told_so(
     with pytest.raises(
         BackendError, match=r"_PTX_VERSION\); the driver is older than NVRTC: update"
     ):
-        load_kernel(b"ptx", "decode_float16")
+        load_kernels(b"ptx", ["decode_float16"])

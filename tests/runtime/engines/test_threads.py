@@ -17,12 +17,12 @@ from conftest import TinyEngine
 from hostile.stress_threads import stress
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_plugins import FakePlugins
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import UP, engine_directory, small_manifest
 from support.models.tiny_model_runs import adapter, bound_prompt, close, manager_of, prompt
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
-from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
 from trt_lora.runtime import Engine, Tensor, TensorMap, open_engine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
@@ -58,7 +58,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The LoRA plugin of the process, of which engines see the failures alone."""
-    found = SimpleNamespace(failures=PluginFailures())
+    found = FakePlugins()
     monkeypatch.setattr(
         "trt_lora.runtime.engines.tensorrt.plan.register_plugins", lambda module: found
     )

@@ -45,7 +45,7 @@ class Launched:
 class FakeDriver:
     """The functions of `cuda.bindings.driver` that the kernels use."""
 
-    CUfunction = staticmethod(lambda handle: handle)
+    CUfunction = CUkernel = staticmethod(lambda handle: handle)
     CUdevice_attribute = SimpleNamespace(
         **{f"CU_DEVICE_ATTRIBUTE_{name}": index for index, name in enumerate(ATTRIBUTES)}
     )
@@ -63,6 +63,7 @@ class FakeDriver:
         self.calls: list[str] = []
         self.loaded: list[bytes] = []
         self.launched: list[Launched] = []
+        self.ready: set[tuple[int, str]] = set()  # GPUs and kernels that were loaded there
         self._names: list[str] = []
 
     @contextmanager
@@ -118,6 +119,13 @@ class FakeDriver:
         self._names.append(name.decode())
         return (len(self._names),)
 
+    def _cuKernelGetFunction(self, kernel: int) -> tuple[int]:
+        return (kernel,)
+
+    def _cuFuncLoad(self, function: int) -> tuple[()]:
+        self.ready.add((self.current(), self._names[function - 1]))
+        return ()
+
     def _cuLaunchKernel(self, kernel: int, *args: Any) -> tuple[()]:
         *sizes, shared_bytes, stream, arguments, extra = args
         assert extra == 0
@@ -132,6 +140,6 @@ class FakeDriver:
 
 
 def _forget() -> None:
-    for cached in ("_plan", "_function", "chip_of", "_start_driver"):
+    for cached in ("_plan", "_functions", "chip_of", "_start_driver"):
         getattr(kernels, cached).cache_clear()
-    candidates._function.cache_clear()
+    candidates._functions.cache_clear()

@@ -1,6 +1,7 @@
 """A CUDA driver that finds candidates in the memory of a fake GPU, with numpy."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class TopKDriver(FakeDriver):
             monkeypatch.setattr(module, "bindings", lambda n: self if n == "driver" else _REAL(n))
         monkeypatch.setattr(candidates, "compile_candidates", _ptx)
         launcher.chip_of.cache_clear()
-        for module, name in ((candidates, "_function"), (launcher, "_start_driver")):
+        for module, name in ((candidates, "_functions"), (launcher, "_start_driver")):
             fresh = functools.cache(getattr(module, name).__wrapped__)
             monkeypatch.setattr(module, name, fresh)
 
@@ -131,5 +132,5 @@ def _dtype(kind: str) -> Any:
     return np.dtype(np.float64) if kind == "float64" else storage_dtype(kind)
 
 
-def _ptx(arch: str, kernel: str) -> bytes:
-    return f"{arch} .entry {kernel}()".encode()
+def _ptx(arch: str, kernels: Sequence[str]) -> bytes:
+    return "".join(f"{arch} .entry {kernel}()\n" for kernel in kernels).encode()

@@ -11,7 +11,7 @@ from support.fakes.fake_tensorrt import FakeTensorRT
 from support.models.tiny_model_runs import NO_ADAPTER, bound_prompt, close, logits_of
 
 from trt_lora.plugins.errors import BackendError
-from trt_lora.plugins.kernels.launcher import load_kernel
+from trt_lora.plugins.kernels.launcher import load_kernels
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.memory.cuda import call, uncollected
 from trt_lora.runtime.memory.staging import PinnedBuffer
@@ -107,7 +107,7 @@ def free_on_the_default_stream() -> None:
 
 
 def load_a_library() -> None:
-    load_kernel(b".entry one(", "one")
+    load_kernels(b".entry one(", ["one"])
 
 
 REFUSED = [allocate_pinned_memory, free_pinned_memory, free_on_the_default_stream, load_a_library]

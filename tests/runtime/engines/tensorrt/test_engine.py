@@ -1,12 +1,12 @@
 """`runtime/engines/tensorrt/engine.py` on a fake TensorRT and a fake CUDA runtime."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
+from support.fakes.fake_plugins import FakePlugins
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import DECODE, KEY, MAX_RANK, MAX_TOKENS, PREFILL, UP
 from support.models.tiny_model_runs import (
@@ -24,7 +24,6 @@ from support.models.tiny_model_runs import (
 )
 
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
-from trt_lora.plugins.tensorrt.plugin_failures import PluginFailures
 from trt_lora.runtime import TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
 from trt_lora.runtime.memory.cuda import call
@@ -354,11 +353,12 @@ def test_plugins_are_registered_before_a_plan_that_has_them_is_loaded(
     engine: TensorRTEngine, trt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch, lora_plugin: str
 ) -> None:
     registered: list[object] = []
+    plugins = FakePlugins()
 
     def register_plugins(module: object) -> object:
         assert not list(trt.contexts)
         registered.append(module)
-        return SimpleNamespace(failures=PluginFailures())
+        return plugins
 
     monkeypatch.setattr("trt_lora.runtime.engines.tensorrt.plan.register_plugins", register_plugins)
     manifest = replace(engine.manifest, lora_plugin=lora_plugin)
@@ -366,3 +366,5 @@ def test_plugins_are_registered_before_a_plan_that_has_them_is_loaded(
         pass
 
     assert registered == ([trt] if lora_plugin == "plugin" else [])
+    # Before any run: the first one is a user's.
+    assert plugins.loaded == ([(manifest.dtype, False)] if lora_plugin == "plugin" else [])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
+from support.fakes.fake_plugins import FakePlugins
 from support.fakes.fake_tensorrt import FakeTensorRT
 from support.fakes.tiny_engine import engine_directory, small_manifest
 from support.models.tiny_model_runs import NO_ADAPTER, bound_prompt, close, logits_of
@@ -68,10 +69,9 @@ def test_plugin_objects_go_with_the_contexts_of_graphs_that_are_driven_out(
 @pytest.fixture
 def failures(monkeypatch: pytest.MonkeyPatch) -> PluginFailures:
     """What the plugin notes, and its lock."""
-    plugins = SimpleNamespace(failures=PluginFailures())
+    plugins = FakePlugins()
     monkeypatch.setattr(plan, "register_plugins", lambda module: plugins)
-    failures: PluginFailures = plugins.failures
-    return failures
+    return plugins.failures
 
 
 @pytest.fixture

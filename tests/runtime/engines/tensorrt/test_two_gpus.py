@@ -32,6 +32,7 @@ from trt_lora.plugins.contract.operators import Operator
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels import launcher as kernels
 from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
+from trt_lora.plugins.kernels.nvrtc import kernels_of
 from trt_lora.plugins.tensorrt.plugin_node import PluginNode
 from trt_lora.plugins.tensorrt.plugin_registry import LoraPlugins
 from trt_lora.plugins.tensorrt.plugin_shapes import group_shape
@@ -259,6 +260,8 @@ def test_kernels_are_planned_for_the_gpu_that_runs_them(
             trt.call_plugin, call = (lambda: None), trt.call_plugin
             engine = stack.enter_context(TensorRTEngine(directory, manifest))
             trt.call_plugin = call
+            names = kernels_of("float32", has_slots=False)
+            assert {(index, name) for name in names} <= driver.ready
             cuda.current_device = 0
             tensor_map = bound_prompt(engine)
             for _ in range(2):
