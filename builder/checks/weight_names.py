@@ -30,6 +30,9 @@ KNOWN_TYPES = (
     *("nanochat", "nemotron", "olmo", "olmo2", "olmo3", "opt", "persimmon", "phi", "phi3"),
     *("phi4_multimodal", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
     *("vaultgemma", "xglm", "youtu"),
+    *("cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe"),
+    *("hunyuan_v1_moe", "kolibri1", "mellum", "minimax_m2"),
+    *("mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open"),
 )
 # The ends of names that transformers renames or splits, and what it makes of them, by type.
 _RENAMED: Mapping[str, Mapping[str, tuple[str, ...]]] = {

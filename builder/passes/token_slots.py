@@ -86,9 +86,9 @@ class TokenSlots:
         if node.op_type not in _TOKENWISE and node.domain != DOMAIN:
             return None
         for operand in node.inputs:
-            sizes = () if operand is None else _sizes(operand)
-            if operand is not None and sizes[:-1] == leading and isinstance(sizes[-1], int):
-                return self._of(operand, sizes[-1])
+            if operand is not None and _sizes(operand)[:-1] == leading:
+                width = _sizes(operand)[-1]
+                return self._of(operand, width) if isinstance(width, int) else None
         return None
 
     def _of_rows(self, sizes: Sizes, like: ir.Value, axes: Mapping[str, int]) -> ir.Value:

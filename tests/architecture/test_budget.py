@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 17_570, "builder": 6045, "scripts": 8220}
-TESTS = 55_420
+BUDGET = {"plugins": 3260, "runtime": 17_570, "builder": 6250, "scripts": 8220}
+TESTS = 55_800
 
 
 def code_lines(path: Path) -> int:

@@ -1,17 +1,20 @@
 """Mixtures of experts, end to end: attention, router and shared expert take LoRA, as in PEFT."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.models.architecture_check import batch, engine_logits, largest_error
 from support.models.quick_build import quick_build
 from support.models.slot_rows import SlotRows
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.plugins.errors import AdapterError, ModelError
-from trt_lora.runtime import LoRAManager, open_engine, read_manifest
+from trt_lora.runtime import LoRAManager, load_adapter, open_engine
+from trt_lora.runtime import save_adapter as save_adapter_file
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -32,7 +35,7 @@ TARGETS = ("all-linear", "moe_router")
 
 
 def mixture(architecture: str, folder: Path) -> Path:
-    fields = {"initializer_range": 0.3} | MIXTURES[architecture][0]
+    fields: dict[str, Any] = {"initializer_range": 0.3} | MIXTURES[architecture][0]
     return save_model(architecture, folder / "model", **fields)
 
 
@@ -70,6 +73,9 @@ def test_logits_are_those_of_peft(architecture: str, tmp_path: Path) -> None:
         for name in ("", *adapters, ""):
             seen[name] = engine_logits(engine, manager, name)
             assert largest_error(seen[name], reference.logits(name, *batch())) < 1e-4
+    save_adapter_file(load_adapter(adapters["routed"]), tmp_path / "again", "peft")
+    written = PeftReference(model, {"again": tmp_path / "again"})
+    assert largest_error(seen["routed"], written.logits("again", *batch())) < 1e-4
     assert largest_error(seen["routed"], seen["attention"]) > 0.1
     assert largest_error(seen["routed"], seen[""]) > 0.1
 
@@ -120,6 +126,18 @@ def test_tensorrt_builds_a_mixture(tmp_path: Path) -> None:
     assert manifest.files["engine.plan"].size_bytes > 0
 
 
+def write_of_one_expert(folder: Path) -> Path:
+    """An adapter as older releases of transformers have it: a linear for each expert."""
+    folder.mkdir()
+    path = "base_model.model.model.layers.0.mlp.experts.3.gate_proj"
+    tensors = {f"{path}.lora_A.weight": np.ones((2, 32)), f"{path}.lora_B.weight": np.ones((24, 2))}
+    save_file({name: values.astype(np.float32) for name, values in tensors.items()},
+              folder / "adapter_model.safetensors")  # fmt: skip
+    config = {"peft_type": "LORA", "r": 2, "target_modules": ["gate_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
 @pytest.mark.slow
 def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
     model = mixture("Qwen3Moe", tmp_path)
@@ -129,7 +147,11 @@ def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
     manager = LoRAManager()
     with pytest.raises(AdapterError, match=r"target_parameters is .*those of all experts together"):
         manager.load_weights("a", adapter)
-    assert "experts" not in {site.path for site in read_manifest(tmp_path / "engine").sites}
+    one = write_of_one_expert(tmp_path / "one")
+    with open_engine(tmp_path / "engine", "onnxruntime") as engine:
+        with pytest.raises(AdapterError, match=r"experts\.3\.gate_proj .* no engine takes LoRA of"):
+            engine.adapters.load("one", one)
+        assert {name for name in engine.manifest.lora_bindings if "experts" in name} == set()
 
 
 def test_experts_that_cannot_be_built_say_what_is_missing(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def plugins(monkeypatch: pytest.MonkeyPatch) -> FakePlugins:
     """The LoRA plugin of the process, of which engines see the failures alone."""
     found = FakePlugins()
     monkeypatch.setattr(
@@ -271,7 +270,7 @@ def test_a_run_uses_the_engines_gpu_and_the_thread_keeps_its_own(
 
 
 def test_a_failure_of_the_plugin_is_that_of_the_run_in_which_it_failed(
-    trt: FakeTensorRT, plugins: SimpleNamespace, tmp_path: Path
+    trt: FakeTensorRT, plugins: FakePlugins, tmp_path: Path
 ) -> None:
     manifest = replace(small_manifest(), lora_plugin="plugin")
     directory = engine_directory(tmp_path / "engine")
@@ -298,7 +297,7 @@ def test_a_failure_of_the_plugin_is_that_of_the_run_in_which_it_failed(
 
 
 def test_a_run_that_tensorrt_refuses_leaves_no_failure_of_the_plugin_to_the_next(
-    trt: FakeTensorRT, plugins: SimpleNamespace, tmp_path: Path
+    trt: FakeTensorRT, plugins: FakePlugins, tmp_path: Path
 ) -> None:
     manifest = replace(small_manifest(), lora_plugin="plugin")
     with TensorRTEngine(engine_directory(tmp_path / "engine"), manifest) as engine:

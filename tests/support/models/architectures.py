@@ -55,7 +55,7 @@ _DECODER = (
     *("megatron-bert", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert"),
     *("roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
-_DENSE = {"first_k_dense_replace": 2, "num_key_value_heads": 4}
+_ONE_DENSE = {"first_k_dense_replace": 1, "num_key_value_heads": 4}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _INDEXED = {
@@ -75,9 +75,9 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE},
     },
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
-    "deepseek_v2": _DENSE,
-    "deepseek_v3": _DENSE,
-    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4},
+    "deepseek_v2": _ONE_DENSE | {"num_experts_per_tok": 2},
+    "deepseek_v3": _ONE_DENSE,
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
     "dots3_note_text": {"num_key_value_heads": 4},
     "gemma3n_text": {
         "num_kv_shared_layers": 0,
@@ -94,7 +94,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen4_exp": {"text_config": _INDEXED},
     "qwen4_exp_text": _INDEXED,
     "xmod": {"is_decoder": True, "default_language": "en_XX"},
-    "youtu": _DENSE | {"pad_token_id": None},  # transformers clears its row of the embeddings
+    "youtu": _ONE_DENSE | {"pad_token_id": None},  # transformers clears its row of the embeddings
     "zaya": {"num_experts_per_tok": 1},
 }
 _OVERRIDES["reformer"] |= {"axial_pos_embds": False}

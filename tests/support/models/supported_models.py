@@ -35,7 +35,8 @@ operator, which reads only what each row holds; the others read as far as the lo
 |---|---|---|---|---|
 {built_rows}
 
-DeepSeek-V2, DeepSeek-V3 and Youtu were tried with dense layers only: with experts they are refused.
+Of a mixture of experts the adapter is on the attention; DeepSeek's models and Youtu have one dense
+layer and one of experts.
 
 ## Refused
 

@@ -25,6 +25,10 @@ TOKENS = (1, 2, 3, 40)
 Floats = npt.NDArray[np.floating]
 
 
+def wide(values: Floats) -> npt.NDArray[np.float64]:
+    return np.asarray(values, np.float64)
+
+
 class Case(NamedTuple):
     """What goes in."""
 
@@ -36,8 +40,8 @@ class Case(NamedTuple):
 
     def expected(self) -> npt.NDArray[np.float64]:
         """By the definition."""
-        x, _, shares, gate_up, down = (each.astype(np.float64) for each in self)
-        found = np.zeros_like(x)
+        x, shares, found = wide(self.x), wide(self.shares), np.zeros(self.x.shape)
+        gate_up, down = wide(self.gate_up), wide(self.down)
         for token, place in np.ndindex(*self.chosen.shape):
             expert = self.chosen[token, place]
             gate, up = np.split(gate_up[expert] @ x[token], 2)
@@ -46,19 +50,18 @@ class Case(NamedTuple):
         return found
 
 
-def case(tokens: int, dtype: type = np.float32) -> Case:
+def case(tokens: int, dtype: type[np.floating] = np.float32) -> Case:
     rng = np.random.default_rng(tokens)
     chosen = np.array([rng.permutation(COUNT - 1)[:TOP] for _ in range(tokens)])  # never the last
     shares = rng.uniform(0.1, 3, (tokens, TOP))  # that add up to anything
     shares[0, 0] = 0
-    values = (
-        rng.normal(size=(tokens, WIDTH)),
-        shares,
-        rng.normal(size=(COUNT, 2 * INNER, WIDTH)) / 4,
-        rng.normal(size=(COUNT, WIDTH, INNER)) / 4,
+    return Case(
+        rng.normal(size=(tokens, WIDTH)).astype(dtype),
+        chosen.astype(np.int64),
+        shares.astype(dtype),
+        (rng.normal(size=(COUNT, 2 * INNER, WIDTH)) / 4).astype(dtype),
+        (rng.normal(size=(COUNT, WIDTH, INNER)) / 4).astype(dtype),
     )
-    x, shares, gate_up, down = (value.astype(dtype) for value in values)
-    return Case(x, chosen.astype(np.int64), shares, gate_up, down)
 
 
 def graph(known: Case) -> ir.Model:
