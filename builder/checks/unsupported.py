@@ -35,7 +35,8 @@ def _reasons(model: Any) -> Iterator[str]:
     if type(model)._is_stateful:
         yield STATE
     experts = [module for module in modules.values() if type(module).__name__.endswith("Experts")]
-    yield from {f"it has {obstacle}" for obstacle in map(experts_obstacle, experts) if obstacle}
+    obstacles = dict.fromkeys(filter(None, map(experts_obstacle, experts)))
+    yield from (f"it has {obstacle}" for obstacle in obstacles)
     if any("sinks" in dict(m.named_parameters(recurse=False)) for m in modules.values()):
         yield "its attention has sinks"
     if other := sorted(set(getattr(text, "layer_types", None) or ()) - _PLAIN_ATTENTION):

@@ -56,8 +56,8 @@ def experts_obstacle(module: Any) -> str:
     faults = [text for flag, text in _FLAGS.items() if getattr(module, flag) != (flag in _TAKEN)]
     if type(module)._apply_gate is not _default_apply_gate:
         faults.append("experts with a gate of their own")
-    elif not isinstance(module.act_fn, SiLUActivation | torch.nn.SiLU):
-        faults.append(f"experts with {type(module.act_fn).__name__} instead of SiLU")
+    elif not isinstance(act := getattr(module, "act_fn", None), SiLUActivation | torch.nn.SiLU):
+        faults.append(f"experts with {type(act).__name__} instead of SiLU")
     return ", ".join(faults)
 
 
