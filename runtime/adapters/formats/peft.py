@@ -116,7 +116,8 @@ def _check_complete(adapter: Adapter, config: PeftConfig) -> None:
         kind: Factor = MAGNITUDE if field == "use_dora" else "bias"
         own = {path for factor, path in adapter.vectors if factor == kind}
         if missing := sorted(adapter.ranks.keys() ^ own):
-            lacks = "A and B" if missing[0] in own else f"{kind} vector"
+            vector = "magnitude vector of DoRA" if kind == MAGNITUDE else "bias vector"
+            lacks = "A and B" if missing[0] in own else vector
             raise AdapterError(
                 f"{adapter.source}: {shown(missing[0])} has no {lacks}, and {field} is True in its "
                 "config; save the adapter again"
