@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3250, "runtime": 17_800, "builder": 6235, "scripts": 8240}
-TESTS = 56_060
+BUDGET = {"plugins": 3250, "runtime": 17_815, "builder": 6235, "scripts": 8240}
+TESTS = 56_080
 
 
 def code_lines(path: Path) -> int:
