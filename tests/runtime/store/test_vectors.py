@@ -10,11 +10,13 @@ from support.refusals import refused
 from trt_lora.plugins.contract.sites import FACTORS
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
-from trt_lora.runtime.store.slot_stacks import slot_nbytes, stacks_nbytes
+from trt_lora.runtime.store.slot_stacks import SlotStacks, slot_nbytes, stacks_nbytes
 from trt_lora.runtime.store.store import AdapterStore
 
 SLOTS, N = 3, 6
@@ -114,3 +116,24 @@ def test_another_strength_and_a_blend_are_refused_by_name(manifest: Manifest) ->
     assert made.bindings.rows(["b@0.5"])
     assert made.bindings.rows(["a"])
     made.check_integrity()
+
+
+class DeviceMemory(HostMemory):
+    """Memory that is written to through `write` and `clear` alone, as a GPU's is."""
+
+    device = "cuda:0"
+
+
+def test_a_device_holds_what_the_host_would() -> None:
+    held = []
+    for memory in (HostMemory(), DeviceMemory()):
+        stacks = SlotStacks(SLOTTED, memory)
+        fitted = [fit_adapter(adapter(1), SLOTTED), fit_adapter(adapter(2, vectors=False), SLOTTED)]
+        for slot, each in ((0, fitted[0]), (1, fitted[0]), (1, fitted[1]), (2, fitted[0])):
+            stacks.place(slot, each)
+        stacks.clear(2)
+        views = stacks.views(0, SLOTS).items()
+        held.append({name: replace(t, device="cpu").numpy().copy() for name, t in views})
+    for name, expected in held[0].items():
+        np.testing.assert_array_equal(held[1][name], expected, err_msg=name)
+    assert held[1][SCALE][1:].tolist() == [[1] * N] * SLOTS
