@@ -56,6 +56,7 @@ class BuildConfig:
     quantize_block: int = 32  # values along k that share a scale, one of QUANTIZE_BLOCKS
     quantize_level: str = "fast"  # x in 8 bits, in a plan of FP8 alone; exact: x as it is
     calibration: Path | None = None  # a text for 4 bits and FP8; None: the package's own
+    lora_vectors: bool = False  # whether sites take a scale and a bias too: DoRA, lora_bias
     force: bool = False  # replace an engine that stands at `output`
 
     def __post_init__(self) -> None:
@@ -77,6 +78,7 @@ class BuildConfig:
         check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
         self._check_that_plugin_takes_slots()
+        self._check_that_names_tell_vectors()
         self._check_codes()
 
     def _choose_slots(self) -> None:
@@ -102,6 +104,13 @@ class BuildConfig:
             raise ConfigError(
                 f"--lora-plugin aot takes one adapter at a time, and --max-loras is "
                 f"{self.max_loras}; pass --lora-plugin plugin, or leave out --max-loras"
+            )
+
+    def _check_that_names_tell_vectors(self) -> None:
+        if self.lora_vectors and self.binding_names is BindingNames.EDGELLM:
+            raise ConfigError(
+                "--binding-names edgellm is for TensorRT-Edge-LLM's runtime, which binds A and B "
+                "alone; leave out --lora-vectors, or take --binding-names lora"
             )
 
     def _check_codes(self) -> None:

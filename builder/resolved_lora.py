@@ -21,6 +21,7 @@ class ResolvedLoRA:
     max_rank: int
     opt_rank: int  # what the engine is tuned for
     max_loras: int = 0  # slots of the stacks; 0: one adapter at a time
+    vectors: bool = False  # whether sites take a scale and a bias too
     adapters: tuple[Adapter, ...] = ()  # those that the engine must be able to take
 
     @property
@@ -43,6 +44,7 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
     adapters = tuple(load_adapter(directory) for directory in config.lora_dirs)
     for adapter in adapters:
         adapter.check_usable()
+        adapter.check_vectors(are_taken=config.lora_vectors)
         log_warnings(adapter.source, adapter.warnings)
     ranks = [(path, rank) for adapter in adapters for path, rank in adapter.ranks.items()]
     targets = Targets.from_names(config.target_modules or _modules_of(ranks))
@@ -51,7 +53,8 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
         max_rank = 1 << (max_rank - 1).bit_length()
     _check_targets_cover(targets, ranks)
     opt_rank = min(_opt_rank(ranks), max_rank)
-    return ResolvedLoRA(targets, max_rank, opt_rank, config.max_loras, adapters)
+    slots, vectors = config.max_loras, config.lora_vectors
+    return ResolvedLoRA(targets, max_rank, opt_rank, slots, vectors, adapters)
 
 
 def _modules_of(ranks: list[tuple[str, int]]) -> list[str]:

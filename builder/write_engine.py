@@ -23,6 +23,7 @@ from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.save_graphs import save_graphs
+from trt_lora.builder.stored_matrices import stored_matrices
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import Profiles, make_profiles
 from trt_lora.builder.trial_step import try_onnx_files
@@ -84,6 +85,8 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         max_lora_rank=build.lora.max_rank,
         opt_lora_rank=build.lora.opt_rank,
         max_loras=build.lora.max_loras,
+        lora_vectors=build.lora.vectors,
+        matrices=stored_matrices(work / ONNX_FILE) if build.lora.vectors else {},
         dtype=config.dtype,
         flavour=build.flavour.name if build.flavour else "none",
         lora_plugin=build.lora_plugin,
@@ -136,7 +139,9 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
     exported = export_causal_lm(model, checked.lengths.max_seq_len)
     progress.stage("insert")
     head, linears = head_path(model), exported.linears
-    insert = InsertLoRA(lora.targets, config.binding_names, head, linears, lora.stack_rank)
+    insert = InsertLoRA(
+        lora.targets, config.binding_names, head, linears, lora.stack_rank, lora.vectors
+    )
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
     tied = {head: embedding_path(model)} if is_tied(model) else {}

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.checked import UnknownFieldError, checked, typed
-from trt_lora.plugins.contract.sites import FACTORS, RANK_MULTIPLE, BindingNames, Factor, Site
+from trt_lora.plugins.contract.sites import (
+    FACTORS,
+    RANK_MULTIPLE,
+    VECTORS,
+    BindingNames,
+    Factor,
+    Site,
+)
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.errors import LoRAError, ManifestError
 from trt_lora.plugins.messages import did_you_mean, listed, shown
@@ -17,6 +24,7 @@ from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import SIZE, FileRecord, fault
 from trt_lora.runtime.files.json_file import read_json
+from trt_lora.runtime.files.stored_matrix import StoredMatrix
 from trt_lora.runtime.weight_format import WeightFormat
 
 SCHEMA_VERSION = 2  # 1: engines built before 0.3, some with a KV cache that grows
@@ -99,6 +107,9 @@ class Manifest:
     lora_plugin: str = "native"  # one of LORA_PLUGINS
     compute_capability: tuple[str, ...] = ()  # of GPUs that the plan is for; empty: not stated
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
+    lora_vectors: bool = False  # whether every site takes a scale and a bias too
+    # By path of the site, of an engine with vectors, where its file has floats.
+    matrices: Mapping[str, StoredMatrix] = field(default_factory=dict)
     # By path, of the linears whose weights are codes.
     weights: Mapping[str, WeightFormat] = field(default_factory=dict)
 
@@ -116,7 +127,8 @@ class Manifest:
         return {
             name: (site, factor)
             for site in self.sites
-            for factor, name in zip(FACTORS, self.binding_names.pair(site.path), strict=True)
+            for factor in (*FACTORS, *(VECTORS if self.lora_vectors else ()))
+            for name in (self.binding_names.binding(factor, site.path),)
         }
 
     @property

@@ -10,7 +10,8 @@ own kernel lists decided these rules (docs/benchmarks/kernels.md):
 3. Any other: the node adds to the output itself. In cases 1 and 2 this form would cost copies,
    because linears that TensorRT has merged write one tensor and the node reads several.
 
-A bias counts as part of its linear: the delta is added after it.
+A bias counts as part of its linear: the delta is added after it. With vectors behind every site
+(`site_vectors.py`) all meet elementwise work, and the bias comes behind that.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,17 +66,22 @@ class LinearGroup:
         return source_of(self.linears[0].x)
 
 
-def make_groups(linears: Iterable[Linear]) -> list[LinearGroup]:
+def make_groups(linears: Iterable[Linear], *, with_vectors: bool = False) -> list[LinearGroup]:
     """Group linears by the value that they read; at most `MAX_SITES` in one."""
+    group = _scaled_group if with_vectors else _group
     by_x: dict[ir.Value, list[Linear]] = {}
     for linear in linears:
         by_x.setdefault(source_of(linear.x), []).append(linear)
-    return [_group(some) for linears_of_x in by_x.values() for some in _batched(linears_of_x)]
+    return [group(some) for linears_of_x in by_x.values() for some in _batched(linears_of_x)]
 
 
 def _batched(linears: Sequence[Linear]) -> Iterator[Sequence[Linear]]:
     for start in range(0, len(linears), MAX_SITES):
         yield linears[start : start + MAX_SITES]
+
+
+def _scaled_group(linears: Sequence[Linear]) -> LinearGroup:
+    return LinearGroup(tuple(linears), tuple(each.y for each in linears), returns_delta=True)
 
 
 def _group(linears: Sequence[Linear]) -> LinearGroup:

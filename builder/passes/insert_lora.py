@@ -11,7 +11,8 @@
    and TensorRT too where our plugin is not registered.
 6. With `stack_rank`, A and B are stacks [slots, k, R] and [slots, R, n], and every node reads the
    slot of each token too (`token_slots.py`).
-7. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
+7. With `vectors`, a scale and a bias follow every site (`site_vectors.py`).
+8. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
 from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
+from trt_lora.builder.passes.site_vectors import SiteVectors, Step, part_from_biases
 from trt_lora.builder.passes.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
 from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN, DOMAIN_VERSION, Operator
@@ -51,6 +53,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     # The linears of the torch model by path, and whether the logits need them.
     modules: Mapping[str, bool] = field(default_factory=dict)
     stack_rank: int | None = None  # R of stacks for many adapters; None: one adapter at a time
+    vectors: bool = False  # whether every site takes a scale and a bias too
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there."""
@@ -76,7 +79,9 @@ class InsertLoRA(ir.passes.InPlacePass):
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
-            self._insert(model, make_groups(missing), sites)
+            if self.vectors:
+                part_from_biases(missing)
+            self._insert(model, make_groups(missing, with_vectors=self.vectors), sites)
         return InsertLoRAResult(model, bool(missing), tuple(sites.values()), tuple(left_alone))
 
     def ensures(self, model: ir.Model) -> None:
@@ -115,6 +120,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     ) -> None:
         graph, columns_of_ranks = model.graph, {path: n for n, path in enumerate(sites)}
         slots = None if self.stack_rank is None else TokenSlots(graph, len(sites))
+        vectors = SiteVectors(graph, self.names, slots) if self.vectors else None
         for group in groups:
             operator = replace(group.operator, has_slots=slots is not None)
             function = lora_function(operator, graph.opset_imports[""])
@@ -126,7 +132,8 @@ class InsertLoRA(ir.passes.InPlacePass):
             if operator.has_slots:
                 columns = [columns_of_ranks[linear.path] for linear in group.linears]
                 node.attributes[COLUMNS] = ir.AttrInt64s(COLUMNS, columns)
-            _insert(group, node)
+            steps = vectors.steps if vectors else _no_steps
+            _insert(group, node, [[*steps(each, sites[each.path])] for each in group.linears])
         graph.opset_imports[DOMAIN] = DOMAIN_VERSION
         graph.sort()  # a node may stand before the last of the outputs that it adds to
         NameFixPass()(model)  # a module that is called twice has two nodes
@@ -169,11 +176,16 @@ def _node(group: LinearGroup, operator: Operator, operands: list[ir.Value]) -> i
     return node
 
 
-def _insert(group: LinearGroup, node: ir.Node) -> None:
+def _no_steps(linear: Linear, site: Site) -> Iterator[Step]:
+    """Without vectors nothing follows a sum."""
+    return iter(())
+
+
+def _insert(group: LinearGroup, node: ir.Node, steps: Sequence[Sequence[Step]]) -> None:
     if group.residual is not None:
         _add_to_residual(group.residual, node)
     elif group.returns_delta:
-        _add_behind(group, node)
+        _add_behind(group, node, steps)
     else:
         _add_to_outputs(group, node)
 
@@ -184,16 +196,19 @@ def _add_to_residual(residual: Operand, node: ir.Node) -> None:
     gv.graph_of(residual.node).insert_before(residual.node, node)
 
 
-def _add_behind(group: LinearGroup, node: ir.Node) -> None:
+def _add_behind(group: LinearGroup, node: ir.Node, steps: Sequence[Sequence[Step]]) -> None:
     graph = gv.graph_of(group.linears[0].node)
     graph.insert_before(group.linears[0].node, node)
-    for y, delta in zip(group.outputs, node.outputs, strict=True):
-        add = ir.Node("", "Add", [None, delta], num_outputs=1, name=f"add_{delta.name}")
-        total = add.outputs[0]
-        total.type, total.shape, total.name = y.type, y.shape, f"{y.name}_adapted"
-        gv.replace_value(y, total)
-        add.replace_input_with(0, y)
-        gv.insert_behind(graph, y, add)
+    for y, delta, more in zip(group.outputs, node.outputs, steps, strict=True):
+        nodes, total = list[ir.Node](), None
+        for operator, operand in (("Add", delta), *more):
+            name = f"{operator.lower()}_{delta.name}"
+            nodes.append(ir.Node("", operator, [total, operand], num_outputs=1, name=name))
+            total = nodes[-1].outputs[0]
+            total.type, total.shape, total.name = y.type, y.shape, f"{y.name}_adapted"
+        gv.replace_value(y, gv.present(total))
+        nodes[0].replace_input_with(0, y)
+        gv.insert_behind(graph, y, nodes)
 
 
 def _add_to_outputs(group: LinearGroup, node: ir.Node) -> None:

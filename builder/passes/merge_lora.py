@@ -19,6 +19,7 @@ from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.codes.coded_weight import read_coded
 from trt_lora.builder.passes.remove_lora import RemoveLoRA
 from trt_lora.builder.passes.site_calls import SiteCall, site_calls
+from trt_lora.plugins.contract.sites import VECTORS, dummy_value
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array
@@ -52,8 +53,16 @@ class MergeLoRA(ir.passes.InPlacePass):
     def _delta(self, call: SiteCall) -> npt.NDArray[np.float64]:
         """A @ B [k, n] of the inputs that the site should read, whatever its node does read."""
         names = self.manifest.binding_names.pair(call.path)
+        self._check_vectors(call.path)
         a, b = (np.asarray(self.inputs[name], np.float64) for name in names)
         return a @ b
+
+    def _check_vectors(self, path: str) -> None:
+        """Refuse what is no sum with a weight."""
+        for factor in VECTORS if self.manifest.lora_vectors else ():
+            name = self.manifest.binding_names.binding(factor, path)
+            if (np.asarray(self.inputs[name]) != dummy_value(factor)).any():
+                raise ModelError(f"{name} is set: DoRA and biases are not merged into a graph")
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class _Merger:
         call.linear.replace_input_with(1, self.merged[key])
 
     def _written(self, call: SiteCall, old: ir.Value, delta: npt.NDArray[np.float64]) -> ir.Value:
-        weight = _matrix(old, call.path)
+        weight = matrix_of(old, call.path)
         attributes = call.linear.attributes
         change = delta / attributes.get_float("alpha", 1.0)
         values = weight + (change.T if attributes.get_int("transB", 0) else change)
@@ -96,12 +105,16 @@ class _Merger:
         return new
 
 
-def _matrix(value: ir.Value, path: str) -> Array:
-    """The constant [k, n], or [n, k] for a Gemm, that a linear reads directly or transposed."""
+def matrix_of(value: ir.Value, path: str) -> Array:
+    """Return the constant [k, n], or [n, k] of a Gemm, that a linear reads directly or transposed.
+
+    Raises:
+        ModelError: it is none.
+    """
     node = value.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
         permutation = node.attributes.get_ints("perm", (1, 0))
-        return _matrix(node.inputs[0], path).transpose(*permutation)
+        return matrix_of(node.inputs[0], path).transpose(*permutation)
     if (coded := read_coded(value)) is not None:
         return coded.dequantised()
     if value.const_value is None or len(value.const_value.shape) != 2:

@@ -3,7 +3,8 @@
 1. What read a node's result reads what the delta was added to.
 2. A delta by itself goes with the Add that it met.
 3. Where the operators' functions were inlined, the same is done to the products of B.
-4. LoRA inputs, what is computed of slots and the operators' functions go; weights and everything
+4. What read a product or sum with a vector of a site reads its other operand.
+5. LoRA inputs, what is computed of slots and the operators' functions go; weights and everything
    else stay.
 """
 
@@ -45,6 +46,9 @@ class RemoveLoRA(ir.passes.InPlacePass):
                 _bypass(result, addend)
         for node in products:
             _bypass(node.outputs[0], node.inputs[2] if node.op_type == "Gemm" else None)
+        scaled = [node for node in model.graph if self._vector_place(node) is not None]
+        for node in scaled:
+            _bypass(node.outputs[0], node.inputs[1 - gv.present(self._vector_place(node))])
         RemoveUnusedNodesPass()(model)
         for value in [value for value in model.graph.inputs if value.name in self.bindings]:
             model.graph.inputs.remove(value)
@@ -61,6 +65,16 @@ class RemoveLoRA(ir.passes.InPlacePass):
         if shrink is None or shrink.op_type != "MatMul":  # a `Gemm` with B can feed the next A
             return False
         return self._reads_factor(shrink)
+
+    def _vector_place(self, node: ir.Node) -> int | None:
+        """Which operand of a product or sum is a vector, or rows of a stack of them."""
+        for place, value in enumerate(node.inputs) if node.op_type in ("Mul", "Add") else ():
+            gather = None if value is None else value.producer()
+            if gather is not None and gather.op_type == "Gather":
+                value = gather.inputs[0]
+            if value is not None and value.name in self.bindings:
+                return place
+        return None
 
     def _reads_factor(self, node: ir.Node) -> bool:
         factor = node.inputs[1] if len(node.inputs) > 1 else None
@@ -90,7 +104,15 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
     inputs = tuple(b for b in manifest.inputs if b.name not in manifest.lora_inputs)
     files = {name: file_record(directory / name) for name in (*graphs, ONNX_WEIGHTS_FILE)}
     plain = replace(
-        manifest, sites=(), inputs=inputs, profiles={}, files=files, flavour="none", max_loras=0
+        manifest,
+        sites=(),
+        inputs=inputs,
+        profiles={},
+        files=files,
+        flavour="none",
+        max_loras=0,
+        lora_vectors=False,
+        matrices={},
     )
     (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")
     return directory

@@ -47,6 +47,7 @@ class TokenSlots:
         """
         self._graph = graph
         self._made: dict[tuple[Sizes, ir.Value | None], ir.Value] = {}
+        self._rows: dict[tuple[Sizes, ir.Value], ir.Value] = {}  # of stacks of vectors
         self._slot = ir.val(LORA_SLOT, ir.DataType.INT32, [SLOT_ROWS])
         self._rank = ir.val(LORA_RANK, ir.DataType.INT32, [SLOTS, sites])
         graph.inputs.extend([self._slot, self._rank])
@@ -65,6 +66,35 @@ class TokenSlots:
                 "of --lora-target-modules, or leave out --max-loras"
             )
         return slot, self._rank
+
+    def gather(self, stack: ir.Value, linear: Linear) -> ir.Value:
+        """Return the row of a stack [slots + 1, n] for each token of a linear's output [..., n].
+
+        Raises:
+            ModelError: as `operands`.
+        """
+        gather = ir.node("Gather", [stack, self._places(stack, linear)], {"axis": 0})
+        gather.outputs[0].type = stack.type
+        self._graph.insert_before(self._graph[0], gather)  # which is sorted later
+        return gather.outputs[0]
+
+    def _places(self, stack: ir.Value, linear: Linear) -> ir.Value:
+        """The row of a stack for each token [...], without a sign: TensorRT counts from 0 alone.
+
+        The sizes are those of x, so that TensorRT knows the sum with the rows to have no others.
+        """
+        sizes, (slot, _) = _sizes(linear.x)[:-1], self.operands(linear)
+        key = sizes, linear.x if None in sizes else slot
+        if key not in self._rows:
+            tape = Tape()
+            count = tape.op("Shape", [stack], {"start": 0, "end": 1})
+            last = tape.op("Sub", [count, gv.constant(tape, [1])])
+            wide = tape.op("Cast", [slot], {"to": ir.DataType.INT64})
+            is_base = tape.op("Less", [wide, gv.constant(tape, [0])])
+            places = tape.op("Where", [is_base, last, wide])
+            leading = tape.op("Shape", [linear.x], {"end": -1})
+            self._rows[key] = self._inserted(tape, tape.op("Reshape", [places, leading]))
+        return self._rows[key]
 
     def _of(self, x: ir.Value, width: int) -> ir.Value | None:
         """The slots of x read as [tokens, width]."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.contract.sites import MIN_RANK
-from trt_lora.plugins.contract.slots import SLOT_ROWS, SLOTS
+from trt_lora.plugins.contract.slots import SLOT_ROWS, SLOTS, SLOTS_AND_BASE
 from trt_lora.runtime.generation.decoding.step_inputs import BATCH, BOUND, KEPT, SEQUENCE
 from trt_lora.runtime.manifest import Binding, Range
 
@@ -31,7 +31,9 @@ def make_profiles(
     """
     decode, prefill = _symbols(batch, lengths)
     rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
-    slots = {SLOTS: (1, lora.max_loras, lora.max_loras), SLOT_ROWS: (1, 1, batch)}
+    most = lora.max_loras
+    slots = {SLOTS: (1, most, most), SLOTS_AND_BASE: (2, most + 1, most + 1)}
+    slots[SLOT_ROWS] = (1, 1, batch)
     return {
         name: {binding.name: _range(binding, slots | symbols, rank) for binding in inputs}
         for name, symbols in (("decode", decode), ("prefill", prefill))

@@ -1,6 +1,9 @@
 """Contract between engine and adapter: binding names, sites and rank limits.
 
 y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
+
+An engine with vectors computes (y + (x @ A) @ B) * scale + bias at every site, both [n], and adds
+the base model's own bias behind that.
 """
 
 import re
@@ -17,6 +20,7 @@ __all__ = [
     "MIN_RANK",
     "MODULES",
     "RANK_MULTIPLE",
+    "VECTORS",
     "BindingNames",
     "Factor",
     "Module",
@@ -32,8 +36,15 @@ RANK_MULTIPLE = 8  # ranks of which the kernels load 16 bytes at a time, in ever
 MAX_SITES = 8  # of a group: sites that read the same x and share a launch
 _MOST_DIGITS = 9  # of a layer's number; int() refuses what a file's name may hold
 
-Factor = Literal["A", "B"]
+Factor = Literal["A", "B", "scale", "bias", "magnitude"]
 FACTORS: tuple[Factor, Factor] = ("A", "B")
+VECTORS: tuple[Factor, Factor] = ("scale", "bias")  # [n]; without an adapter ones and zeros
+MAGNITUDE: Factor = "magnitude"  # [n], DoRA's, of an adapter; divided by norms it is a scale
+
+
+def dummy_value(factor: Factor) -> int:
+    """Return what the dummy of a factor holds: 1 for a scale, otherwise 0."""
+    return int(factor == "scale")
 
 
 class BindingNames(StrEnum):
@@ -43,7 +54,7 @@ class BindingNames(StrEnum):
     EDGELLM = "edgellm"
 
     def binding(self, factor: Factor, path: str) -> str:
-        """Return the engine input of factor A or B at the site `path`."""
+        """Return the engine input of a factor at the site `path`."""
         if self is BindingNames.LORA:
             return f"lora_{factor}_{path}"
         return f"{path}.lora_{factor}.weight"
@@ -61,9 +72,11 @@ class BindingNames(StrEnum):
         return f"rank_{path}" if self is BindingNames.LORA else f"{path}.rank"
 
 
+_FACTORS: dict[str, Factor] = {name: name for name in (*FACTORS, *VECTORS, MAGNITUDE)}
+_NAMES = "|".join(_FACTORS)
 _SPELLINGS = (
-    re.compile(r"lora_(?P<factor>[AB])_(?P<path>.+)"),
-    re.compile(r"(?P<path>.+)\.lora_(?P<factor>[AB])\.weight"),
+    re.compile(rf"lora_(?P<factor>{_NAMES})_(?P<path>.+)"),
+    re.compile(rf"(?P<path>.+)\.lora_(?P<factor>{_NAMES})\.weight"),
 )
 
 
@@ -71,7 +84,7 @@ def parse_binding(name: str) -> tuple[Factor, str] | None:
     """Return (factor, site path) of a LoRA binding in either spelling, or None."""
     for spelling in _SPELLINGS:
         if match := spelling.fullmatch(name):
-            return ("A" if match["factor"] == "A" else "B"), match["path"]
+            return _FACTORS[match["factor"]], match["path"]
     return None
 
 
@@ -118,6 +131,6 @@ class Site:
         """The number of the layer; None outside the layers."""
         return layer_of(self.path)
 
-    def shape(self, factor: Factor, rank: int) -> tuple[int, int]:
-        """Return A's [k, r] or B's [r, n]."""
-        return (self.k, rank) if factor == "A" else (rank, self.n)
+    def shape(self, factor: Factor, rank: int) -> tuple[int, ...]:
+        """Return A's [k, r], B's [r, n] or a vector's [n]."""
+        return {"A": (self.k, rank), "B": (rank, self.n)}.get(factor, (self.n,))

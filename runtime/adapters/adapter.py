@@ -1,4 +1,8 @@
-"""Adapter in canonical form: A [k, r] and B [r, n] per site, with B's scale kept separately."""
+"""Adapter in canonical form: A [k, r] and B [r, n] per site, with B's scale kept separately.
+
+A site may have vectors [n] too: a bias, and a scale, or DoRA's magnitude, of which a scale is made
+(`fitting/dora.py`).
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -7,7 +11,14 @@ from functools import cached_property
 from types import MappingProxyType
 
 from trt_lora.plugins.checked import checked
-from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Factor, parse_binding
+from trt_lora.plugins.contract.sites import (
+    FACTORS,
+    MAGNITUDE,
+    VECTORS,
+    BindingNames,
+    Factor,
+    parse_binding,
+)
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.adapters.pack import pack_weights
@@ -33,6 +44,7 @@ class Adapter:
     ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT does not apply it
     targets: Callable[[str], bool | None] | None = None  # what its config says of a path, if it can
     warnings: tuple[str, ...] = ()  # what its file alone makes suspicious, a line each
+    vectors_from: str = ""  # what of its source asks for vectors, for messages
     owned: bool = True  # False: memory of another library, taken in place or not at all
 
     def __post_init__(self) -> None:
@@ -52,6 +64,38 @@ class Adapter:
             for name, weight in self.weights.items()
             if (parsed := parse_binding(name)) and parsed[0] == "A" and len(weight.shape) == 2
         }
+
+    @cached_property
+    def vectors(self) -> dict[tuple[Factor, str], Weight]:
+        """Every scale, bias and magnitude [n], by what it is and its site's path."""
+        parsed = {name: parse_binding(name) for name in self.weights}
+        kinds = (*VECTORS, MAGNITUDE)
+        return {at: self.weights[name] for name, at in parsed.items() if at and at[0] in kinds}
+
+    @checked
+    def check_vectors(self, *, are_taken: bool) -> None:
+        """Refuse vectors where nothing takes them.
+
+        Raises:
+            AdapterError: there are some.
+        """
+        if self.vectors and not are_taken:
+            name = next(iter(self.vectors.values())).names[0]
+            what = self.vectors_from or f"{self.source}: {name} is a vector beside A and B"
+            raise AdapterError(f"{what}; or build an engine for it with --lora-vectors")
+
+    def check_alone(self) -> None:
+        """Refuse vectors where something is made of A and B alone.
+
+        Raises:
+            AdapterError: there are some.
+        """
+        if self.vectors:
+            names = ", ".join(next(iter(self.vectors.values())).names)
+            raise AdapterError(
+                f"{self.source}: {names} is of DoRA or a bias, which are taken as they are: not in "
+                "a blend, at another strength, in shards or in TensorRT-LLM's format"
+            )
 
     @cached_property
     def content_hash(self) -> str:
@@ -79,21 +123,49 @@ class Adapter:
         }
         return cls(source, weights, base_model)
 
-    def pairs(self) -> dict[str, Pair]:
+    @checked
+    def pairs(self, *, beside_vectors: bool = False) -> dict[str, Pair]:
         """Return A and B of every site, by its path.
 
+        Args:
+            beside_vectors: the caller takes care of `vectors`; otherwise there may be none.
+
         Raises:
-            AdapterError: a name is no binding's, or a factor is missing from its pair.
+            AdapterError: a name is no binding's, a factor is missing from its pair, or a site has
+                vectors, which what is made of pairs would lack.
         """
         found: dict[str, dict[Factor, Weight]] = {}
         for name, weight in self.weights.items():
             if (parsed := parse_binding(name)) is None:
                 raise AdapterError(f"{self.source}: {name!r} is not the name of a LoRA binding")
-            found.setdefault(parsed[1], {})[parsed[0]] = weight
+            if parsed[0] in FACTORS:
+                found.setdefault(parsed[1], {})[parsed[0]] = weight
+        if not beside_vectors:
+            self.check_alone()
         for path, both in found.items():
             if missing := [factor for factor in FACTORS if factor not in both]:
                 raise AdapterError(f"{self.source}: {path} has no {missing[0]}")
         return {path: (both["A"], both["B"]) for path, both in found.items()}
+
+    @checked
+    def named(self, names: BindingNames) -> dict[str, Weight]:
+        """Return all weights as an engine takes them, by the names of a spelling.
+
+        Raises:
+            AdapterError: a name is no binding's, a factor is missing from its pair, or a site has
+                DoRA's magnitude, and not yet the scale that it makes with the base model's norms.
+        """
+        pairs, found = self.pairs(beside_vectors=True), dict[str, Weight]()
+        for path, pair in pairs.items():
+            found |= zip(names.pair(path), pair, strict=True)
+        for (kind, path), weight in self.vectors.items():
+            if kind == MAGNITUDE:
+                raise AdapterError(
+                    f"{self.source}: {weight.names[0]} is DoRA's magnitude, which needs the base "
+                    "model's weights; convert with --base DIR too, or with --engine DIR"
+                )
+            found[names.binding(kind, path)] = weight
+        return found
 
     def check_usable(self) -> None:
         """Refuse an adapter with a tensor that no engine can take, whatever its base model.
@@ -111,8 +183,9 @@ class Adapter:
         Raises:
             AdapterError: a value is not finite, or a weight is no matrix.
         """
+        vectors = {id(weight) for weight in self.vectors.values()}
         for weight in self.weights.values():
-            if len(weight.shape) != 2:
+            if len(weight.shape) != 2 and id(weight) not in vectors:
                 name, shape = ", ".join(weight.names), list(weight.shape)
                 raise AdapterError(f"{self.source}: {name} has shape {shape}, expected a matrix")
         for copy in self.base_copies.values():

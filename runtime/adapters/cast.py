@@ -60,7 +60,7 @@ class Caster:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
 
         Args:
-            weight: the source, a matrix.
+            weight: the source, a matrix or a vector.
             dtype: float32, float16 or bfloat16.
             out: storage of `dtype`, in any memory order.
             label: how messages call the weight.
@@ -69,6 +69,8 @@ class Caster:
             AdapterError: a value is NaN or infinite, or leaves the range of `dtype`.
         """
         source = weight.read(self._buffer)
+        if source.ndim == 1:  # a vector
+            source, out = source[None], out[None]
         if source.flags.f_contiguous:  # go through the source in the order of its memory
             source, out = source.T, out.T
         is_short = source.itemsize == out.itemsize == 2

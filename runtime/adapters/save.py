@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trt_lora.plugins.atomic_files import publish_directory, publish_file
 from trt_lora.plugins.checked import check_choice, checked
-from trt_lora.plugins.contract.sites import MIN_RANK
+from trt_lora.plugins.contract.sites import MIN_RANK, BindingNames, dummy_value
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
@@ -14,7 +14,7 @@ from trt_lora.runtime.adapters.formats.edgellm import save_edgellm
 from trt_lora.runtime.adapters.formats.onnx_adapter import save_onnxruntime
 from trt_lora.runtime.adapters.formats.peft import save_peft
 from trt_lora.runtime.adapters.formats.trtllm import save_trtllm
-from trt_lora.runtime.adapters.weight import Weight, zeros
+from trt_lora.runtime.adapters.weight import Weight, filled
 from trt_lora.runtime.manifest import Manifest
 
 FORMATS = ("peft", "trtllm", "edgellm", "onnxruntime")
@@ -74,8 +74,7 @@ def save_adapter(
         )
     fingerprint = manifest.base_model.fingerprint if manifest else adapter.base_fingerprint
     if format == "onnxruntime":
-        plain = Adapter.of_pairs(adapter.source, adapter.pairs())  # in our own spelling
-        named = _complete(weights, manifest) if manifest else dict(plain.weights)
+        named = _complete(weights, manifest) if manifest else adapter.named(BindingNames.LORA)
         with publish_file(path) as work:
             wanted = dtype or (manifest.dtype if manifest else _dtype(adapter))
             return save_onnxruntime(named, work, wanted, adapter.source)
@@ -96,6 +95,7 @@ def _dtype(adapter: Adapter) -> str:
 def _complete(weights: dict[str, Weight], manifest: Manifest) -> dict[str, Weight]:
     """Every LoRA input of the engine, a rank-1 zero where there is no weight."""
     return {
-        name: weights.get(name) or zeros(site.shape(factor, MIN_RANK), site.dtype)
+        name: weights.get(name)
+        or filled(site.shape(factor, MIN_RANK), site.dtype, dummy_value(factor))
         for name, (site, factor) in manifest.lora_bindings.items()
     }

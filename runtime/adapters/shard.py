@@ -35,11 +35,12 @@ def shard_adapter(adapter: Adapter, manifest: Manifest, tp_rank: int, tp_size: i
 
     Raises:
         ConfigError: there is no such rank.
-        AdapterError: the adapter does not fit the model, or a site cannot be divided evenly into
-            whole heads.
+        AdapterError: the adapter does not fit the model or has vectors, or a site cannot be divided
+            evenly into whole heads.
     """
     if not 0 <= tp_rank < tp_size:
         raise ConfigError(f"tp_rank is {tp_rank} of {tp_size}; ranks are numbered from 0")
+    adapter.check_alone()
     weights, _ = match_adapter(adapter, manifest)
     names = manifest.binding_names
     pairs: dict[str, Pair] = {}

@@ -69,7 +69,12 @@ def weight_of(name: str, tensor: Tensor) -> Weight:
 
 def zeros(shape: tuple[int, ...], dtype: str) -> Weight:
     """Return zeros."""
-    return Weight((), shape, dtype, lambda buffer=None: np.zeros(shape, storage_dtype(dtype)))
+    return filled(shape, dtype, 0)
+
+
+def filled(shape: tuple[int, ...], dtype: str, value: float) -> Weight:
+    """Return one value everywhere."""
+    return Weight((), shape, dtype, lambda buffer=None: np.full(shape, value, storage_dtype(dtype)))
 
 
 def concatenate(weights: Sequence[Weight], axis: int) -> Weight:

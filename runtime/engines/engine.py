@@ -118,6 +118,11 @@ class EngineExecutor(Executor, Protocol):
         ...
 
 
+def directory_of(executor: Executor) -> Path | None:
+    """Return where an engine lies; None where its executor does not say."""
+    return executor.directory if isinstance(executor, EngineExecutor) else None
+
+
 def check_inputs(tensor_map: TensorMap, input_names: Collection[str]) -> None:
     """Refuse a tensor map that lacks an input, with TensorError."""
     missing = [name for name in input_names if name not in tensor_map]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.plugins.contract.sites import FACTORS, MAX_RANK, parse_binding
+from trt_lora.plugins.contract.sites import MAX_RANK, VECTORS, parse_binding
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
 from trt_lora.plugins.errors import BackendError, ManifestError
@@ -156,11 +156,11 @@ def _cache(manifest: Manifest) -> Iterator[str]:
 
 
 def _sites(manifest: Manifest) -> Iterator[str]:
-    """Every site has its two inputs, and no input is a site's that is none."""
+    """Every site has all its inputs, and no input is a site's that is none."""
     inputs = {binding.name: binding for binding in manifest.inputs}
-    slots, rank = ([None], manifest.max_lora_rank) if manifest.max_loras else ([], None)
+    slots, rank = ([None], manifest.max_lora_rank) if manifest.max_loras else ([], 0)
     for name, (site, factor) in manifest.lora_bindings.items():
-        sizes = [*slots, *((site.k, rank) if factor == FACTORS[0] else (rank, site.n))]
+        sizes = [*slots, *(size or None for size in site.shape(factor, rank))]
         if name not in inputs:
             yield f"site {site.path} has no input {name}"
         elif (inputs[name].dtype, _sizes(inputs[name])) != (site.dtype, sizes):
@@ -170,7 +170,11 @@ def _sites(manifest: Manifest) -> Iterator[str]:
     for name in inputs.keys() - manifest.lora_bindings.keys():
         if parse_binding(name) is not None:
             yield f"{name} is the input of no site"
-    if len(manifest.lora_bindings) < 2 * len(manifest.sites):
+    sizes_of = {site.path: (site.k, site.n) for site in manifest.sites}
+    for path, matrix in manifest.matrices.items():
+        if sizes_of.get(path) != (matrix.k, matrix.n) or matrix.offset < 0:
+            yield f"the matrix of {path} is [{matrix.k}, {matrix.n}] at {matrix.offset}"
+    if len(sizes_of) < len(manifest.sites):
         yield "sites have a path twice"
 
 
@@ -182,5 +186,7 @@ def _slots(manifest: Manifest) -> Iterator[str]:
         return
     for profile, ranges in manifest.profiles.items():
         stacks = ranges.keys() & manifest.lora_bindings
-        if found := {ranges[name].max[:1] for name in stacks} - {(manifest.max_loras,)}:
+        is_vector = {name: manifest.lora_bindings[name][1] in VECTORS for name in stacks}
+        most = {(ranges[name].max[0] - is_vector[name],) for name in stacks}
+        if found := most - {(manifest.max_loras,)}:
             yield f"profile {shown(profile)} has {found} slots, max_loras is {manifest.max_loras}"

@@ -4,6 +4,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.blend import blend_adapters
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
@@ -30,6 +31,7 @@ class BlendSource:
         """Check the ranks; see `Source`. No values are read."""
         manifest, ranks = self.fit.manifest, Counter[str]()
         for part, _ in self.parts:
+            _check_part(self.name, coverage_of(part))
             ranks.update({site.path: site.rank for site in coverage_of(part).adapted})
         pairs: dict[str, Pair] = {}
         for site in manifest.sites:
@@ -46,6 +48,15 @@ class BlendSource:
             loaded = [(stack.enter_context(keep(part)), weight) for part, weight in self.parts]
             factors = [(_factors(part, manifest), weight) for part, weight in loaded]
             return self.fit.read(blend_adapters(self.name, factors), strict=False)
+
+
+def _check_part(name: str, coverage: Coverage) -> None:
+    """Refuse vectors: a norm is of the sum, and no sum of norms."""
+    if any(site.vectors for site in coverage.sites):
+        raise AdapterError(
+            f"{coverage.source} has DoRA or biases, and {name} would be a blend or another "
+            "strength of it, which are of A and B alone; take it as it is"
+        )
 
 
 def coverage_of(entry: Entry) -> Coverage:

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import Stream
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap, ZeroMemory
+from trt_lora.runtime.memory.tensor import Tensor, TensorMap, ZeroMemory, tensor_from_storage
 from trt_lora.runtime.store.entry import Entry, Loaded
 
 
@@ -34,6 +38,16 @@ class BufferLevel:
         self.dummies = TensorMap(
             (name, replace(self.zero, shape=t.shape, dtype=t.dtype)) for name, t in empty.items()
         )
+        if executor.manifest.lora_vectors:
+            self.dummies |= self._ones(executor.manifest)
+
+    def _ones(self, manifest: Manifest) -> TensorMap:
+        """The dummies of scales, which share one buffer for each dtype."""
+        most, dtypes = max(site.n for site in manifest.sites), {s.dtype for s in manifest.sites}
+        storages = {dtype: np.ones(most, storage_dtype(dtype)) for dtype in dtypes}
+        ones = self._memory.upload({d: tensor_from_storage(s, d) for d, s in storages.items()})
+        scales = {n: site for n, (site, kind) in manifest.lora_bindings.items() if kind == "scale"}
+        return TensorMap((n, replace(ones[s.dtype], shape=(s.n,))) for n, s in scales.items())
 
     def load(self, fitted: Fitted, stream: Stream) -> Loaded:
         """Return an adapter in the engine's memory, in one buffer; on the host it stays in place.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from trt_lora.plugins.contract.sites import VECTORS, Factor
 from trt_lora.plugins.contract.slots import LORA_RANK, SLOT_DTYPE
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
@@ -18,6 +19,8 @@ _CACHED_VIEWS = 64  # first slot and number of slots, the pairs in use
 
 class SlotStacks:
     """A [slots, k, R] and B [slots, R, n] of every site, and the ranks [slots, sites].
+
+    An engine with vectors has those too [slots + 1, n], the last row for the base model.
 
     Addresses and shapes never change. A slot holds one adapter, with zeros behind its ranks; it is
     copied there, and no run may read the slot meanwhile.
@@ -38,7 +41,8 @@ class SlotStacks:
         self._manifest, self._memory = manifest, memory
         self._slot = slot_tensors(manifest)
         self.slots = manifest.max_loras if slots is None else slots
-        self.nbytes, layout = pack(_stacked(self._slot, self.slots), memory.device)
+        self._vectors = _vectors(manifest)
+        self.nbytes, layout = pack(_stacked(manifest, self.slots), memory.device)
         block = memory.zeros(self.nbytes)
         self._stacks = {
             name: replace(place, pointer=block.pointer + place.pointer, owner=block)
@@ -46,6 +50,8 @@ class SlotStacks:
         }
         self._written = defaultdict[int, list[tuple[str, tuple[int | slice, ...]]]](list)
         self._views: dict[tuple[int, int], TensorMap] = {}
+        for slot in range(self.slots + 1 if self._scales else 0):  # the base model's too
+            memory.write(self._ones(slot))
 
     def place(self, slot: int, fitted: Fitted) -> None:
         """Copy an adapter into a slot, in the place of what was there.
@@ -76,7 +82,9 @@ class SlotStacks:
             self._clear_on_host(slot)
             return
         for name, tensor in self._slot.items():
-            self._memory.clear(self._pointer(name, slot), Blocks(tensor.nbytes))
+            if name not in self._scales:
+                self._memory.clear(self._pointer(name, slot), Blocks(tensor.nbytes))
+        self._memory.write(self._ones(slot))
 
     def views(self, first: int, count: int) -> Mapping[str, Tensor]:
         """Every stack over slots [first, first + count); the same objects at every call.
@@ -97,13 +105,17 @@ class SlotStacks:
 
     def _new_views(self, first: int, count: int) -> TensorMap:
         return TensorMap(
-            (name, replace(s, pointer=self._pointer(name, first), shape=(count, *s.shape[1:])))
+            (name, replace(s, pointer=self._pointer(name, first), shape=(rows, *s.shape[1:])))
             for name, s in self._stacks.items()
+            # To the base model's row, behind all slots: their size costs a step nothing.
+            for rows in (s.shape[0] - first if name in self._vectors else count,)
         )
 
     def _padded(self, fitted: Fitted) -> dict[str, Tensor]:
         """All that a slot holds, on the host."""
         padded = packed_on_host(self._slot)
+        for name in self._scales:
+            padded[name].storage()[:] = 1
         for name, tensor in self._checked(fitted).items():
             padded[name].storage()[tuple(map(slice, tensor.shape))] = tensor.read_storage()
         return padded
@@ -119,7 +131,7 @@ class SlotStacks:
 
     def _clear_on_host(self, slot: int) -> None:
         for name, within in self._written.pop(slot, []):
-            self._stacks[name].storage()[within] = 0
+            self._stacks[name].storage()[within] = name in self._scales
 
     def _checked(self, fitted: Fitted) -> dict[str, Tensor]:
         """What goes into a slot of an adapter that fits it, with its ranks."""
@@ -132,6 +144,18 @@ class SlotStacks:
                 )
         ranks = np.array([site.rank for site in fitted.coverage.sites], SLOT_DTYPE)
         return {**fitted.tensors, LORA_RANK: tensor_from_numpy(ranks)}
+
+    @property
+    def _scales(self) -> list[str]:
+        """The stacks that hold ones where there is no adapter."""
+        return [name for name, factor in self._vectors.items() if factor == "scale"]
+
+    def _ones(self, slot: int) -> dict[int, Tensor]:
+        """What a slot's scales are without an adapter, by their addresses."""
+        empty = packed_on_host({name: self._slot[name] for name in self._scales})
+        for tensor in empty.values():
+            tensor.storage()[:] = 1
+        return {self._pointer(name, slot): tensor for name, tensor in empty.items()}
 
     def _pointer(self, name: str, slot: int) -> int:
         return self._stacks[name].pointer + slot * self._slot[name].nbytes
@@ -175,8 +199,18 @@ def stacks_nbytes(manifest: Manifest) -> int:
     Raises:
         ConfigError: the engine takes one adapter at a time.
     """
-    return pack(_stacked(slot_tensors(manifest), manifest.max_loras), "")[0]
+    return pack(_stacked(manifest, manifest.max_loras), "")[0]
 
 
-def _stacked(tensors: Mapping[str, Tensor], slots: int) -> dict[str, Tensor]:
-    return {name: replace(t, shape=(slots, *t.shape)) for name, t in tensors.items()}
+def _vectors(manifest: Manifest) -> dict[str, Factor]:
+    """What each vector of a site is, by its name."""
+    bindings = manifest.lora_bindings.items()
+    return {name: factor for name, (_, factor) in bindings if factor in VECTORS}
+
+
+def _stacked(manifest: Manifest, slots: int) -> dict[str, Tensor]:
+    vectors = _vectors(manifest)
+    return {
+        name: replace(t, shape=(slots + (name in vectors), *t.shape))
+        for name, t in slot_tensors(manifest).items()
+    }

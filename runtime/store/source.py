@@ -23,6 +23,7 @@ class Fit:
 
     manifest: Manifest
     rank_multiple: int  # as in `Executor`; 1 where slots have zeros behind the rank
+    directory: Path | None = None  # of the engine, whose weights DoRA needs
 
     def preview(self, adapter: Adapter, *, strict: bool) -> Coverage:
         """Check all but the values; see `preview_adapter`."""
@@ -32,7 +33,13 @@ class Fit:
 
     def read(self, adapter: Adapter, *, strict: bool) -> Fitted:
         """Read, check and cast the values; see `fit_adapter`."""
-        return fit_adapter(adapter, self.manifest, strict=strict, rank_multiple=self.rank_multiple)
+        return fit_adapter(
+            adapter,
+            self.manifest,
+            strict=strict,
+            rank_multiple=self.rank_multiple,
+            directory=self.directory,
+        )
 
 
 Keep = Callable[[Any], AbstractContextManager[Any]]  # from an `Entry` to what is `Loaded` of it

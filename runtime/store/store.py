@@ -13,7 +13,7 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.load import files_fingerprint
-from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.engines.engine import Executor, directory_of
 from trt_lora.runtime.memory.host import Stream, free_host_memory
 from trt_lora.runtime.memory.tensor import Tensor
 from trt_lora.runtime.store.blend_source import BlendSource, coverage_of
@@ -66,7 +66,7 @@ class AdapterStore:
         else:
             device, multiple = BufferLevel(executor), executor.rank_multiple
             limit, option, free = config.device_memory, "device_memory", executor.memory.free_bytes
-        self._fit = Fit(self.manifest, multiple)
+        self._fit = Fit(self.manifest, multiple, directory_of(executor))
         self._names, self._versions = Names(self._fit), count(1)
         self._levels = Levels(device, MemoryLevel(bytes_of(limit, free), option), self._names)
         self._lock, self._prefetcher = self._levels.lock, Prefetcher(self._levels)

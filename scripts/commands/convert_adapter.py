@@ -9,10 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.contract.sites import MAGNITUDE
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
+from trt_lora.runtime.adapters.fitting.dora import with_scales
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
@@ -65,6 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "the model that was quantised by AWQ, of which the adapter is: rescale it for --model"
     add("--adapter-base", type=Path, metavar="DIR", help=what)
     add("--model", type=Path, metavar="DIR", help="the quantised model, with --adapter-base")
+    what = "the base model of an adapter with DoRA, or an engine: computes its scales"
+    add("--base", type=Path, metavar="DIR", help=what)
     add("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_convert)
 
@@ -72,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _convert(args: argparse.Namespace) -> None:
     manifest = read_manifest(args.engine) if args.engine else None
     with _readable(hub_path(args.source)) as path:
-        adapter = _of_model(load_adapter(path, manifest), args)
+        adapter = _scaled(_of_model(load_adapter(path, manifest), args), args)
         change = save_adapter(
             adapter, args.output, args.format, dtype=args.dtype, manifest=manifest
         )
@@ -98,6 +102,16 @@ def _of_model(adapter: Adapter, args: argparse.Namespace) -> Adapter:
     with extra("export", "reading a model"):
         from trt_lora.builder.checkpoint.folded_factors import rescaled
     return rescaled(adapter, hub_path(args.adapter_base), hub_path(args.model))
+
+
+def _scaled(adapter: Adapter, args: argparse.Namespace) -> Adapter:
+    """The adapter with scales in the place of DoRA's magnitudes, where a base is given."""
+    has_magnitudes = any(kind == MAGNITUDE for kind, _ in adapter.vectors)
+    if (base := args.base or args.engine) is None or not has_magnitudes:
+        return adapter
+    with extra("export", "reading a model"):
+        from trt_lora.builder.dora_base import base_blocks
+    return with_scales(adapter, base_blocks(hub_path(base)), adapter.ranks.keys())
 
 
 @contextmanager

@@ -56,7 +56,10 @@ def _inspect(args: argparse.Namespace) -> None:
     if args.adapter:
         adapter = load_adapter(hub_path(args.adapter), manifest)
         multiple = _reader(manifest)[1]
-        coverage = fit_adapter(adapter, manifest, strict=False, rank_multiple=multiple).coverage
+        fitted = fit_adapter(
+            adapter, manifest, strict=False, rank_multiple=multiple, directory=args.engine
+        )
+        coverage = fitted.coverage
         log_warnings(coverage.source, coverage.warnings)
     if args.json:
         print_json(_as_json(manifest, coverage))

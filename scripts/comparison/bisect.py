@@ -27,7 +27,7 @@ class SiteFault:
     path: str
     rank: int  # of the adapter; 1 for a dummy
     scales: tuple[float, ...]  # folded into B; empty for a dummy
-    shapes: dict[str, tuple[int, int]]  # of A and B
+    shapes: dict[str, tuple[int, ...]]  # of A and B
     input_error: float
     output_error: float  # of linear, bias and delta
     delta_error: float | None  # of the delta alone, where both sides show it

@@ -114,7 +114,7 @@ class Comparison:
             return ()
         manifest = self.setup.manifest
         adapter = load_adapter(self.adapters[case.name], manifest)
-        return fit_adapter(adapter, manifest).coverage.sites
+        return fit_adapter(adapter, manifest, directory=self.setup.places["ENGINE"]).coverage.sites
 
     def _run(self, case: ComparisonCase, command: Command) -> None:
         if any(command in ran for ran in self.commands.values()):

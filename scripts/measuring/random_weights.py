@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from trt_lora.plugins.contract.sites import FACTORS
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor, tensor_from_storage
@@ -28,6 +29,7 @@ def random_weights(manifest: Manifest, rank: int, seed: int = 0) -> dict[str, Te
     return {
         name: tensor_from_storage(_filled(pools[site.dtype], site.shape(factor, rank)), site.dtype)
         for name, (site, factor) in manifest.lora_bindings.items()
+        if factor in FACTORS
     }
 
 

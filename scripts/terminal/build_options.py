@@ -18,7 +18,8 @@ ENGINES = Path("engines")  # where an engine goes that has no --output
 
 # The options that are fields of `BuildConfig` under the same name, with its defaults.
 _FIELDS = (
-    *("max_lora_rank", "lora_mode", "max_loras", "max_batch_size", "max_input_len", "max_seq_len"),
+    *("max_lora_rank", "lora_mode", "max_loras", "lora_vectors"),
+    *("max_batch_size", "max_input_len", "max_seq_len"),
     *("dtype", "flavour", "lora_plugin", "timing_cache", "calibration"),
     *("quantize", "quantize_head", "quantize_block", "quantize_level"),
 )
@@ -157,6 +158,13 @@ def _add_lora_options(add: Callable[..., object]) -> None:
         "SLOTS",
         "adapters in one batch, each row with its own (default: 0, which is one adapter for "
         f"all rows; {config.DEFAULT_MAX_LORAS} with --lora-mode slots)",
+    )
+    add(
+        "--lora-vectors",
+        action=argparse.BooleanOptionalAction,
+        default=BuildConfig.lora_vectors,
+        help="every linear takes a scale and a bias too, for adapters with DoRA or lora_bias; all "
+        "adapters pay one or two kernels a layer for it",
     )
     add(
         "--binding-names",

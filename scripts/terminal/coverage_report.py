@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from trt_lora.plugins.contract.sites import parse_binding, split_at_layer
+from trt_lora.plugins.contract.sites import VECTORS, parse_binding, split_at_layer
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.terminal.printing import rich_console
@@ -128,7 +128,10 @@ def print_tensors(coverage: Coverage, manifest: Manifest) -> None:
     """Print what is bound to what, with ranks, scales and casts; what is not bound, and why."""
     for site in coverage.adapted:
         print(_site_line(site))
-        for binding in manifest.binding_names.pair(site.path):
+        vectors = (manifest.binding_names.binding(v, site.path) for v in VECTORS)
+        for binding in (*manifest.binding_names.pair(site.path), *vectors):
+            if not coverage.bindings.get(binding):
+                continue
             print(f"  {binding} <- {', '.join(coverage.bindings[binding])}")
     for site in coverage.sites:
         if not site.rank:

@@ -39,7 +39,7 @@ REFUSED = {
     "--max-beam-width": "there is no beam search; leave it out",
     "--max-prompt-embedding-table-size": "there is no prompt tuning; leave it out",
     "--speculative-decoding-mode": "there is no speculative decoding; leave it out",
-    "--use-dora": "no engine takes DoRA adapters; merge them into the model with trt-lora merge",
+    "--use-dora": "engines take DoRA by another option; pass --lora-vectors",
 }
 
 _GPUS = ("--tp-size", "--pp-size")  # how many; one is what there is

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_lora.plugins.contract.sites import MIN_RANK
+from trt_lora.plugins.contract.sites import MIN_RANK, dummy_value
 from trt_lora.plugins.contract.step import CACHE
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
@@ -67,7 +67,7 @@ def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[In
     """
     if spec.iterations < 1:
         raise ConfigError(f"--iterations is {spec.iterations}, expected 1 or more")
-    lora = lora_inputs(manifest, spec.adapter)
+    lora = lora_inputs(manifest, spec.adapter, directory)
     steps = []
     for iteration in range(spec.iterations):
         rng = np.random.default_rng([spec.seed, iteration])
@@ -79,8 +79,15 @@ def make_inputs(directory: Path, manifest: Manifest, spec: InputSpec) -> list[In
     return steps
 
 
-def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
-    """Return every LoRA input in the storage of its dtype: A [k, r] and B [r, n].
+def lora_inputs(
+    manifest: Manifest, adapter: Path | None, directory: Path | None = None
+) -> dict[str, Array]:
+    """Return every LoRA input in the storage of its dtype: A [k, r], B [r, n] and vectors [n].
+
+    Args:
+        manifest: of the engine.
+        adapter: None for dummies.
+        directory: of the engine, whose weights DoRA needs.
 
     Raises:
         AdapterError: the adapter cannot be read, or the engine refuses it.
@@ -98,12 +105,15 @@ def lora_inputs(manifest: Manifest, adapter: Path | None) -> dict[str, Array]:
             "build-engine --lora-target-modules all-linear"
         )
     inputs = {
-        name: np.zeros(site.shape(factor, MIN_RANK), storage_dtype(site.dtype))
+        name: np.full(site.shape(factor, MIN_RANK), dummy_value(factor), storage_dtype(site.dtype))
         for name, (site, factor) in manifest.lora_bindings.items()
     }
     if adapter is not None:
         fitted = fit_adapter(
-            load_adapter(adapter, manifest), manifest, rank_multiple=manifest.rank_multiple
+            load_adapter(adapter, manifest),
+            manifest,
+            rank_multiple=manifest.rank_multiple,
+            directory=directory,
         )
         log_warnings(fitted.coverage.source, fitted.coverage.warnings)
         inputs |= {name: tensor.storage() for name, tensor in fitted.tensors.items()}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3260, "runtime": 17_570, "builder": 6250, "scripts": 8220}
-TESTS = 55_800
+BUDGET = {"plugins": 3280, "runtime": 17_850, "builder": 6440, "scripts": 8240}
+TESTS = 56_460
 
 
 def code_lines(path: Path) -> int:

@@ -30,9 +30,9 @@ def test_an_adapter_that_is_refused_costs_one_message_that_names_it(
     """What is refused and why is told by the tests of runtime/adapters."""
     adapter = Path(shutil.copytree(tiny_engine.adapter, tmp_path / "a"))
     path = adapter / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kasa_config": {"beta": 1}}))
     said = refusal(capsys, tiny_engine.engine, f"a={adapter}")
-    assert f"{path}: use_dora is True: DoRA rescales the base weight" in said
+    assert f"{path}: kasa_config is {{'beta': 1}}: KaSA truncates the base weight" in said
 
 
 def test_two_adapters_of_one_name_are_refused(

@@ -17,7 +17,8 @@ class SiteCoverage:
     dtype: str = ""
     rounding_error: float = 0.0  # largest absolute difference that a cast made, A and B
     flushed: int = 0  # values that the cast made zero
-    nbytes: int = 0  # of A and B as they are held, in `dtype` and with zeros that pad the rank
+    nbytes: int = 0  # of all as it is held, in `dtype` and with zeros that pad the rank
+    vectors: tuple[str, ...] = ()  # "scale", "bias": those that the adapter has beside A and B
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Fit an adapter to an engine: match bindings, check shapes, pad ranks and cast.
 
 Every tensor finds its binding, or the adapter is refused by name. Weights are A [k, r] and B [r, n]
-of one rank from 1 to the engine's maximum.
+of one rank from 1 to the engine's maximum, and vectors [n] beside them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, Factor, Site, parse_binding
+from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, VECTORS, Factor, Site, parse_binding
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import listed
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -19,6 +20,7 @@ from trt_lora.runtime.adapters.fitting.base_check import (
 )
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
+from trt_lora.runtime.adapters.fitting.dora import with_scales_of_engine
 from trt_lora.runtime.adapters.fitting.fused_modules import map_pairs
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, padded
@@ -38,7 +40,12 @@ class Fitted:
 
 
 def fit_adapter(
-    adapter: Adapter, manifest: Manifest, *, strict: bool = True, rank_multiple: int = 1
+    adapter: Adapter,
+    manifest: Manifest,
+    *,
+    strict: bool = True,
+    rank_multiple: int = 1,
+    directory: Path | None = None,
 ) -> Fitted:
     """Fit an adapter to an engine.
 
@@ -49,13 +56,14 @@ def fit_adapter(
         manifest: of the engine.
         strict: False turns a tensor without a binding into an entry of the coverage.
         rank_multiple: what the executor wants ranks padded to, with zeros.
+        directory: of the engine, whose weights DoRA needs.
 
     Raises:
         AdapterError: the adapter is for another base model; a tensor has no binding (in strict
             mode), a wrong shape or a rank beyond the engine's; or a value is not finite or leaves
             the range of the engine's dtype.
     """
-    weights, unexpected_keys = match_adapter(adapter, manifest, strict=strict)
+    weights, unexpected_keys = match_adapter(adapter, manifest, strict=strict, directory=directory)
     padded_weights = _with_padded_ranks(adapter, weights, manifest, rank_multiple)
     tensors, conversions = _bind_or_cast(adapter, padded_weights, manifest)
     coverage = _coverage(adapter, manifest, weights, unexpected_keys, tensors, conversions)
@@ -78,9 +86,11 @@ def preview_adapter(
 
 
 def match_adapter(
-    adapter: Adapter, manifest: Manifest, *, strict: bool = True
+    adapter: Adapter, manifest: Manifest, *, strict: bool = True, directory: Path | None = None
 ) -> tuple[dict[str, Weight], dict[str, str]]:
     """Do all of `fit_adapter` that needs no values but those of copied base weights.
+
+    A scale that DoRA needs is computed when it is read, which takes the engine's directory.
 
     Returns:
         The weights under the engine's binding names; and tensor -> why it has no binding.
@@ -89,6 +99,8 @@ def match_adapter(
         AdapterError: as `fit_adapter`.
     """
     check_fingerprint(adapter, manifest)
+    adapter.check_vectors(are_taken=manifest.lora_vectors)
+    adapter = with_scales_of_engine(adapter, manifest, directory)
     if strict and (reason := scaled_base(adapter, manifest)):
         raise AdapterError(f"{adapter.source}: {reason}; strict=False takes it as it is")
     weights, unexpected_keys = _bindings_of(adapter, manifest)
@@ -145,13 +157,18 @@ def _bindings_of(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weight
 def _match_factors(
     factors: Mapping[str, Mapping[Factor, Weight]], manifest: Manifest
 ) -> tuple[list[tuple[str, Weight]], dict[str, str]]:
-    """Map what has no site of its own onto fused or split modules."""
+    """Map what has no site of its own onto fused or split modules; vectors stay where they are."""
     matrices: dict[str, Pair] = {
         path: (both["A"], both["B"])
         for path, both in factors.items()
-        if len(both) == 2 and all(len(weight.shape) == 2 for weight in both.values())
+        if both.keys() == {*FACTORS} and all(len(weight.shape) == 2 for weight in both.values())
     }
     mapped, why = map_pairs(matrices, manifest.sites)
+    why |= {
+        path: "vectors are not split or joined as A and B are"
+        for path, both in factors.items()
+        if both.keys() - {*FACTORS}
+    }
     names = manifest.binding_names
     found = [item for path, pair in mapped for item in zip(names.pair(path), pair, strict=True)]
     reached = {name for _, weight in found for name in weight.names}
@@ -184,7 +201,14 @@ def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict
             present, missing = (a, b) if a in weights else (b, a)
             weight = weights.pop(present)
             dropped |= dict.fromkeys(weight.names, f"{missing} is missing from its pair")
+        if a not in weights or b not in weights:
+            for name in _vectors_of(site, manifest) & weights.keys():
+                dropped |= dict.fromkeys(weights.pop(name).names, "there is no A and B beside it")
     return dropped
+
+
+def _vectors_of(site: Site, manifest: Manifest) -> set[str]:
+    return {manifest.binding_names.binding(factor, site.path) for factor in VECTORS}
 
 
 def _refusal(adapter: Adapter, manifest: Manifest, unexpected_keys: Mapping[str, str]) -> str:
@@ -205,6 +229,10 @@ def _check_shape(
     weight: Weight, site: Site, factor: Factor, manifest: Manifest, label: str
 ) -> None:
     shape = [*weight.shape]
+    if factor in VECTORS:
+        if weight.shape != site.shape(factor, 0):
+            raise AdapterError(f"{label} has shape {shape}, expected [n] with n={site.n}")
+        return
     if len(shape) != 2:
         raise AdapterError(f"{label} has shape {shape}, expected a matrix")
     rank = weight.shape[1 if factor == "A" else 0]
@@ -295,7 +323,10 @@ def _coverage(
         if names[0] not in weights:
             return SiteCoverage(site.path)
         a, b = (weights[name] for name in names)
-        change = Conversion.of_all(conversions[name] for name in names if name in conversions)
+        beside = {f: manifest.binding_names.binding(f, site.path) for f in VECTORS}
+        vectors = {factor: name for factor, name in beside.items() if name in weights}
+        every = *names, *vectors.values()
+        change = Conversion.of_all(conversions[name] for name in every if name in conversions)
         return SiteCoverage(
             site.path,
             rank=a.shape[1],
@@ -304,7 +335,8 @@ def _coverage(
             dtype=site.dtype,
             rounding_error=change.rounding_error,
             flushed=change.flushed,
-            nbytes=sum(tensors[name].nbytes for name in names),
+            nbytes=sum(tensors[name].nbytes for name in every),
+            vectors=tuple(vectors),
         )
 
     sites = tuple(map(of_site, manifest.sites))

@@ -1,6 +1,7 @@
 """TensorRT-Edge-LLM's processed adapters, and any safetensors file keyed by binding name.
 
-A [k, r], B [r, n], the scale folded into B.
+A [k, r], B [r, n], the scale folded into B. Vectors [n] beside them, `<path>.lora_scale.weight` and
+`<path>.lora_bias.weight`, are for our engines: TensorRT-Edge-LLM has none.
 """
 
 import json
@@ -41,9 +42,7 @@ def save_edgellm(
     Raises:
         AdapterError: a value leaves the range of `dtype`.
     """
-    weights: dict[str, Weight] = {}
-    for path, pair in adapter.pairs().items():
-        weights |= zip(BindingNames.EDGELLM.pair(path), pair, strict=True)
+    weights = adapter.named(BindingNames.EDGELLM)
     tensors, conversions = pack_weights(weights, dict.fromkeys(weights, dtype), adapter.source)
     save_safetensors(tensors, directory / PROCESSED_FILE, fingerprint)
     rank = max(adapter.ranks.values())

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from trt_lora.plugins.contract.modules import ROUTER, module_of
-from trt_lora.plugins.contract.sites import FACTORS, BindingNames
+from trt_lora.plugins.contract.sites import FACTORS, MAGNITUDE, BindingNames, Factor
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.formats.peft_config import (
     CONFIG_FILE,
+    PeftConfig,
     merge_advice,
     read_peft_config,
 )
@@ -32,6 +33,9 @@ _MAX_SHARDS = 1000
 
 # PEFT names a tensor by the module's path in the wrapped model.
 _KEY = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])\.weight")
+_VECTOR = re.compile(
+    r"base_model\.model\.(?P<path>.+)\.(lora_magnitude_vector(\.weight)?|(?P<bias>lora_B\.bias))"
+)
 _COPY = re.compile(
     r"base_model\.model\.(?P<path>(?!.*lora_).+?)(\.base_layer)?\.(?P<name>weight|bias)"
 )
@@ -54,7 +58,8 @@ _UNKNOWN = (
 def adapter_from_peft(directory: Path) -> Adapter:
     """Read a PEFT LoRA directory; bindings are named `lora_A_<path>` and `lora_B_<path>`.
 
-    PEFT stores A as [r, k] and B as [n, r]; both are transposed, by their key.
+    PEFT stores A as [r, k] and B as [n, r]; both are transposed, by their key. Vectors [n] are
+    named `lora_magnitude_<path>`, of DoRA, and `lora_bias_<path>`.
 
     Raises:
         AdapterError: config or weights are missing, damaged, refused, or contradict each other.
@@ -66,12 +71,15 @@ def adapter_from_peft(directory: Path) -> Adapter:
     if not stored:
         raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
     targeting = targeting_of(config.targeting, names)
-    weights, unusable_keys, copies = {}, {}, {}
+    weights: dict[str, Weight] = {}
+    unusable_keys, copies = {}, {}
     for path, tensor in stored:
         match = _KEY.fullmatch(tensor.name)
         if tensor.name in targeting.ignored or tensor.name.endswith(_TRAINING_ONLY):
             continue
-        if match is None:
+        if vector := _vector_of(tensor, config):
+            weights |= vector
+        elif match is None:
             unusable_keys[tensor.name] = _why_unusable(tensor.name, directory)
             if copied := _COPY.fullmatch(tensor.name):
                 place = f"{copied['path']}.{copied['name']}"
@@ -83,9 +91,38 @@ def adapter_from_peft(directory: Path) -> Adapter:
             name = BindingNames.LORA.binding("A" if is_a else "B", site)
             stored_weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
             weights[name] = stored_weight.transposed()
-    return Adapter(
+    adapter = Adapter(
         str(directory), weights, config.base_model, fingerprint, unusable_keys, copies, *targeting
     )
+    adapter = replace(adapter, vectors_from=config.vectors_from)
+    _check_complete(adapter, config)
+    return adapter
+
+
+def _vector_of(tensor: StoredTensor, config: PeftConfig) -> dict[str, Weight]:
+    """A vector by its name, if the tensor is one that the config speaks of."""
+    match = _VECTOR.fullmatch(tensor.name)
+    kind: Factor = "bias" if match and match["bias"] else MAGNITUDE
+    if match is None or not (config.lora_bias if kind == "bias" else config.use_dora):
+        return {}
+    scale = config.scale(match["path"]) if kind == "bias" else 1.0
+    weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
+    return {BindingNames.LORA.binding(kind, match["path"]): weight}
+
+
+def _check_complete(adapter: Adapter, config: PeftConfig) -> None:
+    """Every module has the vector that the config says, and a vector its A and B."""
+    fields = {"use_dora": config.use_dora, "lora_bias": config.lora_bias}
+    for field in (name for name, is_set in fields.items() if is_set):
+        kind: Factor = MAGNITUDE if field == "use_dora" else "bias"
+        own = {path for factor, path in adapter.vectors if factor == kind}
+        if missing := sorted(adapter.ranks.keys() ^ own):
+            vector = "magnitude vector of DoRA" if kind == MAGNITUDE else "bias vector"
+            lacks = "A and B" if missing[0] in own else vector
+            raise AdapterError(
+                f"{adapter.source}: {shown(missing[0])} has no {lacks}, and {field} is True in its "
+                "config; save the adapter again"
+            )
 
 
 def _why_unusable(name: str, directory: Path) -> str:
@@ -167,12 +204,12 @@ def save_peft(
     Raises:
         AdapterError: a value leaves the range of `dtype`.
     """
-    pairs = adapter.pairs()
+    pairs, vectors = adapter.pairs(beside_vectors=True), _vectors_for_peft(adapter)
     weights = {
         f"base_model.model.{path}.lora_{factor}.weight": replace(weight, scale=1.0).transposed()
         for path, pair in pairs.items()
         for factor, weight in zip(FACTORS, pair, strict=True)
-    }
+    } | {f"base_model.model.{name}": weight for name, weight in vectors.items()}
     dtypes = {name: dtype or weight.dtype for name, weight in weights.items()}
     tensors, conversions = pack_weights(weights, dtypes, adapter.source)
     save_safetensors(tensors, directory / WEIGHTS_FILE, fingerprint)
@@ -185,6 +222,8 @@ def save_peft(
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": adapter.base_model,
         "inference_mode": True,
+        "use_dora": any(kind == MAGNITUDE for kind, _ in adapter.vectors),
+        "lora_bias": any(kind == "bias" for kind, _ in adapter.vectors),
         "target_modules": sorted(path for path, name in names.items() if name == path),
         PARAMETERS: sorted(name for path, name in names.items() if name != path) or None,
         "r": (rank := _commonest(ranks)),
@@ -199,6 +238,20 @@ def save_peft(
 def _is_router(path: str) -> bool:
     module = module_of(path)
     return module is not None and module.name == ROUTER
+
+
+def _vectors_for_peft(adapter: Adapter) -> dict[str, Weight]:
+    """Magnitudes, and biases without their scale, which the config has."""
+    found = dict[str, Weight]()
+    for (kind, path), weight in adapter.vectors.items():
+        if kind == "scale":
+            raise AdapterError(
+                f"{adapter.source}: {weight.names[0]} is a scale, which PEFT computes of DoRA's "
+                "magnitude; convert the original adapter"
+            )
+        end = "lora_magnitude_vector" if kind == MAGNITUDE else "lora_B.bias"
+        found[f"{path}.{end}"] = replace(weight, scale=1.0)
+    return found
 
 
 def _commonest(values: Mapping[str, float]) -> float:

@@ -51,15 +51,17 @@ _REFUSED = {
     "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...) and load the result",
 }
 _MERGED = {  # refused too, but PEFT can merge them
-    "use_dora": "DoRA rescales the base weight, which an engine cannot do at run time",
     "bias": "the adapter changes biases of the base model",
-    "lora_bias": "the adapter adds a bias beside B",
     "modules_to_save": "the adapter replaces whole modules of the base model",
     "trainable_token_indices": "the adapter changes the token embeddings",
     PARAMETERS: "the adapter targets parameters that are no matrix `weight`, such as those of all "
     "experts together",
     "kasa_config": "KaSA truncates the base weight",
     "layer_replication": "the base model's layers are repeated",
+}
+_VECTORS = {  # an engine may have inputs for them
+    "use_dora": "DoRA rescales the base weight, which an engine cannot do at run time",
+    "lora_bias": "the adapter adds a bias beside B",
 }
 
 _PATTERNS = "module patterns and numbers"
@@ -76,6 +78,9 @@ class PeftConfig:
     rank_pattern: dict[str, int] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     base_model: str | None = None
+    use_dora: bool = False
+    lora_bias: bool = False
+    vectors_from: str = ""  # the field that asks for vectors, and what to do without
     targeting: dict[str, Any] = field(default_factory=dict, compare=False)  # fields of target_rule
 
     @cached_property
@@ -153,6 +158,11 @@ def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
         rank_pattern=checked("rank_pattern", _has_numbers, _PATTERNS, None) or {},
         alpha_pattern=checked("alpha_pattern", _has_numbers, _PATTERNS, None) or {},
         base_model=checked("base_model_name_or_path", _is_unset_or(str), "a text", None),
+        use_dora=bool(checked("use_dora", _is_unset_or(bool), "true or false", None)),
+        lora_bias=bool(checked("lora_bias", _is_unset_or(bool), "true or false", None)),
+        vectors_from=next(
+            (_merge_instead(f, fields[f], path) for f in _VECTORS if fields.get(f)), ""
+        ),
         targeting={name: fields[name] for name in FIELDS if fields.get(name) is not None},
     )
     for pattern in (*config.rank_pattern, *config.alpha_pattern):
@@ -167,7 +177,8 @@ def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
 
 def _refuse(fields: dict[str, Any], path: Path) -> None:
     for name, value in fields.items():
-        if not value or name in _HONOURED | _WITHOUT_EFFECT or (name, value) == ("bias", "none"):
+        is_known = name in _HONOURED | _WITHOUT_EFFECT | _VECTORS.keys()
+        if not value or is_known or (name, value) == ("bias", "none"):
             continue
         if name == PARAMETERS and _are_weights(value):
             continue
@@ -175,9 +186,17 @@ def _refuse(fields: dict[str, Any], path: Path) -> None:
             continue
         reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
         if name in _MERGED:
-            advice = merge_advice(path.parent)
-            reason = f"{_MERGED[name]}; train the adapter without it, or {advice}"
+            raise AdapterError(_merge_instead(name, value, path))
         raise AdapterError(f"{path}: {name} is {shown(value)}: {reason}")
+    if fields.get("use_dora") and fields.get("lora_bias"):
+        raise AdapterError(f"{path}: use_dora and lora_bias are both true; PEFT has no such layer")
+
+
+def _merge_instead(name: str, value: object, path: Path) -> str:
+    """Why a field's adapter is refused, and that it can be merged."""
+    reason, advice = (_MERGED | _VECTORS)[name], merge_advice(path.parent)
+    what = f"{path}: {name} is {shown(value)}: {reason}"
+    return f"{what}; train the adapter without it, or {advice}"
 
 
 def merge_advice(adapter: object) -> str:

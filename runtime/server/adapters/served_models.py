@@ -77,7 +77,7 @@ class ServedModels:
             root: what `/v1/models` says where the base model is.
             manifest: the engine's; its `max_lora_rank` may be less.
         """
-        self._names = ServedNames(client, names, manifest.max_lora_rank)
+        self._names = ServedNames(client, names, manifest)
         self.offers = OfferedAdapters(self._names)
         self.base, self._adapters = self._names.base, self._names.adapters
         self._client, self._roots = client, [folder.resolve() for folder in roots]

@@ -9,6 +9,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from trt_lora.plugins.errors import AdapterError, UnknownAdapterError
+from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.server.adapters.vllm_phrases import vllm_phrases
 from trt_lora.runtime.server.engine_process.engine_client import EngineClient
 from trt_lora.runtime.server.errors import HttpError
@@ -28,15 +29,15 @@ class Served:
 class ServedNames:
     """The base model's names, and those of adapters; one change of a name at a time."""
 
-    def __init__(self, client: EngineClient, base: Sequence[str], max_rank: int) -> None:
+    def __init__(self, client: EngineClient, base: Sequence[str], manifest: Manifest) -> None:
         """Begin without adapters.
 
         Args:
             client: of the engine.
             base: the base model's names.
-            max_rank: of an adapter.
+            manifest: the engine's; its `max_lora_rank` may be less.
         """
-        self.base, self.client, self._max_rank = tuple(base), client, max_rank
+        self.base, self.client, self._manifest = tuple(base), client, manifest
         self.adapters: dict[str, Served] = {}
         self.leaving: set[str] = set()  # who unloads them waits for those that use them
         # While somebody changes a name, and no longer: names that were refused are forgotten.
@@ -76,10 +77,11 @@ class ServedNames:
             StateError: it means another version than expected, or memory has no room.
             BackendError: the engine is gone.
         """
-        known_as = await asyncio.to_thread(vllm_phrases, path, self._max_rank)
+        known_as = await asyncio.to_thread(vllm_phrases, path, self._manifest)
         try:
+            rank = self._manifest.max_lora_rank
             found: dict[str, Any] = await self.client.ask(
-                "load", name=name, path=str(path), max_rank=self._max_rank, **options
+                "load", name=name, path=str(path), max_rank=rank, **options
             )
         except AdapterError as error:
             raise AdapterError("; ".join([*known_as, str(error)])) from error

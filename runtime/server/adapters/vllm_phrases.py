@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trt_lora.runtime.manifest import Manifest
+
 _LARGER_RANK = "LoRA rank {} is greater than max_lora_rank {}"
 
 
-def vllm_phrases(path: Path, max_lora_rank: int) -> list[str]:
+def vllm_phrases(path: Path, manifest: Manifest) -> list[str]:
     """Return what vLLM 0.33 says of the `adapter_config.json` of an adapter, if there is one.
 
     Source: vllm/lora/peft_helper.py.
@@ -15,11 +17,11 @@ def vllm_phrases(path: Path, max_lora_rank: int) -> list[str]:
     config = _config(path)
     modules, init, rank = (config.get(n) for n in ("modules_to_save", "init_lora_weights", "r"))
     found = []
-    if isinstance(rank, int) and rank > max_lora_rank:
-        found.append(_LARGER_RANK.format(rank, max_lora_rank))
+    if isinstance(rank, int) and rank > manifest.max_lora_rank:
+        found.append(_LARGER_RANK.format(rank, manifest.max_lora_rank))
     if modules:
         found.append(f"Unsupported modules_to_save: {modules!r:.100}")
-    if config.get("use_dora"):
+    if config.get("use_dora") and not manifest.lora_vectors:
         found.append("this server does not yet support DoRA")
     if isinstance(init, str):
         found.append(f"init_lora_weights={init!r:.40}")

@@ -62,6 +62,21 @@ def test_a_merged_linear_reads_x_without_its_rounding_to_codes(tmp_path: Path) -
     np.testing.assert_allclose(y, X @ (W + A @ B), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("scale", "bias"), [(2, 0), (1, 0.5)])
+def test_vectors_are_not_merged(scale: float, bias: float, tmp_path: Path) -> None:
+    body = "m = MatMul(x, w) y = trt_lora.LoraAdd1(x, lora_A_s, lora_B_s, m)"
+    model, ones = ir.from_onnx_text(HEADER + body + "}"), np.ones(3)
+    inputs = {
+        "lora_A_s": A,
+        "lora_B_s": B,
+        "lora_scale_s": scale * ones,
+        "lora_bias_s": bias * ones,
+    }
+    manifest = replace(MANIFEST, lora_vectors=True)
+    with pytest.raises(ModelError, match="is set: DoRA and biases are not merged"):
+        MergeLoRA(manifest, inputs, tmp_path / "new.data")(model)
+
+
 def test_a_module_that_is_called_twice_is_merged_once(tmp_path: Path) -> None:
     y, _, _ = merged(
         "a = MatMul(x, w) b = trt_lora.LoraAdd1(x, lora_A_s, lora_B_s, a) c = MatMul(b, w) "

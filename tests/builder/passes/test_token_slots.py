@@ -54,8 +54,8 @@ def graph(body: str) -> ir.Model:
     return model
 
 
-def insert(model: ir.Model) -> InsertLoRAResult:
-    result = InsertLoRA(Targets.from_names(["attn_q"]), stack_rank=RANK)(model)
+def insert(model: ir.Model, *, vectors: bool = False) -> InsertLoRAResult:
+    result = InsertLoRA(Targets.from_names(["attn_q"]), stack_rank=RANK, vectors=vectors)(model)
     assert isinstance(result, InsertLoRAResult)
     return result
 
@@ -75,6 +75,9 @@ def run(model: ir.Model, slots: list[int]) -> npt.NDArray[np.float32]:
         "lora_rank": np.ones((SLOTS, 1), np.int32),
         A: a,
         B: b,
+        # A slot's vectors scale by 10 and add 0.5; the base model's are the last.
+        A.replace("A", "scale"): np.array([[10] * N] * SLOTS + [[1] * N], np.float32),
+        A.replace("A", "bias"): np.array([[0.5] * N] * SLOTS + [[0] * N], np.float32),
     }
     names = [value.name for value in session.get_inputs()]
     return np.asarray(session.run(None, {name: known[name] for name in names})[0])
@@ -87,6 +90,22 @@ def test_every_token_takes_the_adapter_of_its_row(read: str) -> None:
     slots = [2, -1]
     added = run(model, slots)[..., 0].reshape(-1)
     assert added.tolist() == [slots[row] + 1 for row in TOKENS[read]]
+
+
+@pytest.mark.parametrize("read", READ)
+def test_every_token_takes_the_vectors_of_its_row(read: str) -> None:
+    model = graph(READ[read])
+    insert(model, vectors=True)
+    slots = [2, -1]
+    rows = [30.5 if slots[row] == 2 else 0 for row in TOKENS[read]]
+    assert run(model, slots)[..., 0].reshape(-1).tolist() == rows
+
+
+def test_one_slot_is_for_the_vectors_of_every_row() -> None:
+    model = graph(READ["each token"])
+    insert(model, vectors=True)
+    assert run(model, [1]).reshape(-1).tolist() == [20.5] * 6 * N
+    assert not run(model, [-1]).any()
 
 
 @pytest.mark.parametrize(("slot", "added"), [(1, 2), (-1, 0)])

@@ -146,3 +146,18 @@ def test_many_adapters_cost_one_kernel_more_than_one_and_none_a_layer(dtype: tor
             for found in (single, slots)
         ]
         assert copies[0] == copies[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [0, 8])
+def test_vectors_cost_two_kernels_a_layer_at_most(slots: int) -> None:
+    """A product and a sum fuse, with the rows of stacks too."""
+    found = []
+    for vectors in (False, True):
+        model = traced(torch.float16).clone()
+        stack_rank = 64 if slots else None
+        InsertLoRA(TARGETS, head="lm_head", stack_rank=stack_rank, vectors=vectors)(model)
+        found.append(decoding(kernels(model, "plugin", max_loras=slots)))
+    assert len(found[1]) <= len(found[0]) + 2 * LAYERS
+    plugins = [sum(each.name.startswith("lora_model") for each in some) for some in found]
+    assert plugins == [4 * LAYERS] * 2

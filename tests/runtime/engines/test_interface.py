@@ -16,6 +16,7 @@ from trt_lora.plugins.contract.sites import MAX_RANK
 from trt_lora.plugins.errors import BackendError, ManifestError
 from trt_lora.runtime import open_engine
 from trt_lora.runtime.engines.interface import check_manifest
+from trt_lora.runtime.files.stored_matrix import StoredMatrix
 from trt_lora.runtime.manifest import MANIFEST_FILE, PLAN_FILE, Manifest, load_manifest
 
 Fields = dict[str, Any]
@@ -57,6 +58,17 @@ def named(bindings: list[Fields], name: str) -> Fields:
 @pytest.mark.parametrize("manifest", [small_manifest(), slots_manifest(2)])
 def test_a_manifest_as_it_is_built_contradicts_itself_in_nothing(manifest: Manifest) -> None:
     check_manifest(Path("engine"), manifest)
+
+
+@pytest.mark.parametrize(("path", "k"), [(None, 7), ("elsewhere", 8)])
+def test_a_matrix_is_that_of_a_site(path: str | None, k: int) -> None:
+    manifest = small_manifest()
+    site = manifest.sites[0]
+    right = replace(manifest, matrices={site.path: StoredMatrix(0, "float32", site.k, site.n)})
+    check_manifest(Path("engine"), right)
+    wrong = {path or site.path: StoredMatrix(0, "float32", k, site.n)}
+    with pytest.raises(ManifestError, match=rf"the matrix of .* is \[{k}, {site.n}\] at 0"):
+        check_manifest(Path("engine"), replace(manifest, matrices=wrong))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,9 @@ def save_adapter(model: Path, directory: Path, *, seed: int = 0, **options: Any)
     config = LoraConfig(**defaults | options)
     adapted = get_peft_model(base, config)
     for name, weight in adapted.named_parameters():
-        if "lora_" in name:
+        if "lora_magnitude" in name:  # a norm
+            weight.data = weight.data * (1 + 0.3 * torch.rand_like(weight))
+        elif "lora_" in name:
             weight.data = 0.2 * torch.randn_like(weight)
     adapted.save_pretrained(str(directory))
     return directory

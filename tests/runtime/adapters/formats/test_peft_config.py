@@ -140,8 +140,6 @@ def test_a_pattern_matches_whole_parts_at_the_end_of_a_path(path: str) -> None:
 # ----------------------------------------------------------------------------------- refused fields
 
 REFUSED: dict[str, object] = {
-    "use_dora": True,
-    "lora_bias": True,
     "modules_to_save": ["lm_head"],
     "trainable_token_indices": [1, 2],
     "target_parameters": ["mlp.experts.gate_up_proj"],
