@@ -41,7 +41,8 @@ def graph(body: str) -> ir.Model:
            float[batch, sequence, {K}] hidden) => (float z)
         <float[{K}, {N}] w = {{ {", ".join("0" * K * N)} }},
          int64[2] flat = {{-1, {K}}}, int64[4] heads = {{0, 0, 2, 3}}, int64 last = {{2}},
-         int64[1] one = {{1}}, int64[3] one_row = {{1, -1, {K}}}, int64[3] swap = {{1, 0, 2}}, int64 zero = {{0}}>
+         int64[1] one = {{1}}, int64[3] one_row = {{1, -1, {K}}}, int64[3] swap = {{1, 0, 2}},
+         int64 zero = {{0}}>
         {{ {body} y = MatMul(x, w) z = Identity(y) }}
     """)
     come_from(next(node for node in model.graph if node.outputs[0].name == "y"), Q)
