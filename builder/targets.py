@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from trt_lora.plugins.contract.modules import ALL_LINEAR, ROUTER, module_of, resolve_targets
+from trt_lora.plugins.contract.modules import ALL_LINEAR, is_router, module_of, resolve_targets
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
 
@@ -69,7 +69,7 @@ class Targets:
         if module is not None and module.name in self.all_modules:
             return ""
         if ALL_LINEAR in self.all_modules:
-            if module is not None and module.name == ROUTER:
+            if is_router(path):
                 return "it is a router, which all-linear leaves out"
             return "it is the output head" if path == head else ""
         return f"{module.name if module else 'its module'} is not a target"

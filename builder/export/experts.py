@@ -50,8 +50,7 @@ def _experts(
 
 def experts_obstacle(module: Any) -> str:
     """Return why a module of experts cannot be built; empty if it can."""
-    flags = [flag for flag in _FLAGS if not hasattr(module, flag)]
-    if flags or not hasattr(module, "gate_up_proj") or not hasattr(module, "down_proj"):
+    if not all(hasattr(module, flag) for flag in _FLAGS):
         return "experts that transformers computes in a way of their own"
     faults = [text for flag, text in _FLAGS.items() if getattr(module, flag) != (flag in _TAKEN)]
     if type(module)._apply_gate is not _default_apply_gate:

@@ -32,7 +32,8 @@ from trt_lora.runtime.generation.decoding.step_inputs import (
 Sizes = tuple[int | str | None, ...]
 
 _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-_TOKENWISE = ("MatMul", "Gemm", "Add", "Mul", "Sigmoid", "Swish", "Tanh", "Gelu", "Relu")
+_PRODUCTS = ("MatMul", "Gemm")
+_TOKENWISE = ("Add", "Mul", "Sigmoid", "Swish", "Tanh", "Gelu", "Relu")
 
 
 class TokenSlots:
@@ -113,9 +114,10 @@ class TokenSlots:
 
     def _of_same(self, node: ir.Node, leading: Sizes) -> ir.Value | None:
         """The slots of what a node reads, if it computes each token of that by itself."""
-        if node.op_type not in _TOKENWISE and node.domain != DOMAIN:
+        if node.op_type not in (*_PRODUCTS, *_TOKENWISE) and node.domain != DOMAIN:
             return None
-        for operand in node.inputs:
+        # The rows of a product are those of its left operand.
+        for operand in node.inputs[:1] if node.op_type in _PRODUCTS else node.inputs:
             if operand is not None and _sizes(operand)[:-1] == leading:
                 width = _sizes(operand)[-1]
                 return self._of(operand, width) if isinstance(width, int) else None

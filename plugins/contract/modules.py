@@ -89,6 +89,12 @@ def module_of(path: str) -> Module | None:
     return next((_BY_SUFFIX[end] for end in ends if end in _BY_SUFFIX), None)
 
 
+def is_router(path: str) -> bool:
+    """Return whether a module finds tokens their experts: it has a matrix and is no linear."""
+    module = module_of(path)
+    return module is not None and module.name == ROUTER
+
+
 def parts_of(path: str) -> tuple[str, ...]:
     """Return the modules whose outputs follow one another in a fused module's; empty if none do."""
     module = module_of(path)

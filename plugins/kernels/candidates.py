@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from trt_lora.plugins.errors import ConfigError, TensorError
 from trt_lora.plugins.kernels.constants import THREADS, constant_declarations
 from trt_lora.plugins.kernels.launch_plan import ITEM_BYTES, Launch
-from trt_lora.plugins.kernels.launcher import enqueue, load_functions, load_kernels
+from trt_lora.plugins.kernels.launcher import enqueue, load_kernels
 from trt_lora.plugins.kernels.nvrtc import ELEMENTS, cached_ptx
 
 KEPT = 256  # candidates of a row
@@ -100,15 +100,6 @@ def launch_candidates(shape: LogitsShape, buffers: CandidateBuffers, stream: int
     functions = _functions(shape.dtype)
     for launch in plan_candidates(shape):
         enqueue(functions[launch.kernel], launch, ctypes.addressof(arguments), stream)
-
-
-def load_candidates(dtype: str) -> None:
-    """Compile and load the kernels for logits of a dtype, on the current GPU.
-
-    Raises:
-        BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
-    """
-    load_functions(_functions(dtype).values())
 
 
 def plan_candidates(shape: LogitsShape) -> tuple[Launch, Launch]:

@@ -74,7 +74,7 @@ def _rank(replica: Residency, adapters: Sequence[str]) -> int:
     missing = [adapter for adapter in adapters if adapter not in replica.resident]
     taken = {*replica.resident, *replica.wanted, *missing}
     if missing and replica.slots and len(taken) > replica.slots:
-        return 4
+        return 4  # behind both of those below, full or not
     return 2 * replica.is_full + bool(missing)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from safetensors.numpy import save_file
 from support.models.architecture_check import batch, engine_logits, largest_error
@@ -12,9 +13,11 @@ from support.models.quick_build import quick_build
 from support.models.slot_rows import SlotRows
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
+from trt_lora.builder.passes.codes.coded_weight import coded_weights
 from trt_lora.plugins.errors import AdapterError, ModelError
 from trt_lora.runtime import LoRAManager, load_adapter, open_engine
 from trt_lora.runtime import save_adapter as save_adapter_file
+from trt_lora.runtime.manifest import ONNX_FILE
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -114,6 +117,24 @@ def test_prompts_of_all_lengths_and_many_steps_share_a_batch_of_adapters(tmp_pat
     for name, row, parts in zip(names, rows, found, strict=True):
         expected = reference.logits(name, row[None], np.ones((1, row.size), np.int64))[0]
         np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_codes_are_of_other_linears_than_routers(tmp_path: Path) -> None:
+    model = mixture("Qwen2Moe", tmp_path)
+    options: dict[str, Any] = {"quantize": "int8", "quantize_level": "exact", "quantize_block": 16}
+    options["target_modules"] = TARGETS
+    manifest = quick_build(tiny_config(model, tmp_path / "engine", **options))
+    assert "model.layers.0.mlp.shared_expert.up_proj" in manifest.weights
+    assert [path for path in manifest.weights if path.endswith("mlp.gate")] == []
+    with open_engine(tmp_path / "engine", "onnxruntime") as engine:
+        manager = LoRAManager()
+        manager.initialize_engine_bindings(engine)
+        found = engine_logits(engine, manager, "")
+    codes = coded_weights(ir.load(tmp_path / "engine" / ONNX_FILE))
+    weights = {path: weight.dequantised() for path, weight in codes}
+    expected = PeftReference(model, {}, weights=weights).logits("", *batch())
+    assert largest_error(found, expected) < 1e-4
 
 
 @pytest.mark.slow

@@ -3,14 +3,18 @@
 # pyright: reportMissingImports=false
 import asyncio
 import json
+import os
 import random
 import shutil
+import signal
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from subprocess import check_output
 
+import aiohttp
 import ray
 from ray import serve
 from scaleout.fleet import TOKENS, Fleet
@@ -125,6 +129,54 @@ async def fails_alone(asker: Asker, fleet: Fleet) -> None:
         return victim not in places and len(places) == 2 and await _places(asker, "x") == places
 
     print(f"killed: two replicas again after {await until('two', are_two, 60):.1f} s more")
+
+
+async def front_end_ends(asker: Asker, fleet: Fleet) -> None:
+    """Streams end with the ingress, their rows are free, and the next one answers."""
+    names = [name for name in fleet.answers if name != "base"][:8]
+    tasks = [asyncio.create_task(asker.stream(name, LONG)) for name in names]
+    await until("both run", lambda: _run_on_both(asker))
+    (ingress,) = [actor for actor in _actors() if "#Ingress#" in actor]
+    ray.kill(ray.get_actor(ingress, namespace="serve"), no_restart=False)
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert not [each for each in found if isinstance(each, Stream) and len(each.tokens) == LONG]
+    seconds = await until("it answers", lambda: _answers(asker, names, fleet), 60)
+    freed = await until("rows are free", lambda: _is(asker, "vllm:num_requests_running", 0), 10)
+    print(f"ingress killed: answers after {seconds:.1f} s, rows free after {freed:.1f} s more")
+
+
+async def hangs(asker: Asker, fleet: Fleet) -> None:
+    """A replica whose engine hangs is replaced; what the other one has answers meanwhile."""
+    before = await _all_places(asker)
+    os.kill(_engine_of_a_replica(), signal.SIGSTOP)
+
+    async def is_replaced() -> bool:
+        places = await _all_places(asker)
+        return len(places) == 2 and places != before
+
+    seconds = await until("another replica", is_replaced, 180)
+    check(await asker.streams(list(fleet.answers), at_once=4), fleet)
+    print(f"an engine that hangs: its replica is another after {seconds:.0f} s")
+
+
+def _actors() -> list[str]:
+    return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+
+
+def _engine_of_a_replica() -> int:
+    """The process of an engine: the child of a replica's."""
+    lines = check_output(["ps", "-eo", "pid,ppid,args"], text=True).splitlines()
+    rows = [line.split(None, 2) for line in lines]
+    replicas = {pid for pid, _, words in rows if "RayReplica" in words}
+    return next(int(pid) for pid, parent, _ in rows if parent in replicas)
+
+
+async def _answers(asker: Asker, names: list[str], fleet: Fleet) -> bool:
+    try:
+        found = await asker.streams(names, at_once=2)
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+    return all(stream.tokens == fleet.answers[stream.model] for stream in found)
 
 
 async def churns(asker: Asker, fleet: Fleet, seconds: float) -> None:

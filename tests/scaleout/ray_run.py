@@ -83,6 +83,8 @@ async def run(fleet: Fleet) -> None:
         found = {skew: await checks.has_slots(asker, fleet, skew) for skew in SKEWS}
         await checks.churns(asker, fleet, CHURN_S)
         await checks.fails_alone(asker, fleet)
+        await checks.front_end_ends(asker, fleet)
+        await checks.hangs(asker, fleet)
         less = application(fleet.few, fleet.folder, replicas=1)
         await checks.drains(asker, fleet, lambda: serve.run(less))
     async with served(fleet.few, fleet.folder, router=RandomRouter) as asker:

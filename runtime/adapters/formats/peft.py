@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trt_lora.plugins.contract.modules import ROUTER, module_of
+from trt_lora.plugins.contract.modules import is_router
 from trt_lora.plugins.contract.sites import FACTORS, MAGNITUDE, BindingNames, Factor
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
@@ -214,7 +214,7 @@ def save_peft(
     tensors, conversions = pack_weights(weights, dtypes, adapter.source)
     save_safetensors(tensors, directory / WEIGHTS_FILE, fingerprint)
     # A router is no linear of torch's: PEFT finds its weight by the parameter's name.
-    names = {path: f"{path}.weight" if _is_router(path) else path for path in pairs}
+    names = {path: f"{path}.weight" if is_router(path) else path for path in pairs}
     ranks = {names[path]: a.shape[1] for path, (a, _) in pairs.items()}
     alphas = {names[path]: b.scale * a.shape[1] for path, (a, b) in pairs.items()}
     config = {
@@ -233,11 +233,6 @@ def save_peft(
     }
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return Conversion.of_all(conversions.values())
-
-
-def _is_router(path: str) -> bool:
-    module = module_of(path)
-    return module is not None and module.name == ROUTER
 
 
 def _vectors_for_peft(adapter: Adapter) -> dict[str, Weight]:

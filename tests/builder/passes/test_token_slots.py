@@ -21,6 +21,7 @@ READ = {
     "each token": "x = Identity(hidden)",
     "tokens in one dimension": "x = Reshape(hidden, flat)",
     "tokens of split heads": "h = Reshape(hidden, heads) x = Reshape(h, flat)",
+    "tokens computed one by one": "t = Reshape(hidden, flat) s = Relu(t) x = Mul(s, t)",
     "the last of each row": "x = Gather<axis = 1>(hidden, last)",
     "rows with heads": "x = Unsqueeze(hidden, one)",
     "tokens that are kept": "h = Reshape(hidden, one_row) x = Gather<axis = 1>(h, kept)",
@@ -40,7 +41,8 @@ def graph(body: str) -> ir.Model:
            float[batch, sequence, {K}] hidden) => (float z)
         <float[{K}, {N}] w = {{ {", ".join("0" * K * N)} }},
          int64[2] flat = {{-1, {K}}}, int64[4] heads = {{0, 0, 2, 3}}, int64 last = {{2}},
-         int64[1] one = {{1}}, int64[3] one_row = {{1, -1, {K}}}, int64[3] swap = {{1, 0, 2}}>
+         int64[1] one = {{1}}, int64[3] one_row = {{1, -1, {K}}}, int64[3] swap = {{1, 0, 2}},
+         int64 zero = {{0}}>
         {{ {body} y = MatMul(x, w) z = Identity(y) }}
     """)
     come_from(next(node for node in model.graph if node.outputs[0].name == "y"), Q)
@@ -128,7 +130,7 @@ def test_a_wrong_number_of_slots_is_an_error() -> None:
         "t = Transpose<perm = [1, 0, 2]>(hidden) x = Identity(t)",
         "t = Transpose<perm = [1, 0, 2]>(hidden) x = Reshape(t, flat)",
         "t = Reshape(hidden, flat) x = Gather<axis = 0>(t, kept)",
-        "t = Reshape(hidden, flat) s = Identity(t) x = Mul(s, s)",
+        "t = Reshape(hidden, flat) s = Identity(t) x = CumSum(s, zero)",
     ],
 )
 def test_an_input_whose_rows_cannot_be_told_is_refused_by_name(body: str) -> None:

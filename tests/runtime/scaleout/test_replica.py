@@ -11,6 +11,7 @@ from starlette.types import Message, Scope
 from support.served_engines import Spoken
 
 from trt_lora.plugins.errors import BackendError
+from trt_lora.runtime.manifest import read_manifest
 from trt_lora.runtime.scaleout.replica import Replica
 from trt_lora.runtime.scaleout.residency import Wish
 from trt_lora.runtime.server.app import Server
@@ -117,9 +118,9 @@ def test_it_says_what_lies_in_slots(spoken: Spoken) -> None:
         assert done.status == 200
         return await replica.record_routing_stats()
 
-    stats = run(spoken, test)
+    stats, rows = run(spoken, test), read_manifest(spoken.engine).max_batch_size
     assert stats["slots"] == 2
-    assert (stats["wanted"], stats["queue"]) == ([], 0)
+    assert (stats["wanted"], stats["queue"], stats["rows"]) == ([], 0, rows)
     ((name, (version, content)),) = stats["resident"].items()
     assert (name, version, len(content)) == ("a", 1, 64)
 

@@ -63,12 +63,16 @@ def test_a_stream_is_a_response_for_each_token_and_an_empty_last_one(
     gated.shut()
     model.execute([asked])
 
+    def is_told(steps: int) -> bool:
+        return len(asked.responses) == steps
+
     def has_come(steps: int) -> bool:
         """Whether so many were made; the next one may be begun before a token is told."""
         return gated.steps == steps and len(asked.responses) >= steps - 1
 
     for steps in range(1, 6):
         gated.let(1)
+        eventually(partial(is_told, steps), seconds=2)  # else two tokens may come as one
         assert eventually(partial(has_come, steps))
     assert is_own(asked, [5, 6], 1)
     assert asked.outputs("finish_reason") == [b"length"]
