@@ -7,7 +7,7 @@ import pytest
 from support.doc_blocks import ROOT
 
 BUDGET = {"plugins": 3280, "runtime": 17_850, "builder": 6440, "scripts": 8240}
-TESTS = 56_460
+TESTS = 56_540
 
 
 def code_lines(path: Path) -> int:
