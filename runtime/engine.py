@@ -264,6 +264,10 @@ class Engine:
         """See `Executor`."""
         return self.executor.output_names
 
+    def warm_up(self) -> None:
+        """See `EngineExecutor`."""
+        self.executor.warm_up()
+
     def release_inputs(self) -> None:
         """See `Executor`."""
         self.executor.release_inputs()

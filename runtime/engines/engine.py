@@ -117,6 +117,15 @@ class EngineExecutor(Executor, Protocol):
         """Refuse further runs, wait for those under way in other threads, release everything."""
         ...
 
+    def warm_up(self) -> None:
+        """Do what a first run would do, and keep it beside the engine where it can be kept.
+
+        Raises:
+            BackendError: the device is out of memory.
+            StateError: called outside `with`.
+        """
+        ...
+
 
 def directory_of(executor: Executor) -> Path | None:
     """Return where an engine lies; None where its executor does not say."""

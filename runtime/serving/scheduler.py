@@ -232,8 +232,16 @@ class Scheduler:
         return found
 
     def prepare(self) -> None:
-        """Read the tokenizer for structured output, where there is one: all threads wait for it."""
+        """Do what first requests wait for: read the tokenizer for structured output, warm up a GPU.
+
+        Raises:
+            StateError: a request waits or runs.
+            BackendError: the device is out of memory.
+        """
+        if self:
+            raise StateError(f"{len(self)} requests wait or run; prepare before the first")
         prepare_grammars(self._tokenizer, self._manifest)
+        self._rows.warm_up()
 
     @checked
     def add(self, request: Sequence) -> None:

@@ -92,6 +92,9 @@ class OnnxRuntimeEngine:
         del fed  # no run is fed by another
         return self._pool().prepare_topk(tensor_map, logits)
 
+    def warm_up(self) -> None:
+        """Do nothing: nothing is compiled."""
+
     def release_inputs(self) -> None:
         """Let go of the inputs of earlier runs; see `Executor.release_inputs`."""
         if pool := self._open:

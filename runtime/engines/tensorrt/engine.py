@@ -139,9 +139,10 @@ class TensorRTEngine:
     def warm_up(self) -> None:
         """Run every profile once, at the shapes it is tuned for, on zeros and the base model.
 
-        So the first token of a user does not wait for what TensorRT does at a first run, and
-        TensorRT-RTX has the kernels for these shapes in its cache. It takes about as long as a
-        prompt of full length; in a new cache, as long as compiling takes.
+        So the first token of a user does not wait for what TensorRT does at a first run.
+        TensorRT-RTX's kernels, also those of earlier runs, are in the file of its cache then,
+        however the program ends. It takes about as long as a prompt of full length; in a new cache,
+        as long as compiling takes.
 
         Raises:
             BackendError: the device is out of memory.
@@ -149,6 +150,8 @@ class TensorRTEngine:
         """
         for ranges in self.manifest.profiles.values():
             self.execute(warm_up_inputs(self.manifest, ranges, self.memory))
+        with self._alone() as runner:
+            runner.save_cache()
 
     @contextmanager
     def _alone(self) -> Iterator[PlanRunner]:

@@ -98,6 +98,10 @@ class PlanRunner:
             launch_candidates(*search_of(logits, places), self._stream)
         return found_on_device(places, temperatures, logits)
 
+    def save_cache(self) -> None:
+        """Write TensorRT-RTX's kernels beside the plan."""
+        self._plan.save_cache()
+
     def close(self) -> None:
         """Release all but the memory of tensors."""
         try_call("cudaStreamSynchronize", self._stream)  # a run that failed may have left work

@@ -116,6 +116,20 @@ class DecodeSteps:
         steps_of = zip(groups, steps, found, strict=True)
         return [_output(group, step.places, topk) for group, step, topk in steps_of]
 
+    def warm_up(self, adapter: TensorMap) -> None:
+        """Run a step of every number of rows that a device has runs of; all rows are empty.
+
+        Args:
+            adapter: any LoRA bindings; what is compiled is the same for others.
+
+        Raises:
+            BackendError: the device is out of memory.
+        """
+        rows = self._cache.rows
+        for count in sorted({rows, *(1 << n for n in range(rows.bit_length()))}):
+            self.run([Group({row: RowInput(row, 0) for row in range(count)}, adapter)])
+            self._cache.lengths[:] = 0
+
     @property
     def overlap(self) -> bool:
         """Whether a run goes on by itself while the host does something else."""

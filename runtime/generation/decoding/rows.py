@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
-from trt_lora.runtime.engines.engine import Executor
+from trt_lora.runtime.engines.engine import EngineExecutor, Executor
 from trt_lora.runtime.generation.chosen_tokens import ChosenToken, StepOutput
 from trt_lora.runtime.generation.decoding.decode_steps import Group, RowInput
 from trt_lora.runtime.generation.decoding.kv_cache import Prefix
@@ -106,6 +106,14 @@ class Rows:
         self.counts.asked += len(sequence.tokens)
         self.counts.shared += common
         sequence.pending = list(sequence.tokens[common:])
+
+    def warm_up(self) -> None:
+        """Let a device compile, load and capture what steps launch; no sequence has a row."""
+        if not self._decoder.steps.overlap:
+            return
+        self._decoder.steps.warm_up(self._decoder.adapter)
+        if isinstance(self._executor, EngineExecutor):
+            self._executor.warm_up()
 
     def decode(self) -> list[StepOutput]:
         """Append its pending token to each sequence whose prompt was run.

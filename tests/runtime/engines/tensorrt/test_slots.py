@@ -23,6 +23,7 @@ from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
+from trt_lora.plugins.errors import StateError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
@@ -30,6 +31,7 @@ from trt_lora.runtime.engines.topk import TopKRun
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import token_inputs
+from trt_lora.runtime.manifest import RUNTIME_CACHE_FILE
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 from trt_lora.runtime.store.store import AdapterStore
@@ -154,6 +156,47 @@ def test_a_thousand_switches_of_the_rows_adapters_capture_nothing_after_the_firs
         assert cuda.names().count("cudaStreamBeginCapture") == captured == 1
         assert launched == 1000
     assert len(placed) > 2 * SLOTS  # slots had many adapters
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])])
+def test_a_scheduler_that_is_prepared_captures_and_compiles_no_step_of_its_first_requests(
+    slot_engine: TensorRTEngine,
+    cuda: FakeCuda,
+    files: dict[str, Path],
+    rows: int,
+    sizes: list[int],
+) -> None:
+    def compiled() -> set[bytes]:
+        kernels = (slot_engine.directory / RUNTIME_CACHE_FILE).read_bytes().splitlines()
+        return {line for line in kernels if b", 1]" in line}
+
+    with slot_engine as engine:
+        batch = scheduler_of(engine, loaded(engine, files), rows=rows)
+        batch.prepare()
+        assert cuda.names().count("cudaGraphInstantiate") == len(sizes)
+        warm = compiled()  # on disk, whatever comes
+        assert all(any(b"input_ids[%d, 1]" % size in line for line in warm) for size in sizes)
+        before = len(cuda.calls)
+        sampling = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
+        names = {batch.submit([3, 1, 4], sampling, adapter=name): name for name in "abc"[:rows]}
+        answers: dict[int, list[int | None]] = {number: [] for number in names}
+        while batch:
+            for token in step_of(batch):
+                answers[token.sequence_id].append(token.token_id)
+        assert "cudaGraphInstantiate" not in cuda.names()[before:]
+    for number, name in names.items():
+        assert answers[number] == expected_answer([3, 1, 4], 4, WEIGHTS[name])
+    assert compiled() == warm
+
+
+def test_a_scheduler_with_requests_is_not_prepared(
+    slot_engine: TensorRTEngine, files: dict[str, Path]
+) -> None:
+    with slot_engine as engine:
+        batch = scheduler_of(engine, loaded(engine, files))
+        batch.submit([1])
+        with pytest.raises(StateError, match="1 requests wait or run"):
+            batch.prepare()
 
 
 def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits_for_it(
