@@ -3,6 +3,9 @@
 .PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz clients scale formats bench gpu docker dev
 PYTHON ?= python3
 comma := ,
+# Python keeps what it has compiled of torch and transformers: a process that imports both starts
+# twice as fast, and tests start many.
+export PYTHONDONTWRITEBYTECODE =
 VENV := .venv
 BIN := $(VENV)/bin
 # One process more than processors, up to 5: tests also wait, for builds of each other and for

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3280, "runtime": 17_850, "builder": 6440, "scripts": 8240}
-TESTS = 56_540
+BUDGET = {"plugins": 3280, "runtime": 17_870, "builder": 6440, "scripts": 8240}
+TESTS = 56_560
 
 
 def code_lines(path: Path) -> int:

@@ -105,6 +105,9 @@ class FakeExecutor:
     def release_inputs(self) -> None:
         """Nothing of a run stays."""
 
+    def warm_up(self) -> None:
+        """Nothing is compiled."""
+
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         loras = self.manifest.lora_bindings
         feeds = {

@@ -385,6 +385,8 @@ def _check_device(cuda: FakeCuda, device: int, what: str) -> None:
 
 
 def _make_stale(cuda: FakeCuda, captured: list[Work], why: str) -> None:
+    if not captured:
+        return
     for graph in cuda.graphs:
         if any(work in captured for work in graph.works):
             graph.stale = why
