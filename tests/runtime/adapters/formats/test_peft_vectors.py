@@ -56,7 +56,9 @@ def test_a_bias_is_scaled_as_its_b_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [dora, biased])
-def test_what_came_from_peft_goes_back_bit_for_bit(make: Callable[[Path], Adapter], tmp_path: Path) -> None:
+def test_what_came_from_peft_goes_back_bit_for_bit(
+    make: Callable[[Path], Adapter], tmp_path: Path
+) -> None:
     source = make(tmp_path / "in")
     save_adapter(source, tmp_path / "out", "peft")
     again = load_adapter(tmp_path / "out")
@@ -79,7 +81,9 @@ def test_a_magnitude_goes_into_no_file_without_its_base(format: str, tmp_path: P
 
 
 @pytest.mark.parametrize("make", [dora, biased])
-def test_tensorrt_llms_format_holds_no_vectors(make: Callable[[Path], Adapter], tmp_path: Path) -> None:
+def test_tensorrt_llms_format_holds_no_vectors(
+    make: Callable[[Path], Adapter], tmp_path: Path
+) -> None:
     with refused(AdapterError, Q, "TensorRT-LLM's format"):
         save_adapter(make(tmp_path / "in"), tmp_path / "out", "trtllm")
 
