@@ -234,14 +234,14 @@ class Scheduler:
     def prepare(self) -> None:
         """Do what first requests wait for: read the tokenizer for structured output, warm up a GPU.
 
+        A GPU only where no request has come yet.
+
         Raises:
-            StateError: a request waits or runs.
             BackendError: the device is out of memory.
         """
-        if self:
-            raise StateError(f"{len(self)} requests wait or run; prepare before the first")
         prepare_grammars(self._tokenizer, self._manifest)
-        self._rows.warm_up()
+        if not self:
+            self._rows.warm_up()
 
     @checked
     def add(self, request: Sequence) -> None:

@@ -33,11 +33,14 @@ class AdapterFolder:
         """Return all that is there, by name.
 
         Raises:
-            OSError: the folder cannot be read, or is empty because its device is gone.
+            OSError: the folder cannot be read, is empty because its device is gone, or was moved
+                meanwhile.
         """
         home = self.path.resolve(strict=True)
-        device = home.stat().st_dev
+        device, number = home.stat().st_dev, home.stat().st_ino
         found = {name: self._find(home, name) for name in sorted(os.listdir(home))}
+        if home.stat().st_ino != number:
+            raise OSError(f"{home} was replaced while it was looked at")
         if not found and self._device not in (None, device):
             raise OSError(f"{home} is empty, and on another device: it was unmounted")
         self._device = device if found else self._device

@@ -23,7 +23,6 @@ from support.schedulers import scheduler_of
 from support.steps import step_of
 
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
-from trt_lora.plugins.errors import StateError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
@@ -171,7 +170,9 @@ def test_a_scheduler_that_is_prepared_captures_and_compiles_no_step_of_its_first
         return {line for line in kernels if b", 1]" in line}
 
     with slot_engine as engine:
-        batch = scheduler_of(engine, loaded(engine, files), rows=rows)
+        adapters = loaded(engine, files)
+        adapters.bindings.rows([*"abc"[:rows]])  # in slots: all requests begin at once
+        batch = scheduler_of(engine, adapters, rows=rows)
         batch.prepare()
         assert cuda.names().count("cudaGraphInstantiate") == len(sizes)
         warm = compiled()  # on disk, whatever comes
@@ -189,14 +190,16 @@ def test_a_scheduler_that_is_prepared_captures_and_compiles_no_step_of_its_first
     assert compiled() == warm
 
 
-def test_a_scheduler_with_requests_is_not_prepared(
-    slot_engine: TensorRTEngine, files: dict[str, Path]
+def test_a_scheduler_with_requests_is_not_warmed_up(
+    slot_engine: TensorRTEngine, cuda: FakeCuda, files: dict[str, Path]
 ) -> None:
     with slot_engine as engine:
         batch = scheduler_of(engine, loaded(engine, files))
-        batch.submit([1])
-        with pytest.raises(StateError, match="1 requests wait or run"):
-            batch.prepare()
+        batch.submit([1], SamplingParams(max_tokens=1, ignore_eos=True))
+        batch.prepare()
+        assert "cudaGraphInstantiate" not in cuda.names()
+        (token,) = step_of(batch)
+    assert token.token_id is not None
 
 
 def test_an_adapter_is_copied_behind_the_default_streams_work_and_the_step_waits_for_it(

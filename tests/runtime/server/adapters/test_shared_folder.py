@@ -216,6 +216,25 @@ def test_an_empty_mount_point_is_no_empty_folder(tmp_path: Path, manifest: Manif
         shutil.rmtree(unmounted)
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_folder_that_goes_while_it_is_looked_at_is_not_an_empty_one(
+    folder: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, *, comes_back: bool
+) -> None:
+    write_adapter(folder / "x", manifest)
+    listed = os.listdir
+
+    def goes(path: Path) -> list[str]:
+        names = listed(path)
+        folder.rename(folder.with_name("away"))
+        if comes_back:
+            folder.mkdir()
+        return names
+
+    monkeypatch.setattr(os, "listdir", goes)
+    with pytest.raises(OSError, match="was replaced" if comes_back else "No such file"):
+        AdapterFolder(folder, []).look()
+
+
 def test_a_server_may_begin_with_an_empty_folder(folder: Path) -> None:
     assert AdapterFolder(folder, []).look() == {}
     assert AdapterFolder(folder, []).find("x") is None
