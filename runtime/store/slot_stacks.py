@@ -1,12 +1,12 @@
 """Stacks of an engine for many adapters: memory on its device for good, an adapter in each slot."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from trt_lora.plugins.contract.sites import VECTORS, Factor
+from trt_lora.plugins.contract.sites import VECTORS, Factor, dummy_value
 from trt_lora.plugins.contract.slots import LORA_RANK, SLOT_DTYPE
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
@@ -42,6 +42,8 @@ class SlotStacks:
         self._slot = slot_tensors(manifest)
         self.slots = manifest.max_loras if slots is None else slots
         self._vectors = _vectors(manifest)
+        # The stacks that hold ones where there is no adapter.
+        self._scales = {name for name, factor in self._vectors.items() if dummy_value(factor)}
         self.nbytes, layout = pack(_stacked(manifest, self.slots), memory.device)
         block = memory.zeros(self.nbytes)
         self._stacks = {
@@ -50,8 +52,8 @@ class SlotStacks:
         }
         self._written = defaultdict[int, list[tuple[str, tuple[int | slice, ...]]]](list)
         self._views: dict[tuple[int, int], TensorMap] = {}
-        for slot in range(self.slots + 1 if self._scales else 0):  # the base model's too
-            memory.write(self._ones(slot))
+        for slot in range(self.slots + 1):  # the base model's too
+            self._write_ones(slot)
 
     def place(self, slot: int, fitted: Fitted) -> None:
         """Copy an adapter into a slot, in the place of what was there.
@@ -84,7 +86,7 @@ class SlotStacks:
         for name, tensor in self._slot.items():
             if name not in self._scales:
                 self._memory.clear(self._pointer(name, slot), Blocks(tensor.nbytes))
-        self._memory.write(self._ones(slot))
+        self._write_ones(slot)
 
     def views(self, first: int, count: int) -> Mapping[str, Tensor]:
         """Every stack over slots [first, first + count); the same objects at every call.
@@ -113,9 +115,7 @@ class SlotStacks:
 
     def _padded(self, fitted: Fitted) -> dict[str, Tensor]:
         """All that a slot holds, on the host."""
-        padded = packed_on_host(self._slot)
-        for name in self._scales:
-            padded[name].storage()[:] = 1
+        padded = self._empty(self._slot)
         for name, tensor in self._checked(fitted).items():
             padded[name].storage()[tuple(map(slice, tensor.shape))] = tensor.read_storage()
         return padded
@@ -145,17 +145,18 @@ class SlotStacks:
         ranks = np.array([site.rank for site in fitted.coverage.sites], SLOT_DTYPE)
         return {**fitted.tensors, LORA_RANK: tensor_from_numpy(ranks)}
 
-    @property
-    def _scales(self) -> list[str]:
-        """The stacks that hold ones where there is no adapter."""
-        return [name for name, factor in self._vectors.items() if factor == "scale"]
+    def _empty(self, names: Collection[str]) -> dict[str, Tensor]:
+        """What a slot holds of these without an adapter, on the host."""
+        empty = packed_on_host({name: self._slot[name] for name in names})
+        for name in self._scales.intersection(names):
+            empty[name].storage()[:] = 1
+        return empty
 
-    def _ones(self, slot: int) -> dict[int, Tensor]:
-        """What a slot's scales are without an adapter, by their addresses."""
-        empty = packed_on_host({name: self._slot[name] for name in self._scales})
-        for tensor in empty.values():
-            tensor.storage()[:] = 1
-        return {self._pointer(name, slot): tensor for name, tensor in empty.items()}
+    def _write_ones(self, slot: int) -> None:
+        """Make a slot's scales those of the base model, where there are any."""
+        if self._scales:
+            ones = self._empty(self._scales).items()
+            self._memory.write({self._pointer(name, slot): tensor for name, tensor in ones})
 
     def _pointer(self, name: str, slot: int) -> int:
         return self._stacks[name].pointer + slot * self._slot[name].nbytes

@@ -117,7 +117,7 @@ class DecodeSteps:
         return [_output(group, step.places, topk) for group, step, topk in steps_of]
 
     def warm_up(self, adapter: TensorMap) -> None:
-        """Run a step of every number of rows that a device has runs of; all rows are empty.
+        """Run a step of every size that runs have, from the first row on; all rows are empty.
 
         Args:
             adapter: any LoRA bindings; what is compiled is the same for others.
@@ -125,8 +125,8 @@ class DecodeSteps:
         Raises:
             BackendError: the device is out of memory.
         """
-        rows = self._cache.rows
-        for count in sorted({rows, *(1 << n for n in range(rows.bit_length()))}):
+        counts = range(1, self._cache.rows + 1)
+        for count in sorted({self._runs.span(0, count, count).rows for count in counts}):
             self.run([Group({row: RowInput(row, 0) for row in range(count)}, adapter)])
             self._cache.lengths[:] = 0
 

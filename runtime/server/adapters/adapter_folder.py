@@ -37,13 +37,13 @@ class AdapterFolder:
                 meanwhile.
         """
         home = self.path.resolve(strict=True)
-        device, number = home.stat().st_dev, home.stat().st_ino
+        before = home.stat()
         found = {name: self._find(home, name) for name in sorted(os.listdir(home))}
-        if home.stat().st_ino != number:
+        if home.stat().st_ino != before.st_ino:
             raise OSError(f"{home} was replaced while it was looked at")
-        if not found and self._device not in (None, device):
+        if not found and self._device not in (None, before.st_dev):
             raise OSError(f"{home} is empty, and on another device: it was unmounted")
-        self._device = device if found else self._device
+        self._device = before.st_dev if found else self._device
         return {name: each for name, each in found.items() if each is not None}
 
     def find(self, name: str) -> Found | None:
