@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 from transformers.models.falcon.modeling_falcon import FALCON_ATTENTION_CLASSES, FalconAttention
 from transformers.models.gptj.modeling_gptj import GPTJ_ATTENTION_CLASSES, GPTJAttention
 
+from trt_lora.builder.export.experts import run_experts
 from trt_lora.builder.export.static_cache import TRACE_DOMAIN
 from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.plugins.errors import ModelError
@@ -112,6 +114,7 @@ def set_attention(model: Any, name: str) -> None:
 
 AttentionInterface.register(ATTENTION, _attention)
 AttentionMaskInterface.register(ATTENTION, _mask)
+ALL_EXPERTS_FUNCTIONS.register(ATTENTION, run_experts)
 # These choose their own attention by name and know no interface; they take our mask.
 FALCON_ATTENTION_CLASSES[ATTENTION] = FalconAttention
 GPTJ_ATTENTION_CLASSES[ATTENTION] = GPTJAttention

@@ -11,7 +11,6 @@ from onnxscript.optimizer import fold_constants, inline
 from onnxscript.rewriter import _DEFAULT_REWRITE_RULES, rewrite
 from onnxscript.rewriter.rules.common import slice_split_rule
 
-import trt_lora.builder.export.experts  # noqa: F401 # transformers knows them from then on
 from trt_lora.builder.export.cache_layout import cache_layouts, failing
 from trt_lora.builder.export.real_rope import real_rope
 from trt_lora.builder.export.static_cache import TRACE_DOMAIN

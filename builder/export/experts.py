@@ -1,15 +1,15 @@
 """Experts of a mixture, as one node for a later pass to lower.
 
-Registered with transformers as `trt_lora`; outside of a trace transformers' own loop computes them.
+Registered with transformers beside our attention (`attention.py`); outside of a trace transformers'
+own loop computes them.
 """
 
 from typing import Any
 
 import torch
 from transformers.activations import SiLUActivation
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
+from transformers.integrations.moe import _default_apply_gate
 
-from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.passes.lowering.experts import EXPERTS, EXPERTS_DOMAIN
 
 _FLAGS = {  # of transformers' decorator of experts
@@ -22,7 +22,7 @@ _FLAGS = {  # of transformers' decorator of experts
 _TAKEN = {"has_gate", "is_concatenated"}  # which of them are set in experts that are built
 
 
-def _experts(
+def run_experts(
     module: Any, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
 ) -> torch.Tensor:
     """Return what the chosen experts make of x, times their shares; the signature is transformers'.
@@ -58,6 +58,3 @@ def experts_obstacle(module: Any) -> str:
     elif not isinstance(act := getattr(module, "act_fn", None), SiLUActivation | torch.nn.SiLU):
         faults.append(f"experts with {type(act).__name__} instead of SiLU")
     return ", ".join(faults)
-
-
-ALL_EXPERTS_FUNCTIONS.register(ATTENTION, _experts)
