@@ -48,6 +48,7 @@ class BuildConfig:
     dtype: str = "float16"  # of weights and activations, one of DTYPES
     flavour: str = "auto"  # one of FLAVOUR_CHOICES; auto: what is installed, none: no plan
     lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
+    lora_streams: int = 2  # of a plan: 2 lets our nodes run beside the products they add to
     binding_names: BindingNames = BindingNames.LORA  # spelling of the LoRA inputs
     compute_capability: tuple[str, ...] = ()  # of GPUs that a plan is for, such as 8.9; empty: any
     timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
@@ -77,6 +78,7 @@ class BuildConfig:
         check_choice("--dtype", self.dtype, DTYPES)
         check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
+        check_range("--lora-streams", self.lora_streams, 1, 2)
         self._check_that_plugin_takes_slots()
         self._check_that_names_tell_vectors()
         self._check_codes()

@@ -25,7 +25,8 @@ from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.save_graphs import save_graphs
 from trt_lora.builder.stored_matrices import stored_matrices
 from trt_lora.builder.tensorrt.compile import Compiler
-from trt_lora.builder.tensorrt.profiles import Profiles, make_profiles
+from trt_lora.builder.tensorrt.profiles import make_profiles
+from trt_lora.builder.tensorrt.second_stream import with_second_stream
 from trt_lora.builder.trial_step import try_onnx_files
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
@@ -69,9 +70,6 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     del graph
     gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
     profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs)
-    versions = tool_versions() | _compile(build, work, profiles, progress)
-    progress.stage("describe")
-    _copy_text_files(config.model, work, progress)
     manifest = Manifest(
         base_model=replace(describe(model.checkpoint, model.config), embeddings=embeddings),
         binding_names=config.binding_names,
@@ -92,9 +90,16 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         lora_plugin=build.lora_plugin,
         compute_capability=config.compute_capability,
         weights=weights,
-        versions=versions,
-        files={path.name: file_record(path) for path in sorted(work.iterdir())},
+        versions=tool_versions(),
+        files={},
     )
+    if config.lora_streams > 1:
+        manifest = with_second_stream(manifest)
+    versions = {**manifest.versions, **_compile(build, work, manifest, progress)}
+    progress.stage("describe")
+    _copy_text_files(config.model, work, progress)
+    files = {path.name: file_record(path) for path in sorted(work.iterdir())}
+    manifest = replace(manifest, versions=versions, files=files)
     (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     progress.stage("try")
     try_onnx_files(work, config.output, manifest, progress)
@@ -172,7 +177,7 @@ def _binding(value: ir.Value) -> Binding:
 
 
 def _compile(
-    build: ResolvedBuild, work: Path, profiles: Profiles, progress: Progress
+    build: ResolvedBuild, work: Path, manifest: Manifest, progress: Progress
 ) -> dict[str, str]:
     flavour = build.flavour
     if flavour is None:
@@ -180,9 +185,14 @@ def _compile(
     progress.stage("compile")
     config = build.config
     compiler = Compiler(
-        flavour, progress, build.lora_plugin, config.timing_cache, config.compute_capability
+        flavour,
+        progress,
+        build.lora_plugin,
+        config.timing_cache,
+        config.compute_capability,
+        manifest.second_stream,
     )
-    return {flavour.name: compiler.compile(work / ONNX_FILE, work / PLAN_FILE, profiles)}
+    return {flavour.name: compiler.compile(work / ONNX_FILE, work / PLAN_FILE, manifest.profiles)}
 
 
 def _copy_text_files(model: Path, work: Path, progress: Progress) -> None:

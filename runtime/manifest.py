@@ -105,6 +105,7 @@ class Manifest:
     files: Mapping[str, FileRecord]
     schema_version: int = SCHEMA_VERSION
     lora_plugin: str = "native"  # one of LORA_PLUGINS
+    second_stream: bool = False  # whether the plan has the hidden output of that name
     compute_capability: tuple[str, ...] = ()  # of GPUs that the plan is for; empty: not stated
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
     lora_vectors: bool = False  # whether every site takes a scale and a bias too

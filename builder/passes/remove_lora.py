@@ -110,6 +110,7 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
         profiles={},
         files=files,
         flavour="none",
+        second_stream=False,
         max_loras=0,
         lora_vectors=False,
         matrices={},

@@ -16,6 +16,7 @@ from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, use_aot_plu
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
 from trt_lora.builder.tensorrt.onnx_bytes import parsed_form
 from trt_lora.builder.tensorrt.profiles import Profiles
+from trt_lora.builder.tensorrt.second_stream import add_second_stream
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.tensorrt.flavour import Flavour
@@ -36,6 +37,7 @@ class Compiler:
     lora_plugin: str  # what LoRA nodes become: plugin, aot, or native, their function bodies
     timing_cache: Path | None = None
     targets: tuple[str, ...] = ()  # compute capabilities, such as 8.9; empty: as the flavour has it
+    second_stream: bool = False  # whether LoRA nodes get one, by a hidden output
 
     def compile(self, onnx: Path, plan: Path, profiles: Profiles) -> str:
         """Write the plan of `onnx` and return the version of TensorRT.
@@ -91,6 +93,8 @@ class Compiler:
         builder = trt.Builder(log)
         if self.lora_plugin == "aot":
             use_aot_plugins(trt, model, profiles)
+        if self.second_stream:
+            add_second_stream(model)
         network, parser = self._network(trt, builder, log)
         data, path = parsed_form(model, onnx, scratch)
         if not parser.parse(data, str(path)):

@@ -16,6 +16,7 @@ from trt_lora.builder.progress import Progress
 from trt_lora.builder.tensorrt.build_log import Layout
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import Profiles
+from trt_lora.builder.tensorrt.second_stream import with_second_stream
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour, flavour_named
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range
@@ -59,6 +60,10 @@ def _layouts(
     directory: Path, manifest: Manifest, flavour: Flavour, progress: Progress
 ) -> Iterator[Layout]:
     onnx, rank = directory / ONNX_FILE, manifest.opt_lora_rank
+    is_built = manifest.lora_plugin == "plugin"  # else with what it would be built with
+    as_plugin = (
+        manifest if is_built else with_second_stream(replace(manifest, lora_plugin="plugin"))
+    )
     changes: list[tuple[str, str, Callable[[ir.Model], Profiles]]] = [
         (PLAIN, "native", lambda model: _plain(model, manifest)),
         ("plugin", "plugin", lambda _: manifest.profiles),
@@ -76,8 +81,9 @@ def _layouts(
         progress.stage(name)
         model = ir.load(onnx)
         profiles = change(model)
-        kernels = Compiler(flavour, progress, lora_plugin).kernels(model, onnx, profiles)
-        yield Layout(name, tuple(kernels))
+        second = lora_plugin == "plugin" and as_plugin.second_stream
+        compiler = Compiler(flavour, progress, lora_plugin, second_stream=second)
+        yield Layout(name, tuple(compiler.kernels(model, onnx, profiles)))
 
 
 def _plain(model: ir.Model, manifest: Manifest) -> Profiles:

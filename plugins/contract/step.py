@@ -2,3 +2,4 @@
 
 LOGITS = "logits"  # the first output
 CACHE, NEW_CACHE = "cache.", "new_cache."  # beginnings of a static cache's inputs and outputs
+SECOND_STREAM = "second_stream"  # an output of plans alone, for no reader

@@ -20,7 +20,7 @@ ENGINES = Path("engines")  # where an engine goes that has no --output
 _FIELDS = (
     *("max_lora_rank", "lora_mode", "max_loras", "lora_vectors"),
     *("max_batch_size", "max_input_len", "max_seq_len"),
-    *("dtype", "flavour", "lora_plugin", "timing_cache", "calibration"),
+    *("dtype", "flavour", "lora_plugin", "lora_streams", "timing_cache", "calibration"),
     *("quantize", "quantize_head", "quantize_block", "quantize_level"),
 )
 
@@ -201,6 +201,13 @@ def _add_engine_options(add: Callable[..., object]) -> None:
         "TensorRT's; aot: the plugin inside the plan, so that it runs without Python (full "
         "TensorRT 10.10 or newer); auto: plugin where the flavour can, else native "
         "(default: %(default)s)",
+    )
+    _add_number(
+        add,
+        "--lora-streams",
+        "STREAMS",
+        "of a plan with the plugin: 2 lets LoRA run beside the matrix products that it adds to, "
+        "for one kernel a step more; 1 behind them (default: %(default)s)",
     )
     add(
         "--compute-capability",

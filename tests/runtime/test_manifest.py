@@ -124,7 +124,15 @@ def test_a_version_that_is_no_whole_number_is_damage(tmp_path: Path, version: ob
 FIELDS = [field.name for field in dataclasses.fields(Manifest)]
 
 
-OPTIONAL = ("lora_plugin", "compute_capability", "max_loras", "weights", "lora_vectors", "matrices")
+OPTIONAL = (
+    "lora_plugin",
+    "compute_capability",
+    "max_loras",
+    "weights",
+    "lora_vectors",
+    "matrices",
+    "second_stream",
+)
 PYTHONS_WORDS = ("Error", "Manifest", "BaseModel", "BindingNames", "__init__", "argument")
 
 

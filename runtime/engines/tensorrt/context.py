@@ -1,6 +1,6 @@
 """Execution context that re-binds only changed inputs."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from trt_lora.plugins.errors import BackendError, TensorError
@@ -14,13 +14,25 @@ class BoundContext:
     The caller keeps the memory of a run until the stream has passed it.
     """
 
-    def __init__(self, context: Any, outputs: Collection[str], stream: int) -> None:
+    def __init__(
+        self, context: Any, outputs: Collection[str], unread: Mapping[str, int], stream: int
+    ) -> None:
+        """Take a context.
+
+        Args:
+            context: of the plan.
+            outputs: names of those whose addresses come with each run.
+            unread: addresses of the others, which nobody reads.
+            stream: on which all runs are.
+        """
         self.context = context
+        self._unread = dict(unread)
         self._outputs = frozenset(outputs)
         self._stream = stream
         self._profile = 0
         self._set: dict[str, BoundAddress] = {}
         self._search: TopKSearch | None = None
+        self._bind_unread()
 
     def run(self, key: RunKey) -> None:
         """Set what differs from the run before, and enqueue.
@@ -56,15 +68,23 @@ class BoundContext:
         if not self.context.set_optimization_profile_async(index, self._stream):
             raise BackendError(f"TensorRT refuses optimization profile {index} of this engine")
         self._profile = index
+        self._bind_unread()
+
+    def _bind_unread(self) -> None:
+        for name, pointer in self._unread.items():
+            self._set_address(name, pointer)
 
     def _bind(self, name: str, address: BoundAddress) -> None:
         pointer, shape = address
         self._set.pop(name, None)  # unknown until both are set
         if name not in self._outputs and not self.context.set_input_shape(name, shape):
             raise TensorError(f"TensorRT refuses shape {list(shape)} for {name}")
+        self._set_address(name, pointer)
+        self._set[name] = address
+
+    def _set_address(self, name: str, pointer: int) -> None:
         if not self.context.set_tensor_address(name, pointer):
             raise TensorError(f"TensorRT refuses address {pointer:#x} for {name}")
-        self._set[name] = address
 
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         """A smaller buffer than the engine writes would be silent damage."""

@@ -1,13 +1,15 @@
 """Deserialized TensorRT plan, with the activation memory and the kernels of all its contexts."""
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.atomic_files import publish_file
+from trt_lora.plugins.contract.step import SECOND_STREAM
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.launcher import chip_of
 from trt_lora.plugins.tensorrt.flavour import Flavour
@@ -100,11 +102,20 @@ class Plan:
         self._aux_streams = [OwnStream(highest) for _ in range(self._engine.num_aux_streams)]
         self._memory_bytes = int(self._engine.device_memory_size_v2)
         self._memory = memory.allocate(self._memory_bytes)
+        self._unread = {
+            name: memory.allocate(_output_bytes(self._engine, name, manifest.max_batch_size))
+            for name in _hidden_outputs(manifest)
+        }
         self._cache: RuntimeCache | None = None
         if flavour.has_runtime_cache:
             cache = self._engine.create_runtime_config().create_runtime_cache()
             self._cache = RuntimeCache(directory / RUNTIME_CACHE_FILE, cache)
         self._configs: dict[bool, Any] = {}  # by `for_graph`; contexts may refer to theirs
+
+    @property
+    def unread(self) -> Mapping[str, int]:
+        """The addresses of outputs that the manifest does not have, by their names."""
+        return {name: buffer.pointer for name, buffer in self._unread.items()}
 
     def new_context(self, *, for_graph: bool = False) -> Any:
         """Return an execution context that uses the shared memory.
@@ -171,12 +182,29 @@ def _mapped(file: Path) -> Iterator[mmap]:
 def _check_interface(trt: Any, engine: Any, file: Path, manifest: Manifest) -> None:
     """The manifest must speak of this very plan, whose shapes may say less than a graph's."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    hidden = _hidden_outputs(manifest)
+    if missing := hidden.difference(names):
+        raise BackendError(
+            f"{file} lacks {', '.join(missing)}, which its manifest says it has; copy or build the "
+            "engine again"
+        )
+    names = [name for name in names if name not in hidden]
     modes = {name: engine.get_tensor_mode(name) for name in names}
     inputs, outputs = (
         [_port(engine, name) for name in names if modes[name] == mode]
         for mode in (trt.TensorIOMode.INPUT, trt.TensorIOMode.OUTPUT)
     )
     check_interface(file, manifest, inputs, outputs, are_shapes_known=False)
+
+
+def _hidden_outputs(manifest: Manifest) -> frozenset[str]:
+    return frozenset([SECOND_STREAM] if manifest.second_stream else [])
+
+
+def _output_bytes(engine: Any, name: str, rows: int) -> int:
+    """The most that an output takes whose first dimension is the batch; no value has 8 bytes."""
+    sizes: tuple[int, ...] = tuple(engine.get_tensor_shape(name))
+    return 4 * rows * math.prod(sizes[1:])
 
 
 def _port(engine: Any, name: str) -> Port:

@@ -50,7 +50,7 @@ class PlanRunner:
         self._under_way: RunKey | None = None  # the run that was enqueued and not waited for
         self._own_stream = OwnStream()
         self._stream = self._own_stream.handle
-        self._context = BoundContext(context, self._outputs, self._stream)
+        self._context = BoundContext(context, self._outputs, plan.unread, self._stream)
         self._graphs = GraphCache(
             max_graphs, self._stream, self._context_for_graph, plan.plugin_calls
         )
@@ -148,4 +148,5 @@ class PlanRunner:
                 self._context.run(key)
 
     def _context_for_graph(self) -> BoundContext:
-        return BoundContext(self._plan.new_context(for_graph=True), self._outputs, self._stream)
+        context = self._plan.new_context(for_graph=True)
+        return BoundContext(context, self._outputs, self._plan.unread, self._stream)

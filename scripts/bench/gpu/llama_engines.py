@@ -27,6 +27,8 @@ def build(folder: Path, flavour: str, shape: LayerShape) -> dict[str, Path]:
     directories = {name: folder / name for name in ("plugin", "native")}
     for name, output in directories.items():
         build_engine(BuildConfig(model, output, ("all-linear",), lora_plugin=name, **options))
+    one, directories["one stream"] = folder / "one stream", folder / "one stream"
+    build_engine(BuildConfig(model, one, ("all-linear",), lora_streams=1, **options))
     directories["base"] = _without_lora(directories["native"], folder / "base", flavour)
     for kind in KINDS:
         codes, output = with_random_codes(model, folder / f"{kind} model", kind), folder / kind

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from support.models.graph_inputs import graph_inputs
 from support.models.tiny_models import ARCHITECTURES
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -27,7 +28,7 @@ from trt_lora.builder.tensorrt.build_log import Kernel
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import make_profiles
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
-from trt_lora.runtime.manifest import Binding, Range
+from trt_lora.runtime.manifest import Range
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for few platforms")
 
@@ -52,7 +53,7 @@ def kernels(model: ir.Model, lora_plugin: str, max_loras: int = 0) -> list[Kerne
     """What TensorRT runs in both profiles; attention is lowered in place."""
     StandardAttention()(model)
     lora, lengths = ResolvedLoRA(TARGETS, 64, 16, max_loras), Lengths(64, MAX_LEN)
-    profiles = make_profiles(8, lengths, lora, bindings(model))
+    profiles = make_profiles(8, lengths, lora, graph_inputs(model))
     return built(model, lora_plugin, profiles)
 
 
@@ -69,16 +70,6 @@ def built(
 ) -> list[Kernel]:
     compiler = Compiler(TENSORRT_RTX, NoProgress(), lora_plugin)
     return compiler.kernels(model, Path("m.onnx"), profiles)
-
-
-def bindings(model: ir.Model) -> list[Binding]:
-    found = []
-    for value in model.graph.inputs:
-        assert value.shape is not None
-        assert value.dtype is not None
-        sizes = tuple(n if isinstance(n, int) else str(n.value) for n in value.shape)
-        found.append(Binding(str(value.name), value.dtype.numpy().name, sizes))
-    return found
 
 
 def decoding(found: list[Kernel]) -> list[Kernel]:

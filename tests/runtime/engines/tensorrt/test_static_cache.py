@@ -2,12 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Violation
 from support.fakes.fake_tensorrt import FakeTensorRT
-from support.fakes.tiny_engine import DECODE, KEY, PREFILL, VALUE
+from support.fakes.tiny_engine import (
+    DECODE,
+    KEY,
+    MAX_TOKENS,
+    PREFILL,
+    VALUE,
+    engine_directory,
+    small_manifest,
+)
 from support.models.tiny_model_runs import (
     FIRST,
     IDS,
@@ -18,12 +27,14 @@ from support.models.tiny_model_runs import (
     expected_answer,
     manager_of,
 )
+from support.models.tiny_model_runs import step as step_inputs
 from support.schedulers import answers_of, scheduler_of
 from support.steps import step_of
 
-from trt_lora.plugins.errors import TensorError
+from trt_lora.plugins.errors import BackendError, TensorError
 from trt_lora.runtime import SamplingParams, TensorMap
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
+from trt_lora.runtime.manifest import Binding
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 from trt_lora.runtime.serving.scheduler import Scheduler
 
@@ -109,6 +120,38 @@ def test_warming_up_writes_to_no_memory_that_other_inputs_read(
 
         assert trt.profiles == [DECODE, PREFILL]
     assert [len(addresses) for addresses in seen] == [4, 4]  # zeros, two caches, logits
+
+
+HIDDEN = Binding("second_stream", "float32", ("batch", 1, 1, 1))
+
+
+def test_an_output_that_no_step_has_gets_memory_in_every_context_and_profile(
+    trt: FakeTensorRT, tmp_path: Path
+) -> None:
+    """The fake notes a run without an address, and memory that is too small for the batch."""
+    manifest = replace(small_manifest(), second_stream=True)
+    trt.manifest = replace(manifest, outputs=(*manifest.outputs, HIDDEN))
+    with TensorRTEngine(engine_directory(tmp_path / "engine"), manifest) as engine:
+        prompts = bound_prompt(engine)
+        one = TensorMap(
+            prompts | engine.memory.upload(step_inputs(IDS[:1], len(IDS), bound=MAX_TOKENS))
+        )
+        for _ in range(3):  # enqueued, captured, launched
+            for inputs in (prompts, one):
+                assert set(engine.execute(inputs)) == {"logits", f"new_{KEY}", f"new_{VALUE}"}
+        assert {*trt.profiles} == {DECODE, PREFILL}
+
+
+@pytest.mark.parametrize("has_output", [True, False])
+def test_the_manifest_says_whether_the_plan_has_it(
+    trt: FakeTensorRT, tmp_path: Path, *, has_output: bool
+) -> None:
+    manifest = replace(small_manifest(), second_stream=not has_output)
+    trt.manifest = replace(manifest, outputs=(*manifest.outputs, *[HIDDEN][: int(has_output)]))
+    engine = TensorRTEngine(engine_directory(tmp_path / "engine"), manifest)
+    said = "second_stream too" if has_output else "lacks second_stream"
+    with pytest.raises(BackendError, match=said):
+        engine.__enter__()
 
 
 # Answers.
